@@ -1,0 +1,135 @@
+// Communicator and Work: what users hold.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <shoal/status.h>
+#include <shoal/store.h>
+#include <shoal/types.h>
+
+namespace shoal {
+
+namespace internal {
+class CommunicatorImpl;
+class Operation;
+}  // namespace internal
+
+/// One operation in flight. A cheap shared handle; the operation goes on if the handle is dropped.
+/// Thread rule: every method may be called from any thread.
+class Work {
+ public:
+  Work() noexcept = default;  ///< an empty handle: completed and ok
+  Work(const Work& other) noexcept;
+  Work(Work&& other) noexcept;
+  Work& operator=(Work other) noexcept;
+  ~Work();
+
+  [[nodiscard]] bool is_completed() const noexcept;
+  /// Blocks until the operation has ended; returns its outcome. Never blocks past the operation's deadline by more than
+  /// a scheduling delay. The buffers belong to the caller again when it returns.
+  Status wait();
+  /// As wait(), but gives up after `timeout` with StatusCode::timeout and leaves the operation running.
+  Status wait_for(std::chrono::nanoseconds timeout);
+  /// ok while the operation is in flight.
+  [[nodiscard]] Status status() const;
+  /// Calls `callback` once with the outcome: at once in this thread if the operation has ended, else later in the thread that
+  /// ended it. One callback an operation; a second replaces nothing and is refused with invalid_argument.
+  Status on_completion(std::function<void(const Status&)> callback);
+  /// Position of the call on its communicator, from 0.
+  [[nodiscard]] std::uint64_t sequence() const noexcept;
+
+ private:
+  friend class internal::CommunicatorImpl;
+  explicit Work(internal::Operation* operation) noexcept : operation_(operation) {}
+  internal::Operation* operation_ = nullptr;
+};
+
+/// Options of a communicator. Defaults come from the SHOAL_* environment of rank 0 (`shoal env` lists them).
+struct CommunicatorOptions {
+  /// Deadline of every call that names none, and of the start-up.
+  std::chrono::milliseconds timeout{std::chrono::minutes(5)};
+  /// Force this algorithm ("" = the Selector chooses) and these transports ("" = best reachable; "tcp"; "shm,tcp").
+  std::string algorithm;
+  std::string transports;
+};
+
+/// Options of one call.
+struct CallOptions {
+  std::optional<std::chrono::milliseconds> timeout;  ///< default: the communicator's
+  const char* algorithm = nullptr;                   ///< force this one; null = the Selector chooses
+};
+
+/// What the last call of a kind ran, for reports.
+struct CallReport {
+  std::string algorithm;   ///< "direct", "hierarchical", ...
+  std::string transport;   ///< "shm", "tcp", "shm+tcp", "local"
+  double predicted_us = 0;
+};
+
+/// A group of ranks that call collectives together, in the same order.
+///
+/// Calls without `_async` return when the result is there. Calls with it return at once; the buffers must stay valid and
+/// unchanged until the Work ends. Many may be in flight. `output == input` is in place (all_gather: `input == output + rank *
+/// count`); any other overlap is invalid. Zero elements are valid.
+///
+/// The first error closes the communicator on every rank with that cause; every call in flight fails with it and later ones fail
+/// at once.
+/// Thread rule: calls may come from any thread, but every rank must make them in the same order.
+class Communicator {
+ public:
+  /// Joins the job described by the environment of `shoal run`, mpirun, torchrun or srun; one rank where there is none.
+  static Result<std::unique_ptr<Communicator>> create(CommunicatorOptions options = options_from_environment());
+  /// Joins through `store`, which must outlive this call only. Collective: every rank of 0..size-1 calls it.
+  static Result<std::unique_ptr<Communicator>> create(Store& store, int rank, int size, CommunicatorOptions options = {});
+  static CommunicatorOptions options_from_environment();
+
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  /// Fails what is in flight (StatusCode::aborted), tells the peers, gives everything back.
+  ~Communicator();
+
+  [[nodiscard]] int rank() const noexcept;
+  [[nodiscard]] int size() const noexcept;
+  [[nodiscard]] int nodes() const noexcept;       ///< nodes that the ranks live on
+  [[nodiscard]] int local_rank() const noexcept;  ///< position among the ranks of this node
+  [[nodiscard]] int local_size() const noexcept;
+
+  /// output[i] = op over ranks of input[i], for i < count. Source: MPI-4.0 section 6.9.6.
+  Status all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, CallOptions options = {});
+  Result<Work> all_reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                CallOptions options = {});
+
+  /// Copies `buffer` of rank `root` into `buffer` of every rank.
+  Status broadcast(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {});
+  Result<Work> broadcast_async(void* buffer, std::size_t count, DataType type, int root, CallOptions options = {});
+
+  /// output[r * count + i] = input[i] of rank r. `output` holds size() * count elements.
+  Status all_gather(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+  Result<Work> all_gather_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+
+  /// Returns when every rank has entered it.
+  Status barrier(CallOptions options = {});
+  Result<Work> barrier_async(CallOptions options = {});
+
+  /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank.
+  void abort(const std::string& reason);
+  /// ok, or why the communicator is closed.
+  [[nodiscard]] Status status() const;
+
+  /// What the last completed call ran.
+  [[nodiscard]] CallReport last_call() const;
+  /// Bytes of scratch and staging memory held for this communicator (not user buffers).
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+
+ private:
+  explicit Communicator(std::unique_ptr<internal::CommunicatorImpl> impl) noexcept;
+  std::unique_ptr<internal::CommunicatorImpl> impl_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,38 @@
+// How the ranks of a job find each other at start-up.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// A small shared dictionary. A key is written once. Values are opaque bytes.
+/// Thread rule: an implementation need not be thread safe; a Communicator uses its Store only while it is being made.
+class Store {
+ public:
+  Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  virtual ~Store() = default;
+
+  /// Makes `key` visible to every rank.
+  virtual Status set(std::string_view key, std::string_view value) = 0;
+
+  /// Waits until `key` exists, at most until `deadline`.
+  /// Errors: timeout (the message names the key), system_error when the store is gone.
+  virtual Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point deadline) = 0;
+};
+
+/// A Store in a directory that all ranks see: one file a key, created atomically.
+Result<std::unique_ptr<Store>> make_file_store(const std::string& directory);
+
+/// A Store served over TCP by the rank with `is_server`; the others connect to it and retry until the deadline.
+/// `job` keeps two jobs on one port apart: a client of another job is refused with a clear error.
+Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
+                                              std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal

@@ -1,0 +1,53 @@
+// The small vocabulary of a call: data types, reduction operations, collectives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// Element types. The numbers are part of the C API (shoal.h) and of the wire format; append only.
+enum class DataType : std::uint8_t {
+  float32 = 0,
+  float64 = 1,
+  float16 = 2,
+  bfloat16 = 3,
+  int8 = 4,
+  int16 = 5,
+  int32 = 6,
+  int64 = 7,
+  uint8 = 8,
+  uint16 = 9,
+  uint32 = 10,
+  uint64 = 11,
+};
+inline constexpr int kDataTypeCount = 12;
+
+/// Reduction operations. `avg` is the sum divided by the number of ranks (integers: truncated towards zero).
+/// The bitwise ones take integer types only. Append only.
+enum class ReduceOp : std::uint8_t { sum = 0, prod = 1, min = 2, max = 3, avg = 4, band = 5, bor = 6, bxor = 7 };
+inline constexpr int kReduceOpCount = 8;
+
+/// What can be asked of a communicator. Append only.
+enum class CollectiveKind : std::uint8_t { all_reduce = 0, broadcast = 1, all_gather = 2, barrier = 3 };
+inline constexpr int kCollectiveKindCount = 4;
+
+/// Bytes of one element; 0 for a value outside the enum.
+[[nodiscard]] std::size_t size_of(DataType type) noexcept;
+[[nodiscard]] bool is_floating(DataType type) noexcept;
+/// Whether `op` is defined on `type` (bitwise operations are not defined on floating types).
+[[nodiscard]] bool supports(DataType type, ReduceOp op) noexcept;
+
+[[nodiscard]] std::string_view to_string(DataType type) noexcept;  ///< "float32"; "?" outside the enum
+[[nodiscard]] std::string_view to_string(ReduceOp op) noexcept;
+[[nodiscard]] std::string_view to_string(CollectiveKind kind) noexcept;
+
+/// The inverse of to_string; also accepts nccl-tests' names (float, double, half, ...). The error lists what is known.
+Result<DataType> parse_data_type(std::string_view name);
+Result<ReduceOp> parse_reduce_op(std::string_view name);
+Result<CollectiveKind> parse_collective(std::string_view name);
+
+}  // namespace shoal

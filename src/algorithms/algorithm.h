@@ -1,0 +1,37 @@
+// Algorithm: a name, a pure function, and what it supports.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+
+#include "src/schedule/program.h"
+
+namespace shoal {
+
+/// A recipe for Programs. `build` is pure: the same arguments give the same Program, on every rank, for ever.
+struct Algorithm {
+  std::string_view name;
+  std::string_view summary;  ///< one line for `shoal explain`, with the source (paper) it comes from
+  /// ok, or why this algorithm cannot serve the collective on this topology.
+  Status (*supports)(const Topology& topology, const Collective& collective);
+  /// The Program of `rank`. Precondition: supports() is ok, 0 <= rank < topology.ranks().
+  Program (*build)(const Topology& topology, const Collective& collective, int rank);
+};
+
+/// All algorithms, in a fixed order. No registration macros: the list is in registry.cc.
+std::span<const Algorithm> algorithms();
+
+/// The algorithm called `name`; not_found lists the known ones.
+Result<const Algorithm*> find_algorithm(std::string_view name);
+
+/// Every rank's Program.
+Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
+/// Builds the Program of one rank after checking supports() and rank.
+Result<Program> build_program(const Algorithm& algorithm, const Topology& topology, const Collective& collective, int rank);
+
+}  // namespace shoal

@@ -1,0 +1,92 @@
+#include <shoal/types.h>
+
+#include <array>
+#include <string>
+
+namespace shoal {
+namespace {
+
+struct TypeInfo {
+  std::string_view name;
+  std::string_view alias;  // what nccl-tests calls it
+  std::size_t bytes;
+  bool floating;
+};
+
+constexpr std::array<TypeInfo, kDataTypeCount> kTypes{{
+    {"float32", "float", 4, true},
+    {"float64", "double", 8, true},
+    {"float16", "half", 2, true},
+    {"bfloat16", "bf16", 2, true},
+    {"int8", "char", 1, false},
+    {"int16", "short", 2, false},
+    {"int32", "int", 4, false},
+    {"int64", "long", 8, false},
+    {"uint8", "byte", 1, false},
+    {"uint16", "ushort", 2, false},
+    {"uint32", "uint", 4, false},
+    {"uint64", "ulong", 8, false},
+}};
+constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
+constexpr std::array<std::string_view, kCollectiveKindCount> kKinds{"all_reduce", "broadcast", "all_gather", "barrier"};
+
+template <typename Names, typename NameOf>
+Status unknown(std::string_view what, std::string_view given, const Names& names, NameOf name_of) {
+  std::string message = "unknown " + std::string(what) + " '" + std::string(given) + "'; known:";
+  for (const auto& name : names) message += " " + std::string(name_of(name));
+  return {StatusCode::invalid_argument, message};
+}
+
+template <typename Enum, typename Names>
+Result<Enum> parse(std::string_view what, std::string_view given, const Names& names) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == given) return static_cast<Enum>(i);
+  }
+  return unknown(what, given, names, [](std::string_view name) { return name; });
+}
+
+}  // namespace
+
+std::size_t size_of(DataType type) noexcept {
+  const auto i = static_cast<std::size_t>(type);
+  return i < kTypes.size() ? kTypes[i].bytes : 0;
+}
+
+bool is_floating(DataType type) noexcept {
+  const auto i = static_cast<std::size_t>(type);
+  return i < kTypes.size() && kTypes[i].floating;
+}
+
+bool supports(DataType type, ReduceOp op) noexcept {
+  if (size_of(type) == 0 || static_cast<int>(op) >= kReduceOpCount) return false;
+  const bool bitwise = op == ReduceOp::band || op == ReduceOp::bor || op == ReduceOp::bxor;
+  return !(bitwise && is_floating(type));
+}
+
+std::string_view to_string(DataType type) noexcept {
+  const auto i = static_cast<std::size_t>(type);
+  return i < kTypes.size() ? kTypes[i].name : "?";
+}
+
+std::string_view to_string(ReduceOp op) noexcept {
+  const auto i = static_cast<std::size_t>(op);
+  return i < kOps.size() ? kOps[i] : "?";
+}
+
+std::string_view to_string(CollectiveKind kind) noexcept {
+  const auto i = static_cast<std::size_t>(kind);
+  return i < kKinds.size() ? kKinds[i] : "?";
+}
+
+Result<DataType> parse_data_type(std::string_view name) {
+  for (std::size_t i = 0; i < kTypes.size(); ++i) {
+    if (kTypes[i].name == name || kTypes[i].alias == name) return static_cast<DataType>(i);
+  }
+  return unknown("data type", name, kTypes, [](const TypeInfo& info) { return info.name; });
+}
+
+Result<ReduceOp> parse_reduce_op(std::string_view name) { return parse<ReduceOp>("reduction", name, kOps); }
+
+Result<CollectiveKind> parse_collective(std::string_view name) { return parse<CollectiveKind>("collective", name, kKinds); }
+
+}  // namespace shoal

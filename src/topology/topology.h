@@ -1,0 +1,46 @@
+// Topology: which ranks share a node, and how fast each class of link is. A plain value.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace shoal {
+
+/// The classes of wire that the cost model tells apart.
+enum class LinkClass : std::uint8_t { local = 0, shared_memory = 1, network = 2 };
+inline constexpr int kLinkClassCount = 3;
+
+/// Hockney's model of a wire plus the cost of arithmetic: moving n bytes takes latency_us + n * us_per_byte.
+struct LinkCost {
+  double latency_us = 0;
+  double us_per_byte = 0;
+};
+
+/// Ranks, the nodes that they live on, and the cost of each link class. Rank numbers are those of the communicator; the ranks
+/// of a node need not be contiguous.
+struct Topology {
+  std::vector<int> node_of_rank;  ///< node index of every rank; nodes are numbered 0.. in order of their lowest rank
+  std::array<LinkCost, kLinkClassCount> cost{LinkCost{0.05, 1.0 / 10000}, LinkCost{0.5, 1.0 / 5000}, LinkCost{25, 1.0 / 118}};
+  double reduce_us_per_byte = 1.0 / 8000;  ///< gamma: one operand, resident in cache
+  int cores_per_node = 0;                  ///< cores that the ranks of a node may use together; 0 = at least one a rank
+
+  /// N nodes with L ranks each; rank = node * L + local rank.
+  static Topology uniform(int nodes, int ranks_per_node);
+  /// One node for each entry, with that many ranks; ranks numbered node by node. {3, 1, 2} is an uneven shape.
+  static Topology ragged(const std::vector<int>& ranks_per_node);
+
+  [[nodiscard]] int ranks() const noexcept { return static_cast<int>(node_of_rank.size()); }
+  [[nodiscard]] int nodes() const noexcept;
+  /// The ranks of `node`, ascending.
+  [[nodiscard]] std::vector<int> ranks_of_node(int node) const;
+  /// Position of `rank` among the ranks of its node.
+  [[nodiscard]] int local_rank(int rank) const;
+  [[nodiscard]] LinkClass link_class(int a, int b) const noexcept;
+  /// "2x4", or "3+1+2" where nodes differ.
+  [[nodiscard]] std::string shape() const;
+};
+
+}  // namespace shoal

@@ -1,0 +1,118 @@
+// Transport: a kind of wire. Link: one ordered connection to one peer. The interface that all wires share.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// What travels in front of every tile.
+struct TileHeader {
+  std::uint32_t communicator = 0;  ///< which communicator of the process
+  std::uint32_t sequence = 0;      ///< which call on it (modulo 2^32)
+  std::uint32_t edge = 0;          ///< which message of the call on this link: the k-th send of the Program; kCallEdge = the signature
+  std::uint32_t size_bytes = 0;    ///< payload that follows; at most Link::max_tile_bytes()
+  std::uint64_t offset_bytes = 0;  ///< where the payload starts within that message
+
+  bool operator==(const TileHeader&) const = default;
+};
+static_assert(sizeof(TileHeader) == 24);
+
+/// A tile that has arrived. `data` points into the link's memory until Link::release().
+struct Arrival {
+  TileHeader header;
+  std::span<const std::byte> data;
+};
+
+/// One ordered connection to one peer: tiles arrive whole, unchanged, once, in the order in which they were sent, even where the
+/// wire below (several sockets, unordered datagrams) keeps no order.
+///
+/// Nothing here blocks, allocates or logs after the connection is made.
+/// Thread rule: one thread at a time (the engine's driver); hand-over between threads needs the engine's lock.
+class Link {
+ public:
+  Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  virtual ~Link() = default;
+
+  /// The rank at the other end.
+  [[nodiscard]] virtual int peer() const noexcept = 0;
+  /// The largest payload that try_send takes; the same at both ends.
+  [[nodiscard]] virtual std::size_t max_tile_bytes() const noexcept = 0;
+
+  /// Starts sending one tile; false where there is no room now (try again after progress). At least two tiles of the maximal
+  /// size fit between sender and receiver. `data` must stay unchanged until the tile counts in sent_tiles().
+  /// Precondition: header.size_bytes == data.size() <= max_tile_bytes(). On a broken link: false.
+  virtual bool try_send(const TileHeader& header, std::span<const std::byte> data) = 0;
+  /// How many of the tiles taken by try_send no longer need their source memory, counted in the order of sending: the n-th tile's
+  /// memory is free when sent_tiles() >= n. Cheap.
+  [[nodiscard]] virtual std::uint64_t sent_tiles() const noexcept = 0;
+
+  /// The oldest tile that has arrived whole and is not released; null where none has.
+  [[nodiscard]] virtual const Arrival* peek() noexcept = 0;
+  /// Gives the memory of the tile shown by peek() back to the link.
+  virtual void release() noexcept = 0;
+
+  /// ok, or why no more tiles will move: peer_failed when the peer closed or died ("rank 3 closed the connection"). Tiles that
+  /// arrived before the failure can still be peeked.
+  [[nodiscard]] virtual const Status& status() const noexcept = 0;
+};
+
+/// One end of a set of links.
+///
+/// Life: address() on every rank -> the addresses are exchanged -> connect() on every rank with all peers -> links are used ->
+/// destruction (the peers see their links broken).
+/// Thread rule: one thread at a time, as for Link, but wake() which may be called from any thread.
+class Transport {
+ public:
+  Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  virtual ~Transport() = default;
+
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+  /// Opaque bytes by which peers find this end; non-empty, at most 1 KiB. Valid after construction.
+  [[nodiscard]] virtual std::string address() const = 0;
+
+  /// Connects to every rank of `peers` (without this rank; each of them calls connect with this rank among its peers).
+  /// `addresses[i]` is address() of peers[i]. Fails as a whole: the error names the peer that did not come by the deadline.
+  /// Called once.
+  virtual Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                                             std::chrono::steady_clock::time_point deadline) = 0;
+
+  /// Moves what can be moved on all links without blocking. True where anything moved (a tile arrived, room or memory
+  /// became free, a link broke).
+  virtual bool progress() = 0;
+
+  /// A descriptor to wait for with poll(POLLIN) when there is nothing to do; -1 where the transport needs none.
+  [[nodiscard]] virtual int wait_fd() const noexcept = 0;
+  /// To be called before blocking on wait_fd(): from now on anything that progress() or peek() could use makes wait_fd() readable.
+  /// False where something is there already: do not block.
+  virtual bool prepare_wait() = 0;
+  /// To be called after blocking; drains wait_fd().
+  virtual void finish_wait() = 0;
+
+  /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at the start,
+  /// 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no such thing.
+  [[nodiscard]] virtual std::span<std::byte> shared_window(int rank) noexcept {
+    static_cast<void>(rank);
+    return {};
+  }
+  /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to the own shared_window().
+  /// Orders the writes before the look at who sleeps. Cheap where nobody does.
+  virtual void notify_peers() {}
+
+  /// Bytes of buffers held for the links of this end.
+  [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
+};
+
+}  // namespace shoal
