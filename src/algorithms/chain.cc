@@ -1,0 +1,29 @@
+// chain: the message runs from rank to rank, tile by tile. Every rank sends and receives it once, so for large messages it
+// takes no longer than one hop; the price is p - 1 hops until the first tile is everywhere.
+
+#include "src/algorithms/registry.h"
+#include "src/algorithms/stages.h"
+
+namespace shoal {
+namespace {
+
+Status supports(const Topology&, const Collective& collective) { return serves_only(collective.kind, {CollectiveKind::broadcast}); }
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  // Node by node from the root, so that each node's wire is crossed once.
+  const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
+  std::vector<int> members;
+  for (const auto& ranks : nodes) members.insert(members.end(), ranks.begin(), ranks.end());
+
+  ProgramBuilder program(topology, collective, rank, 1, 1);
+  chain_broadcast(program, members, {0, 0, 1});
+  return std::move(program).finish("chain");
+}
+
+}  // namespace
+
+Algorithm chain_algorithm() {
+  return {"chain", "from rank to rank, tile by tile; for large messages", supports, build};
+}
+
+}  // namespace shoal

@@ -1,0 +1,27 @@
+// dissemination: in round k every rank tells the one 2^k after it that everybody it has heard of is there. log2(p) rounds.
+//
+// The messages are empty. Each is sent from and folded into chunk 0 of the output, which has no bytes either: the chunk stands
+// for "who has arrived", and its conflicts order the rounds.
+
+#include "src/algorithms/registry.h"
+#include "src/algorithms/stages.h"
+
+namespace shoal {
+namespace {
+
+Status supports(const Topology&, const Collective& collective) { return serves_only(collective.kind, {CollectiveKind::barrier}); }
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_node_by_node(topology);
+  ProgramBuilder program(topology, collective, rank, 1, 1);
+  dissemination_barrier(program, members, {0, 0, 1});
+  return std::move(program).finish("dissemination");
+}
+
+}  // namespace
+
+Algorithm dissemination_algorithm() {
+  return {"dissemination", "log2(p) rounds of empty messages (Hensgen, Finkel, Manber, IJPP 1988)", supports, build};
+}
+
+}  // namespace shoal

@@ -1,0 +1,33 @@
+// one_shot: everybody sends everything to everybody. One hop, so the lowest latency; p - 1 times the traffic.
+//
+// Every rank folds the same operands by itself: results are equal bit for bit only because an engine folds consecutive
+// recv_reduce steps in ascending rank order (see Program).
+
+#include <numeric>
+
+#include "src/algorithms/registry.h"
+#include "src/algorithms/stages.h"
+
+namespace shoal {
+namespace {
+
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+}
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  std::vector<int> members(topology.node_of_rank.size());
+  std::iota(members.begin(), members.end(), 0);
+  ProgramBuilder program(topology, collective, rank, 1, 1);
+  one_shot_all_reduce(program, members, {0, 0, 1});
+  if (topology.ranks() == 1) program.copy_to_output({0, 0, 1});
+  return std::move(program).finish("one_shot");
+}
+
+}  // namespace
+
+Algorithm one_shot_algorithm() {
+  return {"one_shot", "everybody sends everything to everybody; one hop, for the smallest messages", supports, build};
+}
+
+}  // namespace shoal

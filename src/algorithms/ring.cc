@@ -1,0 +1,38 @@
+// ring: every rank talks to its neighbours only. All_reduce: 2 (p - 1) hops, 2 (p - 1) / p of the message out of every rank.
+// The ring runs node by node, so that each node's wire is crossed by one edge in each direction.
+
+#include "src/algorithms/registry.h"
+#include "src/algorithms/stages.h"
+
+namespace shoal {
+namespace {
+
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+}
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_node_by_node(topology);
+  const auto ranks = static_cast<std::uint32_t>(members.size());
+  ProgramBuilder program(topology, collective, rank, ranks, 1);
+  if (collective.kind == CollectiveKind::all_gather) {
+    Shares shares(members.size());
+    for (std::size_t i = 0; i < members.size(); ++i) shares[i].push_back({0, static_cast<std::uint32_t>(members[i]), 1});
+    ring_all_gather(program, members, shares);
+    program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+  } else {
+    const Shares shares = one_chunk_each(members.size(), 0, 0);
+    ring_reduce_scatter(program, members, shares);
+    ring_all_gather(program, members, shares);
+    if (ranks == 1) program.copy_to_output({0, 0, 1});
+  }
+  return std::move(program).finish("ring");
+}
+
+}  // namespace
+
+Algorithm ring_algorithm() {
+  return {"ring", "each rank talks to its neighbours only; least traffic, most hops (Patarasuk and Yuan, JPDC 2009)", supports, build};
+}
+
+}  // namespace shoal

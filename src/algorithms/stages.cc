@@ -1,0 +1,155 @@
+#include "src/algorithms/stages.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace shoal {
+namespace {
+
+/// A member's place among the others; distances wrap around.
+class Position {
+ public:
+  Position(const ProgramBuilder& program, std::span<const int> members)
+      : size_(members.size()), index_(static_cast<std::size_t>(std::ranges::find(members, program.rank()) - members.begin())) {}
+
+  [[nodiscard]] bool is_member() const noexcept { return index_ < size_; }
+  [[nodiscard]] std::size_t index() const noexcept { return index_; }
+  [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return (index_ + distance) % size_; }
+  [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return (index_ + size_ - distance % size_) % size_; }
+
+ private:
+  std::size_t size_;
+  std::size_t index_;
+};
+
+}  // namespace
+
+void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.after(k)]) program.send(members[me.after(k)], shard);
+  }
+  for (const Shard& shard : shares[me.index()]) {
+    for (std::size_t k = 1; k < members.size(); ++k) program.recv_reduce(members[me.before(k)], shard);
+  }
+}
+
+void direct_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.index()]) program.send(members[me.after(k)], shard);
+  }
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.before(k)]) program.recv(members[me.before(k)], shard);
+  }
+}
+
+void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  // A shard starts at the member after its owner and travels all the way round to the owner.
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.before(k)]) program.send(members[me.after(1)], shard);
+    for (const Shard& shard : shares[me.before(k + 1)]) program.recv_reduce(members[me.before(1)], shard);
+  }
+}
+
+void ring_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.before(k - 1)]) program.send(members[me.after(1)], shard);
+    for (const Shard& shard : shares[me.before(k)]) program.recv(members[me.before(1)], shard);
+  }
+}
+
+void one_shot_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t k = 1; k < members.size(); ++k) program.send(members[me.after(k)], shard);
+  for (const int member : members) {
+    if (member != program.rank()) program.recv_reduce(member, shard);
+  }
+}
+
+void recursive_doubling_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  const std::size_t power = std::bit_floor(members.size());
+  const std::size_t excess = members.size() - power;
+  // The first 2 * excess members form pairs; the odd one of each pair plays for both.
+  const bool paired = me.index() < 2 * excess;
+  if (paired && me.index() % 2 == 0) {
+    program.send(members[me.index() + 1], shard);
+    program.recv(members[me.index() + 1], shard);
+    return;
+  }
+  if (paired) program.recv_reduce(members[me.index() - 1], shard);
+  const std::size_t player = paired ? me.index() / 2 : me.index() - excess;
+  for (std::size_t distance = 1; distance < power; distance *= 2) {
+    const std::size_t other = player ^ distance;
+    const int peer = members[other < excess ? 2 * other + 1 : other + excess];
+    program.send(peer, shard);
+    program.recv_reduce(peer, shard);
+  }
+  if (paired) program.send(members[me.index() - 1], shard);
+}
+
+void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  // The lowest set bit of a position is the distance to its parent; children are at all smaller powers of two.
+  const std::size_t reach = me.index() == 0 ? std::bit_ceil(members.size()) : me.index() & (~me.index() + 1);
+  if (me.index() != 0) program.recv(members[me.index() - reach], shard);
+  for (std::size_t distance = reach / 2; distance > 0; distance /= 2) {
+    if (me.index() + distance < members.size()) program.send(members[me.index() + distance], shard);
+  }
+}
+
+void chain_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  if (me.index() > 0) program.recv(members[me.index() - 1], shard);
+  if (me.index() + 1 < members.size()) program.send(members[me.index() + 1], shard);
+}
+
+void dissemination_barrier(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t distance = 1; distance < members.size(); distance *= 2) {
+    program.send(members[me.after(distance)], shard);
+    program.recv_reduce(members[me.before(distance)], shard);
+  }
+}
+
+std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology) {
+  std::vector<std::vector<int>> nodes(static_cast<std::size_t>(topology.nodes()));
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    nodes[static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)])].push_back(rank);
+  }
+  return nodes;
+}
+
+std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root) {
+  std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
+  std::ranges::rotate(nodes, nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)]);
+  std::ranges::iter_swap(nodes.front().begin(), std::ranges::find(nodes.front(), root));
+  return nodes;
+}
+
+std::vector<int> ranks_node_by_node(const Topology& topology) {
+  std::vector<int> order;
+  order.reserve(topology.node_of_rank.size());
+  for (const auto& ranks : ranks_of_nodes(topology)) order.insert(order.end(), ranks.begin(), ranks.end());
+  return order;
+}
+
+Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first) {
+  Shares shares(members);
+  for (std::size_t i = 0; i < members; ++i) shares[i].push_back({lane, first + static_cast<std::uint32_t>(i), 1});
+  return shares;
+}
+
+}  // namespace shoal

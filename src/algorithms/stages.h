@@ -1,0 +1,63 @@
+// Stages: the moves that algorithms are composed of. Each appends to one rank's Program the part that this rank plays in a move
+// among `members` (distinct ranks); a rank that is not a member plays none. All members must call it with equal arguments.
+//
+// Steps are appended in the order in which they should reach the wire: sends before receives, and every member starts with the
+// one after itself, so that no member is everybody's first target.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "src/algorithms/builder.h"
+
+namespace shoal {
+
+/// shares[i] = the shards that members[i] owns.
+using Shares = std::vector<std::vector<Shard>>;
+
+/// Every owner gets its shards reduced over all members, in one hop: n - 1 messages out, n - 1 in, folded in one pass.
+/// Source: Thangakrishnan et al., "Herring", SC20 (balanced fusion buffers); Rabenseifner 2004 calls it the pairwise exchange.
+void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// Every member gets every shard from its owner, in one hop.
+void direct_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// As direct_reduce_scatter, but around a ring: n - 1 hops, each to the next member only.
+/// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
+void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// As direct_all_gather, around the same ring.
+void ring_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// Every member sends its value to every other and folds all of them: one hop, n - 1 times the data.
+void one_shot_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// Pairs at distance 1, 2, 4, ... exchange and fold their values: log2(n) hops. Where n is no power of two, the excess members
+/// hand their value to a neighbour first and get the result from it afterwards.
+/// Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005.
+void recursive_doubling_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// members[0]'s value goes to all along a binomial tree, the largest subtree first.
+void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// members[0]'s value goes from each member to the next.
+void chain_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// In round k every member sends its value to the member 2^k after it and folds that of the member 2^k before it. Folds some values
+/// more than once, so the operation must not mind.
+/// Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", IJPP 1988.
+void dissemination_barrier(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// The ranks of every node, ascending; index = node.
+std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology);
+
+/// As ranks_of_nodes, but the node of `root` is first (the others follow in turn), and `root` is the first of its ranks.
+std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root);
+
+/// All ranks, node by node: neighbours in this order share a node wherever they can.
+std::vector<int> ranks_node_by_node(const Topology& topology);
+
+/// One shard a member: member i owns chunk first + i, in `lane`.
+Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first);
+
+}  // namespace shoal
