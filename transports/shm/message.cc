@@ -1,0 +1,111 @@
+#include "transports/shm/message.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transports/shm/segment.h"
+
+namespace shoal::shm {
+
+namespace {
+
+constexpr std::size_t kMaxDescriptors = 2;
+
+}  // namespace
+
+Message make_message(MessageKind kind) {
+  Message message;
+  message.magic = kSegmentMagic;
+  message.version = kProtocolVersion;
+  message.kind = kind;
+  return message;
+}
+
+Message make_refusal(const Status& status) {
+  Message message = make_message(MessageKind::refusal);
+  message.code = static_cast<std::int32_t>(status.code());
+  const std::size_t length = std::min(status.message().size(), message.text.size() - 1);
+  std::memcpy(message.text.data(), status.message().data(), length);
+  return message;
+}
+
+Status refusal_status(const Message& message) {
+  const auto end = std::find(message.text.begin(), message.text.end(), '\0');
+  const bool known = message.code > static_cast<std::int32_t>(StatusCode::ok) &&
+                     message.code <= static_cast<std::int32_t>(StatusCode::internal);
+  return {known ? static_cast<StatusCode>(message.code) : StatusCode::internal, std::string(message.text.begin(), end)};
+}
+
+bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors) {
+  Message copy = message;
+  iovec bytes{&copy, sizeof(copy)};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &bytes;
+  header.msg_iovlen = 1;
+  std::vector<int> valid;
+  std::copy_if(descriptors.begin(), descriptors.end(), std::back_inserter(valid), [](int fd) { return fd >= 0; });
+  if (!valid.empty()) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(valid.size() * sizeof(int));
+    cmsghdr* attachment = CMSG_FIRSTHDR(&header);
+    attachment->cmsg_level = SOL_SOCKET;
+    attachment->cmsg_type = SCM_RIGHTS;
+    attachment->cmsg_len = CMSG_LEN(valid.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(attachment), valid.data(), valid.size() * sizeof(int));
+  }
+  ssize_t sent;
+  do {
+    sent = ::sendmsg(socket, &header, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(sizeof(copy));
+}
+
+Received receive_message(int socket) {
+  Received received;
+  iovec bytes{&received.message, sizeof(received.message)};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
+  msghdr header{};
+  header.msg_iov = &bytes;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof(control);
+  ssize_t size;
+  do {
+    size = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0) {
+    received.outcome = errno == EAGAIN || errno == EWOULDBLOCK ? ReceiveOutcome::nothing : ReceiveOutcome::closed;
+    return received;
+  }
+  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+      received.descriptors.emplace_back(fd);
+    }
+  }
+  if (size == 0) {
+    received.outcome = ReceiveOutcome::closed;
+  } else if (size != static_cast<ssize_t>(sizeof(Message)) || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+             received.message.magic != kSegmentMagic || received.message.version != kProtocolVersion) {
+    received.outcome = ReceiveOutcome::junk;
+    received.descriptors.clear();
+  } else {
+    received.outcome = ReceiveOutcome::message;
+  }
+  return received;
+}
+
+int poll_timeout_ms(std::chrono::steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  return static_cast<int>(std::clamp<long long>(left, 0, 1'000'000'000));
+}
+
+}  // namespace shoal::shm

@@ -1,0 +1,428 @@
+#include "transports/shm/rendezvous.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transports/shm/message.h"
+
+namespace shoal::shm {
+
+namespace {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Connections of which no hello has been seen yet. More than this at once are not ranks of ours: the oldest is dropped.
+constexpr std::size_t kMaxUnknown = 64;
+
+/// address(): fixed size, then the name of the socket.
+struct AddressHead {
+  std::uint64_t magic = kSegmentMagic;
+  std::uint32_t version = kProtocolVersion;
+  std::int32_t rank = 0;
+  std::uint64_t job_id = 0;
+  std::array<std::byte, 16> secret{};
+};
+static_assert(sizeof(AddressHead) == 40, "no padding: the bytes are compared and sent");
+
+/// FNV-1a over the ranks of the group, so that two ranks with different ideas of the group notice.
+std::uint64_t hash_ranks(const std::vector<int>& ranks) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const int rank : ranks) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      hash = (hash ^ ((static_cast<std::uint32_t>(rank) >> shift) & 0xff)) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+/// Whether the process at the other end of a Unix socket runs as the same user as this one.
+bool same_user(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
+}
+
+SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) { return {ranks, settings.ring, settings.window_bytes}; }
+
+std::size_t position_of(const std::vector<int>& ranks, int rank) {
+  return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+/// Polls one descriptor for input, at most until the deadline.
+void wait_readable(int fd, Deadline deadline) {
+  pollfd item{fd, POLLIN, 0};
+  ::poll(&item, 1, poll_timeout_ms(deadline));
+}
+
+/// The lowest rank's side. One object lives for one call of lead_group().
+class Leader {
+ public:
+  Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
+         Member self, Deadline deadline)
+      : listener_(listener), secret_(secret), settings_(settings), ranks_(ranks), deadline_(deadline), sockets_(ranks.size()),
+        ready_(ranks.size(), false) {
+    group_.members.resize(ranks.size());
+    group_.members[0] = std::move(self);
+    ready_[0] = true;
+  }
+
+  Result<Group> run() {
+    Status status = gather();
+    if (status.ok()) status = hand_out();
+    if (status.ok()) status = await_ready();
+    if (!status.ok()) {
+      broadcast(make_refusal(status));
+      return status;
+    }
+    broadcast(make_message(MessageKind::go));
+    return std::move(group_);
+  }
+
+ private:
+  [[nodiscard]] std::vector<int> missing() const {
+    std::vector<int> result;
+    for (std::size_t i = 1; i < ranks_.size(); ++i) {
+      if (!sockets_[i].valid()) result.push_back(ranks_[i]);
+    }
+    return result;
+  }
+
+  void broadcast(const Message& message) {
+    for (const Descriptor& socket : sockets_) {
+      if (socket.valid()) send_message(socket.get(), message);  // one that is gone is noticed when its socket is read
+    }
+  }
+
+  /// Until every rank has said hello.
+  Status gather() {
+    std::vector<pollfd> items;
+    while (!missing().empty()) {
+      items.assign(1, {listener_, POLLIN, 0});
+      for (const Descriptor& socket : unknown_) items.push_back({socket.get(), POLLIN, 0});
+      for (std::size_t i = 1; i < sockets_.size(); ++i) {
+        if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
+      }
+      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(deadline_));
+      if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
+      if (Status status = read_members(); !status.ok()) return status;
+      if (Status status = read_unknown(); !status.ok()) return status;
+      if (count > 0 && (items[0].revents & POLLIN) != 0) accept_one();
+      if (count == 0 && std::chrono::steady_clock::now() >= deadline_) {
+        std::string text = "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
+        if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
+        return {StatusCode::timeout, text};
+      }
+    }
+    return {};
+  }
+
+  void accept_one() {
+    Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) return;  // it went away again, or descriptors are short for the moment
+    if (!same_user(socket.get())) {
+      ++strangers_;
+      return;
+    }
+    if (unknown_.size() == kMaxUnknown) {
+      unknown_.erase(unknown_.begin());
+      ++strangers_;
+    }
+    unknown_.push_back(std::move(socket));
+  }
+
+  /// Looks for hellos. A stranger's connection is closed and forgotten; only a rank of ours with other settings is an error.
+  Status read_unknown() {
+    for (std::size_t i = 0; i < unknown_.size();) {
+      Received received = receive_message(unknown_[i].get());
+      if (received.outcome == ReceiveOutcome::nothing) {
+        ++i;
+        continue;
+      }
+      Descriptor socket = std::move(unknown_[i]);
+      unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(i));
+      const Message& hello = received.message;
+      if (received.outcome != ReceiveOutcome::message || hello.kind != MessageKind::hello || hello.secret != secret_ ||
+          hello.job_id != settings_.job_id || received.descriptors.empty()) {
+        ++strangers_;
+        continue;
+      }
+      const std::size_t position = position_of(ranks_, hello.rank);
+      if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid()) {
+        ++strangers_;
+        continue;
+      }
+      sockets_[position] = std::move(socket);
+      if (Status status = check_settings(hello); !status.ok()) return status;
+      group_.members[position].wake = std::move(received.descriptors[0]);
+      if (received.descriptors.size() > 1) group_.members[position].life = std::move(received.descriptors[1]);
+      announce();
+    }
+    return {};
+  }
+
+  [[nodiscard]] Status check_settings(const Message& hello) const {
+    const auto differ = [&](const char* what, std::uint64_t theirs, std::uint64_t ours) {
+      return Status(StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " has " + what + " " + std::to_string(theirs) +
+                                              ", rank " + std::to_string(ranks_[0]) + " has " + std::to_string(ours) +
+                                              "; use the same settings on all ranks");
+    };
+    if (hello.tile_bytes != settings_.ring.tile_bytes) return differ("tile_bytes", hello.tile_bytes, settings_.ring.tile_bytes);
+    if (hello.slots != settings_.ring.slots) return differ("slots", hello.slots, settings_.ring.slots);
+    if (hello.window_bytes != settings_.window_bytes) return differ("window_bytes", hello.window_bytes, settings_.window_bytes);
+    if (hello.ranks_hash != hash_ranks(ranks_)) {
+      return {StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " and rank " + std::to_string(ranks_[0]) +
+                                        " name different ranks as their group"};
+    }
+    return {};
+  }
+
+  void announce() {
+    Message roster = make_message(MessageKind::roster);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (i == 0 || sockets_[i].valid()) roster.present[i / 8] |= static_cast<std::uint8_t>(1U << (i % 8));
+    }
+    broadcast(roster);
+  }
+
+  /// Takes in what ranks that have come say: ready, or that they are gone.
+  Status read_members() {
+    for (std::size_t i = 1; i < sockets_.size(); ++i) {
+      if (!sockets_[i].valid()) continue;
+      const Received received = receive_message(sockets_[i].get());
+      if (received.outcome == ReceiveOutcome::nothing) continue;
+      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::refusal) {
+        return refusal_status(received.message);
+      }
+      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::ready && group_.segment.mapped()) {
+        ready_[i] = true;
+        continue;
+      }
+      sockets_[i] = Descriptor();
+      return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " went away while the ranks were connecting"};
+    }
+    return {};
+  }
+
+  Status hand_out() {
+    Descriptor file;
+    Result<Segment> segment = Segment::create(layout_of(settings_, ranks_.size()), settings_.job_id, &file);
+    if (!segment.ok()) return segment.status();
+    group_.segment = std::move(segment).value();
+    for (std::size_t i = 1; i < sockets_.size(); ++i) {
+      bool sent = send_patiently(sockets_[i].get(), make_message(MessageKind::welcome), {file.get()});
+      for (std::size_t m = 0; sent && m < ranks_.size(); ++m) {
+        Message message = make_message(MessageKind::member);
+        message.rank = ranks_[m];
+        sent = send_patiently(sockets_[i].get(), message, {group_.members[m].wake.get(), group_.members[m].life.get()});
+      }
+      if (!sent) {
+        sockets_[i] = Descriptor();
+        return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " went away or stopped reading while the ranks were "
+                                             "connecting"};
+      }
+    }
+    return {};
+  }
+
+  /// A Unix socket queues only a few messages; waits for the reader, at most until the deadline.
+  bool send_patiently(int socket, const Message& message, std::initializer_list<int> descriptors) const {
+    while (!send_message(socket, message, descriptors)) {
+      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || std::chrono::steady_clock::now() >= deadline_) return false;
+      pollfd item{socket, POLLOUT, 0};
+      ::poll(&item, 1, std::min(poll_timeout_ms(deadline_), 10));
+    }
+    return true;
+  }
+
+  Status await_ready() {
+    while (std::find(ready_.begin(), ready_.end(), false) != ready_.end()) {
+      std::vector<pollfd> items;
+      for (std::size_t i = 1; i < sockets_.size(); ++i) items.push_back({sockets_[i].get(), POLLIN, 0});
+      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(deadline_));
+      if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
+      if (Status status = read_members(); !status.ok()) return status;
+      if (count == 0 && std::chrono::steady_clock::now() >= deadline_) {
+        std::vector<int> late;
+        for (std::size_t i = 1; i < ready_.size(); ++i) {
+          if (!ready_[i]) late.push_back(ranks_[i]);
+        }
+        return {StatusCode::timeout, "shm: " + list_ranks(late) + " did not map the shared memory by the deadline"};
+      }
+    }
+    return {};
+  }
+
+  int listener_;
+  const std::array<std::byte, 16>& secret_;
+  const GroupSettings& settings_;
+  const std::vector<int>& ranks_;
+  Deadline deadline_;
+  std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
+  std::vector<bool> ready_;
+  std::vector<Descriptor> unknown_;
+  int strangers_ = 0;
+  Group group_;
+};
+
+/// Connects to the leader; waits while its queue of connections is full.
+Result<Descriptor> dial(const std::string& name, int leader, Deadline deadline) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, name.data(), name.size());
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+  for (;;) {
+    Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.valid()) return system_error("shm: socket", errno);
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return socket;
+    if (errno != EAGAIN && errno != EINTR) {
+      const int error = errno;
+      return Status(StatusCode::peer_failed, system_error("shm: connecting to rank " + std::to_string(leader), error).message() +
+                                                 " (has it ended, or does it live on another host or network namespace?)");
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return Status(StatusCode::timeout, "shm: rank " + std::to_string(leader) + " accepted no connection by the deadline");
+    }
+    ::poll(nullptr, 0, std::min(poll_timeout_ms(deadline), 1));
+  }
+}
+
+std::vector<int> missing_in(const Message& roster, const std::vector<int>& ranks) {
+  std::vector<int> result;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if ((roster.present[i / 8] >> (i % 8) & 1) == 0) result.push_back(ranks[i]);
+  }
+  return result;
+}
+
+}  // namespace
+
+Result<Listener> Listener::create(int rank, std::uint64_t job_id) {
+  Listener listener;
+  listener.rank_ = rank;
+  listener.job_id_ = job_id;
+  if (::getrandom(listener.secret_.data(), listener.secret_.size(), 0) != static_cast<ssize_t>(listener.secret_.size())) {
+    return system_error("shm: getrandom", errno);
+  }
+  listener.socket_ = Descriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.socket_.valid()) return system_error("shm: socket", errno);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // An address without a path lets the kernel choose a free abstract name: nothing in any file system, nothing to clean up.
+  if (::bind(listener.socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(sa_family_t)) != 0) {
+    return system_error("shm: bind", errno);
+  }
+  socklen_t size = sizeof(address);
+  if (::getsockname(listener.socket_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return system_error("shm: getsockname", errno);
+  }
+  listener.name_.assign(address.sun_path, size - offsetof(sockaddr_un, sun_path));
+  if (::listen(listener.socket_.get(), kMaxRanks) != 0) return system_error("shm: listen", errno);
+  return listener;
+}
+
+std::string Listener::address() const {
+  AddressHead head;
+  head.rank = rank_;
+  head.job_id = job_id_;
+  head.secret = secret_;
+  return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + name_;
+}
+
+Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
+                         Deadline deadline) {
+  return Leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline).run();
+}
+
+Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings, const std::vector<int>& ranks,
+                         Member self, Deadline deadline) {
+  const int leader = ranks[0];
+  const std::string leader_text = "rank " + std::to_string(leader);
+  AddressHead head;
+  const std::size_t longest = sizeof(head) + sizeof(sockaddr_un::sun_path);
+  if (leader_address.size() <= sizeof(head) || leader_address.size() > longest) {
+    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is no address of this transport");
+  }
+  std::memcpy(&head, leader_address.data(), sizeof(head));
+  if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
+    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is none of this version of the transport");
+  }
+  if (head.rank != leader || head.job_id != settings.job_id) {
+    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " + std::to_string(head.rank) +
+                                            (head.job_id == settings.job_id ? "" : " of another job"));
+  }
+
+  Result<Descriptor> dialled = dial(leader_address.substr(sizeof(head)), leader, deadline);
+  if (!dialled.ok()) return dialled.status();
+  const int socket = dialled->get();
+  if (!same_user(socket)) return Status(StatusCode::peer_failed, "shm: the socket of " + leader_text + " belongs to another user");
+  Message hello = make_message(MessageKind::hello);
+  hello.job_id = settings.job_id;
+  hello.secret = head.secret;
+  hello.rank = rank;
+  hello.ranks_hash = hash_ranks(ranks);
+  hello.tile_bytes = settings.ring.tile_bytes;
+  hello.slots = settings.ring.slots;
+  hello.window_bytes = settings.window_bytes;
+  const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " went away while the ranks were connecting");
+  if (!send_message(socket, hello, {self.wake.get(), self.life.get()})) return gone;
+
+  Group group;
+  group.members.resize(ranks.size());
+  std::size_t members = 0;
+  std::vector<int> missing{leader};
+  for (;;) {
+    Received received = receive_message(socket);
+    if (received.outcome == ReceiveOutcome::nothing) {
+      if (std::chrono::steady_clock::now() >= deadline) {
+        if (missing.empty()) missing.push_back(leader);
+        return Status(StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline");
+      }
+      wait_readable(socket, deadline);
+      continue;
+    }
+    if (received.outcome != ReceiveOutcome::message) return gone;
+    switch (received.message.kind) {
+      case MessageKind::roster: missing = missing_in(received.message, ranks); break;
+      case MessageKind::refusal: return refusal_status(received.message);
+      case MessageKind::welcome: {
+        if (received.descriptors.size() != 1) return gone;
+        Result<Segment> segment = Segment::attach(layout_of(settings, ranks.size()), settings.job_id, received.descriptors[0]);
+        if (!segment.ok()) {
+          send_message(socket, make_refusal(segment.status()));
+          return segment.status();
+        }
+        group.segment = std::move(segment).value();
+        break;
+      }
+      case MessageKind::member: {
+        const std::size_t position = position_of(ranks, received.message.rank);
+        if (position == ranks.size() || ranks[position] != received.message.rank || received.descriptors.empty()) return gone;
+        group.members[position].wake = std::move(received.descriptors[0]);
+        if (received.descriptors.size() > 1) group.members[position].life = std::move(received.descriptors[1]);
+        if (++members == ranks.size() && !send_message(socket, make_message(MessageKind::ready))) return gone;
+        break;
+      }
+      case MessageKind::go:
+        if (members != ranks.size() || !group.segment.mapped()) return gone;
+        return group;
+      case MessageKind::hello:
+      case MessageKind::ready: return gone;
+    }
+  }
+}
+
+}  // namespace shoal::shm

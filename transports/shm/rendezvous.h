@@ -1,0 +1,78 @@
+// How the ranks of a group find each other through a Unix socket and come to share memory and wake-up descriptors.
+//
+//   rank r > lowest                          lowest rank
+//   ---------------------------------------------------------------------------
+//   hello (rank, settings; eventfd, pidfd)->
+//                                         <- roster (who has come), whenever it changes
+//                                         <- welcome (memfd)                     when all have come
+//                                         <- member  (eventfd, pidfd)            once for every rank
+//   ready                                 ->
+//                                         <- go                                  when all are ready
+//
+// Either side may send `refusal` with a reason instead; then the connection of the whole group fails with that reason.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/shm/descriptor.h"
+#include "transports/shm/segment.h"
+
+namespace shoal::shm {
+
+inline constexpr int kMaxRanks = 1024;
+
+/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end.
+struct Member {
+  Descriptor wake;  ///< eventfd
+  Descriptor life;  ///< pidfd; invalid where the kernel has none
+};
+
+/// What every rank holds when the group is complete.
+struct Group {
+  Segment segment;
+  std::vector<Member> members;  ///< by position in the sorted list of ranks; this rank's own entry too
+};
+
+/// The settings that must agree.
+struct GroupSettings {
+  std::uint64_t job_id = 0;
+  RingShape ring;
+  std::size_t window_bytes = 0;
+};
+
+/// A listening socket with a name that the kernel chose, and a secret that only ranks of the job learn.
+class Listener {
+ public:
+  static Result<Listener> create(int rank, std::uint64_t job_id);
+
+  /// What connect needs to know: name, secret, rank and job.
+  [[nodiscard]] std::string address() const;
+
+ private:
+  friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
+                                  std::chrono::steady_clock::time_point deadline);
+  Descriptor socket_;
+  std::array<std::byte, 16> secret_{};
+  std::string name_;
+  std::int32_t rank_ = 0;
+  std::uint64_t job_id_ = 0;
+};
+
+/// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the others, makes the memory, hands it out. Strangers that
+/// connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ; peer_failed; system_error.
+Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
+                         std::chrono::steady_clock::time_point deadline);
+
+/// Run by every other rank, with the address of the lowest one. Errors: as lead_group(); invalid_argument for bytes that are no address
+/// of the lowest rank.
+Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings, const std::vector<int>& ranks,
+                         Member self, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal::shm

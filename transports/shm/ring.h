@@ -1,0 +1,214 @@
+// A ring of tile slots between exactly one sender and one receiver, in memory that both have mapped.
+//
+//   Ring  = RingControl, then `slots` slots
+//   Slot  = one SlotLine, then room for one payload of tile_bytes, rounded up to whole cache lines
+//
+// The receiver polls the sequence word of the slot that comes next; the word shares its line with the header and with payloads of up
+// to 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where SIMD
+// loads are aligned.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "transports/transport.h"
+
+namespace shoal::shm {
+
+inline constexpr std::size_t kLineBytes = 64;
+inline constexpr std::size_t kInlineBytes = 32;
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+struct alignas(kLineBytes) SlotLine {
+  std::atomic<std::uint64_t> sequence;  ///< n + 1 once tile n stands here; written by the sender, last
+  TileHeader header;
+  std::byte payload[kInlineBytes];
+};
+static_assert(sizeof(SlotLine) == kLineBytes);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics must work between processes");
+
+/// The words beside the slots. Each has one writer and a cache line of its own.
+struct RingControl {
+  alignas(kLineBytes) std::atomic<std::uint64_t> released;      ///< tiles given back; written by the receiver
+  alignas(kLineBytes) std::atomic<std::uint32_t> sender_waits;  ///< 1 from a send that found no room until it found some; the sender's
+};
+static_assert(sizeof(RingControl) == 2 * kLineBytes);
+
+/// Sizes of a ring. A value.
+struct RingShape {
+  std::size_t tile_bytes = 0;
+  std::size_t slots = 0;
+
+  [[nodiscard]] constexpr std::size_t slot_bytes() const { return sizeof(SlotLine) + round_up(tile_bytes, kLineBytes); }
+  [[nodiscard]] constexpr std::size_t ring_bytes() const { return sizeof(RingControl) + slots * slot_bytes(); }
+};
+
+/// What both ends share: where the words and slots of a ring lie.
+class RingView {
+ public:
+  RingView(std::byte* memory, RingShape shape) noexcept
+      : memory_(memory), slot_bytes_(shape.slot_bytes()), slots_(shape.slots), tile_bytes_(shape.tile_bytes) {}
+
+  [[nodiscard]] RingControl& control() const noexcept { return *reinterpret_cast<RingControl*>(memory_); }
+  [[nodiscard]] SlotLine& slot(std::size_t position) const noexcept {
+    return *reinterpret_cast<SlotLine*>(memory_ + sizeof(RingControl) + position * slot_bytes_);
+  }
+  [[nodiscard]] static std::byte* payload(SlotLine& slot, std::size_t size_bytes) noexcept {
+    return size_bytes <= kInlineBytes ? slot.payload : reinterpret_cast<std::byte*>(&slot + 1);
+  }
+  [[nodiscard]] std::size_t next(std::size_t position) const noexcept { return position + 1 == slots_ ? 0 : position + 1; }
+  [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+  [[nodiscard]] std::size_t tile_bytes() const noexcept { return tile_bytes_; }
+
+ private:
+  std::byte* memory_;
+  std::size_t slot_bytes_;
+  std::size_t slots_;
+  std::size_t tile_bytes_;
+};
+
+/// The sending end. Thread rule: one thread at a time.
+///
+/// The caller wakes a sleeping receiver after a successful try_send(). The publication is a sequentially consistent store and the
+/// look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
+class RingSender {
+ public:
+  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
+
+  /// Copies the tile into the next slot and publishes it; false where all slots are taken.
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) noexcept {
+    if (!has_room()) {
+      // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping` word
+      // (both seq_cst), so that a receiver that sees the one sees the other.
+      if (!waits_) ring_.control().sender_waits.store(1, std::memory_order_seq_cst);
+      waits_ = true;
+      return false;
+    }
+    stop_waiting();
+    SlotLine& slot = ring_.slot(position_);
+    slot.header = header;
+    if (!data.empty()) std::memcpy(RingView::payload(slot, data.size()), data.data(), data.size());
+    // Orders header and payload before the word that RingReceiver::visible() reads with acquire. Sequentially consistent, so that the
+    // caller's next load of the receiver's `sleeping` word cannot pass it.
+    slot.sequence.store(sent_ + 1, std::memory_order_seq_cst);
+    position_ = ring_.next(position_);
+    ++sent_;
+    return true;
+  }
+
+  /// Whether a send found no room and none has been seen since.
+  [[nodiscard]] bool waits_for_room() const noexcept { return waits_; }
+  /// True once when room has appeared that a send waits for.
+  bool take_room() noexcept {
+    if (!waits_ || !has_room()) return false;
+    stop_waiting();
+    return true;
+  }
+  /// As take_room(), but changes nothing, and ordered after this rank's `sleeping` word was set.
+  [[nodiscard]] bool room_before_sleep() noexcept {
+    // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees the sleeper.
+    return waits_ && sent_ - ring_.control().released.load(std::memory_order_seq_cst) < ring_.slots();
+  }
+
+  [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+
+ private:
+  bool has_room() noexcept {
+    if (sent_ - known_released_ < ring_.slots()) return true;
+    // Acquires the receiver's reads of the slots that it gave back (RingReceiver::release()) before they are overwritten.
+    known_released_ = ring_.control().released.load(std::memory_order_acquire);
+    return sent_ - known_released_ < ring_.slots();
+  }
+  void stop_waiting() noexcept {
+    if (!waits_) return;
+    waits_ = false;
+    // Nobody depends on when this is seen: a receiver that still reads 1 wakes the sender once for nothing.
+    ring_.control().sender_waits.store(0, std::memory_order_relaxed);
+  }
+
+  RingView ring_;
+  std::uint64_t sent_ = 0;
+  std::uint64_t known_released_ = 0;  ///< the last `released` that was read; saves the transfer of that line while there is room
+  std::size_t position_ = 0;          ///< sent_ modulo slots
+  bool waits_ = false;
+};
+
+/// The receiving end. Thread rule: one thread at a time.
+class RingReceiver {
+ public:
+  RingReceiver(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
+
+  /// The oldest tile not released, as a view into the ring; null where there is none, or where broken().
+  const Arrival* peek() noexcept {
+    if (shown_) return &arrival_;
+    SlotLine& slot = ring_.slot(position_);
+    if (!visible(slot, released_)) return nullptr;
+    arrival_.header = slot.header;
+    // The peer may have been killed by a stray write of its own: nothing that it wrote is used as a length unchecked.
+    if (arrival_.header.size_bytes > ring_.tile_bytes()) {
+      broken_ = true;
+      return nullptr;
+    }
+    arrival_.data = {RingView::payload(slot, arrival_.header.size_bytes), arrival_.header.size_bytes};
+    shown_ = true;
+    return &arrival_;
+  }
+
+  /// Gives the slot of the tile shown by peek() back. True where the sender waits for room: the caller wakes it if it sleeps.
+  bool release() noexcept {
+    if (!shown_) return false;
+    shown_ = false;
+    position_ = ring_.next(position_);
+    ++released_;
+    if (arrived_ < released_) arrived_ = released_, arrived_position_ = position_;
+    // Orders our reads of the slot before the sender's next write to it (RingSender::has_room()). Sequentially consistent, so that
+    // neither the load below nor the caller's load of the sender's `sleeping` word can pass it.
+    ring_.control().released.store(released_, std::memory_order_seq_cst);
+    return ring_.control().sender_waits.load(std::memory_order_seq_cst) != 0;
+  }
+
+  /// True where tiles have arrived that earlier calls did not count.
+  bool take_arrivals() noexcept {
+    bool any = false;
+    while (arrived_ - released_ < ring_.slots() && visible(ring_.slot(arrived_position_), arrived_)) {
+      ++arrived_;
+      arrived_position_ = ring_.next(arrived_position_);
+      any = true;
+    }
+    return any;
+  }
+
+  /// Whether there is a tile that peek() has not shown or take_arrivals() has not counted; ordered after this rank's `sleeping` word.
+  [[nodiscard]] bool news_before_sleep() const noexcept {
+    return (!shown_ && present(position_, released_)) ||
+           (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));
+  }
+
+  /// The sender wrote a size that does not fit a slot.
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
+
+ private:
+  static bool visible(const SlotLine& slot, std::uint64_t tile) noexcept {
+    // Acquires header and payload, written before the sequence word in RingSender::try_send().
+    return slot.sequence.load(std::memory_order_acquire) == tile + 1;
+  }
+  [[nodiscard]] bool present(std::size_t position, std::uint64_t tile) const noexcept {
+    // Pairs with the seq_cst store in RingSender::try_send(): either this load sees the tile, or the sender sees the sleeper.
+    return ring_.slot(position).sequence.load(std::memory_order_seq_cst) == tile + 1;
+  }
+
+  RingView ring_;
+  std::uint64_t released_ = 0;
+  std::uint64_t arrived_ = 0;  ///< tiles that take_arrivals() has counted, at least released_
+  std::size_t position_ = 0;
+  std::size_t arrived_position_ = 0;
+  bool shown_ = false;
+  bool broken_ = false;
+  Arrival arrival_;
+};
+
+}  // namespace shoal::shm

@@ -1,0 +1,95 @@
+// The memory that a group shares: who may write what, and where it lies.
+//
+//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair
+//
+// The file is sparse: pages exist from the first write on, so a pair that never talks costs nothing but addresses.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <shoal/status.h>
+
+#include "transports/shm/descriptor.h"
+#include "transports/shm/ring.h"
+
+namespace shoal::shm {
+
+inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
+inline constexpr std::uint32_t kProtocolVersion = 1;
+
+/// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
+struct SegmentHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t ranks;
+  std::uint64_t job_id;
+  std::uint64_t tile_bytes;
+  std::uint64_t slots;
+  std::uint64_t window_bytes;
+  std::uint64_t segment_bytes;
+  alignas(kLineBytes) std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() look at one word
+};
+
+/// What one rank tells all others.
+struct alignas(kLineBytes) RankBlock {
+  std::atomic<std::uint32_t> sleeping;  ///< 1 while the rank may block; set by it, cleared by it or by the one who wakes it
+  std::atomic<std::uint32_t> closed;    ///< 1 when the rank has closed its end; set by it, once
+};
+
+/// Where the parts lie. A value; every rank computes it from the same numbers.
+struct SegmentLayout {
+  std::size_t ranks = 0;
+  RingShape ring;
+  std::size_t window_bytes = 0;  ///< a multiple of the page size
+
+  [[nodiscard]] std::size_t block_offset(std::size_t rank) const { return sizeof(SegmentHeader) + rank * sizeof(RankBlock); }
+  [[nodiscard]] std::size_t window_offset(std::size_t rank) const {
+    return round_up(block_offset(ranks), kPageBytes) + rank * window_bytes;
+  }
+  /// Rings of all pairs, by sender, then by receiver. Neighbouring rings start on different cache sets, since their size is no power
+  /// of two.
+  [[nodiscard]] std::size_t ring_offset(std::size_t from, std::size_t to) const {
+    return window_offset(ranks) + (from * (ranks - 1) + (to < from ? to : to - 1)) * ring.ring_bytes();
+  }
+  [[nodiscard]] std::size_t segment_bytes() const {
+    return round_up(window_offset(ranks) + ranks * (ranks - 1) * ring.ring_bytes(), kPageBytes);
+  }
+
+  static constexpr std::size_t kPageBytes = 4096;
+};
+
+/// A mapping of the segment. Moves; unmaps itself.
+class Segment {
+ public:
+  Segment() noexcept = default;
+  Segment(Segment&& other) noexcept { *this = std::move(other); }
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  /// Makes an unnamed file of the right size that can neither shrink nor grow, writes the header and maps it. `file` receives it.
+  static Result<Segment> create(const SegmentLayout& layout, std::uint64_t job_id, Descriptor* file);
+  /// Maps the file made by another rank after checking its size, its seals and its header.
+  static Result<Segment> attach(const SegmentLayout& layout, std::uint64_t job_id, const Descriptor& file);
+
+  [[nodiscard]] bool mapped() const noexcept { return memory_ != nullptr; }
+  [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(memory_); }
+  [[nodiscard]] RankBlock& block(std::size_t rank) const noexcept {
+    return *reinterpret_cast<RankBlock*>(memory_ + layout_.block_offset(rank));
+  }
+  [[nodiscard]] std::span<std::byte> window(std::size_t rank) const noexcept {
+    return {memory_ + layout_.window_offset(rank), layout_.window_bytes};
+  }
+  [[nodiscard]] std::byte* ring(std::size_t from, std::size_t to) const noexcept { return memory_ + layout_.ring_offset(from, to); }
+  [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
+
+ private:
+  Status map(const Descriptor& file);
+
+  SegmentLayout layout_;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace shoal::shm

@@ -1,0 +1,373 @@
+#include "transports/shm/shm.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transports/shm/rendezvous.h"
+#include "transports/shm/ring.h"
+#include "transports/shm/segment.h"
+
+namespace shoal {
+
+namespace {
+
+using namespace shm;
+
+/// Idle calls of progress() between two looks at the descriptors that show dead processes: seldom enough to cost nothing,
+/// often enough to notice within a millisecond of spinning.
+constexpr unsigned kIdleCallsPerLifeCheck = 4096;
+/// What epoll reports for this rank's eventfd; peers are reported by their position in the group.
+constexpr std::uint64_t kOwnWake = ~std::uint64_t{0};
+
+constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
+constexpr int kMaxSlots = 4096;
+constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
+
+/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer knows no fences; it sees an atomic operation of
+/// the same ordering.
+void full_fence() noexcept {
+#ifdef __SANITIZE_THREAD__
+  static std::atomic<int> word{0};
+  word.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+/// Wakes the rank of `block` if it blocks or is about to.
+void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
+  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before, so either this load sees
+  // the sleeper or the sleeper's last look sees what was published.
+  if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
+  // The exchange lets one waker through. It acquires and releases nothing else that anybody depends on.
+  if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
+  const std::uint64_t one = 1;
+  // Fails only where the counter is full, and then the descriptor is readable already.
+  [[maybe_unused]] const ssize_t ignored = ::write(wake_fd, &one, sizeof(one));
+}
+
+class ShmLink;
+
+/// What a transport and its links hold together, so that either may be destroyed first.
+struct Session {
+  Group group;
+  std::vector<ShmLink*> links;  ///< those that live
+};
+
+class ShmLink final : public Link {
+ public:
+  ShmLink(std::shared_ptr<Session> session, int peer, std::size_t position, std::size_t own_position)
+      : session_(std::move(session)), peer_(peer), position_(position), tile_bytes_(segment().layout().ring.tile_bytes),
+        sender_(segment().ring(own_position, position), segment().layout().ring),
+        receiver_(segment().ring(position, own_position), segment().layout().ring), peer_block_(segment().block(position)),
+        peer_wake_fd_(session_->group.members[position].wake.get()) {
+    session_->links.push_back(this);
+  }
+  ~ShmLink() override { std::erase(session_->links, this); }
+
+  [[nodiscard]] int peer() const noexcept override { return peer_; }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
+
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
+    if (broken_ || !sender_.try_send(header, data)) return false;
+    wake_if_sleeping(peer_block_, peer_wake_fd_);
+    return true;
+  }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sender_.sent(); }
+
+  [[nodiscard]] const Arrival* peek() noexcept override { return receiver_.peek(); }
+  void release() noexcept override {
+    if (receiver_.release()) wake_if_sleeping(peer_block_, peer_wake_fd_);
+  }
+  [[nodiscard]] const Status& status() const noexcept override { return status_; }
+
+  /// True where a tile arrived, room appeared that a send waits for, or the link broke.
+  bool progress() {
+    bool moved = receiver_.take_arrivals();
+    if (sender_.take_room()) moved = true;
+    if (receiver_.broken() && !broken_) {
+      fail("rank " + std::to_string(peer_) + " wrote a tile larger than the " + std::to_string(tile_bytes_) +
+           " bytes of a slot into the shared memory; its memory is corrupt");
+      moved = true;
+    }
+    return moved;
+  }
+  [[nodiscard]] bool news_before_sleep() noexcept {
+    return receiver_.news_before_sleep() || sender_.room_before_sleep() || (receiver_.broken() && !broken_);
+  }
+  [[nodiscard]] bool peer_closed() const noexcept {
+    // Acquires the peer's last tiles: whoever sees the word set sees every tile sent before (ShmTransport's destructor).
+    return peer_block_.closed.load(std::memory_order_acquire) != 0;
+  }
+  [[nodiscard]] bool broken() const noexcept { return broken_; }
+  void fail(std::string message) {
+    broken_ = true;
+    status_ = Status(StatusCode::peer_failed, std::move(message));
+  }
+  void wake_peer() const noexcept { wake_if_sleeping(peer_block_, peer_wake_fd_); }
+  [[nodiscard]] std::size_t position() const noexcept { return position_; }
+
+ private:
+  [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
+
+  std::shared_ptr<Session> session_;
+  int peer_;
+  std::size_t position_;
+  std::size_t tile_bytes_;
+  RingSender sender_;
+  RingReceiver receiver_;
+  RankBlock& peer_block_;
+  int peer_wake_fd_;
+  bool broken_ = false;
+  Status status_;
+};
+
+class ShmTransport final : public Transport {
+ public:
+  ShmTransport(const ShmOptions& options, Listener listener, Member self, Descriptor epoll)
+      : options_(options), address_(listener.address()), listener_(std::move(listener)), self_(std::move(self)),
+        epoll_(std::move(epoll)), owner_(::getpid()) {}
+
+  ~ShmTransport() override {
+    // A forked child that drops its copy must not close the parent's end.
+    if (session_ == nullptr || ::getpid() != owner_) return;
+    // Releases this rank's last tiles to ShmLink::peer_closed().
+    segment().block(position_).closed.store(1, std::memory_order_release);
+    // Read by the peers' progress() and prepare_wait(); seq_cst, so that the looks at who sleeps that follow cannot pass it.
+    segment().header().closures.fetch_add(1, std::memory_order_seq_cst);
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+    }
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "shm"; }
+  [[nodiscard]] std::string address() const override { return address_; }
+
+  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                                     std::chrono::steady_clock::time_point deadline) override {
+    if (connected_) return Status(StatusCode::invalid_argument, "shm: connect() was called twice");
+    connected_ = true;
+    if (Status status = sort_ranks(peers, addresses); !status.ok()) return status;
+    const GroupSettings settings{options_.job_id,
+                                 {options_.tile_bytes, static_cast<std::size_t>(options_.slots)},
+                                 round_up(options_.window_bytes, SegmentLayout::kPageBytes)};
+    Member self = copy_member(self_);
+    if (!self.wake.valid()) return system_error("shm: dup", errno);
+    Result<Group> group = [&] {
+      if (position_ == 0) return lead_group(listener_, settings, ranks_, std::move(self), deadline);
+      const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
+      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self), deadline);
+    }();
+    listener_ = Listener();  // nobody else is expected
+    if (!group.ok()) return group.status();
+    session_ = std::make_shared<Session>();
+    session_->group = std::move(group).value();
+    if (Status status = watch_members(); !status.ok()) return status;
+
+    std::vector<std::unique_ptr<Link>> links;
+    for (const int peer : peers) links.push_back(std::make_unique<ShmLink>(session_, peer, position_of(peer), position_));
+    return links;
+  }
+
+  bool progress() override {
+    if (session_ == nullptr) return false;
+    bool moved = std::exchange(broke_while_waiting_, false);
+    for (ShmLink* link : session_->links) moved |= link->progress();
+    // Acquires the `closed` words behind the count; written by a peer's destructor.
+    if (segment().header().closures.load(std::memory_order_acquire) != known_closures_) moved |= take_closures();
+    if (moved) {
+      idle_calls_ = 0;
+    } else if (++idle_calls_ >= kIdleCallsPerLifeCheck) {
+      idle_calls_ = 0;
+      moved = drain_descriptors();
+    }
+    return moved;
+  }
+
+  [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
+
+  bool prepare_wait() override {
+    if (session_ == nullptr) return true;
+    // Read by wake_if_sleeping() in the peers. Sequentially consistent, as are the looks below and what the peers publish: one of the
+    // two sides sees the other.
+    segment().block(position_).sleeping.store(1, std::memory_order_seq_cst);
+    // For what the caller looks at next in the shared windows; pairs with the fence in notify_peers().
+    full_fence();
+    bool news = broke_while_waiting_ || segment().header().closures.load(std::memory_order_seq_cst) != known_closures_;
+    for (std::size_t i = 0; !news && i < session_->links.size(); ++i) news = session_->links[i]->news_before_sleep();
+    if (news) stop_sleeping();
+    return !news;
+  }
+
+  void finish_wait() override {
+    if (session_ == nullptr) return;
+    stop_sleeping();
+    broke_while_waiting_ |= drain_descriptors();
+  }
+
+  [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
+    const std::size_t position = position_of(rank);
+    if (session_ == nullptr || position == ranks_.size() || ranks_[position] != rank) return {};
+    return segment().window(position);
+  }
+
+  void notify_peers() override {
+    if (session_ == nullptr) return;
+    // Orders the caller's writes to its window before the looks at who sleeps; pairs with the fence in prepare_wait().
+    full_fence();
+    for (const ShmLink* link : session_->links) link->wake_peer();
+  }
+
+  /// This end's share of the segment: the rings that it receives from and its own window.
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override {
+    if (session_ == nullptr) return 0;
+    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes;
+  }
+
+ private:
+  /// Fills ranks_ and position_ from the list of peers.
+  Status sort_ranks(std::span<const int> peers, std::span<const std::string> addresses) {
+    if (peers.size() != addresses.size()) {
+      return {StatusCode::invalid_argument, "shm: connect() got " + std::to_string(peers.size()) + " peers but " +
+                                                std::to_string(addresses.size()) + " addresses"};
+    }
+    if (peers.size() >= static_cast<std::size_t>(kMaxRanks)) {
+      return {StatusCode::invalid_argument, "shm: a group of " + std::to_string(peers.size() + 1) + " ranks is larger than the " +
+                                                std::to_string(kMaxRanks) + " that share memory"};
+    }
+    ranks_.assign(peers.begin(), peers.end());
+    ranks_.push_back(options_.rank);
+    std::sort(ranks_.begin(), ranks_.end());
+    if (std::adjacent_find(ranks_.begin(), ranks_.end()) != ranks_.end() || ranks_[0] < 0) {
+      return {StatusCode::invalid_argument, "shm: the peers of rank " + std::to_string(options_.rank) +
+                                                " must be distinct ranks from 0 on, without itself"};
+    }
+    position_ = position_of(options_.rank);
+    return {};
+  }
+
+  [[nodiscard]] std::size_t position_of(int rank) const {
+    return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
+  }
+
+  static Member copy_member(const Member& member) {
+    const auto copy = [](const Descriptor& from) {
+      return Descriptor(from.valid() ? ::fcntl(from.get(), F_DUPFD_CLOEXEC, 0) : -1);
+    };
+    return {copy(member.wake), copy(member.life)};
+  }
+
+  /// Lets wait_fd() show the end of peers; the own eventfd is there from the start.
+  Status watch_members() {
+    const std::vector<Member>& members = session_->group.members;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (i == position_ || !members[i].life.valid()) continue;
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.u64 = i;
+      if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, members[i].life.get(), &event) != 0) {
+        return system_error("shm: watching rank " + std::to_string(ranks_[i]), errno);
+      }
+    }
+    return {};
+  }
+
+  /// Marks the links whose peers have closed their ends. True where one was marked.
+  bool take_closures() {
+    known_closures_ = segment().header().closures.load(std::memory_order_acquire);
+    bool any = false;
+    for (ShmLink* link : session_->links) {
+      if (link->broken() || !link->peer_closed()) continue;
+      link->fail("rank " + std::to_string(link->peer()) + " closed the connection");
+      any = true;
+    }
+    return any;
+  }
+
+  /// Empties the eventfd and takes note of processes that have ended. True where a link broke.
+  bool drain_descriptors() {
+    epoll_event events[16];
+    const int count = ::epoll_wait(epoll_.get(), events, std::size(events), 0);
+    bool any = false;
+    for (int i = 0; i < count; ++i) {
+      const std::size_t position = events[i].data.u64;
+      if (position == kOwnWake) {
+        std::uint64_t ignored;
+        [[maybe_unused]] const ssize_t size = ::read(self_.wake.get(), &ignored, sizeof(ignored));
+        continue;
+      }
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(), nullptr);  // it stays readable for ever
+      for (ShmLink* link : session_->links) {
+        if (link->position() != position || link->broken()) continue;
+        link->fail("the process of rank " + std::to_string(link->peer()) + " has ended");
+        any = true;
+      }
+    }
+    return any;
+  }
+
+  void stop_sleeping() noexcept {
+    // Seen late by a waker, it costs a write to our eventfd, which ends one later wait early.
+    segment().block(position_).sleeping.store(0, std::memory_order_relaxed);
+  }
+
+  [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
+
+  ShmOptions options_;
+  std::string address_;
+  Listener listener_;
+  Member self_;
+  Descriptor epoll_;
+  pid_t owner_;
+  bool connected_ = false;
+  std::vector<int> ranks_;  ///< the group, sorted
+  std::size_t position_ = 0;
+  std::shared_ptr<Session> session_;  ///< null until connected
+  std::uint32_t known_closures_ = 0;
+  unsigned idle_calls_ = 0;
+  bool broke_while_waiting_ = false;  ///< finish_wait() saw a link break; the next progress() reports it
+};
+
+Status check_options(const ShmOptions& options) {
+  const auto bad = [](const std::string& what, auto value, const char* range) {
+    return Status(StatusCode::invalid_argument, "shm: " + what + " " + std::to_string(value) + " is out of range, use " + range);
+  };
+  if (options.rank < 0) return bad("rank", options.rank, "0 or more");
+  if (options.tile_bytes < 1 || options.tile_bytes > kMaxTileBytes) return bad("tile_bytes", options.tile_bytes, "1 .. 67108864");
+  if (options.slots < 2 || options.slots > kMaxSlots) return bad("slots", options.slots, "2 .. 4096");
+  if (options.window_bytes > kMaxWindowBytes) return bad("window_bytes", options.window_bytes, "0 .. 1073741824");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
+  if (Status status = check_options(options); !status.ok()) return status;
+  Member self;
+  self.wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!self.wake.valid()) return system_error("shm: eventfd", errno);
+  // Without it (before Linux 5.3) a killed peer is noticed by the layers above only.
+  self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll.valid()) return system_error("shm: epoll_create1", errno);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kOwnWake;
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, self.wake.get(), &event) != 0) return system_error("shm: epoll_ctl", errno);
+  Result<Listener> listener = Listener::create(options.rank, options.job_id);
+  if (!listener.ok()) return listener.status();
+  return std::unique_ptr<Transport>(
+      std::make_unique<ShmTransport>(options, std::move(listener).value(), std::move(self), std::move(epoll)));
+}
+
+}  // namespace shoal
