@@ -1,0 +1,367 @@
+#include "transports/loopback/loopback.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transports/loopback/channel.h"
+
+namespace shoal {
+
+namespace {
+
+using namespace loopback;
+
+/// A descriptor to wait on: readable when another thread calls wake(), or at a time set by arm().
+class Alarm {
+ public:
+  Alarm() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+            epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    for (const int fd : {event_, timer_}) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      ok_ &= ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0;
+    }
+  }
+  Alarm(const Alarm&) = delete;
+  Alarm& operator=(const Alarm&) = delete;
+  ~Alarm() {
+    for (const int fd : {event_, timer_, epoll_}) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+
+  [[nodiscard]] bool ok() const noexcept { return ok_; }
+  [[nodiscard]] int fd() const noexcept { return epoll_; }
+  void wake() noexcept {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t ignored = ::write(event_, &one, sizeof(one));
+  }
+  void arm(std::optional<Clock::time_point> time) noexcept {
+    itimerspec spec{};  // all zero disarms
+    if (time) {
+      const auto since = std::max<std::chrono::nanoseconds>(time->time_since_epoch(), std::chrono::nanoseconds(1));
+      spec.it_value.tv_sec = static_cast<time_t>(since.count() / 1'000'000'000);
+      spec.it_value.tv_nsec = static_cast<long>(since.count() % 1'000'000'000);
+    }
+    ::timerfd_settime(timer_, TFD_TIMER_ABSTIME, &spec, nullptr);
+  }
+  void drain() noexcept {
+    std::uint64_t ignored;
+    [[maybe_unused]] ssize_t size = ::read(event_, &ignored, sizeof(ignored));
+    size = ::read(timer_, &ignored, sizeof(ignored));
+  }
+
+ private:
+  int event_;
+  int timer_;
+  int epoll_;
+  bool ok_ = true;
+};
+
+}  // namespace
+
+/// What all ends share.
+struct LoopbackHub::State {
+  struct Rank {
+    std::atomic<bool> sleeping{false};
+    std::atomic<bool> killed{false};
+    std::atomic<std::uint64_t> sent{0};
+    Alarm alarm;
+    bool made = false;       // guarded by mutex
+    bool connected = false;  // guarded by mutex
+    std::vector<std::byte> window_memory;
+    std::span<std::byte> window;
+  };
+
+  State(int ranks, const LoopbackOptions& the_options) : options(the_options), rank(static_cast<std::size_t>(ranks)) {
+    for (Rank& r : rank) {
+      r.window_memory.resize(options.window_bytes == 0 ? 0 : options.window_bytes + 63);
+      void* aligned = r.window_memory.data();
+      std::size_t space = r.window_memory.size();
+      if (options.window_bytes > 0 && std::align(64, options.window_bytes, aligned, space) != nullptr) {
+        r.window = {static_cast<std::byte*>(aligned), options.window_bytes};
+      }
+    }
+    for (int from = 0; from < ranks; ++from) {
+      for (int to = 0; to < ranks; ++to) {
+        channels.push_back(from == to ? nullptr : std::make_unique<Channel>(options, from, to));
+      }
+    }
+  }
+
+  [[nodiscard]] int ranks() const { return static_cast<int>(rank.size()); }
+  Rank& at(int index) { return rank[static_cast<std::size_t>(index)]; }
+  Channel& channel(int from, int to) { return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)]; }
+
+  /// Wakes a rank that blocks or is about to. The exchange here and the one in prepare_wait() are ordered: either this one sees the
+  /// sleeper, or the sleeper's acquires what the caller wrote before.
+  void wake(int index) {
+    Rank& r = at(index);
+    if (r.sleeping.exchange(false, std::memory_order_acq_rel)) r.alarm.wake();
+  }
+
+  /// Closes all channels of a rank and wakes everybody.
+  void close(int index, bool deliver) {
+    for (int other = 0; other < ranks(); ++other) {
+      if (other == index) continue;
+      channel(index, other).close(deliver);
+      channel(other, index).close(deliver);
+    }
+    for (int other = 0; other < ranks(); ++other) wake(other);
+  }
+
+  const LoopbackOptions options;
+  std::mutex mutex;  ///< of the start-up only
+  std::condition_variable arrivals;
+  std::vector<Rank> rank;
+  std::vector<std::unique_ptr<Channel>> channels;  ///< by sender, then receiver; null for a rank to itself
+};
+
+namespace {
+
+using State = LoopbackHub::State;
+
+class LoopbackLink final : public Link {
+ public:
+  LoopbackLink(std::shared_ptr<State> state, std::shared_ptr<std::vector<LoopbackLink*>> registry, int rank, int peer)
+      : state_(std::move(state)), registry_(std::move(registry)), rank_(rank), peer_(peer), out_(state_->channel(rank, peer)),
+        in_(state_->channel(peer, rank)) {
+    registry_->push_back(this);
+  }
+  ~LoopbackLink() override { std::erase(*registry_, this); }
+
+  [[nodiscard]] int peer() const noexcept override { return peer_; }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return state_->options.tile_bytes; }
+
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
+    if (!status_.ok()) return false;
+    switch (out_.offer(header, data)) {
+      case Channel::Offer::broken: return false;
+      case Channel::Offer::full: waits_ = true; return false;
+      case Channel::Offer::refused: refused_ = true; return false;
+      case Channel::Offer::taken: break;
+    }
+    waits_ = refused_ = false;
+    state_->wake(peer_);
+    State::Rank& own = state_->at(rank_);
+    const std::uint64_t sent = own.sent.fetch_add(1) + 1;
+    if (rank_ == state_->options.kill_rank && sent == state_->options.kill_after_tiles) kill(*state_, rank_);
+    return true;
+  }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return out_.copied(); }
+
+  [[nodiscard]] const Arrival* peek() noexcept override {
+    if (shown_) return &*shown_;
+    if (state_->at(rank_).killed) return nullptr;
+    shown_ = in_.show();
+    return shown_ ? &*shown_ : nullptr;
+  }
+  void release() noexcept override {
+    if (!shown_) return;
+    shown_.reset();
+    in_.release();
+    ++released_;
+    state_->wake(peer_);
+  }
+  [[nodiscard]] const Status& status() const noexcept override { return status_; }
+
+  bool progress() {
+    bool moved = std::exchange(refused_, false);
+    const Channel::View view = in_.look();
+    if (view.copied_some) state_->wake(peer_);
+    if (view.arrived > arrived_) {
+      arrived_ = view.arrived;
+      moved = true;
+    }
+    if (waits_ && out_.has_room()) {
+      waits_ = false;
+      moved = true;
+    }
+    if (const std::uint64_t copied = out_.copied(); copied > copied_) {
+      copied_ = copied;
+      moved = true;
+    }
+    if (status_.ok() && broken(view)) {
+      const bool own = state_->at(rank_).killed;
+      status_ = Status(StatusCode::peer_failed, own ? "rank " + std::to_string(rank_) + " (this one) was killed"
+                                                    : "rank " + std::to_string(peer_) + " closed the connection");
+      moved = true;
+    }
+    return moved;
+  }
+
+  /// Whether progress() or peek() has something to show; otherwise lowers `due` to when a tile on its way will be there.
+  bool news(std::optional<Clock::time_point>& due) {
+    if (refused_) return true;
+    const Channel::View view = in_.look();
+    if (view.copied_some) state_->wake(peer_);
+    if (view.next_due) due = due ? std::min(*due, *view.next_due) : *view.next_due;
+    return view.arrived > arrived_ || (!shown_ && view.arrived > released_) || (waits_ && out_.has_room()) || out_.copied() > copied_ ||
+           (status_.ok() && broken(view));
+  }
+
+  static void kill(State& state, int rank) {
+    state.at(rank).killed = true;
+    state.close(rank, /*deliver=*/true);
+  }
+
+ private:
+  [[nodiscard]] bool broken(const Channel::View& view) const { return view.closed || state_->at(rank_).killed; }
+
+  std::shared_ptr<State> state_;
+  std::shared_ptr<std::vector<LoopbackLink*>> registry_;
+  int rank_;
+  int peer_;
+  Channel& out_;
+  Channel& in_;
+  std::optional<Arrival> shown_;
+  std::uint64_t released_ = 0;
+  std::uint64_t arrived_ = 0;  ///< tiles that progress() has reported
+  std::uint64_t copied_ = 0;   ///< sent_tiles() that progress() has reported
+  bool waits_ = false;         ///< a send found no room
+  bool refused_ = false;       ///< a send was refused for no reason: there is room "again" at once
+  Status status_;
+};
+
+class LoopbackTransport final : public Transport {
+ public:
+  LoopbackTransport(std::shared_ptr<State> state, int rank) : state_(std::move(state)), rank_(rank) {}
+  ~LoopbackTransport() override {
+    if (!connected_) return;
+    state_->close(rank_, /*deliver=*/false);
+  }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return "loopback"; }
+  [[nodiscard]] std::string address() const override { return "loopback:" + std::to_string(rank_); }
+
+  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                                     std::chrono::steady_clock::time_point deadline) override {
+    if (connected_) return Status(StatusCode::invalid_argument, "loopback: connect() was called twice");
+    if (peers.size() != addresses.size()) {
+      return Status(StatusCode::invalid_argument, "loopback: connect() got " + std::to_string(peers.size()) + " peers but " +
+                                                      std::to_string(addresses.size()) + " addresses");
+    }
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      if (peers[i] < 0 || peers[i] >= state_->ranks() || peers[i] == rank_) {
+        return Status(StatusCode::invalid_argument, "loopback: rank " + std::to_string(peers[i]) + " is no peer in a hub of " +
+                                                        std::to_string(state_->ranks()) + " ranks");
+      }
+      if (addresses[i] != "loopback:" + std::to_string(peers[i])) {
+        return Status(StatusCode::invalid_argument, "loopback: \"" + addresses[i] + "\" is not the address of rank " +
+                                                        std::to_string(peers[i]));
+      }
+    }
+    connected_ = true;
+    std::unique_lock lock(state_->mutex);
+    state_->at(rank_).connected = true;
+    state_->arrivals.notify_all();
+    const auto missing = [&] { return std::find_if(peers.begin(), peers.end(), [&](int p) { return !state_->at(p).connected; }); };
+    if (!state_->arrivals.wait_until(lock, deadline, [&] { return missing() == peers.end(); })) {
+      std::string text = "loopback: these ranks did not come by the deadline:";
+      for (const int peer : peers) {
+        if (!state_->at(peer).connected) text += " " + std::to_string(peer);
+      }
+      return Status(StatusCode::timeout, text);
+    }
+    std::vector<std::unique_ptr<Link>> links;
+    for (const int peer : peers) links.push_back(std::make_unique<LoopbackLink>(state_, links_, rank_, peer));
+    lock.unlock();
+    if (rank_ == state_->options.kill_rank && state_->options.kill_after_tiles == 0) LoopbackLink::kill(*state_, rank_);
+    return links;
+  }
+
+  bool progress() override {
+    bool moved = false;
+    for (LoopbackLink* link : *links_) moved |= link->progress();
+    return moved;
+  }
+
+  [[nodiscard]] int wait_fd() const noexcept override { return state_->at(rank_).alarm.fd(); }
+  bool prepare_wait() override {
+    State::Rank& own = state_->at(rank_);
+    own.sleeping.exchange(true, std::memory_order_acq_rel);  // pairs with State::wake()
+    std::optional<Clock::time_point> due;
+    bool news = false;
+    for (LoopbackLink* link : *links_) news |= link->news(due);
+    if (news) {
+      own.sleeping.store(false, std::memory_order_relaxed);  // seen late, it ends one later wait early
+      return false;
+    }
+    own.alarm.arm(due);
+    return true;
+  }
+  void finish_wait() override {
+    State::Rank& own = state_->at(rank_);
+    own.sleeping.store(false, std::memory_order_relaxed);
+    own.alarm.drain();
+  }
+
+  [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
+    if (rank < 0 || rank >= state_->ranks()) return {};
+    return state_->at(rank).window;
+  }
+  void notify_peers() override {
+    for (const LoopbackLink* link : *links_) state_->wake(link->peer());
+  }
+
+  /// The channels that this end receives from, and its window.
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override {
+    const LoopbackOptions& options = state_->options;
+    return static_cast<std::size_t>(state_->ranks() - 1) * static_cast<std::size_t>(options.capacity_tiles) * options.tile_bytes +
+           options.window_bytes;
+  }
+
+ private:
+  std::shared_ptr<State> state_;
+  int rank_;
+  bool connected_ = false;
+  std::shared_ptr<std::vector<LoopbackLink*>> links_ = std::make_shared<std::vector<LoopbackLink*>>();  ///< those that live
+};
+
+}  // namespace
+
+Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& options) {
+  const auto bad = [](const char* what) { return Status(StatusCode::invalid_argument, std::string("loopback: ") + what); };
+  if (ranks < 1 || ranks > 1024) return bad("a hub has 1 .. 1024 ranks");
+  if (options.tile_bytes < 1 || options.tile_bytes > (std::size_t{64} << 20)) return bad("tile_bytes must be 1 .. 64 MiB");
+  if (options.capacity_tiles < 2 || options.capacity_tiles > 4096) return bad("capacity_tiles must be 2 .. 4096");
+  if (options.mean_delay.count() < 0) return bad("mean_delay must not be negative");
+  if (!(options.refuse_probability >= 0 && options.refuse_probability <= 0.9)) return bad("refuse_probability must be 0 .. 0.9");
+  if (options.kill_rank < -1 || options.kill_rank >= ranks) return bad("kill_rank must be a rank of the hub or -1");
+  auto state = std::make_shared<State>(ranks, options);
+  for (const State::Rank& rank : state->rank) {
+    if (!rank.alarm.ok()) return bad("no descriptors left for eventfd, timerfd and epoll");
+  }
+  return LoopbackHub(std::move(state));
+}
+
+Result<std::unique_ptr<Transport>> LoopbackHub::make_transport(int rank) {
+  if (rank < 0 || rank >= state_->ranks()) {
+    return Status(StatusCode::invalid_argument,
+                  "loopback: rank " + std::to_string(rank) + " is outside a hub of " + std::to_string(state_->ranks()) + " ranks");
+  }
+  const std::lock_guard lock(state_->mutex);
+  if (std::exchange(state_->at(rank).made, true)) {
+    return Status(StatusCode::invalid_argument, "loopback: the end of rank " + std::to_string(rank) + " was made before");
+  }
+  return std::unique_ptr<Transport>(std::make_unique<LoopbackTransport>(state_, rank));
+}
+
+void LoopbackHub::kill(int rank) {
+  if (rank >= 0 && rank < state_->ranks()) LoopbackLink::kill(*state_, rank);
+}
+
+}  // namespace shoal
