@@ -1,0 +1,156 @@
+// Groups of TCP transports in one process, for the tests of transports/tcp.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transports/tcp/tcp.h"
+
+namespace shoal::tcp_test {
+
+using Clock = std::chrono::steady_clock;
+
+inline constexpr auto kPatience = std::chrono::seconds(60);
+
+inline TcpOptions options_of(int rank, int size) {
+  TcpOptions options;
+  options.interface_or_address = "127.0.0.1";
+  options.job_id = 0x5eed5eed;
+  options.rank = rank;
+  options.size = size;
+  return options;
+}
+
+/// One rank: its transport and its links, the link to rank r at links[r] (null at its own place).
+struct End {
+  std::unique_ptr<Transport> transport;
+  std::vector<std::unique_ptr<Link>> links;
+  Status status;
+
+  Link& link(int peer) { return *links[static_cast<std::size_t>(peer)]; }
+  /// Transport first or links first: both orders of destruction are allowed.
+  void destroy() {
+    transport.reset();
+    links.clear();
+  }
+};
+
+inline void connect(End& end, int rank, const std::vector<std::string>& addresses, std::chrono::milliseconds limit) {
+  std::vector<int> peers;
+  std::vector<std::string> where;
+  for (int peer = 0; peer < static_cast<int>(addresses.size()); ++peer) {
+    if (peer == rank) continue;
+    peers.push_back(peer);
+    where.push_back(addresses[static_cast<std::size_t>(peer)]);
+  }
+  auto links = end.transport->connect(peers, where, Clock::now() + limit);
+  if (!links.ok()) {
+    end.status = links.status();
+    return;
+  }
+  end.links.resize(addresses.size());
+  for (auto& link : *links) {
+    const auto peer = static_cast<std::size_t>(link->peer());
+    end.links[peer] = std::move(link);
+  }
+}
+
+/// Connects one end for each of `options`, each from a thread of its own. Look at End::status for what came of it.
+inline std::vector<End> make_group(const std::vector<TcpOptions>& options, std::chrono::milliseconds limit = kPatience) {
+  std::vector<End> ends(options.size());
+  std::vector<std::string> addresses;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    auto transport = make_tcp_transport(options[i]);
+    if (!transport.ok()) {
+      ends[i].status = transport.status();
+      return ends;
+    }
+    ends[i].transport = std::move(*transport);
+    addresses.push_back(ends[i].transport->address());
+  }
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    threads.emplace_back([&, i] { connect(ends[i], static_cast<int>(i), addresses, limit); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+inline std::vector<TcpOptions> options_for(int size, int sockets = 2, std::size_t tile_bytes = 128 << 10) {
+  std::vector<TcpOptions> options;
+  for (int rank = 0; rank < size; ++rank) {
+    options.push_back(options_of(rank, size));
+    options.back().sockets_per_peer = sockets;
+    options.back().tile_bytes = tile_bytes;
+  }
+  return options;
+}
+
+/// Drives `end` until done() holds; blocks in poll() when nothing moves. False after kPatience.
+template <typename Done>
+bool drive(End& end, Done&& done) {
+  const auto until = Clock::now() + kPatience;
+  while (!done()) {
+    if (end.transport->progress()) continue;
+    if (done()) return true;
+    if (Clock::now() >= until) return false;
+    if (!end.transport->prepare_wait()) continue;
+    pollfd waiting{end.transport->wait_fd(), POLLIN, 0};
+    ::poll(&waiting, 1, 1000);
+    end.transport->finish_wait();
+  }
+  return true;
+}
+
+inline std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(count);
+  std::size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const std::uint64_t word = random();
+    std::memcpy(bytes.data() + i, &word, 8);
+  }
+  for (; i < count; ++i) bytes[i] = static_cast<std::byte>(random());
+  return bytes;
+}
+
+/// Sends `message` as tiles of at most `tile` bytes, with the tile's number in header.edge, and waits until all counted as sent.
+inline bool send_message(End& end, int peer, std::span<const std::byte> message, std::size_t tile) {
+  Link& link = end.link(peer);
+  const std::uint64_t before = link.sent_tiles();
+  std::uint64_t tiles = 0;
+  for (std::size_t at = 0; at < message.size(); at += tile, ++tiles) {
+    const auto part = message.subspan(at, std::min(tile, message.size() - at));
+    TileHeader header{7, 8, static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(part.size()), at};
+    if (!drive(end, [&] { return link.try_send(header, part) || !link.status().ok(); })) return false;
+    if (!link.status().ok()) return false;
+  }
+  return drive(end, [&] { return link.sent_tiles() == before + tiles || !link.status().ok(); }) && link.status().ok();
+}
+
+/// Receives what send_message sends; false where anything is missing, out of order or changed.
+inline bool receive_message(End& end, int peer, std::span<const std::byte> expected, std::size_t tile) {
+  Link& link = end.link(peer);
+  std::uint32_t number = 0;
+  for (std::size_t at = 0; at < expected.size(); ++number) {
+    const Arrival* arrival = nullptr;
+    if (!drive(end, [&] { return (arrival = link.peek()) != nullptr || !link.status().ok(); }) || arrival == nullptr) return false;
+    const auto part = expected.subspan(at, std::min(tile, expected.size() - at));
+    if (arrival->header != TileHeader{7, 8, number, static_cast<std::uint32_t>(part.size()), at}) return false;
+    if (arrival->data.size() != part.size() || std::memcmp(arrival->data.data(), part.data(), part.size()) != 0) return false;
+    at += part.size();
+    link.release();
+  }
+  return true;
+}
+
+}  // namespace shoal::tcp_test

@@ -1,0 +1,172 @@
+#include "transports/tcp/address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+
+#include <fmt/format.h>
+
+namespace shoal::tcp {
+namespace {
+
+struct LocalAddress {
+  std::string interface;
+  SocketAddress address;
+  bool loopback = false;
+
+  // Bridges that containers and virtual machines hang on have the same address on many hosts: the last resort.
+  [[nodiscard]] bool is_bridge() const noexcept {
+    static constexpr std::array<std::string_view, 5> kPrefixes = {"docker", "br-", "virbr", "cni", "lxc"};
+    return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view p) { return interface.starts_with(p); });
+  }
+  [[nodiscard]] int badness() const noexcept { return (is_bridge() ? 2 : 0) + (address.family() == AF_INET6 ? 1 : 0); }
+};
+
+std::string host_text(const SocketAddress& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  const void* bytes = address.family() == AF_INET
+                          ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr)
+                          : static_cast<const void*>(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+  return ::inet_ntop(address.family(), bytes, text.data(), text.size()) == nullptr ? "?" : text.data();
+}
+
+Result<std::vector<LocalAddress>> list_interfaces() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return system_error("list the network interfaces", errno);
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  std::vector<LocalAddress> found;
+  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+    if (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) continue;
+    LocalAddress local{i->ifa_name, {}, (i->ifa_flags & IFF_LOOPBACK) != 0};
+    std::memcpy(&local.address.storage, i->ifa_addr, i->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    local.address.set_port(0);
+    found.push_back(std::move(local));
+  }
+  return found;
+}
+
+std::string describe(const std::vector<LocalAddress>& locals) {
+  std::string text;
+  for (const LocalAddress& local : locals) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", local.interface, host_text(local.address));
+  }
+  return text.empty() ? "no addresses" : text;
+}
+
+}  // namespace
+
+std::uint16_t SocketAddress::port() const noexcept {
+  return ntohs(family() == AF_INET ? reinterpret_cast<const sockaddr_in*>(&storage)->sin_port
+                                   : reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
+}
+
+void SocketAddress::set_port(std::uint16_t port) noexcept {
+  if (family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&storage)->sin_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port = htons(port);
+  }
+}
+
+std::string SocketAddress::to_string() const {
+  return family() == AF_INET ? fmt::format("{}:{}", host_text(*this), port()) : fmt::format("[{}]:{}", host_text(*this), port());
+}
+
+bool SocketAddress::is_link_local() const noexcept {
+  return family() == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr);
+}
+
+Result<SocketAddress> parse_host(std::string_view text) {
+  const std::string host(text);
+  SocketAddress address;
+  auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
+  if (::inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
+    four->sin_family = AF_INET;
+    return address;
+  }
+  auto* six = reinterpret_cast<sockaddr_in6*>(&address.storage);
+  if (::inet_pton(AF_INET6, host.c_str(), &six->sin6_addr) == 1) {
+    six->sin6_family = AF_INET6;
+    return address;
+  }
+  return Status(StatusCode::invalid_argument, fmt::format("'{}' is no numeric IPv4 or IPv6 address", text));
+}
+
+Result<SocketAddress> parse_address(std::string_view text) {
+  const auto bad = [&] { return Status(StatusCode::invalid_argument, fmt::format("'{}' is no address with a port", text)); };
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return bad();
+  std::string_view host = text.substr(0, colon);
+  const std::string_view digits = text.substr(colon + 1);
+  const bool bracketed = host.size() >= 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
+  if (error != std::errc() || end != digits.data() + digits.size() || port == 0) return bad();
+  auto address = parse_host(host);
+  if (!address.ok() || bracketed != (address->family() == AF_INET6)) return bad();
+  address->set_port(port);
+  return address;
+}
+
+std::string join_addresses(std::span<const SocketAddress> addresses) {
+  std::string text;
+  for (const SocketAddress& address : addresses) {
+    if (!text.empty()) text += ',';
+    text += address.to_string();
+  }
+  return text;
+}
+
+Result<std::vector<SocketAddress>> split_addresses(std::string_view text) {
+  std::vector<SocketAddress> addresses;
+  for (std::size_t from = 0; from <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', from), text.size());
+    auto address = parse_address(text.substr(from, comma - from));
+    if (!address.ok()) return address.status();
+    if (addresses.size() == kMaxAdvertised) {
+      return Status(StatusCode::invalid_argument, fmt::format("more than {} addresses in '{}'", kMaxAdvertised, text));
+    }
+    addresses.push_back(*address);
+    from = comma + 1;
+  }
+  return addresses;
+}
+
+Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address) {
+  // An address that is given is taken at its word; whether it is ours shows when it is bound.
+  if (!interface_or_address.empty()) {
+    const auto given = parse_host(interface_or_address);
+    if (given.ok()) return std::vector<SocketAddress>{*given};
+  }
+  auto locals = list_interfaces();
+  if (!locals.ok()) return locals.status();
+  std::stable_sort(locals->begin(), locals->end(), [](const auto& a, const auto& b) { return a.badness() < b.badness(); });
+  std::vector<SocketAddress> chosen;
+  const auto choose = [&](auto&& fits) {
+    for (const LocalAddress& local : *locals) {
+      if (fits(local) && !local.address.is_link_local() && chosen.size() < kMaxAdvertised) chosen.push_back(local.address);
+    }
+  };
+  if (!interface_or_address.empty()) {
+    choose([&](const LocalAddress& local) { return local.interface == interface_or_address; });
+  } else {
+    choose([](const LocalAddress& local) { return !local.loopback; });
+    if (chosen.empty()) choose([](const LocalAddress& local) { return local.loopback; });
+  }
+  if (chosen.empty()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("no usable interface or address '{}' on this host; it has {}", interface_or_address, describe(*locals)));
+  }
+  return chosen;
+}
+
+}  // namespace shoal::tcp

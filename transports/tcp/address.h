@@ -1,0 +1,47 @@
+// Socket addresses: parsing, printing, and the choice of those that this host advertises.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <shoal/status.h>
+
+namespace shoal::tcp {
+
+/// An IPv4 or IPv6 address with a port. A plain value.
+struct SocketAddress {
+  sockaddr_storage storage{};
+
+  [[nodiscard]] int family() const noexcept { return storage.ss_family; }
+  [[nodiscard]] const sockaddr* raw() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+  [[nodiscard]] socklen_t length() const noexcept { return family() == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6); }
+  [[nodiscard]] std::uint16_t port() const noexcept;
+  void set_port(std::uint16_t port) noexcept;
+  /// "10.0.0.3:4711" or "[fd00::3]:4711".
+  [[nodiscard]] std::string to_string() const;
+  [[nodiscard]] bool is_link_local() const noexcept;
+};
+
+/// A numeric address without a port, IPv6 without brackets; no names are looked up. invalid_argument for anything else.
+Result<SocketAddress> parse_host(std::string_view text);
+/// The inverse of SocketAddress::to_string.
+Result<SocketAddress> parse_address(std::string_view text);
+
+/// What Transport::address() carries: addresses by which one listener can be reached, best first, joined by commas.
+[[nodiscard]] std::string join_addresses(std::span<const SocketAddress> addresses);
+/// invalid_argument for anything that join_addresses did not make.
+Result<std::vector<SocketAddress>> split_addresses(std::string_view text);
+
+/// The addresses of this host that `interface_or_address` stands for, with port 0; at most kMaxAdvertised. Empty text: all but
+/// loopback and link-local ones, IPv4 first, bridges of containers and virtual machines last; loopback where there is nothing else.
+/// The error lists what this host has.
+Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address);
+inline constexpr std::size_t kMaxAdvertised = 8;
+
+}  // namespace shoal::tcp

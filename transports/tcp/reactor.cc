@@ -1,0 +1,184 @@
+#include "transports/tcp/reactor.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+
+#include "transports/tcp/link.h"
+
+namespace shoal::tcp {
+namespace {
+
+// Up to this many links it is cheaper to ask each one's first socket for bytes than to ask epoll which socket to ask.
+constexpr std::size_t kDirectLinks = 2;
+// How often epoll is asked all the same: blocked sends and further sockets report only there.
+constexpr unsigned kCollectEvery = 8;
+constexpr long kCalmWatchMs = 1000;
+constexpr long kClosingWatchMs = 100;
+
+}  // namespace
+
+Result<std::shared_ptr<Reactor>> Reactor::make() {
+  std::shared_ptr<Reactor> reactor(new Reactor());
+  reactor->epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  if (!reactor->epoll_.valid()) return system_error("tcp: epoll_create1", errno);
+  reactor->timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!reactor->timer_.valid()) return system_error("tcp: timerfd_create", errno);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = nullptr;
+  if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0) return system_error("tcp: epoll_ctl", errno);
+  reactor->owner_pid_ = ::getpid();
+  return reactor;
+}
+
+Result<bool> Reactor::add(TcpLink& link) {
+  for (Flow& flow : link.flows()) {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+    event.data.ptr = &flow;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, flow.socket.get(), &event) != 0) return system_error("tcp: epoll_ctl", errno);
+  }
+  links_.push_back(&link);
+  std::size_t flows = 0;
+  for (TcpLink* known : links_) flows += known->flows().size();
+  ready_.reserve(flows);
+  for (Flow& flow : link.flows()) enqueue(flow);
+  if (timer_period_ms_ == 0) set_timer(kCalmWatchMs);
+  return true;
+}
+
+void Reactor::remove(TcpLink& link) noexcept {
+  std::erase(links_, &link);
+  std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
+}
+
+void Reactor::forget(Flow& flow) noexcept {
+  // The registration belongs to the open socket, which a forked child shares with its parent.
+  if (in_owner()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, flow.socket.get(), nullptr);
+}
+
+void Reactor::close_all() {
+  const std::vector<TcpLink*> links = links_;
+  for (TcpLink* link : links) {
+    link->close(Status(StatusCode::aborted, "the transport was closed on this side"));
+    remove(*link);
+  }
+}
+
+void Reactor::enqueue(Flow& flow) {
+  if (flow.queued) return;
+  flow.queued = true;
+  ready_.push_back(&flow);
+}
+
+void Reactor::note_closing() noexcept {
+  news_ = true;
+  set_timer(kClosingWatchMs);
+}
+
+bool Reactor::progress() {
+  bool moved = read_ready();
+  if (!moved && links_.size() <= kDirectLinks) moved = read_directly();
+  if (!moved || ++calls_since_collect_ >= kCollectEvery) {
+    moved |= collect();
+    moved |= read_ready();
+  }
+  moved |= news_;
+  news_ = false;
+  return moved;
+}
+
+bool Reactor::read_ready() {
+  bool moved = false;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < ready_.size(); ++i) {
+    Flow& flow = *ready_[i];
+    moved |= flow.link->receive(flow);
+    if (flow.readable && flow.link->has_room(flow)) {
+      ready_[kept++] = &flow;
+    } else {
+      flow.queued = false;
+    }
+  }
+  ready_.resize(kept);
+  return moved;
+}
+
+bool Reactor::read_directly() {
+  bool moved = false;
+  for (TcpLink* link : links_) {
+    Flow& flow = link->flows().front();
+    if (!flow.ended && !flow.queued && link->has_room(flow)) {
+      moved |= link->receive(flow);
+      if (flow.readable && link->has_room(flow)) enqueue(flow);
+    }
+  }
+  return moved;
+}
+
+bool Reactor::collect() {
+  calls_since_collect_ = 0;
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  bool moved = false;
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t what = events[i].events;
+    if (events[i].data.ptr == nullptr) {
+      watch_links();
+      continue;
+    }
+    Flow& flow = *static_cast<Flow*>(events[i].data.ptr);
+    if (flow.ended) continue;
+    if ((what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flow.link->hang_up(flow);
+    if ((what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+      flow.readable = true;
+      if (flow.link->has_room(flow)) {
+        enqueue(flow);
+        moved = true;
+      }
+    }
+    if ((what & EPOLLOUT) != 0 && flow.blocked) moved |= flow.link->send_more(flow);
+  }
+  return moved;
+}
+
+bool Reactor::prepare_wait() {
+  if (!ready_.empty() || news_) return false;
+  if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
+  return !collect() && ready_.empty() && !news_;
+}
+
+void Reactor::finish_wait() { collect(); }
+
+void Reactor::watch_links() {
+  std::uint64_t ticks = 0;
+  while (::read(timer_.get(), &ticks, sizeof ticks) < 0 && errno == EINTR) {
+  }
+  for (TcpLink* link : links_) link->watch();
+  const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
+  set_timer(closing ? kClosingWatchMs : kCalmWatchMs);
+}
+
+void Reactor::set_timer(long period_ms) noexcept {
+  if (period_ms == timer_period_ms_) return;
+  timer_period_ms_ = period_ms;
+  itimerspec spec{};
+  spec.it_interval = {period_ms / 1000, period_ms % 1000 * 1'000'000};
+  spec.it_value = spec.it_interval;
+  ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
+}
+
+std::size_t Reactor::memory_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const TcpLink* link : links_) bytes += link->memory_bytes();
+  return bytes;
+}
+
+bool Reactor::in_owner() const noexcept { return ::getpid() == owner_pid_; }
+
+}  // namespace shoal::tcp

@@ -1,0 +1,65 @@
+// The Reactor of a TCP transport: knows which sockets can move bytes, and waits for them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/tcp/descriptor.h"
+
+namespace shoal::tcp {
+
+class TcpLink;
+struct Flow;
+
+/// Every socket is registered once, edge-triggered for both directions, and never re-armed: an edge sets a flag in the Flow, the
+/// flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises no further edge unless
+/// more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a system call.
+/// Thread rule: that of the transport, one thread at a time.
+class Reactor {
+ public:
+  static Result<std::shared_ptr<Reactor>> make();
+
+  Result<bool> add(TcpLink& link);
+  void remove(TcpLink& link) noexcept;
+  /// Stops reports about one socket; to be called before it closes.
+  void forget(Flow& flow) noexcept;
+  /// Ends all links from this side: their owner, the transport, is being destroyed.
+  void close_all();
+
+  /// The flow can be read from; no effect where it is known already.
+  void enqueue(Flow& flow);
+  /// A link breaks: look after it more often, and report it.
+  void note_closing() noexcept;
+
+  bool progress();
+  [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
+  bool prepare_wait();
+  void finish_wait();
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+
+  /// False in a child of the process that made the transport: a fork shares the sockets and must not shut them down.
+  [[nodiscard]] bool in_owner() const noexcept;
+
+ private:
+  Reactor() = default;
+
+  bool collect();
+  bool read_ready();
+  bool read_directly();
+  void watch_links();
+  void set_timer(long period_ms) noexcept;
+
+  Descriptor epoll_;
+  Descriptor timer_;
+  long timer_period_ms_ = 0;
+  int owner_pid_ = 0;
+  std::vector<TcpLink*> links_;
+  std::vector<Flow*> ready_;
+  bool news_ = false;
+  unsigned calls_since_collect_ = 0;
+};
+
+}  // namespace shoal::tcp

@@ -1,0 +1,434 @@
+#include "transports/tcp/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <list>
+#include <optional>
+#include <system_error>
+
+#include <fmt/format.h>
+
+namespace shoal::tcp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// A stranger costs one descriptor for this long.
+constexpr milliseconds kGreetTimeout{2000};
+constexpr milliseconds kConfirmTimeout{5000};
+// Beyond the connections that are expected so many strangers are heard at a time; the oldest makes room for the next.
+constexpr std::size_t kMaxStrangers = 64;
+constexpr milliseconds kFirstRetry{10};
+constexpr milliseconds kLastRetry{200};
+// Where a peer has several addresses, a silent one is left for the next after this time.
+constexpr milliseconds kAddressTimeout{1000};
+constexpr milliseconds kReplyTimeout{3000};
+constexpr milliseconds kDescriptorPause{50};
+constexpr std::size_t kMaxNamedRanks = 8;
+
+// One handshake record on its way in.
+struct RecordReader {
+  HelloRecord bytes{};
+  std::size_t got = 0;
+
+  enum class Outcome { more, whole, ended };
+  // `error` is set where the outcome is `ended`; 0 = the other side closed.
+  Outcome read(int socket, int& error) noexcept {
+    const ssize_t n = ::recv(socket, bytes.data() + got, bytes.size() - got, MSG_DONTWAIT);
+    if (n > 0) {
+      got += static_cast<std::size_t>(n);
+      return got == bytes.size() ? Outcome::whole : Outcome::more;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Outcome::more;
+    error = n == 0 ? 0 : errno;
+    return Outcome::ended;
+  }
+};
+
+// A connection that somebody made to this rank.
+struct Inbound {
+  Descriptor socket;
+  Clock::time_point until;
+  RecordReader reader;
+  bool confirming = false;
+  std::size_t peer = 0;  // once greeted
+  std::size_t index = 0;
+};
+
+constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
+
+// A connection that this rank makes.
+struct Outbound {
+  enum class State { waiting, connecting, replying, done };
+  std::size_t peer = 0;
+  std::size_t index = 0;
+  State state = State::waiting;
+  Descriptor socket;
+  Clock::time_point until;  // when to start (waiting) or to give up this try
+  std::size_t poll_slot = kNotPolled;
+  RecordReader reader;
+  milliseconds retry = kFirstRetry;
+};
+
+struct Peer {
+  const PeerAddress* where = nullptr;
+  PeerSockets sockets;
+  std::size_t missing = 0;
+  std::size_t address = 0;  // the one in use
+  std::string last_error;
+};
+
+bool send_record(int socket, const HelloRecord& record) noexcept {
+  ssize_t n = 0;
+  do {
+    n = ::send(socket, record.data(), record.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  return n == static_cast<ssize_t>(record.size());
+}
+
+std::string words(int error) { return std::generic_category().message(error); }
+
+class Rendezvous {
+ public:
+  Rendezvous(const Identity& self, int listener, std::span<const PeerAddress> peers, Clock::time_point deadline)
+      : self_(self), listener_(listener), start_(Clock::now()), deadline_(deadline) {
+    for (const PeerAddress& where : peers) {
+      Peer& peer = peers_.emplace_back();
+      peer.where = &where;
+      peer.sockets.rank = where.rank;
+      peer.sockets.address = where.addresses.front().to_string();
+      peer.sockets.sockets.resize(self.sockets);
+      peer.missing = self.sockets;
+      missing_ += peer.missing;
+      if (where.rank > static_cast<int>(self.from_rank)) {
+        inbound_limit_ += peer.missing;
+        continue;
+      }
+      for (std::size_t index = 0; index < self.sockets; ++index) {
+        Outbound& outbound = outbounds_.emplace_back();
+        outbound.peer = peers_.size() - 1;
+        outbound.index = index;
+        outbound.until = start_;
+      }
+    }
+  }
+
+  Result<std::vector<PeerSockets>> run() {
+    while (missing_ > 0 && failure_.ok()) {
+      if (Clock::now() >= deadline_) return late();
+      start_outbounds();
+      wait();
+      accept_all();
+      serve_inbounds();
+      serve_outbounds();
+    }
+    if (!failure_.ok()) return failure_;
+    std::vector<PeerSockets> connected;
+    for (Peer& peer : peers_) connected.push_back(std::move(peer.sockets));
+    return connected;
+  }
+
+ private:
+  Hello hello(HelloKind kind, int to_rank, std::size_t index) const noexcept {
+    Hello hello = self_;
+    hello.kind = kind;
+    hello.to_rank = static_cast<std::uint32_t>(to_rank);
+    hello.socket_index = static_cast<std::uint16_t>(index);
+    return hello;
+  }
+
+  // The first socket looks for an address that works; the others follow it there.
+  bool may_start(const Outbound& outbound) const noexcept {
+    return outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].valid();
+  }
+
+  void wait() {
+    polled_.clear();
+    bool listening = false;
+    const auto now = Clock::now();
+    auto until = deadline_;
+    if (now >= listen_after_) {
+      listening = true;
+      polled_.push_back({listener_, POLLIN, 0});
+    } else {
+      until = std::min(until, listen_after_);
+    }
+    for (const Inbound& inbound : inbounds_) {
+      polled_.push_back({inbound.socket.get(), POLLIN, 0});
+      until = std::min(until, inbound.until);
+    }
+    for (Outbound& outbound : outbounds_) {
+      outbound.poll_slot = kNotPolled;
+      if (outbound.state == Outbound::State::done || !may_start(outbound)) continue;
+      until = std::min(until, outbound.until);
+      if (outbound.state == Outbound::State::waiting) continue;
+      const short events = outbound.state == Outbound::State::connecting ? POLLOUT : POLLIN;
+      outbound.poll_slot = polled_.size();
+      polled_.push_back({outbound.socket.get(), events, 0});
+    }
+    const auto left = std::chrono::ceil<milliseconds>(until - now).count();
+    if (::poll(polled_.data(), polled_.size(), static_cast<int>(std::clamp<long>(left, 0, 1000))) < 0 && errno != EINTR) {
+      failure_ = system_error("tcp: poll", errno);
+    }
+    may_accept_ = listening && polled_.front().revents != 0;
+  }
+
+  // Listening side ------------------------------------------------------------------------------------------------------------
+
+  void accept_all() {
+    if (!may_accept_) return;
+    while (true) {
+      Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket.valid()) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+          note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(errno));
+          listen_after_ = Clock::now() + kDescriptorPause;
+          drop_oldest_stranger();
+        }
+        return;  // the queue is empty, or a connection was gone before it was accepted: poll() will tell
+      }
+      if (inbounds_.size() >= inbound_limit_ + kMaxStrangers) drop_oldest_stranger();
+      Inbound& inbound = inbounds_.emplace_back();
+      inbound.socket = std::move(socket);
+      inbound.until = Clock::now() + kGreetTimeout;
+    }
+  }
+
+  void drop_oldest_stranger() {
+    const auto oldest = std::find_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return !i.confirming; });
+    if (oldest == inbounds_.end()) return;
+    count_stranger("too many at a time");
+    inbounds_.erase(oldest);
+  }
+
+  void count_stranger(std::string_view why) {
+    ++strangers_;
+    stranger_ = why;
+  }
+
+  void serve_inbounds() {
+    const auto now = Clock::now();
+    for (auto i = inbounds_.begin(); i != inbounds_.end();) {
+      i = serve(*i, now) ? std::next(i) : inbounds_.erase(i);
+    }
+  }
+
+  // False where the connection is done with: it became a peer's, or was dropped.
+  bool serve(Inbound& inbound, Clock::time_point now) {
+    int error = 0;
+    switch (inbound.reader.read(inbound.socket.get(), error)) {
+      case RecordReader::Outcome::more:
+        if (now < inbound.until) return true;
+        if (!inbound.confirming) count_stranger("it did not introduce itself in time");
+        return false;
+      case RecordReader::Outcome::ended:
+        if (!inbound.confirming) count_stranger("it closed without introducing itself");
+        return false;
+      case RecordReader::Outcome::whole: break;
+    }
+    const auto said = decode_hello(inbound.reader.bytes);
+    inbound.reader.got = 0;
+    return inbound.confirming ? confirm(inbound, said) : greet(inbound, said);
+  }
+
+  bool greet(Inbound& inbound, const std::optional<Hello>& said) {
+    if (!said || said->kind != HelloKind::greet) return count_stranger("it does not speak shoal's protocol"), false;
+    if (said->job_id != self_.job_id) return count_stranger("it belongs to another job"), false;
+    if (said->to_rank != self_.from_rank) return count_stranger(fmt::format("it looks for rank {}", said->to_rank)), false;
+    const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
+      return p.sockets.rank == static_cast<int>(said->from_rank) && said->from_rank > self_.from_rank;
+    });
+    if (peer == peers_.end()) return count_stranger(fmt::format("rank {} is not expected", said->from_rank)), false;
+    // The reply goes out even where the settings differ, so that both sides can say why they part.
+    if (!send_record(inbound.socket.get(), encode(hello(HelloKind::reply, peer->sockets.rank, said->socket_index)))) return false;
+    if (!check_settings(*said)) return false;
+    if (said->socket_index >= self_.sockets) return count_stranger("its socket number is too high"), false;
+    inbound.confirming = true;
+    inbound.until = Clock::now() + kConfirmTimeout;
+    inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
+    inbound.index = said->socket_index;
+    return true;
+  }
+
+  bool confirm(Inbound& inbound, const std::optional<Hello>& said) {
+    Peer& peer = peers_[inbound.peer];
+    Hello expected = self_;
+    expected.kind = HelloKind::confirm;
+    expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
+    expected.to_rank = self_.from_rank;
+    expected.socket_index = static_cast<std::uint16_t>(inbound.index);
+    if (said == expected && !peer.sockets.sockets[inbound.index].valid()) complete(peer, inbound.index, std::move(inbound.socket));
+    return false;
+  }
+
+  // Connecting side -----------------------------------------------------------------------------------------------------------
+
+  void start_outbounds() {
+    const auto now = Clock::now();
+    for (Outbound& outbound : outbounds_) {
+      if (outbound.state == Outbound::State::waiting && now >= outbound.until && may_start(outbound)) start(outbound);
+    }
+  }
+
+  void start(Outbound& outbound) {
+    const Peer& peer = peers_[outbound.peer];
+    const SocketAddress& address = peer.where->addresses[peer.address];
+    outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!outbound.socket.valid()) {
+      if (errno != EMFILE && errno != ENFILE) return retry(outbound, words(errno));
+      failure_ = Status(StatusCode::system_error, fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
+                                                              peer.sockets.rank, address.to_string(), words(errno)));
+      return;
+    }
+    outbound.state = Outbound::State::connecting;
+    outbound.until = peer.where->addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
+    if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
+      retry(outbound, words(errno));
+    }
+  }
+
+  void retry(Outbound& outbound, std::string why) {
+    Peer& peer = peers_[outbound.peer];
+    peer.last_error = std::move(why);
+    outbound.socket.reset();
+    outbound.reader.got = 0;
+    outbound.state = Outbound::State::waiting;
+    const bool more_addresses = outbound.index == 0 && peer.address + 1 < peer.where->addresses.size();
+    if (outbound.index == 0) peer.address = (peer.address + 1) % peer.where->addresses.size();
+    outbound.until = Clock::now();
+    if (more_addresses) return;
+    outbound.until += outbound.retry;
+    outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+  }
+
+  void serve_outbounds() {
+    const auto now = Clock::now();
+    for (Outbound& outbound : outbounds_) {
+      if (outbound.state == Outbound::State::connecting) {
+        serve_connecting(outbound, now);
+      } else if (outbound.state == Outbound::State::replying) {
+        serve_replying(outbound, now);
+      }
+    }
+  }
+
+  void serve_connecting(Outbound& outbound, Clock::time_point now) {
+    const int socket = outbound.socket.get();
+    if (outbound.poll_slot == kNotPolled || polled_[outbound.poll_slot].revents == 0) {
+      if (now >= outbound.until) retry(outbound, words(ETIMEDOUT));
+      return;
+    }
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
+    const Peer& peer = peers_[outbound.peer];
+    if (error == 0 && !send_record(socket, encode(hello(HelloKind::greet, peer.sockets.rank, outbound.index)))) error = errno;
+    if (error != 0) return retry(outbound, words(error));
+    outbound.state = Outbound::State::replying;
+    outbound.until = peer.where->addresses.size() > 1 ? now + kReplyTimeout : deadline_;
+  }
+
+  void serve_replying(Outbound& outbound, Clock::time_point now) {
+    int error = 0;
+    switch (outbound.reader.read(outbound.socket.get(), error)) {
+      case RecordReader::Outcome::more:
+        if (now >= outbound.until) retry(outbound, kSilent);
+        return;
+      case RecordReader::Outcome::ended:
+        return retry(outbound, error != 0 ? words(error) : "it closed the connection during the handshake (is it another job's?)");
+      case RecordReader::Outcome::whole: break;
+    }
+    Peer& peer = peers_[outbound.peer];
+    const auto said = decode_hello(outbound.reader.bytes);
+    if (!said || said->kind != HelloKind::reply || said->job_id != self_.job_id || said->to_rank != self_.from_rank ||
+        said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) || said->socket_index != outbound.index) {
+      return retry(outbound, "whoever listens there is not this rank of this job");
+    }
+    if (!check_settings(*said)) return;
+    if (!send_record(outbound.socket.get(), encode(hello(HelloKind::confirm, peer.sockets.rank, outbound.index)))) {
+      return retry(outbound, words(errno));
+    }
+    outbound.state = Outbound::State::done;
+    peer.sockets.address = peer.where->addresses[peer.address].to_string();
+    complete(peer, outbound.index, std::move(outbound.socket));
+  }
+
+  // Both ----------------------------------------------------------------------------------------------------------------------
+
+  void complete(Peer& peer, std::size_t index, Descriptor socket) {
+    peer.sockets.sockets[index] = std::move(socket);
+    --peer.missing;
+    --missing_;
+  }
+
+  // Sets failure_ where a rank of the same job was started with other settings: waiting will not help.
+  bool check_settings(const Hello& said) {
+    const auto differ = [&](std::string_view what, auto theirs, auto ours) {
+      if (theirs == ours) return false;
+      failure_ = Status(StatusCode::mismatch, fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
+                                                          "same settings", said.from_rank, what, theirs, self_.from_rank, ours));
+      return true;
+    };
+    return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
+           !differ("sockets per peer:", said.sockets, self_.sockets) && !differ("a tile size of", said.tile_bytes, self_.tile_bytes);
+  }
+
+  Status late() const {
+    const double seconds = std::chrono::duration<double>(deadline_ - start_).count();
+    std::string text;
+    std::size_t named = 0;
+    std::size_t late_ranks = 0;
+    for (const Peer& peer : peers_) {
+      if (peer.missing == 0) continue;
+      if (++late_ranks > kMaxNamedRanks) continue;
+      ++named;
+      if (!text.empty()) text += "; ";
+      text += fmt::format("rank {} ({}) did not connect within {:.1f} s", peer.sockets.rank, peer.sockets.address, seconds);
+      const bool silent = std::any_of(outbounds_.begin(), outbounds_.end(), [&](const Outbound& o) {
+        return &peers_[o.peer] == &peer && o.state == Outbound::State::replying;
+      });
+      if (silent) {
+        text += fmt::format(": {}", kSilent);
+      } else if (!peer.last_error.empty()) {
+        text += fmt::format(": {}", peer.last_error);
+      }
+    }
+    if (late_ranks > named) text += fmt::format("; and {} more ranks", late_ranks - named);
+    if (!note_.empty()) text += fmt::format("; {}", note_);
+    if (strangers_ > 0) {
+      text += fmt::format("; dropped {} connection{} from strangers, the last because {}", strangers_, strangers_ == 1 ? "" : "s", stranger_);
+    }
+    return {StatusCode::timeout, text};
+  }
+
+  static constexpr const char* kSilent = "it accepted the connection but did not answer";
+
+  const Identity self_;
+  const int listener_;
+  const Clock::time_point start_;
+  const Clock::time_point deadline_;
+  std::vector<Peer> peers_;
+  std::list<Inbound> inbounds_;
+  std::vector<Outbound> outbounds_;
+  std::vector<pollfd> polled_;
+  std::size_t missing_ = 0;
+  std::size_t inbound_limit_ = 0;
+  Clock::time_point listen_after_;
+  bool may_accept_ = false;
+  std::size_t strangers_ = 0;
+  std::string stranger_;
+  std::string note_;
+  Status failure_;
+};
+
+}  // namespace
+
+Result<std::vector<PeerSockets>> connect_peers(const Identity& self, int listener, std::span<const PeerAddress> peers,
+                                               std::chrono::steady_clock::time_point deadline) {
+  return Rendezvous(self, listener, peers, deadline).run();
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,124 @@
+#include "transports/tcp/wire.h"
+
+#include <bit>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace shoal::tcp {
+namespace {
+
+constexpr std::uint32_t kHelloMagic = 0x4c4f4853;  // "SHOL" in the order of the bytes
+constexpr std::uint32_t kFrameMagic = 0x454c4954;  // "TILE"
+
+template <typename T>
+void store(std::byte* at, T value) noexcept {
+  if constexpr (std::endian::native == std::endian::big) {
+    for (std::size_t i = 0; i < sizeof(T); ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
+  } else {
+    std::memcpy(at, &value, sizeof(T));
+  }
+}
+
+template <typename T>
+T load(const std::byte* at) noexcept {
+  T value{};
+  if constexpr (std::endian::native == std::endian::big) {
+    for (std::size_t i = 0; i < sizeof(T); ++i) value |= static_cast<T>(static_cast<T>(at[i]) << (8 * i));
+  } else {
+    std::memcpy(&value, at, sizeof(T));
+  }
+  return value;
+}
+
+// Folds whole 8-byte words. Any single changed bit changes the result: each step is a bijection of the running value.
+std::uint32_t check_of(const std::byte* words, std::size_t count) noexcept {
+  std::uint64_t sum = 0x9e3779b97f4a7c15;
+  for (std::size_t i = 0; i < count; ++i) {
+    sum = (sum ^ load<std::uint64_t>(words + 8 * i)) * 0xff51afd7ed558ccd;
+    sum ^= sum >> 29;
+  }
+  return static_cast<std::uint32_t>(sum ^ (sum >> 32));
+}
+
+// Both records start with magic and check sum; the sum covers everything behind them.
+constexpr std::size_t kPreludeBytes = 8;
+
+std::uint32_t check_of_record(const std::byte* record, std::size_t bytes) noexcept {
+  return check_of(record + kPreludeBytes, (bytes - kPreludeBytes) / 8);
+}
+
+}  // namespace
+
+HelloRecord encode(const Hello& hello) noexcept {
+  HelloRecord record{};
+  std::byte* at = record.data();
+  store(at + 8, hello.version);
+  store(at + 10, static_cast<std::uint16_t>(hello.kind));
+  store(at + 12, hello.size);
+  store(at + 16, hello.job_id);
+  store(at + 24, hello.from_rank);
+  store(at + 28, hello.to_rank);
+  store(at + 32, hello.sockets);
+  store(at + 34, hello.socket_index);
+  store(at + 40, hello.tile_bytes);
+  store(at, kHelloMagic);
+  store(at + 4, check_of_record(at, kHelloBytes));
+  return record;
+}
+
+std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept {
+  const std::byte* at = bytes.data();
+  if (load<std::uint32_t>(at) != kHelloMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kHelloBytes)) return {};
+  Hello hello;
+  hello.version = load<std::uint16_t>(at + 8);
+  const auto kind = load<std::uint16_t>(at + 10);
+  if (kind < 1 || kind > 3) return {};
+  hello.kind = static_cast<HelloKind>(kind);
+  hello.size = load<std::uint32_t>(at + 12);
+  hello.job_id = load<std::uint64_t>(at + 16);
+  hello.from_rank = load<std::uint32_t>(at + 24);
+  hello.to_rank = load<std::uint32_t>(at + 28);
+  hello.sockets = load<std::uint16_t>(at + 32);
+  hello.socket_index = load<std::uint16_t>(at + 34);
+  hello.tile_bytes = load<std::uint64_t>(at + 40);
+  return hello;
+}
+
+void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> bytes) noexcept {
+  std::byte* at = bytes.data();
+  store(at + 8, header.position);
+  store(at + 16, header.tile.communicator);
+  store(at + 20, header.tile.sequence);
+  store(at + 24, header.tile.edge);
+  store(at + 28, header.tile.size_bytes);
+  store(at + 32, header.tile.offset_bytes);
+  std::memset(at + 40, 0, kFrameHeaderBytes - 40);
+  store(at, kFrameMagic);
+  store(at + 4, check_of_record(at, kFrameHeaderBytes));
+}
+
+std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                        std::size_t max_payload_bytes) noexcept {
+  const std::byte* at = bytes.data();
+  if (load<std::uint32_t>(at) != kFrameMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return {};
+  FrameHeader header;
+  header.position = load<std::uint64_t>(at + 8);
+  header.tile.communicator = load<std::uint32_t>(at + 16);
+  header.tile.sequence = load<std::uint32_t>(at + 20);
+  header.tile.edge = load<std::uint32_t>(at + 24);
+  header.tile.size_bytes = load<std::uint32_t>(at + 28);
+  header.tile.offset_bytes = load<std::uint64_t>(at + 32);
+  if (header.tile.size_bytes > max_payload_bytes) return {};
+  return header;
+}
+
+std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes, std::size_t max_payload_bytes) {
+  const std::byte* at = bytes.data();
+  const auto magic = load<std::uint32_t>(at);
+  if (magic != kFrameMagic) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
+  if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the check sum does not fit";
+  return fmt::format("a payload of {} bytes where at most {} are allowed", load<std::uint32_t>(at + 28), max_payload_bytes);
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,66 @@
+// What travels over the sockets of the TCP transport: handshake records and frame headers, both little-endian and of fixed size.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "transports/transport.h"
+
+namespace shoal::tcp {
+
+inline constexpr std::uint16_t kWireVersion = 1;
+
+/// The three records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms.
+enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3 };
+
+/// One handshake record. A side sends its own values; whether they fit is for the other side to judge.
+struct Hello {
+  HelloKind kind = HelloKind::greet;
+  std::uint16_t version = kWireVersion;
+  std::uint64_t job_id = 0;
+  std::uint32_t from_rank = 0;
+  std::uint32_t to_rank = 0;
+  std::uint32_t size = 0;  ///< ranks of the job
+  std::uint16_t sockets = 0;
+  std::uint16_t socket_index = 0;
+  std::uint64_t tile_bytes = 0;
+
+  bool operator==(const Hello&) const = default;
+};
+inline constexpr std::size_t kHelloBytes = 48;
+using HelloRecord = std::array<std::byte, kHelloBytes>;
+
+[[nodiscard]] HelloRecord encode(const Hello& hello) noexcept;
+/// Empty where the bytes are no handshake record (wrong magic, kind or check sum). The version is not judged.
+[[nodiscard]] std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept;
+
+/// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache line,
+/// so that payloads lie aligned in the receiver's memory however frames follow each other.
+inline constexpr std::size_t kFrameAlignment = 64;
+inline constexpr std::size_t kFrameHeaderBytes = 64;
+
+/// The position of a tile on its link, counted over all sockets, and the tile's own header.
+struct FrameHeader {
+  std::uint64_t position = 0;
+  TileHeader tile;
+
+  bool operator==(const FrameHeader&) const = default;
+};
+
+/// Bytes on the wire for a payload of `payload_bytes`.
+[[nodiscard]] constexpr std::size_t frame_bytes(std::size_t payload_bytes) noexcept {
+  return kFrameHeaderBytes + (payload_bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
+}
+
+void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
+/// Empty where the bytes are no frame header: wrong magic, wrong check sum, or a payload above max_payload_bytes.
+[[nodiscard]] std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                                      std::size_t max_payload_bytes) noexcept;
+/// Says what is wrong with a header that decode_frame refused.
+[[nodiscard]] std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes, std::size_t max_payload_bytes);
+
+}  // namespace shoal::tcp
