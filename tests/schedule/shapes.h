@@ -1,0 +1,69 @@
+// The machines and message sizes over which schedules are proven.
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "src/schedule/program.h"
+
+namespace shoal::testing {
+
+/// Numbers the nodes of `node_of_rank` in order of their lowest rank, as a Topology wants them.
+inline Topology scattered(const std::vector<int>& node_of_rank) {
+  Topology topology;
+  std::vector<int> seen;
+  for (const int node : node_of_rank) {
+    const auto it = std::find(seen.begin(), seen.end(), node);
+    topology.node_of_rank.push_back(static_cast<int>(it - seen.begin()));
+    if (it == seen.end()) seen.push_back(node);
+  }
+  return topology;
+}
+
+/// Ranks dealt to the nodes one by one, as `mpirun --map-by node` does.
+inline Topology round_robin(int ranks, int nodes) {
+  std::vector<int> node_of_rank;
+  for (int rank = 0; rank < ranks; ++rank) node_of_rank.push_back(rank % nodes);
+  return scattered(node_of_rank);
+}
+
+inline Topology shuffled(Topology topology, unsigned seed) {
+  std::mt19937 random(seed);
+  std::shuffle(topology.node_of_rank.begin(), topology.node_of_rank.end(), random);
+  return scattered(topology.node_of_rank);
+}
+
+inline const std::vector<int>& rank_counts() {
+  static const std::vector<int> counts{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 64};
+  return counts;
+}
+
+/// One node, one rank a node, every N x L in between, and uneven and scattered ones.
+inline std::vector<Topology> topologies(int ranks) {
+  std::vector<Topology> all;
+  for (int nodes = 1; nodes <= ranks; ++nodes) {
+    if (ranks % nodes == 0) all.push_back(Topology::uniform(nodes, ranks / nodes));
+  }
+  if (ranks >= 3) {
+    all.push_back(Topology::ragged({ranks - 1, 1}));
+    all.push_back(Topology::ragged({1, ranks - 1}));
+    all.push_back(round_robin(ranks, 2));
+    all.push_back(round_robin(ranks, 3));
+  }
+  if (ranks >= 6) {
+    all.push_back(Topology::ragged({ranks - 3, 1, 2}));
+    all.push_back(Topology::ragged({2, ranks - 5, 3}));
+    all.push_back(shuffled(Topology::ragged({ranks / 2, 1, ranks - ranks / 2 - 1}), 7U + static_cast<unsigned>(ranks)));
+  }
+  if (ranks == 9) all.push_back(Topology::ragged({4, 4, 1}));
+  return all;
+}
+
+/// Counts that are empty, tiny, less than the ranks, indivisible, and large enough for many lanes and segments.
+inline std::vector<std::size_t> counts(int ranks) {
+  const auto p = static_cast<std::size_t>(ranks);
+  return {0, 1, p > 2 ? p - 1 : 3, 1009, ranks <= 17 ? 5'000'011U : 20'000'003U};
+}
+
+}  // namespace shoal::testing

@@ -1,0 +1,457 @@
+// The Verifier itself: hand-written schedules that are right or wrong in a known way, and mutations of real ones.
+
+#include "src/schedule/verifier.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "src/algorithms/algorithm.h"
+#include "src/schedule/describe.h"
+#include "tests/schedule/shapes.h"
+
+namespace shoal {
+namespace {
+
+using Random = std::mt19937;
+
+Schedule build(std::string_view algorithm, const Topology& topology, Collective collective) {
+  auto schedule = build_schedule(**find_algorithm(algorithm), topology, collective);
+  EXPECT_TRUE(schedule.ok()) << schedule.status().to_string();
+  return *std::move(schedule);
+}
+
+Collective all_reduce(std::size_t count) { return {CollectiveKind::all_reduce, count, DataType::float32, ReduceOp::sum, 0}; }
+
+constexpr Slice kInput{Buffer::input, 0, 1};
+constexpr Slice kOutput{Buffer::output, 0, 1};
+constexpr Slice kScratch{Buffer::scratch, 0, 1};
+Step send(int peer, Slice source) { return {StepOp::send, peer, 0, source, {}}; }
+Step recv(int peer, Slice target) { return {StepOp::recv, peer, 0, {}, target}; }
+Step recv_reduce(int peer, Slice source, Slice target) { return {StepOp::recv_reduce, peer, 0, source, target}; }
+Step copy(Slice source, Slice target) { return {StepOp::copy, -1, 0, source, target}; }
+Step reduce(Slice source, Slice target) { return {StepOp::reduce, -1, 0, source, target}; }
+
+/// An all_reduce of two ranks, one chunk, one lane, one chunk of scratch.
+Schedule two_ranks(std::vector<Step> steps_of_0, std::vector<Step> steps_of_1) {
+  Schedule schedule{Topology::uniform(1, 2), all_reduce(8), {}};
+  schedule.programs.push_back({0, "test", 1, 1, 1, std::move(steps_of_0)});
+  schedule.programs.push_back({1, "test", 1, 1, 1, std::move(steps_of_1)});
+  return schedule;
+}
+
+std::set<FaultKind> kinds(const Schedule& schedule) {
+  std::set<FaultKind> found;
+  for (const Fault& fault : verify(schedule)) {
+    EXPECT_FALSE(fault.message.empty());
+    found.insert(fault.kind);
+  }
+  return found;
+}
+
+TEST(Verifier, AcceptsAllFiveOperationsAndScratch) {
+  // Rank 0 keeps what it receives in scratch and folds it locally; rank 1 gets the result back.
+  const auto faults = verify(two_ranks({recv(1, kScratch), copy(kInput, kOutput), reduce(kScratch, kOutput), send(1, kOutput)},
+                                       {send(0, kInput), recv(0, kOutput)}));
+  EXPECT_TRUE(faults.empty()) << to_status(faults).to_string();
+  EXPECT_TRUE(to_status(faults).ok());
+}
+
+TEST(Verifier, NamesBothEndsOfADeadlock) {
+  // Each folds first and sends what it has folded: both wait for the other's send.
+  const std::vector<Step> steps_of_0{recv_reduce(1, kInput, kOutput), send(1, kOutput)};
+  const std::vector<Step> steps_of_1{recv_reduce(0, kInput, kOutput), send(0, kOutput)};
+  const auto faults = verify(two_ranks(steps_of_0, steps_of_1));
+  ASSERT_EQ(faults.size(), 1U);
+  EXPECT_EQ(faults.front().kind, FaultKind::deadlock);
+  EXPECT_NE(faults.front().message.find("rank 0 step 1 (send output[0] to rank 1) waits for rank 0 step 0"), std::string::npos)
+      << faults.front().message;
+  EXPECT_NE(faults.front().message.find("waits for rank 1 step 1 (send output[0] to rank 0)"), std::string::npos) << faults.front().message;
+}
+
+TEST(Verifier, FindsADeadlockThatNeedsAFullLink) {
+  // Both send two messages before they take one: with a single tile in flight on a link the second send never leaves, and as
+  // it reads what the receive writes, the receive never starts.
+  std::vector<Step> steps{send(1, kInput), send(1, kScratch), recv(1, kScratch), recv_reduce(1, kInput, kOutput)};
+  Schedule schedule = two_ranks({copy(kInput, kScratch)}, {copy(kInput, kScratch)});
+  for (int rank = 0; rank < 2; ++rank) {
+    for (Step step : steps) {
+      step.peer = 1 - rank;
+      schedule.programs[static_cast<std::size_t>(rank)].steps.push_back(step);
+    }
+  }
+  EXPECT_EQ(kinds(schedule), std::set{FaultKind::deadlock});
+}
+
+TEST(Verifier, FindsWhatIsWrongOnlyInPlace) {
+  // Rank 0 sends its input after folding: fine out of place, but in place its input is gone by then.
+  const auto faults = verify(two_ranks({recv_reduce(1, kInput, kOutput), send(1, kInput)}, {send(0, kInput), recv_reduce(0, kInput, kOutput)}));
+  ASSERT_FALSE(faults.empty());
+  EXPECT_EQ(faults.front().kind, FaultKind::wrong_result);
+  EXPECT_NE(faults.front().message.find("(in place)"), std::string::npos) << faults.front().message;
+}
+
+TEST(Verifier, FindsASourceThatOverlapsItsTarget) {
+  Schedule schedule{Topology::uniform(1, 1), all_reduce(8), {}};
+  const Slice both{Buffer::output, 0, 2};
+  schedule.programs.push_back({0, "test", 4, 0, 1, {copy({Buffer::input, 0, 4}, {Buffer::output, 0, 4}), copy(both, {Buffer::output, 1, 2})}});
+  EXPECT_TRUE(kinds(schedule).contains(FaultKind::race));
+}
+
+TEST(Verifier, FindsALocalFoldOfTheWrongChunk) {
+  Schedule schedule{Topology::uniform(1, 1), all_reduce(8), {}};
+  schedule.programs.push_back({0, "test", 2, 0, 1, {copy({Buffer::input, 0, 2}, {Buffer::output, 0, 2}), reduce({Buffer::input, 1, 1}, kOutput)}});
+  const auto faults = verify(schedule);
+  ASSERT_FALSE(faults.empty());
+  EXPECT_EQ(faults.front().kind, FaultKind::wrong_result);
+  EXPECT_EQ(faults.front().chunk, 0);
+  EXPECT_NE(faults.front().message.find("folds chunk 1 into chunk 0"), std::string::npos) << faults.front().message;
+}
+
+TEST(Verifier, ComparesBytesNotOnlyChunks) {
+  // Five elements in two chunks: two and three. The chunks of the message differ in size, so they cannot meet.
+  Schedule schedule{Topology::uniform(1, 2), {CollectiveKind::broadcast, 5, DataType::float32, ReduceOp::sum, 0}, {}};
+  schedule.programs.push_back({0, "test", 2, 0, 1, {send(1, {Buffer::output, 0, 1}), send(1, {Buffer::output, 1, 1})}});
+  schedule.programs.push_back({1, "test", 2, 0, 1, {recv(0, {Buffer::output, 1, 1}), recv(0, {Buffer::output, 0, 1})}});
+  EXPECT_EQ(kinds(schedule), std::set{FaultKind::size_mismatch});
+}
+
+TEST(Verifier, IsQuickForARingOf256) {
+  const auto faults = verify(build("ring", Topology::uniform(32, 8), all_reduce(1 << 20)));
+  EXPECT_TRUE(faults.empty()) << to_status(faults).to_string();
+}
+
+TEST(Verifier, FindsAMissingContributionAmong256) {
+  Schedule schedule = build("hierarchical", Topology::uniform(32, 8), all_reduce(1 << 20));
+  schedule.programs[200].steps.pop_back();
+  EXPECT_FALSE(verify(schedule).empty());
+}
+
+// ---- Mutations: a real schedule, wrong in one place. Each returns false where it cannot be applied here, and is written so that it
+// cannot be harmless.
+
+std::vector<std::size_t> steps_with(const Program& program, const std::function<bool(const Step&)>& condition) {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < program.steps.size(); ++i) {
+    if (condition(program.steps[i])) found.push_back(i);
+  }
+  return found;
+}
+
+bool is_send(const Step& step) { return step.op == StepOp::send; }
+bool is_recv(const Step& step) { return step.op == StepOp::recv; }
+bool is_recv_reduce(const Step& step) { return step.op == StepOp::recv_reduce; }
+bool is_any(const Step&) { return true; }
+
+/// One of the steps that fulfil `condition`.
+std::optional<std::size_t> pick(const Program& program, Random& random, const std::function<bool(const Step&)>& condition) {
+  const auto found = steps_with(program, condition);
+  if (found.empty()) return std::nullopt;
+  return found[random() % found.size()];
+}
+
+/// The receive that meets `send` of `program`.
+std::size_t partner(const Schedule& schedule, const Program& program, std::size_t send) {
+  const int peer = program.steps[send].peer;
+  const auto sends = steps_with(program, [&](const Step& step) { return is_send(step) && step.peer == peer; });
+  const auto place = static_cast<std::size_t>(std::ranges::find(sends, send) - sends.begin());
+  const auto& other = schedule.programs[static_cast<std::size_t>(peer)];
+  return steps_with(other, [&](const Step& step) { return !is_send(step) && step.peer == program.rank; })[place];
+}
+
+void erase(Program& program, std::size_t step) { program.steps.erase(program.steps.begin() + static_cast<std::ptrdiff_t>(step)); }
+void insert(Program& program, std::size_t at, Step step) {
+  program.steps.insert(program.steps.begin() + static_cast<std::ptrdiff_t>(at), step);
+}
+
+struct Mutation {
+  std::string_view name;
+  bool (*apply)(Schedule& schedule, Program& program, Random& random);
+  std::set<FaultKind> expected;  // one of these must be among the faults found
+};
+
+bool drop_step(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_any);
+  if (i) erase(program, *i);
+  return i.has_value();
+}
+
+bool drop_message(Schedule& schedule, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (!i) return false;
+  Program& other = schedule.programs[static_cast<std::size_t>(program.steps[*i].peer)];
+  erase(other, partner(schedule, program, *i));
+  erase(program, *i);
+  return true;
+}
+
+bool swap_sends(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (!i) return false;
+  const Step first = program.steps[*i];
+  const auto j = pick(program, random, [&](const Step& s) { return is_send(s) && s.peer == first.peer && s.source.first_chunk != first.source.first_chunk; });
+  if (j) std::swap(program.steps[*i].source, program.steps[*j].source);
+  return j.has_value();
+}
+
+bool wrong_peer(Schedule& schedule, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return s.peer >= 0; });
+  const int ranks = schedule.topology.ranks();
+  if (!i || ranks < 3) return false;
+  int& peer = program.steps[*i].peer;
+  const int old = peer;
+  while (peer == old || peer == program.rank) peer = static_cast<int>(random() % static_cast<unsigned>(ranks));
+  return true;
+}
+
+bool peer_out_of_range(Schedule& schedule, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return s.peer >= 0; });
+  if (i) program.steps[*i].peer = random() % 2 == 0 ? schedule.topology.ranks() : program.rank;
+  return i.has_value();
+}
+
+bool wrong_chunk_sent(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (!i) return false;
+  Slice& source = program.steps[*i].source;
+  const std::uint32_t places = program.message_chunks - source.chunk_count + 1;
+  if (source.buffer == Buffer::input || places < 2) return false;
+  source.first_chunk = (source.first_chunk + 1 + random() % (places - 1)) % places;
+  return true;
+}
+
+bool wrong_chunk_received(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_recv);
+  if (!i) return false;
+  Slice& target = program.steps[*i].target;
+  const std::uint32_t places = program.message_chunks - target.chunk_count + 1;
+  if (places < 2) return false;
+  target.first_chunk = (target.first_chunk + 1 + random() % (places - 1)) % places;
+  return true;
+}
+
+bool duplicate_reduce(Schedule& schedule, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (!i) return false;
+  Program& other = schedule.programs[static_cast<std::size_t>(program.steps[*i].peer)];
+  const std::size_t j = partner(schedule, program, *i);
+  Step again = other.steps[j];
+  if (!is_recv_reduce(again)) return false;
+  again.source = again.target;
+  insert(other, j + 1, again);
+  insert(program, *i + 1, program.steps[*i]);
+  return true;
+}
+
+bool recv_instead_of_reduce(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_recv_reduce);
+  if (i) program.steps[*i].op = StepOp::recv;
+  return i.has_value();
+}
+
+bool reduce_instead_of_recv(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_recv);
+  if (!i) return false;
+  Step& step = program.steps[*i];
+  step.op = StepOp::recv_reduce;
+  step.source = step.target;
+  return true;
+}
+
+bool source_not_yet_written(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return s.op != StepOp::recv && s.source.buffer == Buffer::input && s.op != StepOp::copy; });
+  if (!i) return false;
+  // What lies in the output at this place is either undefined or not yet complete.
+  Step& step = program.steps[*i];
+  step.source.buffer = Buffer::output;
+  return true;
+}
+
+bool source_is_stale(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return is_recv_reduce(s) && s.source.buffer == Buffer::output; });
+  if (i) program.steps[*i].source.buffer = Buffer::input;
+  return i.has_value();
+}
+
+bool lane_of_its_own(Schedule&, Program& program, Random& random) {
+  // What a recv_reduce writes is read by a send or written by another fold of its lane.
+  const auto i = pick(program, random, is_recv_reduce);
+  if (i) program.steps[*i].lane = program.lanes++;
+  return i.has_value();
+}
+
+bool lane_out_of_range(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_any);
+  if (i) program.steps[*i].lane = program.lanes;
+  return i.has_value();
+}
+
+bool extra_send(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (i) insert(program, *i, program.steps[*i]);
+  return i.has_value();
+}
+
+bool extra_recv(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return is_recv(s) || is_recv_reduce(s); });
+  if (i) insert(program, *i, program.steps[*i]);
+  return i.has_value();
+}
+
+bool wrong_root(Schedule& schedule, Program&, Random&) {
+  if (schedule.collective.kind != CollectiveKind::broadcast) return false;
+  schedule.collective.root = (schedule.collective.root + 1) % schedule.topology.ranks();
+  return true;
+}
+
+bool truncate_one_end(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, is_send);
+  if (i) --program.steps[*i].source.chunk_count;
+  return i.has_value();
+}
+
+bool truncate_both_ends(Schedule& schedule, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return is_send(s) && s.source.chunk_count > 1; });
+  if (!i) return false;
+  Step& step = program.steps[*i];
+  Step& other = schedule.programs[static_cast<std::size_t>(step.peer)].steps[partner(schedule, program, *i)];
+  --step.source.chunk_count;
+  --other.target.chunk_count;
+  if (is_recv_reduce(other)) --other.source.chunk_count;
+  return true;
+}
+
+bool slice_out_of_range(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return !is_send(s); });
+  if (i) program.steps[*i].target.first_chunk = program.message_chunks;
+  return i.has_value();
+}
+
+bool write_input(Schedule& schedule, Program& program, Random& random) {
+  const CollectiveKind kind = schedule.collective.kind;
+  if (kind == CollectiveKind::broadcast || kind == CollectiveKind::barrier) return false;
+  const auto i = pick(program, random, [](const Step& s) { return !is_send(s); });
+  if (i) program.steps[*i].target.buffer = Buffer::input;
+  return i.has_value();
+}
+
+bool send_before_fold(Schedule&, Program& program, Random& random) {
+  // A send that needs what an earlier step of its lane writes goes first: it sends less than it should, or nothing.
+  const auto j = pick(program, random, [&](const Step& s) { return is_send(s) && s.source.buffer == Buffer::output; });
+  if (!j) return false;
+  const Step send = program.steps[*j];
+  for (std::size_t i = 0; i < *j; ++i) {
+    if (is_send(program.steps[i]) || program.steps[i].target != send.source) continue;
+    erase(program, *j);
+    insert(program, i, send);
+    return true;
+  }
+  return false;
+}
+
+bool chunks_differ(Schedule&, Program& program, Random&) {
+  program.message_chunks *= 2;
+  return true;
+}
+
+bool wrong_rank(Schedule&, Program& program, Random&) {
+  ++program.rank;
+  return true;
+}
+
+bool program_missing(Schedule& schedule, Program&, Random&) {
+  schedule.programs.pop_back();
+  return true;
+}
+
+bool copy_wrong_chunk(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return s.op == StepOp::copy; });
+  if (!i || program.message_chunks < 2) return false;
+  Slice& target = program.steps[*i].target;
+  target.first_chunk = (target.first_chunk + 1) % program.message_chunks;
+  return true;
+}
+
+const std::vector<Mutation>& mutations() {
+  using enum FaultKind;
+  static const std::vector<Mutation> all{
+      {"drop_step", drop_step, {unmatched, wrong_result}},
+      {"drop_message", drop_message, {wrong_result, undefined_read}},
+      {"swap_sends", swap_sends, {wrong_result, size_mismatch, undefined_read, deadlock, race}},
+      {"wrong_peer", wrong_peer, {unmatched, size_mismatch}},
+      {"peer_out_of_range", peer_out_of_range, {malformed}},
+      {"wrong_chunk_sent", wrong_chunk_sent, {wrong_result, undefined_read, size_mismatch, deadlock, race}},
+      {"wrong_chunk_received", wrong_chunk_received, {wrong_result, undefined_read, size_mismatch, deadlock, race}},
+      {"duplicate_reduce", duplicate_reduce, {wrong_result, size_mismatch, deadlock}},
+      {"recv_instead_of_reduce", recv_instead_of_reduce, {wrong_result}},
+      {"reduce_instead_of_recv", reduce_instead_of_recv, {undefined_read, wrong_result}},
+      {"source_not_yet_written", source_not_yet_written, {undefined_read}},
+      {"source_is_stale", source_is_stale, {wrong_result}},
+      {"lane_of_its_own", lane_of_its_own, {race}},
+      {"lane_out_of_range", lane_out_of_range, {malformed}},
+      {"extra_send", extra_send, {unmatched, size_mismatch}},
+      {"extra_recv", extra_recv, {unmatched, size_mismatch}},
+      {"wrong_root", wrong_root, {wrong_result, undefined_read}},
+      {"truncate_one_end", truncate_one_end, {malformed, size_mismatch}},
+      {"truncate_both_ends", truncate_both_ends, {wrong_result, undefined_read}},
+      {"slice_out_of_range", slice_out_of_range, {malformed}},
+      {"write_input", write_input, {input_written}},
+      {"send_before_fold", send_before_fold, {wrong_result, undefined_read, size_mismatch, deadlock}},
+      {"chunks_differ", chunks_differ, {malformed}},
+      {"wrong_rank", wrong_rank, {malformed}},
+      {"program_missing", program_missing, {malformed}},
+      {"copy_wrong_chunk", copy_wrong_chunk, {wrong_result, undefined_read, size_mismatch}},
+  };
+  return all;
+}
+
+std::vector<Schedule> originals() {
+  std::vector<Schedule> all;
+  const std::vector<Topology> shapes{Topology::uniform(1, 2), Topology::uniform(1, 3), Topology::uniform(2, 2), Topology::uniform(4, 1),
+                                     Topology::ragged({3, 1, 2}), Topology::ragged({1, 5}), testing::round_robin(7, 3)};
+  for (const Topology& shape : shapes) {
+    for (const Algorithm& algorithm : algorithms()) {
+      for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+        const Collective collective{static_cast<CollectiveKind>(kind), 1'000'003, DataType::float32, ReduceOp::sum, 0};
+        // A barrier's rounds tell some ranks some things twice, so not every change of one is an error.
+        if (collective.kind == CollectiveKind::barrier || !algorithm.supports(shape, collective).ok()) continue;
+        all.push_back(build(algorithm.name, shape, collective));
+      }
+    }
+  }
+  return all;
+}
+
+TEST(Verifier, CatchesEveryMutation) {
+  const auto schedules = originals();
+  std::set<FaultKind> seen;
+  for (const Mutation& mutation : mutations()) {
+    const unsigned seed = 20251121;
+    SCOPED_TRACE(::testing::Message() << mutation.name << ", seed " << seed);
+    Random random(seed);
+    int applied = 0;
+    for (const Schedule& original : schedules) {
+      for (int attempt = 0; attempt < 8; ++attempt) {
+        Schedule mutant = original;
+        Program& program = mutant.programs[random() % mutant.programs.size()];
+        const int rank = program.rank;
+        if (!mutation.apply(mutant, program, random)) continue;
+        ++applied;
+        const auto found = kinds(mutant);
+        const bool as_expected = std::ranges::any_of(found, [&](FaultKind kind) { return mutation.expected.contains(kind); });
+        EXPECT_TRUE(as_expected) << "rank " << rank << " of " << original.programs.front().algorithm << " "
+                                 << to_string(original.collective) << " on " << original.topology.shape() << ": "
+                                 << (found.empty() ? "nothing found" : to_status(verify(mutant)).to_string());
+        seen.insert(found.begin(), found.end());
+      }
+    }
+    EXPECT_GE(applied, 8) << "hardly ever applied: nothing is shown by it";
+  }
+  EXPECT_GE(seen.size(), 7U);
+}
+
+}  // namespace
+}  // namespace shoal
