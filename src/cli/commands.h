@@ -1,0 +1,11 @@
+// The subcommands of `shoal`. Each adds itself to the parser; what it returns as exit status goes to `*exit_status`.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace shoal {
+
+/// `shoal run`: starts the ranks of a job here or by ssh.
+void add_run_command(CLI::App& app, int* exit_status);
+
+}  // namespace shoal

@@ -1,0 +1,289 @@
+// `shoal run`: starts the ranks of a job, on this machine or by ssh on several, with the environment that shoal's programs read.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <shoal/status.h>
+
+#include "src/cli/commands.h"
+#include "src/cli/supervisor.h"
+
+extern char** environ;  // POSIX leaves its declaration to the program
+
+namespace shoal {
+namespace {
+
+constexpr int kMaxRanksPerHost = 1024;
+constexpr int kMaxHosts = 4096;
+constexpr int kFirstRemotePort = 20000;  // below the ports that systems give to outgoing connections
+constexpr int kRemotePorts = 10000;
+constexpr int kExitUsage = 2;
+
+struct HostEntry {
+  std::string login;  ///< as ssh takes it: "b" or "user@b"
+  int ranks = 1;
+};
+
+struct RunOptions {
+  int ranks = 0;
+  std::string hosts;
+  std::string ssh_command = "ssh -o BatchMode=yes";
+  std::string master;
+  int port = 0;
+  double timeout_s = 0;
+  double grace_s = 3;
+  bool tag_output = false;
+  std::vector<std::string> command;
+  // For the part that runs on each host of --hosts.
+  int first_rank = 0;
+  int size = 0;
+  bool agent = false;
+};
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
+  std::vector<HostEntry> hosts;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    const std::string entry = text.substr(start, end - start);
+    const std::size_t colon = entry.rfind(':');
+    HostEntry host{entry.substr(0, colon), 1};
+    bool good = !host.login.empty() && host.login[0] != '-' && host.login.find_first_of(" \t'\"\\$;&|") == std::string::npos;
+    if (colon != std::string::npos) {
+      const auto [stop, error] = std::from_chars(entry.data() + colon + 1, entry.data() + entry.size(), host.ranks);
+      good = good && error == std::errc() && stop == entry.data() + entry.size() && host.ranks >= 1 && host.ranks <= kMaxRanksPerHost;
+    }
+    if (!good) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("--hosts: '{}' is not HOST:RANKS (such as a:8, with 1 to {} ranks)", entry, kMaxRanksPerHost));
+    }
+    hosts.push_back(host);
+    start = end + 1;
+  }
+  if (hosts.size() > kMaxHosts) return Status(StatusCode::invalid_argument, fmt::format("--hosts: more than {} hosts", kMaxHosts));
+  return hosts;
+}
+
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  while (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+  }
+  return number;
+}
+
+/// A TCP port that is free on this machine now.
+Result<int> free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return system_error("find a free port: socket", errno);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof(address);
+  const bool good = bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  const int error = errno;
+  close(fd);
+  if (!good) return system_error("find a free port: bind", error);
+  return ntohs(address.sin_port);
+}
+
+/// Wraps `text` so that a shell reads it as one word.
+std::string quote(const std::string& text) {
+  std::string quoted = "'";
+  for (const char character : text) quoted += character == '\'' ? std::string("'\\''") : std::string(1, character);
+  return quoted + "'";
+}
+
+std::vector<std::string> split_words(const std::string& text) {
+  std::vector<std::string> words;
+  std::string word;
+  for (const char character : text + " ") {
+    if (std::isspace(static_cast<unsigned char>(character)) == 0) {
+      word += character;
+    } else if (!word.empty()) {
+      words.push_back(std::exchange(word, {}));
+    }
+  }
+  return words;
+}
+
+/// The ranks of this machine: `count` of `size`, from `first_rank` on.
+std::vector<JobProcess> ranks_here(const std::vector<std::string>& command, int first_rank, int count, int size,
+                                   const Variables& variables) {
+  std::vector<JobProcess> processes;
+  for (int local = 0; local < count; ++local) {
+    JobProcess process;
+    process.label = fmt::format("rank {}", first_rank + local);
+    process.command = command;
+    process.environment = variables;
+    process.environment.insert(process.environment.end(), {{"SHOAL_RANK", std::to_string(first_rank + local)},
+                                                           {"SHOAL_SIZE", std::to_string(size)},
+                                                           {"SHOAL_LOCAL_RANK", std::to_string(local)},
+                                                           {"SHOAL_LOCAL_SIZE", std::to_string(count)}});
+    processes.push_back(std::move(process));
+  }
+  return processes;
+}
+
+JobOptions job_options(const RunOptions& options) {
+  JobOptions job;
+  job.timeout_s = options.timeout_s;
+  job.grace_s = options.grace_s;
+  job.tag_output = options.tag_output;
+  return job;
+}
+
+int fail(const Status& status) {
+  fmt::print(stderr, "shoal run: {}\n", status.message());
+  return status.code() == StatusCode::invalid_argument ? kExitUsage : 1;
+}
+
+int run_local(const RunOptions& options) {
+  int port = options.port;
+  if (port == 0) {
+    const Result<int> found = free_port();
+    if (!found.ok()) return fail(found.status());
+    port = *found;
+  }
+  const Variables variables = {{"SHOAL_MASTER_ADDR", options.master.empty() ? "127.0.0.1" : options.master},
+                               {"SHOAL_MASTER_PORT", std::to_string(port)},
+                               {"SHOAL_JOB_ID", fmt::format("{:016x}", random_number())},
+                               {"SHOAL_HOST_ADDRESS", "127.0.0.1"}};
+  return run_job(ranks_here(options.command, 0, options.ranks, options.ranks, variables), job_options(options));
+}
+
+/// Runs the ranks of one host of --hosts. The variables of the job come on standard input, one NAME=VALUE a line up to an empty one, so
+/// that the job's key shows up in no process list. Standard input stays open as long as the job is to live.
+int run_agent(const RunOptions& options) {
+  Variables variables;
+  std::string line;
+  // Byte by byte: what follows the empty line belongs to the supervisor.
+  for (char character = 0; read(STDIN_FILENO, &character, 1) == 1;) {
+    if (character != '\n') {
+      line += character;
+      continue;
+    }
+    if (line.empty()) {
+      JobOptions job = job_options(options);
+      job.ends_with_input = true;
+      return run_job(ranks_here(options.command, options.first_rank, options.ranks, options.size, variables), job);
+    }
+    const std::size_t equals = line.find('=');
+    if (equals != std::string::npos) variables.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+    line.clear();
+  }
+  return fail(Status(StatusCode::aborted, "the connection to the starting host ended before the job began"));
+}
+
+/// Every SHOAL_* variable of this process, and the rendezvous.
+std::string job_variables(const RunOptions& options, const std::string& master, int port) {
+  std::map<std::string, std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string text = *variable;
+    const std::size_t equals = text.find('=');
+    if (text.starts_with("SHOAL_") && equals != std::string::npos && text.find('\n') == std::string::npos) {
+      variables[text.substr(0, equals)] = text.substr(equals + 1);
+    }
+  }
+  variables.erase("SHOAL_HOST_ADDRESS");  // of this machine
+  variables["SHOAL_MASTER_ADDR"] = options.master.empty() ? master : options.master;
+  variables["SHOAL_MASTER_PORT"] = std::to_string(port);
+  variables["SHOAL_JOB_ID"] = fmt::format("{:016x}", random_number());
+  std::string text;
+  for (const auto& [name, value] : variables) text += name + "=" + value + "\n";
+  return text + "\n";
+}
+
+int run_on_hosts(const RunOptions& options) {
+  const Result<std::vector<HostEntry>> hosts = parse_hosts(options.hosts);
+  if (!hosts.ok()) return fail(hosts.status());
+  std::array<char, 4096> own_path{};
+  if (readlink("/proc/self/exe", own_path.data(), own_path.size() - 1) < 0) return fail(system_error("readlink /proc/self/exe", errno));
+  std::array<char, 4096> directory{};
+  if (getcwd(directory.data(), directory.size()) == nullptr) return fail(system_error("the current directory", errno));
+
+  const std::string& first = hosts->front().login;
+  const std::string master = first.substr(first.find('@') + 1);
+  const int port = options.port != 0 ? options.port : kFirstRemotePort + static_cast<int>(random_number() % kRemotePorts);
+  const std::string variables = job_variables(options, master, port);
+  int size = 0;
+  for (const HostEntry& host : *hosts) size += host.ranks;
+
+  std::vector<JobProcess> processes;
+  int first_rank = 0;
+  for (const HostEntry& host : *hosts) {
+    std::string line = fmt::format("cd {} && exec {} run --agent --first-rank {} --size {} -n {} --grace {}{} --", quote(directory.data()),
+                                   quote(own_path.data()), first_rank, size, host.ranks, options.grace_s,
+                                   options.tag_output ? " --tag-output" : "");
+    for (const std::string& word : options.command) line += " " + quote(word);
+    JobProcess process;
+    process.label = "host " + host.login;
+    process.command = split_words(options.ssh_command);
+    process.command.insert(process.command.end(), {host.login, line});
+    process.input = variables;
+    process.explains_itself = true;
+    processes.push_back(std::move(process));
+    first_rank += host.ranks;
+  }
+  JobOptions job = job_options(options);
+  job.tag_output = false;  // the agents do it
+  return run_job(processes, job);
+}
+
+int run(const RunOptions& options) {
+  if (options.command.empty()) {
+    return fail(Status(StatusCode::invalid_argument, "nothing to run: give the command after --"));
+  }
+  if (options.agent) return run_agent(options);
+  if (options.hosts.empty() == (options.ranks == 0)) {
+    return fail(Status(StatusCode::invalid_argument, "say where the ranks run: either -n RANKS or --hosts a:8,b:8"));
+  }
+  if (split_words(options.ssh_command).empty()) return fail(Status(StatusCode::invalid_argument, "--ssh-command is empty"));
+  return options.hosts.empty() ? run_local(options) : run_on_hosts(options);
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, int* exit_status) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command = app.add_subcommand("run", "Start the ranks of a job here or by ssh: shoal run -n 4 -- command");
+  command->footer(
+      "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT and\n"
+      "SHOAL_JOB_ID in its environment. Exit status: that of the first rank that failed (128 + signal where one killed it).");
+  command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxRanksPerHost));
+  command->add_option("--hosts", options->hosts, "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
+  command->add_option("--ssh-command", options->ssh_command, "How to reach a host; called with the host and a shell command")
+      ->capture_default_str();
+  command->add_option("--master", options->master, "Address at which all ranks reach rank 0 (default: the first host)");
+  command->add_option("--port", options->port, "Port at which rank 0 listens at start-up (default: a free one)")
+      ->check(CLI::Range(1, 65535));
+  command->add_option("--timeout", options->timeout_s, "End the job after so many seconds; 0 = never")->check(CLI::Range(0.0, 1e9));
+  command->add_option("--grace", options->grace_s, "Seconds that the others may go on after a rank has failed")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->add_flag("--tag-output", options->tag_output, "Put '[rank 3] ' in front of every line of output");
+  command->add_flag("--agent", options->agent)->group("");
+  command->add_option("--first-rank", options->first_rank)->group("")->check(CLI::NonNegativeNumber);
+  command->add_option("--size", options->size)->group("")->check(CLI::NonNegativeNumber);
+  command->add_option("command", options->command, "The program and its arguments, after --");
+  command->positionals_at_end();
+  command->callback([options, exit_status] { *exit_status = run(*options); });
+}
+
+}  // namespace shoal
