@@ -16,37 +16,55 @@ namespace shoal::host::HWY_NAMESPACE {
 /// How two operands combine, and what happens to the result before it is stored.
 struct Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::sum(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::sum(a, b);
+  }
   template <class L, class V>
-  static HWY_INLINE V finish(const V& a, int) { return a; }
+  static HWY_INLINE V finish(const V& a, int) {
+    return a;
+  }
 };
 struct Average : Sum {
   template <class L, class V>
-  static HWY_INLINE V finish(const V& a, int divisor) { return L::divide(a, divisor); }
+  static HWY_INLINE V finish(const V& a, int divisor) {
+    return L::divide(a, divisor);
+  }
 };
 struct Prod : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::prod(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::prod(a, b);
+  }
 };
 struct Min : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::min(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::min(a, b);
+  }
 };
 struct Max : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::max(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::max(a, b);
+  }
 };
 struct Band : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::band(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::band(a, b);
+  }
 };
 struct Bor : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::bor(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::bor(a, b);
+  }
 };
 struct Bxor : Sum {
   template <class L, class V>
-  static HWY_INLINE V combine(const V& a, const V& b) { return L::bxor(a, b); }
+  static HWY_INLINE V combine(const V& a, const V& b) {
+    return L::bxor(a, b);
+  }
 };
 
 /// Folds the vector at `offset` of every operand.
@@ -115,10 +133,14 @@ void kernel(std::byte* target, const std::byte* const* operands, std::size_t ope
   const std::size_t bytes = count * L::kElementBytes;
   if (bytes < L::kBytes) return fold_short<L, Op>(target, operands, operand_count, bytes, divisor);
   switch (operand_count) {
-    case 2: return fold<L, Op, 2>(target, operands, operand_count, bytes, divisor);
-    case 3: return fold<L, Op, 3>(target, operands, operand_count, bytes, divisor);
-    case 4: return fold<L, Op, 4>(target, operands, operand_count, bytes, divisor);
-    default: return fold<L, Op, 0>(target, operands, operand_count, bytes, divisor);
+    case 2:
+      return fold<L, Op, 2>(target, operands, operand_count, bytes, divisor);
+    case 3:
+      return fold<L, Op, 3>(target, operands, operand_count, bytes, divisor);
+    case 4:
+      return fold<L, Op, 4>(target, operands, operand_count, bytes, divisor);
+    default:
+      return fold<L, Op, 0>(target, operands, operand_count, bytes, divisor);
   }
 }
 

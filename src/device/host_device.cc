@@ -14,18 +14,30 @@ constexpr std::size_t kStreamingCopyBytes = std::size_t{8} << 20;
 
 const host::ArithmeticKernels& kernels_of(DataType type) noexcept {
   switch (type) {
-    case DataType::float32: return host::float32_kernels();
-    case DataType::float64: return host::float64_kernels();
-    case DataType::float16: return host::float16_kernels();
-    case DataType::bfloat16: return host::bfloat16_kernels();
-    case DataType::int8: return host::int8_kernels();
-    case DataType::int16: return host::int16_kernels();
-    case DataType::int32: return host::int32_kernels();
-    case DataType::int64: return host::int64_kernels();
-    case DataType::uint8: return host::uint8_kernels();
-    case DataType::uint16: return host::uint16_kernels();
-    case DataType::uint32: return host::uint32_kernels();
-    case DataType::uint64: break;
+    case DataType::float32:
+      return host::float32_kernels();
+    case DataType::float64:
+      return host::float64_kernels();
+    case DataType::float16:
+      return host::float16_kernels();
+    case DataType::bfloat16:
+      return host::bfloat16_kernels();
+    case DataType::int8:
+      return host::int8_kernels();
+    case DataType::int16:
+      return host::int16_kernels();
+    case DataType::int32:
+      return host::int32_kernels();
+    case DataType::int64:
+      return host::int64_kernels();
+    case DataType::uint8:
+      return host::uint8_kernels();
+    case DataType::uint16:
+      return host::uint16_kernels();
+    case DataType::uint32:
+      return host::uint32_kernels();
+    case DataType::uint64:
+      break;
   }
   return host::uint64_kernels();
 }
@@ -46,15 +58,24 @@ void divide_each(std::byte* values, std::size_t count, int divisor) noexcept {
 
 void divide_integers(std::byte* values, std::size_t count, DataType type, int divisor) noexcept {
   switch (type) {
-    case DataType::int8: return divide_each<std::int8_t>(values, count, divisor);
-    case DataType::int16: return divide_each<std::int16_t>(values, count, divisor);
-    case DataType::int32: return divide_each<std::int32_t>(values, count, divisor);
-    case DataType::int64: return divide_each<std::int64_t>(values, count, divisor);
-    case DataType::uint8: return divide_each<std::uint8_t>(values, count, divisor);
-    case DataType::uint16: return divide_each<std::uint16_t>(values, count, divisor);
-    case DataType::uint32: return divide_each<std::uint32_t>(values, count, divisor);
-    case DataType::uint64: return divide_each<std::uint64_t>(values, count, divisor);
-    default: return;  // floating types divide in their kernels
+    case DataType::int8:
+      return divide_each<std::int8_t>(values, count, divisor);
+    case DataType::int16:
+      return divide_each<std::int16_t>(values, count, divisor);
+    case DataType::int32:
+      return divide_each<std::int32_t>(values, count, divisor);
+    case DataType::int64:
+      return divide_each<std::int64_t>(values, count, divisor);
+    case DataType::uint8:
+      return divide_each<std::uint8_t>(values, count, divisor);
+    case DataType::uint16:
+      return divide_each<std::uint16_t>(values, count, divisor);
+    case DataType::uint32:
+      return divide_each<std::uint32_t>(values, count, divisor);
+    case DataType::uint64:
+      return divide_each<std::uint64_t>(values, count, divisor);
+    default:
+      return;  // floating types divide in their kernels
   }
 }
 
@@ -72,13 +93,18 @@ class HostDevice final : public Device {
     }
     switch (op) {
       case ReduceOp::sum:
-      case ReduceOp::avg: return kernels_of(type).sum(target, operands.data(), operands.size(), count, 1);
-      case ReduceOp::prod: return kernels_of(type).prod(target, operands.data(), operands.size(), count, 1);
-      case ReduceOp::min: return kernels_of(type).min(target, operands.data(), operands.size(), count, 1);
-      case ReduceOp::max: return kernels_of(type).max(target, operands.data(), operands.size(), count, 1);
+      case ReduceOp::avg:
+        return kernels_of(type).sum(target, operands.data(), operands.size(), count, 1);
+      case ReduceOp::prod:
+        return kernels_of(type).prod(target, operands.data(), operands.size(), count, 1);
+      case ReduceOp::min:
+        return kernels_of(type).min(target, operands.data(), operands.size(), count, 1);
+      case ReduceOp::max:
+        return kernels_of(type).max(target, operands.data(), operands.size(), count, 1);
       case ReduceOp::band:
         return host::byte_kernels().band(target, operands.data(), operands.size(), count * size_of(type), 1);
-      case ReduceOp::bor: return host::byte_kernels().bor(target, operands.data(), operands.size(), count * size_of(type), 1);
+      case ReduceOp::bor:
+        return host::byte_kernels().bor(target, operands.data(), operands.size(), count * size_of(type), 1);
       case ReduceOp::bxor:
         return host::byte_kernels().bxor(target, operands.data(), operands.size(), count * size_of(type), 1);
     }

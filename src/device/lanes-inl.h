@@ -49,7 +49,7 @@ HWY_INLINE void store_bytes(D d, hn::Vec<D> value, std::byte* to) {
 }
 
 /// Products that wrap, also where the instruction set has none of that width. Signed and unsigned have the same bits.
-template <class D, typename T = hn::TFromD<D>>
+template <class D, typename T = hn::TFromD<D> >
 HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     return hn::Mul(a, b);
@@ -79,7 +79,7 @@ HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
 
 /// IEEE 754-2019 minimum and maximum: a NaN in either wins (a's where both are), -0 lies below +0. What the instruction sets
 /// offer differs between them and depends on the order of the operands.
-template <class D, typename T = hn::TFromD<D>>
+template <class D, typename T = hn::TFromD<D> >
 HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     const auto smaller = hn::IfThenElse(hn::Lt(a, b), a, b);
@@ -89,7 +89,7 @@ HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
     return hn::Min(a, b);
   }
 }
-template <class D, typename T = hn::TFromD<D>>
+template <class D, typename T = hn::TFromD<D> >
 HWY_INLINE hn::Vec<D> maximum(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     const auto larger = hn::IfThenElse(hn::Lt(b, a), a, b);
@@ -136,8 +136,8 @@ struct Lanes<Float16> : Lanes<float> {
   }
 };
 
-/// A vector of bfloat16, computed as two vectors of float32: the elements at even and at odd places. A bfloat16 is the upper half
-/// of a float32, so taking them apart and together again needs no movement across lanes.
+/// A vector of bfloat16, computed as two vectors of float32: the elements at even and at odd places. A bfloat16 is the upper
+/// half of a float32, so taking them apart and together again needs no movement across lanes.
 template <>
 struct Lanes<Bfloat16> {
   using F = Lanes<float>;
@@ -162,7 +162,9 @@ struct Lanes<Bfloat16> {
   static HWY_INLINE Value prod(const Value& a, const Value& b) { return {F::prod(a.even, b.even), F::prod(a.odd, b.odd)}; }
   static HWY_INLINE Value min(const Value& a, const Value& b) { return {F::min(a.even, b.even), F::min(a.odd, b.odd)}; }
   static HWY_INLINE Value max(const Value& a, const Value& b) { return {F::max(a.even, b.even), F::max(a.odd, b.odd)}; }
-  static HWY_INLINE Value divide(const Value& a, int divisor) { return {F::divide(a.even, divisor), F::divide(a.odd, divisor)}; }
+  static HWY_INLINE Value divide(const Value& a, int divisor) {
+    return {F::divide(a.even, divisor), F::divide(a.odd, divisor)};
+  }
 
  private:
   /// Rounds to nearest even; the result stands in the upper 16 bits. Written out because the instruction for it (AVX512_BF16)

@@ -46,7 +46,7 @@ struct Format<Float16> {
     // Adding one half aligns the mantissa with the quantum of small halves, 2^-24: the adder rounds to nearest even.
     const std::uint32_t tiny = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
     const std::uint32_t normal = (magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13;
-    const std::uint32_t finite = magnitude < 0x38800000U ? tiny : normal;  // 2^-14, the smallest normal half
+    const std::uint32_t finite = magnitude < 0x38800000U ? tiny : normal;       // 2^-14, the smallest normal half
     const std::uint32_t rounded = magnitude >= 0x477FF000U ? 0x7C00U : finite;  // 65520 and above round to infinity
     return static_cast<std::uint16_t>(sign | (magnitude > 0x7F800000U ? nan : rounded));
   }
@@ -138,7 +138,7 @@ struct Lanes {
   }
   static Computed min_of(Computed a, Computed b) {
     if constexpr (std::is_floating_point_v<Computed>) {
-      const Computed smaller = a < b ? a : b;          // b where either is a NaN
+      const Computed smaller = a < b ? a : b;                 // b where either is a NaN
       const Computed zero_or_equal = is_negative(a) ? a : b;  // of two equal values, -0 goes before +0
       const Computed ordered = a == b ? zero_or_equal : smaller;
       return a != a ? a : ordered;

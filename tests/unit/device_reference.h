@@ -35,7 +35,8 @@ struct Small {
     if (unsigned_bits == kInfinity) return sign * std::numeric_limits<double>::infinity();
     return sign * magnitude(unsigned_bits);
   }
-  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the next power of two stands for infinity.
+  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the next power of two stands for
+  /// infinity.
   static Small encode(double value) {
     if (std::isnan(value)) return {static_cast<std::uint16_t>(kInfinity + 1)};
     const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
@@ -76,7 +77,8 @@ T combine_floating(T a, T b, ReduceOp op) {
   const double x = a;
   const double y = b;
   switch (op) {
-    case ReduceOp::prod: return static_cast<T>(x * y);
+    case ReduceOp::prod:
+      return static_cast<T>(x * y);
     case ReduceOp::min:
       if (std::isnan(x) || std::isnan(y)) return std::numeric_limits<T>::quiet_NaN();
       if (x == y) return std::signbit(x) ? a : b;
@@ -85,7 +87,8 @@ T combine_floating(T a, T b, ReduceOp op) {
       if (std::isnan(x) || std::isnan(y)) return std::numeric_limits<T>::quiet_NaN();
       if (x == y) return std::signbit(x) ? b : a;
       return x > y ? a : b;
-    default: return static_cast<T>(x + y);
+    default:
+      return static_cast<T>(x + y);
   }
 }
 
@@ -95,13 +98,20 @@ T combine_integers(T a, T b, ReduceOp op) {
   const auto x = static_cast<std::uint64_t>(a);
   const auto y = static_cast<std::uint64_t>(b);
   switch (op) {
-    case ReduceOp::prod: return static_cast<T>(x * y);
-    case ReduceOp::min: return std::min(a, b);
-    case ReduceOp::max: return std::max(a, b);
-    case ReduceOp::band: return static_cast<T>(x & y);
-    case ReduceOp::bor: return static_cast<T>(x | y);
-    case ReduceOp::bxor: return static_cast<T>(x ^ y);
-    default: return static_cast<T>(x + y);
+    case ReduceOp::prod:
+      return static_cast<T>(x * y);
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::max:
+      return std::max(a, b);
+    case ReduceOp::band:
+      return static_cast<T>(x & y);
+    case ReduceOp::bor:
+      return static_cast<T>(x | y);
+    case ReduceOp::bxor:
+      return static_cast<T>(x ^ y);
+    default:
+      return static_cast<T>(x + y);
   }
 }
 

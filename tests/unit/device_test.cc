@@ -53,8 +53,8 @@ T random_element(std::mt19937_64& random) {
     return T::encode(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-60);
   } else if constexpr (std::is_floating_point_v<T>) {
     using L = std::numeric_limits<T>;
-    const T specials[] = {L::quiet_NaN(), -L::infinity(), L::infinity(), T(0),     -T(0),
-                          L::denorm_min(), -L::denorm_min(), L::max(),   L::lowest(), L::min()};
+    const T specials[] = {L::quiet_NaN(),  -L::infinity(),   L::infinity(), T(0),        -T(0),
+                          L::denorm_min(), -L::denorm_min(), L::max(),      L::lowest(), L::min()};
     if (special) return specials[bits % std::size(specials)];
     return static_cast<T>(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-60);
   } else {
@@ -123,18 +123,30 @@ std::string run(const Case& c, std::mt19937_64& random) {
 
 std::string run_any(const Case& c, std::mt19937_64& random) {
   switch (c.type) {
-    case DataType::float32: return run<float>(c, random);
-    case DataType::float64: return run<double>(c, random);
-    case DataType::float16: return run<reference::Float16>(c, random);
-    case DataType::bfloat16: return run<reference::Bfloat16>(c, random);
-    case DataType::int8: return run<std::int8_t>(c, random);
-    case DataType::int16: return run<std::int16_t>(c, random);
-    case DataType::int32: return run<std::int32_t>(c, random);
-    case DataType::int64: return run<std::int64_t>(c, random);
-    case DataType::uint8: return run<std::uint8_t>(c, random);
-    case DataType::uint16: return run<std::uint16_t>(c, random);
-    case DataType::uint32: return run<std::uint32_t>(c, random);
-    case DataType::uint64: return run<std::uint64_t>(c, random);
+    case DataType::float32:
+      return run<float>(c, random);
+    case DataType::float64:
+      return run<double>(c, random);
+    case DataType::float16:
+      return run<reference::Float16>(c, random);
+    case DataType::bfloat16:
+      return run<reference::Bfloat16>(c, random);
+    case DataType::int8:
+      return run<std::int8_t>(c, random);
+    case DataType::int16:
+      return run<std::int16_t>(c, random);
+    case DataType::int32:
+      return run<std::int32_t>(c, random);
+    case DataType::int64:
+      return run<std::int64_t>(c, random);
+    case DataType::uint8:
+      return run<std::uint8_t>(c, random);
+    case DataType::uint16:
+      return run<std::uint16_t>(c, random);
+    case DataType::uint32:
+      return run<std::uint32_t>(c, random);
+    case DataType::uint64:
+      return run<std::uint64_t>(c, random);
   }
   return "unknown type";
 }

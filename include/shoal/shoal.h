@@ -1,0 +1,198 @@
+/* shoal for C (C99) and for every language that can call C. The C++ interface is <shoal/communicator.h>.
+ *
+ *   shoal_comm_t comm;
+ *   if (shoal_comm_create(NULL, &comm) != SHOAL_OK) fail(shoal_last_error_message());
+ *   shoal_all_reduce(comm, gradient, gradient, count, SHOAL_FLOAT32, SHOAL_SUM);
+ *   shoal_comm_destroy(comm);
+ *
+ * Names that end in _t are handles; statuses, types and operations are ints. Every function returns a shoal_status unless it
+ * cannot fail; the words of the last failure in a thread are shoal_last_error_message(). Nothing here throws, exits or prints.
+ *
+ * Numbers and structs are stable: programs compiled against this header keep working with later libraries of the same major
+ * version.
+ */
+#ifndef SHOAL_SHOAL_H_
+#define SHOAL_SHOAL_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SHOAL_VERSION_MAJOR 0
+#define SHOAL_VERSION_MINOR 1
+#define SHOAL_VERSION_PATCH 0
+/* The version as one number that can be compared: 10203 is 1.2.3. */
+#define SHOAL_VERSION (SHOAL_VERSION_MAJOR * 10000 + SHOAL_VERSION_MINOR * 100 + SHOAL_VERSION_PATCH)
+
+/* Outcome of a call. */
+typedef int shoal_status;
+enum {
+  SHOAL_OK = 0,
+  SHOAL_INVALID_ARGUMENT = 1, /* the call makes no sense; nothing was started */
+  SHOAL_MISMATCH = 2,         /* ranks disagree about a call; closes the communicator */
+  SHOAL_TIMEOUT = 3,          /* a deadline passed; closes the communicator, but not from shoal_work_wait_for */
+  SHOAL_PEER_FAILED = 4,      /* a rank died or closed its connection; closes the communicator */
+  SHOAL_ABORTED = 5,          /* the communicator was closed, here or by another rank */
+  SHOAL_SYSTEM_ERROR = 6,     /* the operating system refused something */
+  SHOAL_UNSUPPORTED = 7,      /* this build, machine or algorithm cannot do it */
+  SHOAL_NOT_FOUND = 8,        /* a key, file or name does not exist */
+  SHOAL_INTERNAL = 9          /* a bug in shoal */
+};
+
+/* Type of an element. Floats of 16 bits are summed in 32 bits and rounded once. */
+typedef int shoal_data_type;
+enum {
+  SHOAL_FLOAT32 = 0,
+  SHOAL_FLOAT64 = 1,
+  SHOAL_FLOAT16 = 2,
+  SHOAL_BFLOAT16 = 3,
+  SHOAL_INT8 = 4,
+  SHOAL_INT16 = 5,
+  SHOAL_INT32 = 6,
+  SHOAL_INT64 = 7,
+  SHOAL_UINT8 = 8,
+  SHOAL_UINT16 = 9,
+  SHOAL_UINT32 = 10,
+  SHOAL_UINT64 = 11
+};
+
+/* How elements are combined. SHOAL_AVG is the sum divided by the number of ranks (integers: towards zero). The bitwise
+ * operations take integers only. */
+typedef int shoal_reduce_op;
+enum {
+  SHOAL_SUM = 0,
+  SHOAL_PROD = 1,
+  SHOAL_MIN = 2,
+  SHOAL_MAX = 3,
+  SHOAL_AVG = 4,
+  SHOAL_BAND = 5,
+  SHOAL_BOR = 6,
+  SHOAL_BXOR = 7
+};
+
+/* A group of ranks that call collectives together, in the same order.
+ * Thread rule: any thread may call; shoal_comm_destroy must be the last call. */
+typedef struct shoal_comm* shoal_comm_t;
+
+/* One operation in flight.
+ * Thread rule: any thread may call; shoal_work_free must be the last call. */
+typedef struct shoal_work* shoal_work_t;
+
+/* Settings of a communicator. Initialise with SHOAL_CONFIG_INITIALIZER, then change fields: the first three let a later library
+ * know which fields exist. A field left alone takes its value from the SHOAL_* environment, else the default. */
+typedef struct shoal_config {
+  size_t size_bytes;
+  uint32_t magic;
+  uint32_t version;
+  int64_t timeout_ms;     /* deadline of each call and of the start-up, in milliseconds; 0: not set here */
+  const char* algorithm;  /* force this algorithm; NULL: not set here; "": let shoal choose */
+  const char* transports; /* comma-separated, for example "shm,tcp"; NULL: not set here; "": the best that is reachable */
+} shoal_config;
+#define SHOAL_CONFIG_MAGIC 0x53484F41u /* "SHOA" */
+#define SHOAL_CONFIG_INITIALIZER \
+  { sizeof(shoal_config), SHOAL_CONFIG_MAGIC, SHOAL_VERSION, 0, NULL, NULL }
+
+/* A dictionary that all ranks of a job share, supplied by the program. It is used only while a communicator is being made, by
+ * the thread that makes it. The functions return SHOAL_OK, or another status that the making then fails with. */
+typedef struct shoal_store {
+  /* Handed to both functions. */
+  void* context;
+  /* Makes `key` visible to every rank. A key is set once. The value may hold any bytes. */
+  shoal_status (*set)(void* context, const char* key, const void* value, size_t value_bytes);
+  /* Waits until `key` exists, for at most `timeout_ms` milliseconds (then: SHOAL_TIMEOUT). Writes the size of its value to
+   * *value_bytes, and the value to `value` if it fits into `capacity_bytes`; where it does not, it is asked again with more
+   * room. */
+  shoal_status (*get)(void* context, const char* key, int64_t timeout_ms, void* value, size_t capacity_bytes,
+                      size_t* value_bytes);
+} shoal_store;
+
+/* SHOAL_VERSION of the library in use. Never fails. */
+int shoal_version(void);
+
+/* The name of a status, for example "peer_failed"; "?" for an unknown one. The string lives for ever. */
+const char* shoal_status_string(shoal_status status);
+
+/* What the last call that failed in this thread had to say: what failed, which peer or argument, and what the system said. ""
+ * where none has failed. Valid until the next failure in this thread; cut after 2047 bytes. */
+const char* shoal_last_error_message(void);
+
+/* Bytes of one element; 0 for an unknown type. */
+size_t shoal_data_type_size(shoal_data_type type);
+
+/* Joins the job described by the environment of `shoal run`, mpirun, torchrun or srun; a job of one rank where there is none.
+ * Collective: every rank calls it. `config` may be NULL. On failure *comm is NULL.
+ * Errors: invalid_argument (config), timeout (the message names the ranks that did not come), system_error, unsupported. */
+shoal_status shoal_comm_create(const shoal_config* config, shoal_comm_t* comm);
+
+/* Joins through `store` as `rank` of 0 .. size - 1. `store` is not used after the return. Collective: every rank calls it.
+ * `config` may be NULL. On failure *comm is NULL. Errors: as shoal_comm_create, and those of the store. */
+shoal_status shoal_comm_create_with_store(const shoal_store* store, int rank, int size, const shoal_config* config,
+                                          shoal_comm_t* comm);
+
+/* Fails what is in flight (SHOAL_ABORTED), tells the other ranks, and gives everything back. Works of the communicator stay
+ * valid until they are freed. NULL is ignored. */
+void shoal_comm_destroy(shoal_comm_t comm);
+
+/* Closes the communicator here and on every other rank: calls in flight and later ones fail with SHOAL_ABORTED and `reason`
+ * (may be NULL). The handle must still be destroyed. */
+shoal_status shoal_comm_abort(shoal_comm_t comm, const char* reason);
+
+/* SHOAL_OK, or why the communicator is closed. */
+shoal_status shoal_comm_status(shoal_comm_t comm);
+
+/* The position of this process in the communicator, from 0. */
+shoal_status shoal_comm_rank(shoal_comm_t comm, int* rank);
+
+/* The number of ranks. */
+shoal_status shoal_comm_size(shoal_comm_t comm, int* size);
+
+/* Collectives. `count` is in elements; 0 is valid. Buffers need no alignment beyond that of their type.
+ *
+ * Those without _async return when the result is there. Those with it return at once: buffers must stay valid and unchanged
+ * until the Work ends, and *work must be freed; many may be in flight. On failure of the call itself *work is NULL.
+ *
+ * Errors: invalid_argument (nothing was started); mismatch, timeout, peer_failed, aborted (the communicator is closed). */
+
+/* output[i] = op over all ranks of input[i], for i < count. `output` may be equal to `input`, but not overlap it otherwise. */
+shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                              shoal_reduce_op op);
+shoal_status shoal_all_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_reduce_op op, shoal_work_t* work);
+
+/* buffer[i] = buffer[i] of rank `root`, for i < count. */
+shoal_status shoal_broadcast(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root);
+shoal_status shoal_broadcast_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
+                                   shoal_work_t* work);
+
+/* output[r * count + i] = input[i] of rank r, for i < count and every rank r: `output` holds size * count elements. `input` may
+ * be this rank's place in `output`, but not overlap it otherwise. */
+shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type);
+shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_work_t* work);
+
+/* Completes when every rank has entered it. */
+shoal_status shoal_barrier(shoal_comm_t comm);
+shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work);
+
+/* Waits until the operation has ended and returns its outcome. The buffers belong to the caller again. May be called
+ * repeatedly. */
+shoal_status shoal_work_wait(shoal_work_t work);
+
+/* As shoal_work_wait, but gives up after `timeout_ms` milliseconds with SHOAL_TIMEOUT; the operation goes on. */
+shoal_status shoal_work_wait_for(shoal_work_t work, int64_t timeout_ms);
+
+/* Sets *completed to 1 where the operation has ended, else to 0; never blocks. Returns the outcome of an operation that has
+ * ended, SHOAL_OK before. */
+shoal_status shoal_work_test(shoal_work_t work, int* completed);
+
+/* Frees the handle. An operation in flight goes on, and so do the obligations for its buffers. NULL is ignored. */
+void shoal_work_free(shoal_work_t work);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* SHOAL_SHOAL_H_ */

@@ -1,0 +1,381 @@
+// The C API: translates handles, ints and callbacks to the C++ interface and back. No exception leaves this file.
+#include <shoal/shoal.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <shoal/communicator.h>
+
+struct shoal_comm {
+  std::unique_ptr<shoal::Communicator> communicator;
+};
+
+struct shoal_work {
+  shoal::Work work;
+};
+
+namespace shoal {
+namespace {
+
+// The numbers of the C header are those of the C++ ones; a new entry there has to be added here.
+static_assert(SHOAL_OK == static_cast<int>(StatusCode::ok));
+static_assert(SHOAL_INVALID_ARGUMENT == static_cast<int>(StatusCode::invalid_argument));
+static_assert(SHOAL_MISMATCH == static_cast<int>(StatusCode::mismatch));
+static_assert(SHOAL_TIMEOUT == static_cast<int>(StatusCode::timeout));
+static_assert(SHOAL_PEER_FAILED == static_cast<int>(StatusCode::peer_failed));
+static_assert(SHOAL_ABORTED == static_cast<int>(StatusCode::aborted));
+static_assert(SHOAL_SYSTEM_ERROR == static_cast<int>(StatusCode::system_error));
+static_assert(SHOAL_UNSUPPORTED == static_cast<int>(StatusCode::unsupported));
+static_assert(SHOAL_NOT_FOUND == static_cast<int>(StatusCode::not_found));
+static_assert(SHOAL_INTERNAL == static_cast<int>(StatusCode::internal));
+
+static_assert(SHOAL_FLOAT32 == static_cast<int>(DataType::float32));
+static_assert(SHOAL_FLOAT64 == static_cast<int>(DataType::float64));
+static_assert(SHOAL_FLOAT16 == static_cast<int>(DataType::float16));
+static_assert(SHOAL_BFLOAT16 == static_cast<int>(DataType::bfloat16));
+static_assert(SHOAL_INT8 == static_cast<int>(DataType::int8));
+static_assert(SHOAL_INT16 == static_cast<int>(DataType::int16));
+static_assert(SHOAL_INT32 == static_cast<int>(DataType::int32));
+static_assert(SHOAL_INT64 == static_cast<int>(DataType::int64));
+static_assert(SHOAL_UINT8 == static_cast<int>(DataType::uint8));
+static_assert(SHOAL_UINT16 == static_cast<int>(DataType::uint16));
+static_assert(SHOAL_UINT32 == static_cast<int>(DataType::uint32));
+static_assert(SHOAL_UINT64 == static_cast<int>(DataType::uint64));
+static_assert(SHOAL_UINT64 + 1 == kDataTypeCount);
+
+static_assert(SHOAL_SUM == static_cast<int>(ReduceOp::sum));
+static_assert(SHOAL_PROD == static_cast<int>(ReduceOp::prod));
+static_assert(SHOAL_MIN == static_cast<int>(ReduceOp::min));
+static_assert(SHOAL_MAX == static_cast<int>(ReduceOp::max));
+static_assert(SHOAL_AVG == static_cast<int>(ReduceOp::avg));
+static_assert(SHOAL_BAND == static_cast<int>(ReduceOp::band));
+static_assert(SHOAL_BOR == static_cast<int>(ReduceOp::bor));
+static_assert(SHOAL_BXOR == static_cast<int>(ReduceOp::bxor));
+static_assert(SHOAL_BXOR + 1 == kReduceOpCount);
+
+/// A plain array, so that keeping a message can neither throw nor run at the end of a thread.
+thread_local std::array<char, 2048> last_error_message{};
+
+/// Keeps the message of a failure for shoal_last_error_message().
+shoal_status report(StatusCode code, std::string_view message) noexcept {
+  const std::size_t length = std::min(message.size(), last_error_message.size() - 1);
+  message.copy(last_error_message.data(), length);
+  last_error_message[length] = '\0';
+  return static_cast<shoal_status>(code);
+}
+shoal_status report(const Status& status) noexcept { return status.ok() ? SHOAL_OK : report(status.code(), status.message()); }
+
+Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
+
+/// Checks what C can hand over and C++ cannot: null handles and out parameters, and ints outside the enums. Everything else is
+/// checked by the Communicator. Keeps the first fault; the message is made later, where it may throw.
+class Checks {
+ public:
+  explicit Checks(const char* function) noexcept : function_(function) {}
+
+  Checks& not_null(const char* argument, const void* pointer) noexcept {
+    return fault_if(pointer == nullptr, argument, Fault::null);
+  }
+  /// Also clears it, so that a failed call leaves no garbage there.
+  template <typename Handle>
+  Checks& out(const char* argument, Handle* handle) noexcept {
+    if (handle != nullptr) *handle = nullptr;
+    return not_null(argument, handle);
+  }
+  Checks& type(shoal_data_type value) noexcept {
+    return fault_if(value < 0 || value >= kDataTypeCount, "type", Fault::type, value);
+  }
+  Checks& op(shoal_reduce_op value) noexcept { return fault_if(value < 0 || value >= kReduceOpCount, "op", Fault::op, value); }
+  Checks& not_negative(const char* argument, std::int64_t value) noexcept {
+    return fault_if(value < 0, argument, Fault::negative, value);
+  }
+
+  [[nodiscard]] const char* function() const noexcept { return function_; }
+  [[nodiscard]] Status status() const {
+    if (fault_ == Fault::none) return {};
+    const std::string where = std::string(function_) + ": " + argument_;
+    switch (fault_) {
+      case Fault::null:
+        return invalid(where + " is NULL");
+      case Fault::negative:
+        return invalid(where + " is " + std::to_string(value_) + "; 0 or more is needed");
+      case Fault::type:
+        return invalid(where + " is " + std::to_string(value_) +
+                       ", an unknown data type; known: SHOAL_FLOAT32 (0) to SHOAL_UINT64 (" +
+                       std::to_string(kDataTypeCount - 1) + ")");
+      default:
+        return invalid(where + " is " + std::to_string(value_) +
+                       ", an unknown operation; known: SHOAL_SUM (0) to SHOAL_BXOR (" + std::to_string(kReduceOpCount - 1) +
+                       ")");
+    }
+  }
+
+ private:
+  enum class Fault { none, null, negative, type, op };
+
+  Checks& fault_if(bool wrong, const char* argument, Fault fault, std::int64_t value = 0) noexcept {
+    if (wrong && fault_ == Fault::none) {
+      fault_ = fault;
+      argument_ = argument;
+      value_ = value;
+    }
+    return *this;
+  }
+
+  const char* function_;
+  const char* argument_ = "";
+  Fault fault_ = Fault::none;
+  std::int64_t value_ = 0;
+};
+
+/// Runs `body`, which returns a Status, if `checks` found no fault. Whatever is thrown below becomes a status.
+template <typename Body>
+shoal_status guarded(const Checks& checks, Body body) noexcept {
+  const auto unexpected = [&checks](const char* what) {
+    std::array<char, 512> message{};
+    std::snprintf(message.data(), message.size(), "%s: unexpected exception: %s", checks.function(), what);
+    return report(StatusCode::internal, message.data());
+  };
+  try {
+    const Status fault = checks.status();
+    return report(fault.ok() ? body() : fault);
+  } catch (const std::bad_alloc&) {
+    return report(StatusCode::system_error, "out of memory");
+  } catch (const std::exception& exception) {
+    return unexpected(exception.what());
+  } catch (...) {
+    return unexpected("not derived from std::exception");
+  }
+}
+
+/// The longest wait that a clock can count: more is taken for that.
+std::chrono::milliseconds clamped_ms(std::int64_t timeout_ms) {
+  constexpr std::int64_t kTenYearsMs = std::int64_t{10} * 365 * 24 * 3600 * 1000;
+  return std::chrono::milliseconds(std::min(timeout_ms, kTenYearsMs));
+}
+
+/// The environment's options, overridden by what `config` sets.
+Result<CommunicatorOptions> options_of(const shoal_config* config) {
+  CommunicatorOptions options = Communicator::options_from_environment();
+  if (config == nullptr) return options;
+  if (config->magic != SHOAL_CONFIG_MAGIC) return invalid("config: not initialised; start from SHOAL_CONFIG_INITIALIZER");
+  // The first version of the struct is this one, so there is no older, shorter one to accept yet; a longer one may carry wishes
+  // that this library does not know of.
+  if (config->size_bytes < sizeof(shoal_config))
+    return invalid("config: size_bytes is too small; start from SHOAL_CONFIG_INITIALIZER");
+  if (config->size_bytes > sizeof(shoal_config)) {
+    return Status(StatusCode::unsupported, "config: made for shoal " + std::to_string(config->version) +
+                                               ", newer than this library (" + std::to_string(SHOAL_VERSION) +
+                                               "); update the library");
+  }
+  if (config->timeout_ms < 0)
+    return invalid("config: timeout_ms is " + std::to_string(config->timeout_ms) + "; 0 or more is needed");
+  if (config->timeout_ms > 0) options.timeout = clamped_ms(config->timeout_ms);
+  if (config->algorithm != nullptr) options.algorithm = config->algorithm;
+  if (config->transports != nullptr) options.transports = config->transports;
+  return options;
+}
+
+/// The program's callbacks as a Store.
+class CallbackStore final : public Store {
+ public:
+  explicit CallbackStore(const shoal_store& callbacks) : callbacks_(callbacks) {}
+
+  Status set(std::string_view key, std::string_view value) override {
+    const std::string name(key);
+    return outcome("set", name, callbacks_.set(callbacks_.context, name.c_str(), value.data(), value.size()));
+  }
+
+  Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point deadline) override {
+    const std::string name(key);
+    std::string value(kFirstCapacityBytes, '\0');
+    while (true) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+      std::size_t size = 0;
+      const Status status = outcome("get", name,
+                                    callbacks_.get(callbacks_.context, name.c_str(), std::max<std::int64_t>(0, left.count()),
+                                                   value.data(), value.size(), &size));
+      if (!status.ok()) return status;
+      if (size <= value.size()) {
+        value.resize(size);
+        return value;
+      }
+      if (size > kLimitBytes) {
+        return Status(StatusCode::system_error, "store: the value of key '" + name + "' has " + std::to_string(size) +
+                                                    " bytes; at most " + std::to_string(kLimitBytes) + " are believable");
+      }
+      value.resize(size);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kFirstCapacityBytes = 4096;
+  static constexpr std::size_t kLimitBytes = std::size_t{64} << 20;
+
+  static Status outcome(const char* call, const std::string& key, shoal_status status) {
+    if (status == SHOAL_OK) return {};
+    const bool known = status > 0 && status <= SHOAL_INTERNAL;
+    const StatusCode code = known ? static_cast<StatusCode>(status) : StatusCode::system_error;
+    return {code, std::string("store: ") + call + " of key '" + key + "' returned " + std::to_string(status)};
+  }
+
+  shoal_store callbacks_;
+};
+
+/// Hands the communicator of `created` to the caller.
+Status deliver(Result<std::unique_ptr<Communicator>> created, shoal_comm_t* comm) {
+  if (!created.ok()) return created.status();
+  *comm = new shoal_comm{std::move(created).value()};
+  return {};
+}
+
+/// Hands the Work of `started` to the caller.
+Status deliver(Result<Work> started, shoal_work_t* work) {
+  if (!started.ok()) return started.status();
+  *work = new shoal_work{std::move(started).value()};
+  return {};
+}
+
+}  // namespace
+}  // namespace shoal
+
+using namespace shoal;  // NOLINT(google-build-using-namespace): the functions below are the same library's other face
+
+extern "C" {
+
+int shoal_version(void) { return SHOAL_VERSION; }
+
+const char* shoal_status_string(shoal_status status) {
+  return to_string(static_cast<StatusCode>(status)).data();  // names are literals, so they end in a zero
+}
+
+const char* shoal_last_error_message(void) { return last_error_message.data(); }
+
+size_t shoal_data_type_size(shoal_data_type type) {
+  return type >= 0 && type < kDataTypeCount ? size_of(static_cast<DataType>(type)) : 0;
+}
+
+shoal_status shoal_comm_create(const shoal_config* config, shoal_comm_t* comm) {
+  return guarded(Checks(__func__).out("comm", comm), [&]() -> Status {
+    auto options = options_of(config);
+    if (!options.ok()) return options.status();
+    return deliver(Communicator::create(std::move(options).value()), comm);
+  });
+}
+
+shoal_status shoal_comm_create_with_store(const shoal_store* store, int rank, int size, const shoal_config* config,
+                                          shoal_comm_t* comm) {
+  return guarded(Checks(__func__).out("comm", comm).not_null("store", store), [&]() -> Status {
+    if (store->set == nullptr || store->get == nullptr)
+      return invalid("shoal_comm_create_with_store: set or get of the store is NULL");
+    auto options = options_of(config);
+    if (!options.ok()) return options.status();
+    CallbackStore callbacks(*store);
+    return deliver(Communicator::create(callbacks, rank, size, std::move(options).value()), comm);
+  });
+}
+
+void shoal_comm_destroy(shoal_comm_t comm) { delete comm; }
+
+shoal_status shoal_comm_abort(shoal_comm_t comm, const char* reason) {
+  return guarded(Checks(__func__).not_null("comm", comm), [&]() -> Status {
+    comm->communicator->abort(reason == nullptr ? "no reason given" : reason);
+    return {};
+  });
+}
+
+shoal_status shoal_comm_status(shoal_comm_t comm) {
+  return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->status(); });
+}
+
+shoal_status shoal_comm_rank(shoal_comm_t comm, int* rank) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("rank", rank), [&]() -> Status {
+    *rank = comm->communicator->rank();
+    return {};
+  });
+}
+
+shoal_status shoal_comm_size(shoal_comm_t comm, int* size) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("size", size), [&]() -> Status {
+    *size = comm->communicator->size();
+    return {};
+  });
+}
+
+shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                              shoal_reduce_op op) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
+    return comm->communicator->all_reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op));
+  });
+}
+
+shoal_status shoal_all_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_reduce_op op, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
+    return deliver(
+        comm->communicator->all_reduce_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op)),
+        work);
+  });
+}
+
+shoal_status shoal_broadcast(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->broadcast(buffer, count, static_cast<DataType>(type), root); });
+}
+
+shoal_status shoal_broadcast_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
+                                   shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->broadcast_async(buffer, count, static_cast<DataType>(type), root), work);
+  });
+}
+
+shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->all_gather(input, output, count, static_cast<DataType>(type)); });
+}
+
+shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->all_gather_async(input, output, count, static_cast<DataType>(type)), work);
+  });
+}
+
+shoal_status shoal_barrier(shoal_comm_t comm) {
+  return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->barrier(); });
+}
+
+shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm),
+                 [&] { return deliver(comm->communicator->barrier_async(), work); });
+}
+
+shoal_status shoal_work_wait(shoal_work_t work) {
+  return guarded(Checks(__func__).not_null("work", work), [&] { return work->work.wait(); });
+}
+
+shoal_status shoal_work_wait_for(shoal_work_t work, int64_t timeout_ms) {
+  return guarded(Checks(__func__).not_null("work", work).not_negative("timeout_ms", timeout_ms),
+                 [&] { return work->work.wait_for(clamped_ms(timeout_ms)); });
+}
+
+shoal_status shoal_work_test(shoal_work_t work, int* completed) {
+  return guarded(Checks(__func__).not_null("work", work).not_null("completed", completed), [&] {
+    *completed = work->work.is_completed() ? 1 : 0;
+    return *completed != 0 ? work->work.status() : Status();
+  });
+}
+
+void shoal_work_free(shoal_work_t work) { delete work; }
+
+}  // extern "C"
