@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/schedule/describe.h"
+#include "src/schedule/units.h"
 
 namespace shoal {
 namespace {
@@ -263,47 +264,24 @@ class Execution {
   }
 
   void add_units(const Program& program) {
-    // The unit that the last step of each lane is part of, with all its steps: a later step may join it.
-    struct Open {
-      std::uint32_t unit = kNone;
-      std::vector<std::uint32_t> steps;
-    };
-    std::vector<Open> open(program.lanes);
-    const auto close = [&](Open& last) {
-      if (last.unit == kNone) return;
-      units_[last.unit].first_part = static_cast<std::uint32_t>(parts_.size());
-      units_[last.unit].part_count = static_cast<std::uint32_t>(last.steps.size());
-      for (const std::uint32_t step : last.steps) parts_.push_back({step, kNone, kNone});
-      last.steps.clear();
-    };
+    const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
     const auto first_unit = static_cast<std::uint32_t>(units_.size());
-    std::vector<std::uint32_t> unit_of_step(program.steps.size());
     for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
-      Open& last = open[program.steps[i].lane];
-      if (!joins(program, last.steps, program.steps[i])) {
-        close(last);
-        last.unit = static_cast<std::uint32_t>(units_.size());
-        add_unit(program, i);
-      }
-      last.steps.push_back(i);
-      unit_of_step[i] = last.unit;
+      if (first_unit + unit_of_step[i] == units_.size()) add_unit(program, i);
+      ++units_[first_unit + unit_of_step[i]].part_count;
     }
-    for (Open& last : open) close(last);
-    // Links see the steps in the order of the Program, whatever the lanes.
-    std::vector<std::uint32_t> parts_joined(units_.size() - first_unit, 0);
+    // The parts of a unit lie together, although steps of other lanes may stand between them in the Program.
+    for (std::size_t unit = first_unit; unit < units_.size(); ++unit) {
+      units_[unit].first_part = static_cast<std::uint32_t>(parts_.size());
+      parts_.resize(parts_.size() + units_[unit].part_count);
+      units_[unit].part_count = 0;
+    }
     for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
-      const std::uint32_t unit = unit_of_step[i];
-      join_link(program, unit, parts_[units_[unit].first_part + parts_joined[unit - first_unit]++]);
+      Unit& unit = units_[first_unit + unit_of_step[i]];
+      Part& part = parts_[unit.first_part + unit.part_count++];
+      part.step = i;
+      join_link(program, first_unit + unit_of_step[i], part);
     }
-  }
-
-  /// Whether an engine may fold `step` together with the steps before it in its lane.
-  [[nodiscard]] static bool joins(const Program& program, const std::vector<std::uint32_t>& before, const Step& step) {
-    if (step.op != StepOp::recv_reduce || step.source != step.target) return false;
-    return !before.empty() && std::ranges::all_of(before, [&](std::uint32_t i) {
-      const Step& other = program.steps[i];
-      return other.op == StepOp::recv_reduce && other.target == step.target && other.peer != step.peer;
-    });
   }
 
   void add_unit(const Program& program, std::uint32_t i) {

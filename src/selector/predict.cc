@@ -1,0 +1,135 @@
+#include "src/selector/predict.h"
+
+#include <algorithm>
+#include <array>
+
+#include "src/algorithms/stages.h"
+#include "src/schedule/layout.h"
+#include "src/simulate/simulator.h"
+
+namespace shoal {
+namespace {
+
+// About a millisecond of simulation.
+constexpr std::size_t kMaxSimulatedSteps = 4096;
+constexpr std::size_t kMaxRanksOfOneNode = 2;
+
+/// What one rank's Program needs of its core, of its ports to shared memory, and of its node's ports to the network.
+struct Demand {
+  double core_us = 0;
+  std::array<double, kLinkClassCount> out_us{};
+  std::array<double, kLinkClassCount> in_us{};
+
+  [[nodiscard]] double busiest(LinkClass link) const {
+    return std::max(out_us[static_cast<std::size_t>(link)], in_us[static_cast<std::size_t>(link)]);
+  }
+};
+
+/// The estimate for the ranks of one node.
+class NodeEstimate {
+ public:
+  NodeEstimate(const Algorithm& algorithm, const Topology& topology, const CostModel& costs, const Collective& collective,
+               const std::vector<int>& ranks)
+      : topology_(topology), costs_(costs), collective_(collective) {
+    for (const int rank : ranks) programs_.push_back(algorithm.build(topology, collective, rank));
+  }
+
+  [[nodiscard]] double total_us() const {
+    // The ranks of a node share its wire; each has its own core and its own port to shared memory.
+    Demand most;
+    for (const Program& program : programs_) {
+      const Demand demand = demand_of(program);
+      const auto network = static_cast<std::size_t>(LinkClass::network);
+      const auto shared = static_cast<std::size_t>(LinkClass::shared_memory);
+      most.core_us = std::max(most.core_us, demand.core_us);
+      most.out_us[shared] = std::max(most.out_us[shared], demand.out_us[shared]);
+      most.in_us[shared] = std::max(most.in_us[shared], demand.in_us[shared]);
+      most.out_us[network] += demand.out_us[network];
+      most.in_us[network] += demand.in_us[network];
+    }
+    const double network_us = most.busiest(LinkClass::network);
+    const double shared_us = most.busiest(LinkClass::shared_memory);
+    const LinkClass bottleneck = network_us > shared_us ? LinkClass::network : LinkClass::shared_memory;
+    // A chain of hops that visits all ranks, as a ring's does, takes what they take on average.
+    double chains_us = 0;
+    for (const Program& program : programs_) chains_us += chain_us(program, bottleneck);
+    return chains_us / static_cast<double>(programs_.size()) + std::max({network_us, shared_us, most.core_us});
+  }
+
+ private:
+  [[nodiscard]] std::size_t bytes_of(const ChunkLayout& layout, const Step& step) const {
+    return layout.bytes(step.op == StepOp::send ? step.source : step.target).size_bytes;
+  }
+
+  [[nodiscard]] Demand demand_of(const Program& program) const {
+    const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
+    Demand demand;
+    for (const Step& step : program.steps) {
+      const std::size_t bytes = bytes_of(layout, step);
+      if (step.op == StepOp::copy) demand.core_us += costs_.copy_us(program.rank, bytes);
+      if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
+      if (step.peer < 0) continue;
+      auto& ports = step.op == StepOp::send ? demand.out_us : demand.in_us;
+      ports[static_cast<std::size_t>(topology_.link_class(program.rank, step.peer))] += costs_.port_us(program.rank, step.peer, bytes);
+    }
+    return demand;
+  }
+
+  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on the busiest kind of port (what
+  /// happens on that one is counted in full elsewhere).
+  [[nodiscard]] double chain_us(const Program& program, LinkClass bottleneck) const {
+    const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
+    std::vector<double> value_us(program.message_chunks, 0);  // when the first tile of each chunk's value is there
+    std::vector<double> sent_us(program.lanes, 0);            // when the latest send of a lane starts
+    double longest_us = 0;
+    for (const Step& step : program.steps) {
+      double& sent = sent_us[step.lane];
+      if (step.op == StepOp::send && step.source.buffer == Buffer::output) sent = std::max(sent, value_us[step.source.first_chunk]);
+      if (step.op == StepOp::send || step.peer < 0) continue;
+      double hop_us = costs_.latency_us(program.rank, step.peer) * (1 - CostModel::kOverheadShare);
+      if (topology_.link_class(program.rank, step.peer) != bottleneck) {
+        hop_us += costs_.port_us(program.rank, step.peer, costs_.tile(bytes_of(layout, step)));
+      }
+      for (std::uint32_t k = 0; k < step.target.chunk_count; ++k) {
+        double& value = value_us[step.target.first_chunk + k];
+        value = std::max(value, sent + hop_us);
+        longest_us = std::max(longest_us, value);
+      }
+    }
+    return longest_us;
+  }
+
+  const Topology& topology_;
+  const CostModel& costs_;
+  const Collective& collective_;
+  std::vector<Program> programs_;
+};
+
+}  // namespace
+
+double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  const CostModel costs(topology);
+  auto nodes = ranks_of_nodes(topology);
+  // Without a wire to share, a few ranks stand for all.
+  if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
+  const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
+  double slowest_us = NodeEstimate(algorithm, topology, costs, collective, *smallest).total_us();
+  if (smallest->size() != largest->size()) {
+    slowest_us = std::max(slowest_us, NodeEstimate(algorithm, topology, costs, collective, *largest).total_us());
+  }
+  return slowest_us;
+}
+
+double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  const std::size_t steps = algorithm.build(topology, collective, 0).steps.size() * topology.node_of_rank.size();
+  // Broadcasts are not symmetric, but short: they are simulated at any size, and so is a barrier.
+  const bool symmetric = collective.kind == CollectiveKind::all_reduce || collective.kind == CollectiveKind::all_gather;
+  if (symmetric && steps > kMaxSimulatedSteps) return estimate_us(algorithm, topology, collective);
+  const auto schedule = build_schedule(algorithm, topology, collective);
+  if (!schedule.ok()) return estimate_us(algorithm, topology, collective);
+  const auto simulation = simulate(*schedule);
+  return simulation.ok() ? simulation->total_us : estimate_us(algorithm, topology, collective);
+}
+
+}  // namespace shoal

@@ -1,0 +1,259 @@
+#include "src/simulate/simulator.h"
+
+#include <algorithm>
+#include <compare>
+#include <functional>
+#include <map>
+#include <queue>
+#include <string>
+#include <utility>
+
+#include "src/schedule/dependencies.h"
+#include "src/schedule/layout.h"
+#include "src/schedule/units.h"
+
+namespace shoal {
+
+CostModel::CostModel(const Topology& topology) : topology_(topology), crowding_(static_cast<std::size_t>(topology.nodes()), 0) {
+  for (const int node : topology.node_of_rank) ++crowding_[static_cast<std::size_t>(node)];
+  const double cores = topology.cores_per_node;
+  for (double& ranks : crowding_) ranks = cores > 0 ? std::max(1.0, ranks / cores) : 1.0;
+}
+
+double CostModel::crowding(int from, int to) const {
+  // The wire does not get slower when cores are short; memory that cores copy does.
+  if (topology_.link_class(from, to) == LinkClass::network) return 1;
+  return crowding_[static_cast<std::size_t>(topology_.node_of_rank[static_cast<std::size_t>(from)])];
+}
+
+double CostModel::latency_us(int from, int to) const {
+  return topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us * crowding(from, to);
+}
+
+double CostModel::port_us(int from, int to, std::size_t bytes) const {
+  const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
+  return (kOverheadShare * cost.latency_us + static_cast<double>(bytes) * cost.us_per_byte) * crowding(from, to);
+}
+
+double CostModel::reduce_us(int rank, std::size_t bytes) const {
+  return static_cast<double>(bytes) * topology_.reduce_us_per_byte * crowding(rank, rank);
+}
+
+double CostModel::copy_us(int rank, std::size_t bytes) const {
+  return static_cast<double>(bytes) * topology_.cost[static_cast<std::size_t>(LinkClass::local)].us_per_byte * crowding(rank, rank);
+}
+
+namespace {
+
+constexpr std::uint32_t kNone = ~std::uint32_t{0};
+
+/// When the first and the last tile of something are there.
+struct Span {
+  double first = 0;
+  double last = 0;
+
+  void await(const Span& other) {
+    first = std::max(first, other.first);
+    last = std::max(last, other.last);
+  }
+};
+
+/// A step or an n-way fold, with what it still waits for and what waits for it.
+struct Unit {
+  std::uint32_t rank = 0;
+  std::uint32_t first_step = 0;
+  std::uint32_t operands = 0;  // received ones
+  std::uint32_t missing = 0;   // predecessors whose time is not known yet
+  std::uint32_t receiver = kNone;
+  std::size_t bytes = 0;
+  Span ready;
+  std::vector<std::uint32_t> successors;
+};
+
+/// Where messages queue up to leave a rank or a node.
+struct OutPort {
+  bool busy = false;
+  std::queue<std::uint32_t> sends;  // ready ones, in the order in which they became so
+};
+
+/// A unit is ready, or a port is free. By time, then by number, so that equal times have one order.
+struct Event {
+  double time_us = 0;
+  bool is_port = false;
+  std::uint32_t index = 0;
+
+  auto operator<=>(const Event&) const = default;
+};
+
+class Simulator {
+ public:
+  explicit Simulator(const Schedule& schedule) : schedule_(schedule), costs_(schedule.topology) {}
+
+  Result<Simulation> run() {
+    const std::size_t ranks = schedule_.programs.size();
+    result_.rank_us.assign(ranks, 0);
+    cores_.assign(ranks, 0);
+    // Ports of ranks (shared memory), then those of nodes (network).
+    in_ports_.assign(ranks + static_cast<std::size_t>(schedule_.topology.nodes()), 0);
+    out_ports_.resize(in_ports_.size());
+    for (const Program& program : schedule_.programs) add_program(program);
+    if (Status status = match_messages(); !status.ok()) return status;
+
+    waiting_ = units_.size();
+    for (std::uint32_t i = 0; i < units_.size(); ++i) {
+      if (units_[i].missing == 0) events_.push({0, false, i});
+    }
+    while (!events_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      if (event.is_port) {
+        start_next_send(out_ports_[event.index], event.time_us);
+      } else {
+        run_unit(event.index);
+      }
+    }
+    if (waiting_ > 0) return Status(StatusCode::internal, std::to_string(waiting_) + " steps of the schedule wait for ever");
+    result_.total_us = *std::max_element(result_.rank_us.begin(), result_.rank_us.end());
+    return result_;
+  }
+
+ private:
+  [[nodiscard]] const Step& step_of(const Unit& unit) const { return schedule_.programs[unit.rank].steps[unit.first_step]; }
+
+  void order(std::uint32_t before, std::uint32_t after) {
+    if (before == kNone || before == after) return;
+    units_[before].successors.push_back(after);
+    ++units_[after].missing;
+  }
+
+  void add_program(const Program& program) {
+    const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
+    const ChunkLayout layout(schedule_.collective, schedule_.topology.ranks(), program.rank, program.message_chunks);
+    const Dependencies dependencies(program);
+    const auto base = static_cast<std::uint32_t>(units_.size());
+    std::vector<std::uint32_t> last_send(schedule_.programs.size(), kNone);
+    for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
+      const Step& step = program.steps[i];
+      const std::uint32_t index = base + unit_of_step[i];
+      if (index == units_.size()) {
+        units_.emplace_back();
+        units_.back().rank = static_cast<std::uint32_t>(program.rank);
+        units_.back().first_step = i;
+        units_.back().bytes = layout.bytes(step.op == StepOp::send ? step.source : step.target).size_bytes;
+      }
+      const auto ends = std::pair{program.rank, step.peer};
+      if (step.op == StepOp::send) {
+        sends_[ends].push_back(index);
+        order(std::exchange(last_send[static_cast<std::size_t>(step.peer)], index), index);
+      }
+      if (step.op == StepOp::recv || step.op == StepOp::recv_reduce) {
+        recvs_[{step.peer, program.rank}].push_back(index);
+        ++units_[index].operands;
+      }
+      for (const std::uint32_t other : dependencies.of(i)) order(base + unit_of_step[other], index);
+    }
+  }
+
+  Status match_messages() {
+    for (const auto& [ends, sends] : sends_) {
+      const auto& recvs = recvs_[ends];
+      if (recvs.size() != sends.size()) {
+        return {StatusCode::internal, "rank " + std::to_string(ends.first) + " sends " + std::to_string(sends.size()) + " messages to rank " +
+                                          std::to_string(ends.second) + ", which receives " + std::to_string(recvs.size())};
+      }
+      for (std::size_t k = 0; k < sends.size(); ++k) {
+        units_[sends[k]].receiver = recvs[k];
+        ++units_[recvs[k]].missing;
+      }
+    }
+    return {};
+  }
+
+  void run_unit(std::uint32_t index) {
+    const Unit& unit = units_[index];
+    const int rank = static_cast<int>(unit.rank);
+    const std::size_t tile = costs_.tile(unit.bytes);
+    const Step& step = step_of(unit);
+    switch (step.op) {
+      case StepOp::send: {
+        const std::size_t port = port_of(rank, schedule_.topology.link_class(rank, step.peer));
+        out_ports_[port].sends.push(index);
+        if (!out_ports_[port].busy) start_next_send(out_ports_[port], unit.ready.first);
+        break;
+      }
+      case StepOp::recv: finish(unit, unit.ready); break;
+      case StepOp::recv_reduce:
+        compute(unit, costs_.reduce_us(rank, unit.bytes) * unit.operands, costs_.reduce_us(rank, tile) * unit.operands);
+        break;
+      case StepOp::reduce: compute(unit, costs_.reduce_us(rank, unit.bytes), costs_.reduce_us(rank, tile)); break;
+      case StepOp::copy: compute(unit, costs_.copy_us(rank, unit.bytes), costs_.copy_us(rank, tile)); break;
+    }
+  }
+
+  void finish(const Unit& unit, const Span& done) {
+    --waiting_;
+    result_.rank_us[unit.rank] = std::max(result_.rank_us[unit.rank], done.last);
+    for (const std::uint32_t successor : unit.successors) release(successor, done);
+  }
+
+  void release(std::uint32_t index, const Span& done) {
+    Unit& unit = units_[index];
+    unit.ready.await(done);
+    if (--unit.missing == 0) events_.push({unit.ready.first, false, index});
+  }
+
+  void compute(const Unit& unit, double duration_us, double tile_us) {
+    double& core = cores_[unit.rank];
+    const double begin = std::max(core, unit.ready.first);
+    core = begin + duration_us;
+    finish(unit, {begin + tile_us, std::max(begin + duration_us, unit.ready.last + tile_us)});
+  }
+
+  /// A port that has become free at `now_us` takes the message that has waited longest for it.
+  void start_next_send(OutPort& port, double now_us) {
+    port.busy = !port.sends.empty();
+    if (!port.busy) return;
+    const Unit& unit = units_[port.sends.front()];
+    port.sends.pop();
+    const int rank = static_cast<int>(unit.rank);
+    const int peer = step_of(unit).peer;
+    const LinkClass link = schedule_.topology.link_class(rank, peer);
+    result_.bytes[static_cast<std::size_t>(link)] += unit.bytes;
+    ++result_.messages[static_cast<std::size_t>(link)];
+
+    const double port_us = costs_.port_us(rank, peer, unit.bytes);
+    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes));
+    double& in = in_ports_[port_of(peer, link)];
+    const double arrival = std::max(in, now_us);
+    in = arrival + port_us;
+    events_.push({now_us + port_us, true, static_cast<std::uint32_t>(&port - out_ports_.data())});
+    const double latency = costs_.latency_us(rank, peer) * (1 - CostModel::kOverheadShare);
+    const double last = std::max(arrival + port_us, unit.ready.last + tile_us);
+    release(unit.receiver, {arrival + tile_us + latency, last + latency});
+    finish(unit, {now_us + tile_us, std::max(now_us + port_us, unit.ready.last + tile_us)});
+  }
+
+  [[nodiscard]] std::size_t port_of(int rank, LinkClass link) const {
+    const auto r = static_cast<std::size_t>(rank);
+    if (link != LinkClass::network) return r;
+    return schedule_.programs.size() + static_cast<std::size_t>(schedule_.topology.node_of_rank[r]);
+  }
+
+  const Schedule& schedule_;
+  CostModel costs_;
+  Simulation result_;
+  std::vector<Unit> units_;
+  std::map<std::pair<int, int>, std::vector<std::uint32_t>> sends_;
+  std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
+  std::vector<double> cores_;      // when each rank's core is free
+  std::vector<double> in_ports_;   // when each port has taken in what is on its way
+  std::vector<OutPort> out_ports_;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::size_t waiting_ = 0;  // units that have not finished
+};
+
+}  // namespace
+
+Result<Simulation> simulate(const Schedule& schedule) { return Simulator(schedule).run(); }
+
+}  // namespace shoal
