@@ -1,0 +1,85 @@
+// A Store in a directory: each key is a file, written under another name and renamed, so that it appears whole.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <fmt/format.h>
+#include <shoal/store.h>
+
+#include "src/bootstrap/socket.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Keys become file names: everything but letters, digits, '-' and '_' as %XX.
+std::string file_name(std::string_view key) {
+  std::string name = "key-";
+  for (const char c : key) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
+    name += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
+  }
+  return name;
+}
+
+class FileStore final : public Store {
+ public:
+  FileStore(std::string directory, Descriptor watch) : directory_(std::move(directory)), watch_(std::move(watch)) {}
+
+  Status set(std::string_view key, std::string_view value) override {
+    const std::string path = directory_ + "/" + file_name(key);
+    const std::string temporary = fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), file_name(key));
+    std::ofstream file(temporary, std::ios::binary);
+    file.write(value.data(), static_cast<std::streamsize>(value.size()));
+    file.close();
+    if (!file) return system_error(fmt::format("file store: write {}", temporary), errno);
+    if (std::rename(temporary.c_str(), path.c_str()) != 0) return system_error(fmt::format("file store: rename to {}", path), errno);
+    return {};
+  }
+
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    const std::string path = directory_ + "/" + file_name(key);
+    for (;;) {
+      if (std::ifstream file(path, std::ios::binary); file) {
+        return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+      }
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      if (left <= 0) return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' did not come in time", directory_, key));
+      // inotify says when a file appears; a network file system tells nothing of other hosts, hence the slices.
+      pollfd descriptor{watch_.get(), POLLIN, 0};
+      if (::poll(&descriptor, 1, static_cast<int>(std::min<long long>(left, 200))) > 0) {
+        char events[4096];
+        while (::read(watch_.get(), events, sizeof events) > 0) {
+        }
+      }
+    }
+  }
+
+ private:
+  std::string directory_;
+  Descriptor watch_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> make_file_store(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return Status(StatusCode::system_error, fmt::format("file store: create {}: {}", directory, error.message()));
+  Descriptor watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  if (watch.get() < 0 || ::inotify_add_watch(watch.get(), directory.c_str(), IN_MOVED_TO) < 0) {
+    return system_error(fmt::format("file store: watch {}", directory), errno);
+  }
+  return std::unique_ptr<Store>(std::make_unique<FileStore>(directory, std::move(watch)));
+}
+
+}  // namespace shoal

@@ -1,0 +1,37 @@
+// Launch: who this process is in its job, as the launcher's environment says.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <shoal/status.h>
+#include <shoal/store.h>
+
+namespace shoal {
+
+/// What a launcher told this process.
+struct Launch {
+  std::string launcher;  ///< "shoal run", "mpirun", "torchrun", "srun", or "none"
+  int rank = 0;
+  int size = 1;
+  std::string master_host;  ///< where rank 0 serves the store; empty: to be exchanged through the launcher (PMIx)
+  int master_port = 0;
+  std::string job;  ///< tells two jobs on one port apart
+};
+
+/// Looks up one variable; null where unset. Settable for tests.
+using Environment = std::function<const char*(const char*)>;
+
+/// Reads the environments of `shoal run`, mpirun, srun and torchrun, in this order; one rank where none is there.
+/// Errors: invalid_argument, naming the variable that is missing or makes no sense.
+Result<Launch> detect_launch(const Environment& environment);
+
+/// The Store that the ranks of `launch` meet at.
+Result<std::unique_ptr<Store>> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline);
+
+/// The first host of a Slurm node list: "node[03-07,9],x1" -> "node03". Empty for malformed lists.
+std::string first_slurm_host(const std::string& node_list);
+
+}  // namespace shoal

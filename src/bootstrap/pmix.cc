@@ -1,0 +1,110 @@
+#include "src/bootstrap/pmix.h"
+
+#include <fmt/format.h>
+
+#include "src/bootstrap/socket.h"
+
+#if __has_include(<pmix.h>)
+#include <dlfcn.h>
+#include <pmix.h>
+
+#include <algorithm>
+#include <cstring>
+#endif
+
+namespace shoal {
+namespace {
+
+constexpr const char* kAdvice = "set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT (mpirun -x), or start the ranks with shoal run";
+
+}  // namespace
+
+#if __has_include(<pmix.h>)
+namespace {
+
+// The five calls we need, resolved at run time.
+struct PmixLibrary {
+  decltype(&PMIx_Init) init = nullptr;
+  decltype(&PMIx_Put) put = nullptr;
+  decltype(&PMIx_Commit) commit = nullptr;
+  decltype(&PMIx_Fence) fence = nullptr;
+  decltype(&PMIx_Get) get = nullptr;
+
+  static Result<PmixLibrary> load() {
+    void* handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
+    if (handle == nullptr) return Status(StatusCode::unsupported, fmt::format("mpirun without PMIx ({}); {}", ::dlerror(), kAdvice));
+    PmixLibrary library;
+    const auto find = [handle](auto& function, const char* name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(handle, name));
+      return function != nullptr;
+    };
+    if (!find(library.init, "PMIx_Init") || !find(library.put, "PMIx_Put") || !find(library.commit, "PMIx_Commit") ||
+        !find(library.fence, "PMIx_Fence") || !find(library.get, "PMIx_Get")) {
+      return Status(StatusCode::unsupported, fmt::format("libpmix.so.2 lacks a function; {}", kAdvice));
+    }
+    return library;
+  }
+};
+
+Status pmix_error(const char* what, int code) {
+  return {StatusCode::system_error, fmt::format("{} failed with PMIx status {}; {}", what, code, kAdvice)};
+}
+
+constexpr const char* kAddressKey = "shoal.store";
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+  const auto library = PmixLibrary::load();
+  if (!library.ok()) return library.status();
+  pmix_proc_t self;
+  // Never finalised: the process may use PMIx through MPI as well, and PMIx counts its initialisations.
+  if (const int code = library->init(&self, nullptr, 0); code != PMIX_SUCCESS) return pmix_error("PMIx_Init", code);
+
+  std::unique_ptr<Store> store;
+  std::string address;
+  if (launch.rank == 0) {
+    const std::string host = own_address();
+    const auto port = free_port(host);
+    if (!port.ok()) return port.status();
+    auto served = make_tcp_store(host, *port, true, launch.job, deadline);
+    if (!served.ok()) return served;
+    store = std::move(served).value();
+    address = fmt::format("{} {}", host, *port);
+    pmix_value_t value;
+    std::memset(&value, 0, sizeof value);
+    value.type = PMIX_STRING;
+    value.data.string = address.data();
+    if (const int code = library->put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS) return pmix_error("PMIx_Put", code);
+    if (const int code = library->commit(); code != PMIX_SUCCESS) return pmix_error("PMIx_Commit", code);
+  }
+  pmix_info_t collect;
+  std::memset(&collect, 0, sizeof collect);
+  std::strncpy(collect.key, PMIX_COLLECT_DATA, PMIX_MAX_KEYLEN);
+  collect.value.type = PMIX_BOOL;
+  collect.value.data.flag = true;
+  if (const int code = library->fence(nullptr, 0, &collect, 1); code != PMIX_SUCCESS) return pmix_error("PMIx_Fence", code);
+  if (launch.rank == 0) return store;
+
+  pmix_proc_t root = self;
+  root.rank = 0;
+  pmix_value_t* value = nullptr;
+  if (const int code = library->get(&root, kAddressKey, nullptr, 0, &value); code != PMIX_SUCCESS || value == nullptr) {
+    return pmix_error("PMIx_Get", code);
+  }
+  address = value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "";
+  const std::size_t space = address.find(' ');
+  const int port = space == std::string::npos ? 0 : std::atoi(address.c_str() + space + 1);
+  if (port <= 0 || port > 65535) return Status(StatusCode::internal, fmt::format("rank 0 published '{}' as its address", address));
+  return make_tcp_store(address.substr(0, space), port, false, launch.job, deadline);
+}
+
+#else
+
+Result<std::unique_ptr<Store>> open_pmix_store(const Launch&, std::chrono::steady_clock::time_point) {
+  return Status(StatusCode::unsupported, fmt::format("mpirun, but this build has no PMIx; {}", kAdvice));
+}
+
+#endif
+
+}  // namespace shoal

@@ -1,0 +1,18 @@
+// Start-up under mpirun (and srun --mpi=pmix): rank 0 tells its store's address through the launcher's PMIx server.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include <shoal/status.h>
+#include <shoal/store.h>
+
+#include "src/bootstrap/launch.h"
+
+namespace shoal {
+
+/// A TCP store on a free port of rank 0, whose address travels by PMIx. libpmix is loaded at run time, so that programs that
+/// never meet mpirun do not need it. Errors: unsupported, saying what to set instead, where there is no PMIx.
+Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal

@@ -1,0 +1,193 @@
+#include "src/bootstrap/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/settings/settings.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Result<AddressList> resolve(const std::string& host, int port, bool passive) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = passive ? AI_PASSIVE : 0;
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0) return Status(StatusCode::system_error, fmt::format("resolve '{}': {}", host, ::gai_strerror(code)));
+  return AddressList(found, &::freeaddrinfo);
+}
+
+// Waits for `events` in slices that end at the deadline. 0: ready; else an errno.
+int wait_for(int fd, short events, Clock::time_point deadline) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return ETIMEDOUT;
+    pollfd descriptor{fd, events, 0};
+    const int ready = ::poll(&descriptor, 1, static_cast<int>(std::min<long long>(left, 60'000)));
+    if (ready > 0) return 0;
+    if (ready < 0 && errno != EINTR) return errno;
+  }
+}
+
+Status stream_error(const char* what, int error) {
+  if (error == ETIMEDOUT) return {StatusCode::timeout, fmt::format("{}: no answer before the deadline", what)};
+  return system_error(what, error);
+}
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
+
+std::string own_address() {
+  if (const std::string given = setting("SHOAL_HOST_ADDRESS"); !given.empty()) return given;
+  const std::string wanted = setting("SHOAL_SOCKET_IFNAME");
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "127.0.0.1";
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0) continue;
+      const bool named = !wanted.empty() && wanted == entry->ifa_name;
+      if (!named && (!wanted.empty() || (entry->ifa_flags & IFF_LOOPBACK) != 0)) continue;
+      char text[INET6_ADDRSTRLEN] = {};
+      if (family == AF_INET) {
+        ::inet_ntop(family, &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof text);
+      } else {
+        const auto& address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
+        if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // needs a scope that the peers do not know
+        ::inet_ntop(family, &address, text, sizeof text);
+      }
+      return text;
+    }
+  }
+  return "127.0.0.1";
+}
+
+Result<int> free_port(const std::string& host) {
+  const auto listener = listen_on(host, 0);
+  if (!listener.ok()) return listener.status();
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(listener->get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return system_error("getsockname", errno);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+Result<Descriptor> listen_on(const std::string& host, int port) {
+  auto addresses = resolve(host, port, true);
+  if (!addresses.ok()) return addresses.status();
+  int error = 0;
+  for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
+    Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket.get() < 0) {
+      error = errno;
+      continue;
+    }
+    const int on = 1;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) return socket;
+    error = errno;
+  }
+  // A name that leads elsewhere (a load balancer, a headless service): serve every address of this host instead.
+  if (error == EADDRNOTAVAIL && !host.empty()) return listen_on("", port);
+  return system_error(fmt::format("listen on {}:{}", host.empty() ? "*" : host, port), error);
+}
+
+Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline) {
+  int error = ETIMEDOUT;
+  auto pause = std::chrono::milliseconds(2);
+  std::string unresolved;
+  do {
+    auto addresses = resolve(host, port, false);
+    if (!addresses.ok()) unresolved = addresses.status().message();  // a pod's name may appear a little later
+    for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr; address = address->ai_next) {
+      Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (socket.get() < 0) return system_error("socket", errno);
+      error = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
+      if (error == EINPROGRESS) {
+        error = wait_for(socket.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+        socklen_t length = sizeof error;
+        if (error == 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+      if (error == 0) {
+        const int on = 1;
+        ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        return socket;
+      }
+    }
+    // The server may not have started: come back, at growing distances.
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    if (left > std::chrono::milliseconds(0)) ::poll(nullptr, 0, static_cast<int>(std::min(pause, left).count()));
+    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+  } while (Clock::now() < deadline);
+  if (!unresolved.empty()) return Status(StatusCode::timeout, fmt::format("connect to {}:{}: {}", host, port, unresolved));
+  return Status(StatusCode::timeout, fmt::format("connect to {}:{}: {}", host, port, system_error("", error).message()));
+}
+
+Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point deadline) {
+  const auto* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t sent = ::send(fd, next, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+      next += sent;
+      bytes -= static_cast<std::size_t>(sent);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (const int error = wait_for(fd, POLLOUT, deadline); error != 0) return stream_error("send", error);
+    } else if (errno != EINTR) {
+      return stream_error("send", errno);
+    }
+  }
+  return {};
+}
+
+Status receive_all(int fd, void* data, std::size_t bytes, Clock::time_point deadline) {
+  auto* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t got = ::recv(fd, next, bytes, MSG_DONTWAIT);
+    if (got > 0) {
+      next += got;
+      bytes -= static_cast<std::size_t>(got);
+    } else if (got == 0) {
+      return {StatusCode::peer_failed, "the other side closed the connection"};
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (const int error = wait_for(fd, POLLIN, deadline); error != 0) return stream_error("receive", error);
+    } else if (errno != EINTR) {
+      return stream_error("receive", errno);
+    }
+  }
+  return {};
+}
+
+}  // namespace shoal

@@ -1,0 +1,47 @@
+// The few blocking socket helpers that start-up needs. The data path has its own (transports/tcp).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() noexcept = default;
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+
+  [[nodiscard]] int get() const noexcept { return fd_; }
+  [[nodiscard]] int release() noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+/// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the first
+/// interface that is up and not a loopback, else 127.0.0.1.
+std::string own_address();
+
+/// A TCP port of `host` that nobody listens on right now.
+Result<int> free_port(const std::string& host);
+
+/// Listens on `host`:`port`; on every address of the host where `host` is not one of its own. Errors: system_error
+/// ("listen on 10.0.0.1:4711: Address already in use").
+Result<Descriptor> listen_on(const std::string& host, int port);
+
+/// Connects, retrying while the other side is not there yet, until the deadline (timeout).
+Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
+
+/// Moves exactly so many bytes or fails: timeout at the deadline, peer_failed at the end of the stream.
+Status send_all(int fd, const void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
+Status receive_all(int fd, void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal

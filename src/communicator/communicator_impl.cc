@@ -1,0 +1,141 @@
+#include "src/communicator/communicator_impl.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/engine/progress_thread.h"
+#if __has_include("src/selector/selector.h")
+#include "src/selector/selector.h"
+#else
+#include "src/algorithms/algorithm.h"
+namespace shoal {
+struct Choice { const Algorithm* algorithm; double predicted_us; };
+inline Result<Choice> select(const Topology& t, const Collective& c, std::string_view forced) {
+  std::string name(forced);
+  if (name.empty()) name = c.kind == CollectiveKind::broadcast ? "tree" : c.kind == CollectiveKind::all_gather ? "direct" : t.nodes() > 1 && t.ranks() != t.nodes() ? "hierarchical" : c.input_bytes() <= 16384 ? "one_shot" : "direct";
+  auto a = find_algorithm(name);
+  if (!a.ok()) return a.status();
+  return Choice{*a, 0.0};
+}
+}
+#endif
+
+namespace shoal::internal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+std::size_t output_factor(const Collective& collective, int ranks) {
+  return collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(ranks) : 1;
+}
+
+}  // namespace
+
+CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Executor> executor, CommunicatorOptions options)
+    : executor_(std::move(executor)), options_(std::move(options)) {}
+
+CommunicatorImpl::~CommunicatorImpl() {
+  executor_->shut_down();
+  ProgressThread::instance().remove(executor_.get());
+}
+
+CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
+  return {{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0}, barrier_bytes_.data(), barrier_bytes_.data() + 32, true};
+}
+
+Status CommunicatorImpl::check(const Call& call, const CallOptions& options) const {
+  const Collective& c = call.collective;
+  const int ranks = executor_->topology().ranks();
+  const std::string name(to_string(call.barrier ? CollectiveKind::barrier : c.kind));
+  const auto invalid = [&](const std::string& what) { return Status(StatusCode::invalid_argument, name + ": " + what); };
+  if (executor_->closed()) return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
+  if (size_of(c.type) == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(c.type)));
+  if (c.kind == CollectiveKind::all_reduce && !supports(c.type, c.op)) {
+    return invalid(static_cast<int>(c.op) >= kReduceOpCount ? fmt::format("unknown reduction {}", static_cast<int>(c.op))
+                                                            : fmt::format("{} is not defined on {}", to_string(c.op), to_string(c.type)));
+  }
+  const std::size_t factor = output_factor(c, ranks);
+  if (c.count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(c.type) / factor) {
+    return invalid(fmt::format("count {} is larger than memory (a negative number?)", c.count));
+  }
+  if (c.kind == CollectiveKind::broadcast && (c.root < 0 || c.root >= ranks)) {
+    return invalid(fmt::format("root {} is not a rank; the ranks are 0 to {}", c.root, ranks - 1));
+  }
+  if (options.timeout && options.timeout->count() <= 0) {
+    return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
+  }
+  if (c.count == 0) return {};
+  const bool needs_input = c.kind != CollectiveKind::broadcast;
+  if (call.output == nullptr || (needs_input && call.input == nullptr)) return invalid("null buffer");
+  if (!needs_input) return {};
+  const auto* input = static_cast<const std::byte*>(call.input);
+  const auto* output = static_cast<const std::byte*>(call.output);
+  const std::size_t own_offset = c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
+  if (input != output + own_offset && overlap(input, c.input_bytes(), output, c.input_bytes() * factor)) {
+    return invalid(c.kind == CollectiveKind::all_gather ? "input and output overlap; in place means input == output + rank * count"
+                                                        : "input and output overlap without being equal");
+  }
+  return {};
+}
+
+Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned) {
+  PlanCache& plans = executor_->plans();
+  if (Plan* plan = plans.find(key)) return plan;
+  std::string_view forced = key.algorithm == nullptr ? std::string_view() : std::string_view(key.algorithm);
+  // The communicator's override is about all_reduce; other collectives keep the Selector's choice.
+  if (forced.empty() && key.collective.kind == CollectiveKind::all_reduce && !key.barrier) forced = options_.algorithm;
+  const auto choice = select(executor_->topology(), key.collective, forced);
+  if (!choice.ok()) return choice.status();
+  const auto program = build_program(*choice->algorithm, executor_->topology(), key.collective, executor_->rank());
+  if (!program.ok()) return program.status();
+  auto plan = make_plan(executor_->plan_context(), key, *program);
+  if (!plan.ok()) return plan.status();
+  (*plan)->predicted_us = choice->predicted_us;
+  *owned = std::move(plan).value();
+  if (Plan* cached = plans.insert(*owned)) return cached;
+  return owned->get();
+}
+
+Result<Operation*> CommunicatorImpl::prepare(const Call& call, const CallOptions& options) {
+  if (Status status = check(call, options); !status.ok()) return status;
+  const Collective& c = call.collective;
+  const std::size_t own_offset = c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
+  const bool in_place = c.count > 0 && c.kind != CollectiveKind::broadcast &&
+                        call.input == static_cast<const std::byte*>(call.output) + own_offset;
+  std::unique_ptr<Plan> owned;
+  const auto plan = find_plan({c, in_place, call.barrier, options.algorithm}, &owned);
+  if (!plan.ok()) return plan.status();
+  if (owned == nullptr) last_plan_.store(*plan, std::memory_order_relaxed);
+  return executor_->acquire(*plan, std::move(owned), Clock::now() + options.timeout.value_or(options_.timeout), call.input, call.output);
+}
+
+Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
+  const auto operation = prepare(call, options);
+  if (!operation.ok()) return operation.status();
+  executor_->run(*operation);
+  Status outcome = (*operation)->outcome();
+  (*operation)->drop_reference();
+  return outcome;
+}
+
+Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& options) {
+  const auto operation = prepare(call, options);
+  if (!operation.ok()) return operation.status();
+  executor_->post(*operation);
+  return Work(*operation);
+}
+
+CallReport CommunicatorImpl::last_call() const {
+  const Plan* plan = last_plan_.load(std::memory_order_relaxed);
+  if (plan == nullptr) return {};
+  return {plan->algorithm, executor_->transports_of(*plan), plan->predicted_us};
+}
+
+}  // namespace shoal::internal

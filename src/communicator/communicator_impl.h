@@ -1,0 +1,50 @@
+// CommunicatorImpl: what stands behind a Communicator.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include <shoal/communicator.h>
+
+#include "src/engine/executor.h"
+
+namespace shoal::internal {
+
+/// Checks calls, finds or makes their Plans, hands them to the Executor. Thread rule: any thread.
+class CommunicatorImpl {
+ public:
+  CommunicatorImpl(std::shared_ptr<Executor> executor, CommunicatorOptions options);
+  ~CommunicatorImpl();
+  CommunicatorImpl(const CommunicatorImpl&) = delete;
+  CommunicatorImpl& operator=(const CommunicatorImpl&) = delete;
+
+  /// One call as the public functions describe it. `barrier`: an all_reduce of one byte under another name.
+  struct Call {
+    Collective collective;
+    const void* input = nullptr;
+    void* output = nullptr;
+    bool barrier = false;
+  };
+  Status run(const Call& call, const CallOptions& options);
+  Result<Work> start(const Call& call, const CallOptions& options);
+
+  [[nodiscard]] Call barrier_call() noexcept;
+  [[nodiscard]] Executor& executor() noexcept { return *executor_; }
+  [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
+  [[nodiscard]] CallReport last_call() const;
+
+ private:
+  Status check(const Call& call, const CallOptions& options) const;
+  Result<Operation*> prepare(const Call& call, const CallOptions& options);
+  /// The Plan for `key`; `owned` is set where it is not cached.
+  Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
+
+  std::shared_ptr<Executor> executor_;
+  CommunicatorOptions options_;
+  std::atomic<const Plan*> last_plan_{nullptr};
+  std::array<std::byte, 64> barrier_bytes_{};  // input in front, output behind; all zero, whatever is folded
+};
+
+}  // namespace shoal::internal

@@ -1,0 +1,247 @@
+#include "src/communicator/wire_up.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "src/algorithms/algorithm.h"
+#include "src/bootstrap/exchange.h"
+#include "src/bootstrap/socket.h"
+#include "src/communicator/probe.h"
+#include "src/engine/cores.h"
+#include "src/engine/progress_thread.h"
+#include "src/settings/settings.h"
+#include "transports/shm/shm.h"
+#include "transports/tcp/tcp.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::json;
+
+constexpr std::size_t kControlTileBytes = 4096;
+
+// What rank 0 decides for all.
+struct JobConfig {
+  std::uint64_t job_id = 0;
+  std::string algorithm;
+  bool use_shm = true;
+  bool use_tcp = true;
+  std::size_t tile_bytes = 64 << 10;
+  int sockets_per_peer = 2;
+  bool probe = true;
+};
+
+Result<JobConfig> decide(const CommunicatorOptions& options) {
+  JobConfig config;
+  config.job_id = std::random_device{}() | (static_cast<std::uint64_t>(std::random_device{}()) << 32);
+  config.algorithm = options.algorithm;
+  if (!config.algorithm.empty()) {
+    if (const auto known = find_algorithm(config.algorithm); !known.ok()) return known.status();
+  }
+  if (!options.transports.empty()) {
+    config.use_shm = config.use_tcp = false;
+    for (std::size_t start = 0; start <= options.transports.size();) {
+      const std::size_t end = std::min(options.transports.find(',', start), options.transports.size());
+      const std::string name = options.transports.substr(start, end - start);
+      if (name == "shm") config.use_shm = true;
+      else if (name == "tcp") config.use_tcp = true;
+      else return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp", name));
+      start = end + 1;
+    }
+  }
+  const auto tile = parse_bytes(setting("SHOAL_TILE_BYTES"));
+  if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", setting("SHOAL_TILE_BYTES")));
+  }
+  config.tile_bytes = *tile;
+  const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
+  if (!sockets.ok()) return sockets.status();
+  config.sockets_per_peer = static_cast<int>(*sockets);
+  const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
+  if (!probe.ok()) return probe.status();
+  config.probe = *probe == 1;
+  return config;
+}
+
+std::string to_text(const JobConfig& config) {
+  return Json{{"job_id", config.job_id},   {"algorithm", config.algorithm},   {"use_shm", config.use_shm},
+              {"use_tcp", config.use_tcp}, {"tile_bytes", config.tile_bytes}, {"sockets_per_peer", config.sockets_per_peer},
+              {"probe", config.probe}}
+      .dump();
+}
+
+Result<JobConfig> config_from_text(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_object() && json.contains("error")) return Status(StatusCode::invalid_argument, "rank 0: " + json.value("error", ""));
+  if (!json.is_object() || !json.contains("job_id")) return Status(StatusCode::internal, "rank 0 published a malformed configuration");
+  JobConfig config;
+  config.job_id = json.value("job_id", config.job_id);
+  config.algorithm = json.value("algorithm", config.algorithm);
+  config.use_shm = json.value("use_shm", config.use_shm);
+  config.use_tcp = json.value("use_tcp", config.use_tcp);
+  config.tile_bytes = json.value("tile_bytes", config.tile_bytes);
+  config.sockets_per_peer = json.value("sockets_per_peer", config.sockets_per_peer);
+  config.probe = json.value("probe", config.probe);
+  return config;
+}
+
+// Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
+Result<JobConfig> agree_on_config(Store& store, int rank, const CommunicatorOptions& options, Clock::time_point deadline) {
+  if (rank != 0) {
+    const auto text = store.get("config", deadline);
+    if (!text.ok()) return Status(text.status().code(), fmt::format("rank 0 has not come: {}", text.status().message()));
+    return config_from_text(*text);
+  }
+  auto config = decide(options);
+  const std::string text = config.ok() ? to_text(*config) : Json{{"error", config.status().message()}}.dump();
+  if (Status status = store.set("config", text); !status.ok()) return status;
+  return config;
+}
+
+Topology topology_from(const std::vector<std::string>& identities) {
+  Topology topology;
+  std::map<std::string, int> nodes;
+  for (const std::string& identity : identities) {
+    topology.node_of_rank.push_back(nodes.try_emplace(identity, static_cast<int>(nodes.size())).first->second);
+  }
+  return topology;
+}
+
+// A transport being set up: whom it serves and how they are found.
+struct Wiring {
+  std::unique_ptr<Transport> transport;
+  std::vector<int> peers;
+};
+
+Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::vector<std::string>& addresses, Clock::time_point deadline) {
+  std::vector<std::string> theirs;
+  for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
+  return wiring.transport->connect(wiring.peers, theirs, deadline);
+}
+
+TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_t salt) {
+  TcpOptions options;
+  options.interface_or_address = setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
+  options.sockets_per_peer = config.sockets_per_peer;
+  options.tile_bytes = config.tile_bytes;
+  options.job_id = config.job_id ^ salt;  // control and data links must not be taken for each other
+  options.rank = rank;
+  options.size = size;
+  return options;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, CommunicatorOptions& options) {
+  const auto deadline = Clock::now() + options.timeout;
+  ExecutorParts parts;
+  parts.rank = rank;
+  parts.device = &host_device();
+  parts.cores = allowed_cores();
+  if (size == 1) {
+    const auto config = decide(options);
+    if (!config.ok()) return config.status();
+    parts.topology = Topology::uniform(1, 1);
+    auto executor = std::make_shared<Executor>(std::move(parts));
+    ProgressThread::instance().add(executor, 0, 1);
+    return executor;
+  }
+
+  const auto config = agree_on_config(*store, rank, options, deadline);
+  if (!config.ok()) return config.status();
+  options.algorithm = config->algorithm;
+
+  const auto identities = exchange(*store, "node", rank, size, node_identity(), deadline);
+  if (!identities.ok()) return identities.status();
+  parts.topology = topology_from(*identities);
+  parts.topology.cores_per_node = parts.cores;
+
+  Wiring control;
+  Wiring shm;
+  Wiring tcp;
+  const int node = parts.topology.node_of_rank[static_cast<std::size_t>(rank)];
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    control.peers.push_back(peer);
+    const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
+    if (!(same_node && config->use_shm) && !config->use_tcp) {
+      return Status(StatusCode::unsupported,
+                    fmt::format("rank {} is on another node, which shm does not reach; allow tcp as well (SHOAL_TRANSPORTS=shm,tcp)", peer));
+    }
+    (same_node && config->use_shm ? shm : tcp).peers.push_back(peer);
+  }
+
+  TcpOptions control_options = tcp_options(*config, rank, size, 0x636F6E74726F6C);
+  control_options.sockets_per_peer = 1;
+  control_options.tile_bytes = kControlTileBytes;
+  control_options.tiles_per_socket = 2;
+  auto control_transport = make_tcp_transport(control_options);
+  if (!control_transport.ok()) return control_transport.status();
+  control.transport = std::move(control_transport).value();
+  if (!shm.peers.empty()) {
+    ShmOptions shm_options;
+    shm_options.rank = rank;
+    shm_options.job_id = config->job_id;
+    shm_options.tile_bytes = config->tile_bytes;
+    auto made = make_shm_transport(shm_options);
+    if (!made.ok()) return made.status();
+    shm.transport = std::move(made).value();
+  }
+  if (!tcp.peers.empty()) {
+    auto made = make_tcp_transport(tcp_options(*config, rank, size, 0));
+    if (!made.ok()) return made.status();
+    tcp.transport = std::move(made).value();
+  }
+
+  const auto address_of = [](const Wiring& wiring) { return wiring.transport == nullptr ? std::string() : wiring.transport->address(); };
+  const auto control_addresses = exchange(*store, "control", rank, size, address_of(control), deadline);
+  if (!control_addresses.ok()) return control_addresses.status();
+  const auto shm_addresses = exchange(*store, "shm", rank, size, address_of(shm), deadline);
+  if (!shm_addresses.ok()) return shm_addresses.status();
+  const auto tcp_addresses = exchange(*store, "tcp", rank, size, address_of(tcp), deadline);
+  if (!tcp_addresses.ok()) return tcp_addresses.status();
+
+  auto control_links = connect(control, *control_addresses, deadline);
+  if (!control_links.ok()) return control_links.status();
+  parts.control = std::make_unique<ControlPlane>(rank, std::move(control.transport), std::move(control_links).value());
+  const auto add = [&](Wiring& wiring, const std::vector<std::string>& addresses) -> Status {
+    if (wiring.transport == nullptr) return {};
+    auto links = connect(wiring, addresses, deadline);
+    if (!links.ok()) return links.status();
+    for (auto& link : *links) {
+      parts.links.push_back(std::move(link));
+      parts.transport_of_link.push_back(static_cast<std::uint32_t>(parts.transports.size()));
+    }
+    parts.transports.push_back(std::move(wiring.transport));
+    return {};
+  };
+  if (Status status = add(shm, *shm_addresses); !status.ok()) return status;
+  if (Status status = add(tcp, *tcp_addresses); !status.ok()) return status;
+
+  if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
+
+  const int local_rank = parts.topology.local_rank(rank);
+  const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
+  auto executor = std::make_shared<Executor>(std::move(parts));
+  ProgressThread::instance().add(executor, local_rank, local_size);
+  // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
+  const auto ready = exchange(*store, "ready", rank, size, "", deadline);
+  if (ready.ok() && rank == 0) {
+    for (int peer = 1; peer < size; ++peer) {
+      if (const auto left = store->get(fmt::format("left/{}", peer), deadline); !left.ok()) return left.status();
+    }
+  } else if (ready.ok()) {
+    if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
+  }
+  if (!ready.ok()) return ready.status();
+  return executor;
+}
+
+}  // namespace shoal

@@ -1,0 +1,678 @@
+#include "src/engine/executor.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/engine/drive.h"
+#include "src/engine/one_shot.h"
+#include "src/engine/progress_thread.h"
+
+namespace shoal {
+
+using internal::LinkProgress;
+using internal::Operation;
+
+namespace {
+
+constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;  // TileHeader::edge of a signature
+constexpr auto kBrokenLinkPatience = std::chrono::milliseconds(250);  // for the control plane to bring the reason first
+constexpr std::size_t kMaxFold = 256;
+
+using Clock = std::chrono::steady_clock;
+
+std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
+  return fmt::format("call {} ({})", sequence, to_string(signature));
+}
+
+void drain_event(int fd) {
+  std::uint64_t count = 0;
+  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+void ring_event(int fd) {
+  const std::uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+Executor::Executor(ExecutorParts parts)
+    : parts_(std::move(parts)),
+      link_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
+      links_(parts_.links.size()),
+      kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      caller_waiter_(static_cast<int>(parts_.topology.ranks_of_node(parts_.topology.node_of_rank[static_cast<std::size_t>(parts_.rank)]).size()) <=
+                     parts_.cores) {
+  std::size_t tile = std::numeric_limits<std::size_t>::max();
+  for (std::size_t i = 0; i < parts_.links.size(); ++i) {
+    links_[i].link = parts_.links[i].get();
+    links_[i].taken = links_[i].link->sent_tiles();  // start-up may have used the link
+    link_of_rank_[static_cast<std::size_t>(links_[i].link->peer())] = static_cast<int>(i);
+    tile = std::min(tile, links_[i].link->max_tile_bytes());
+  }
+
+  // Windows serve only where every rank sees every window.
+  for (const auto& transport : parts_.transports) {
+    std::vector<std::span<std::byte>> windows;
+    for (int r = 0; r < parts_.topology.ranks(); ++r) windows.push_back(transport->shared_window(r));
+    if (parts_.topology.nodes() == 1 &&
+        std::none_of(windows.begin(), windows.end(), [](const auto& window) { return window.empty(); })) {
+      windows_ = std::move(windows);
+      window_transport_ = transport.get();
+      break;
+    }
+  }
+  plan_context_ = {&parts_.topology, parts_.rank, link_of_rank_, tile,
+                   windows_.empty() ? 0 : one_shot_capacity(windows_.front().size())};
+}
+
+Executor::~Executor() {
+  if (kick_fd_ >= 0) ::close(kick_fd_);
+}
+
+Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
+                             void* output) {
+  Operation* operation = Operation::acquire(plan, std::move(owned));
+  operation->reset(shared_from_this(), next_sequence_.fetch_add(1, std::memory_order_relaxed), deadline, input, output);
+  return operation;
+}
+
+void Executor::post(Operation* operation) {
+  operation->add_reference();
+  in_flight_.fetch_add(1, std::memory_order_seq_cst);
+  operation->next_in_inbox = inbox_.load(std::memory_order_relaxed);
+  while (!inbox_.compare_exchange_weak(operation->next_in_inbox, operation, std::memory_order_seq_cst)) {
+  }
+  // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
+  if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
+  if (!seat_.load(std::memory_order_seq_cst)) ProgressThread::instance().notify(this);
+}
+
+void Executor::run(Operation* operation) {
+  if (!try_take_seat()) {
+    post(operation);
+    wait(operation, operation->deadline() + std::chrono::seconds(1));
+    return;
+  }
+  // The seat is ours: no inbox, no wake-up, no other thread.
+  operation->add_reference();
+  in_flight_.fetch_add(1, std::memory_order_relaxed);
+  waiting_.push_back(operation);
+  static thread_local std::vector<pollfd> descriptors;
+  Executor* self = this;
+  drive(std::span(&self, 1), caller_waiter_, -1, descriptors, Clock::time_point::max(), [&] { return operation->done(); });
+  leave_seat();
+}
+
+void Executor::wait(Operation* operation, Clock::time_point deadline) {
+  while (!operation->done() && Clock::now() < deadline) {
+    if (!try_take_seat()) {
+      operation->sleep_until(deadline);
+      continue;
+    }
+    static thread_local std::vector<pollfd> descriptors;
+    Executor* self = this;
+    drive(std::span(&self, 1), caller_waiter_, -1, descriptors, deadline,
+          [&] { return operation->done() || Clock::now() >= deadline; });
+    leave_seat();
+  }
+}
+
+void Executor::leave_seat() {
+  do {
+    if (closed()) check();
+    seat_.store(false, std::memory_order_seq_cst);
+    // closed() again: a close() that found the seat taken relies on us.
+  } while (closed() && !announced_.load(std::memory_order_seq_cst) && try_take_seat());
+  if (busy()) ProgressThread::instance().notify(this);
+}
+
+bool Executor::busy() const noexcept { return in_flight_.load(std::memory_order_seq_cst) != 0; }
+
+void Executor::drain_inbox() {
+  if (inbox_.load(std::memory_order_relaxed) == nullptr) return;
+  // acquire: the posters' writes to their Operations.
+  for (Operation* operation = inbox_.exchange(nullptr, std::memory_order_seq_cst); operation != nullptr;) {
+    Operation* next = operation->next_in_inbox;
+    waiting_.push_back(operation);
+    operation = next;
+  }
+}
+
+void Executor::start(Operation* operation) {
+  ledger_[operation->sequence() % kLedgerSize] = operation->plan->signature;
+  active_.push(operation);
+  if (closed()) return;
+  if (operation->plan->one_shot_window && !windows_.empty()) {
+    // The windows carry signature and data; the links have no part in it.
+    operation->open_instructions = 1;
+    operation->open_links = 0;
+    one_shots_.push(operation);
+    return;
+  }
+  for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
+    LinkState& state = links_[operation->plan->links[i].link];
+    state.senders.push({operation, i});
+    state.receivers.push({operation, i});
+  }
+}
+
+bool Executor::progress() {
+  bool moved = false;
+  drain_inbox();
+  while (!waiting_.empty()) {
+    const auto next = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const Operation* operation) { return operation->sequence() == next_start_; });
+    if (next == waiting_.end()) break;
+    Operation* operation = *next;
+    *next = waiting_.back();
+    waiting_.pop_back();
+    ++next_start_;
+    start(operation);
+    moved = true;
+  }
+  if (closed()) return check() || moved;
+  if (active_.empty()) return moved;
+
+  moved |= advance_one_shot();
+  if (one_shots_.size() != active_.size()) {
+    for (const auto& transport : parts_.transports) moved |= transport->progress();
+    for (LinkState& state : links_) {
+      moved |= retire_sent(state);
+      while (!state.senders.empty() && advance_send(state)) moved = true;
+    }
+    for (LinkState& state : links_) {
+      while (!state.receivers.empty() && advance_receive(state)) moved = true;
+    }
+    for (std::size_t i = 0; i < active_.size(); ++i) {
+      while (advance_local(active_[i])) moved = true;
+    }
+  }
+  return retire_completed() || moved;
+}
+
+void Executor::mark_done(Operation* operation, std::uint32_t instruction, std::size_t bytes) {
+  operation->done_bytes[instruction] += bytes;
+  if (operation->done_bytes[instruction] == operation->plan->instructions[instruction].size_bytes) --operation->open_instructions;
+}
+
+void Executor::link_done(Operation* operation) { --operation->open_links; }
+
+bool Executor::retire_sent(LinkState& state) {
+  bool moved = false;
+  while (!state.outstanding.empty() && state.outstanding.front().ticket <= state.link->sent_tiles()) {
+    const auto& sent = state.outstanding.front();
+    mark_done(sent.operation, sent.instruction, sent.bytes);
+    state.outstanding.pop();
+    moved = true;
+  }
+  return moved;
+}
+
+// One step of the call whose turn it is to send on this link: its signature, a tile, or the end of its turn.
+bool Executor::advance_send(LinkState& state) {
+  const auto [operation, plan_link] = state.senders.front();
+  const Plan& plan = *operation->plan;
+  LinkProgress& progress = operation->links[plan_link];
+  const auto sequence = static_cast<std::uint32_t>(operation->sequence());
+  if (!progress.call_sent) {
+    const auto bytes = std::as_bytes(std::span(&plan.signature, 1));
+    if (!state.link->try_send({0, sequence, kCallEdge, static_cast<std::uint32_t>(bytes.size()), 0}, bytes)) return false;
+    ++state.taken;
+    progress.call_sent = true;
+    if (progress.call_received) link_done(operation);
+    return true;
+  }
+  const auto& sends = plan.links[plan_link].sends;
+  if (progress.send_index == sends.size()) {
+    state.senders.pop();
+    return true;
+  }
+  const std::uint32_t index = sends[progress.send_index];
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
+  if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
+  const TileHeader header{0, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
+  const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
+  if (!state.link->try_send(header, {data, tile})) return false;
+  ++state.taken;
+  progress.send_issued_bytes += tile;
+  if (progress.send_issued_bytes == instruction.size_bytes) {
+    progress.send_issued_bytes = 0;
+    ++progress.send_index;
+  }
+  if (state.outstanding.empty() && state.link->sent_tiles() >= state.taken) {
+    mark_done(operation, index, tile);
+  } else {
+    state.outstanding.push({operation, index, tile, state.taken});
+  }
+  return true;
+}
+
+// One step of the call whose turn it is to receive on this link.
+bool Executor::advance_receive(LinkState& state) {
+  const auto [operation, plan_link] = state.receivers.front();
+  const LinkProgress& progress = operation->links[plan_link];
+  if (progress.call_received && progress.receive_index == operation->plan->links[plan_link].receives.size()) {
+    state.receivers.pop();
+    return true;
+  }
+  const Arrival* head = state.link->peek();
+  if (head == nullptr) return false;
+  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) {
+    // The peer has gone on to another call where this one still has something to get: it made another call here.
+    return fail({StatusCode::mismatch,
+                 fmt::format("rank {} sent data of call {} while rank {} is in {}; every rank must make the same calls in the same order",
+                             state.link->peer(), head->header.sequence, parts_.rank,
+                             describe_call(operation->sequence(), operation->plan->signature))});
+  }
+  if (!progress.call_received) return receive_signature(state, operation, plan_link, *head);
+  return receive_tile(state, operation, plan_link, *head);
+}
+
+bool Executor::receive_signature(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
+  CallSignature theirs;
+  if (head.header.edge != kCallEdge || head.data.size() != sizeof theirs) {
+    return fail({StatusCode::internal, fmt::format("rank {} sent a tile before its signature", state.link->peer())});
+  }
+  std::memcpy(&theirs, head.data.data(), sizeof theirs);
+  state.link->release();
+  if (!(theirs == operation->plan->signature)) {
+    return fail(mismatch(operation->sequence(), operation->plan->signature, state.link->peer(), theirs));
+  }
+  LinkProgress& progress = operation->links[plan_link];
+  progress.call_received = true;
+  if (progress.call_sent) link_done(operation);
+  return true;
+}
+
+bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
+  LinkProgress& progress = operation->links[plan_link];
+  const std::uint32_t index = operation->plan->links[plan_link].receives[progress.receive_index];
+  const Instruction& instruction = operation->plan->instructions[index];
+  if (instruction.op == StepOp::recv_reduce) return fold(operation, index);
+
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(operation->plan->tile_bytes, instruction.size_bytes - done);
+  if (head.header.edge != progress.receive_index || head.header.offset_bytes != done || head.data.size() != tile) {
+    return fail({StatusCode::internal, fmt::format("rank {} sent an unexpected tile: edge {} offset {} size {}", state.link->peer(),
+                                                   head.header.edge, head.header.offset_bytes, head.data.size())});
+  }
+  if (operation->allowed_bytes(index) < done + tile) return false;
+  parts_.device->copy(operation->at(instruction.target) + done, head.data.data(), tile);
+  state.link->release();
+  mark_done(operation, index, tile);
+  if (operation->done_bytes[index] == instruction.size_bytes) ++progress.receive_index;
+  return true;
+}
+
+// One tile of an n-way reduction, once it has come from every peer.
+bool Executor::fold(Operation* operation, std::uint32_t index) {
+  const Plan& plan = *operation->plan;
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - done);
+  const std::span edges(plan.edges.data() + instruction.first_edge, instruction.edge_count);
+  std::array<const std::byte*, kMaxFold + 1> operands;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    LinkState& state = links_[edges[i].link];
+    const LinkProgress& progress = operation->links[edges[i].plan_link];
+    if (state.receivers.empty() || state.receivers.front().operation != operation || !progress.call_received ||
+        progress.receive_index != edges[i].edge) {
+      return false;
+    }
+    const Arrival* head = state.link->peek();
+    if (head == nullptr) return false;
+    const TileHeader& header = head->header;
+    if (header.sequence != static_cast<std::uint32_t>(operation->sequence())) return false;  // advance_receive will say so
+    if (header.edge != edges[i].edge || header.offset_bytes != done || head->data.size() != tile) {
+      return fail({StatusCode::internal, fmt::format("rank {} sent an unexpected tile: edge {} offset {} size {}",
+                                                     state.link->peer(), header.edge, header.offset_bytes, head->data.size())});
+    }
+    if (i == instruction.own_position) operands[count++] = operation->at(instruction.source) + done;
+    operands[count++] = head->data.data();
+  }
+  if (instruction.own_position == edges.size()) operands[count++] = operation->at(instruction.source) + done;
+  if (operation->allowed_bytes(index) < done + tile) return false;
+
+  const Collective& call = plan.key.collective;
+  std::byte* target = operation->at(instruction.target) + done;
+  const std::span<const std::byte* const> all(operands.data(), count);
+  if (instruction.average) {
+    parts_.device->reduce_average(target, all, tile / size_of(call.type), call.type, plan.ranks);
+  } else {
+    parts_.device->reduce(target, all, tile / size_of(call.type), call.type, call.op);
+  }
+  for (const PlanEdge& edge : edges) links_[edge.link].link->release();
+  mark_done(operation, index, tile);
+  if (operation->done_bytes[index] == instruction.size_bytes) {
+    for (const PlanEdge& edge : edges) ++operation->links[edge.plan_link].receive_index;
+  }
+  return true;
+}
+
+bool Executor::advance_local(Operation* operation) {
+  const Plan& plan = *operation->plan;
+  if (operation->next_local_step == plan.local_steps.size()) return false;
+  const std::uint32_t index = plan.local_steps[operation->next_local_step];
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - done);
+  if (operation->allowed_bytes(index) < done + tile) return false;
+  std::byte* target = operation->at(instruction.target) + done;
+  const std::byte* source = operation->at(instruction.source) + done;
+  const Collective& call = plan.key.collective;
+  if (instruction.op == StepOp::copy) {
+    parts_.device->copy(target, source, tile);
+  } else if (const std::array<const std::byte*, 2> operands{target, source}; instruction.average) {
+    parts_.device->reduce_average(target, operands, tile / size_of(call.type), call.type, plan.ranks);
+  } else {
+    parts_.device->reduce(target, operands, tile / size_of(call.type), call.type, call.op);
+  }
+  mark_done(operation, index, tile);
+  if (operation->done_bytes[index] == instruction.size_bytes) ++operation->next_local_step;
+  return true;
+}
+
+// The oldest one-shot call over the shared windows. One at a time: the two slots of a window allow no more.
+bool Executor::advance_one_shot() {
+  if (one_shots_.empty()) return false;
+  Operation* operation = one_shots_.front();
+  const Plan& plan = *operation->plan;
+  const Collective& call = plan.key.collective;
+  const std::size_t bytes = call.input_bytes();
+  const std::uint64_t flag = operation->sequence() + 1;
+  const PlanSlice input{plan.key.in_place ? Buffer::output : Buffer::input, 0};
+  bool moved = false;
+  if (!operation->published) {
+    OneShotSlot& mine = one_shot_slot(windows_[static_cast<std::size_t>(parts_.rank)], one_shot_count_);
+    if (bytes != 0) std::memcpy(mine.data(bytes), operation->at(input), bytes);
+    mine.signature = plan.signature;
+    // release: orders payload and signature before the flag, for the peers' acquire below.
+    mine.flag.store(flag, std::memory_order_release);
+    window_transport_->notify_peers();
+    operation->published = true;
+    moved = true;
+  }
+  std::array<const std::byte*, kMaxFold> operands;
+  for (std::size_t r = 0; r < windows_.size(); ++r) {
+    if (r == static_cast<std::size_t>(parts_.rank)) {
+      operands[r] = operation->at(input);
+      continue;
+    }
+    OneShotSlot& theirs = one_shot_slot(windows_[r], one_shot_count_);
+    const std::uint64_t seen = theirs.flag.load(std::memory_order_acquire);
+    if (seen < flag) return moved;
+    if (seen > flag || !(theirs.signature == plan.signature)) {
+      return fail(mismatch(operation->sequence(), plan.signature, static_cast<int>(r), theirs.signature));
+    }
+    operands[r] = theirs.data(bytes);
+  }
+  const std::span<const std::byte* const> all(operands.data(), windows_.size());
+  std::byte* target = operation->at({Buffer::output, 0});
+  if (bytes == 0) {
+    // Only the agreement counted.
+  } else if (call.op == ReduceOp::avg) {
+    parts_.device->reduce_average(target, all, call.count, call.type, plan.ranks);
+  } else {
+    parts_.device->reduce(target, all, call.count, call.type, call.op);
+  }
+  ++one_shot_count_;
+  one_shots_.pop();
+  operation->open_instructions = 0;
+  return true;
+}
+
+bool Executor::retire_completed() {
+  bool moved = false;
+  // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
+  for (std::size_t i = 0; i < active_.size();) {
+    Operation* operation = active_[i];
+    const bool complete = operation->open_instructions == 0 && operation->open_links == 0;
+    if (!complete && !closed()) {
+      ++i;
+      continue;
+    }
+    // Its turns on the links may still stand in the queues although nothing is left to do there; let them end first.
+    if (complete && !closed()) {
+      bool queued = false;
+      for (const PlanLink& link : operation->plan->links) {
+        LinkState& state = links_[link.link];
+        while (!state.senders.empty() && state.senders.front().operation == operation && advance_send(state)) {
+        }
+        while (!state.receivers.empty() && state.receivers.front().operation == operation && advance_receive(state)) {
+        }
+        queued |= (!state.senders.empty() && state.senders.front().operation == operation) ||
+                  (!state.receivers.empty() && state.receivers.front().operation == operation);
+      }
+      if (queued) {
+        ++i;
+        continue;
+      }
+    }
+    for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
+    active_.pop();
+    finish(operation, complete ? Status() : status());
+    moved = true;
+  }
+  return moved;
+}
+
+void Executor::finish(Operation* operation, const Status& outcome) {
+  operation->finish(outcome);
+  in_flight_.fetch_sub(1, std::memory_order_seq_cst);
+  operation->drop_reference();
+}
+
+bool Executor::fail(Status cause) {
+  close(cause);
+  return false;  // for the advance functions: nothing more to do here
+}
+
+void Executor::close(const Status& cause) {
+  {
+    const std::scoped_lock lock(cause_mutex_);
+    if (!cause_.ok()) return;
+    cause_ = cause;
+  }
+  closed_.store(true, std::memory_order_seq_cst);
+  // Whoever drives sees it and tells the peers; where nobody does, this thread does it now.
+  if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
+  if (try_take_seat()) leave_seat();
+}
+
+Status Executor::status() const {
+  if (!closed()) return {};
+  const std::scoped_lock lock(cause_mutex_);
+  return cause_;
+}
+
+bool Executor::check() {
+  bool moved = false;
+  if (parts_.control != nullptr && !closed()) {
+    if (Status cause = parts_.control->poll(&moved); !cause.ok()) fail(std::move(cause));
+  }
+  if (!closed()) moved |= check_stray_calls() || check_links() || check_deadlines();
+  if (closed()) {
+    if (!announced_.exchange(true) && parts_.control != nullptr) parts_.control->send_abort(status());
+    for (LinkState& state : links_) {
+      state.senders.clear();
+      state.receivers.clear();
+      state.outstanding.clear();
+    }
+    one_shots_.clear();
+    moved |= retire_completed();
+    for (Operation* operation : std::exchange(waiting_, {})) {
+      finish(operation, status());
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+// Signatures on links where this rank waits for nothing: a peer whose call uses other links than ours is in another call.
+bool Executor::check_stray_calls() {
+  for (LinkState& state : links_) {
+    if (!state.receivers.empty()) continue;
+    const Arrival* head = state.link->peek();
+    if (head == nullptr || head->header.edge != kCallEdge || head->data.size() != sizeof(CallSignature)) continue;
+    const auto ahead = static_cast<std::int32_t>(head->header.sequence - static_cast<std::uint32_t>(next_start_));
+    if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerSize)) continue;  // a call that we have not made yet
+    const std::uint64_t sequence = next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
+    CallSignature theirs;
+    std::memcpy(&theirs, head->data.data(), sizeof theirs);
+    fail(mismatch(sequence, ledger_[sequence % kLedgerSize], state.link->peer(), theirs));
+    return true;
+  }
+  return false;
+}
+
+bool Executor::check_links() {
+  for (LinkState& state : links_) {
+    if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
+    if (state.link->status().ok() || state.link->peek() != nullptr) continue;
+    const auto now = Clock::now();
+    if (state.broken_since == Clock::time_point{}) state.broken_since = now;
+    const int peer = state.link->peer();
+    if (parts_.control != nullptr && parts_.control->has_left(peer)) {
+      fail({StatusCode::peer_failed, fmt::format("rank {} has destroyed its communicator, but rank {} still needs it in {}", peer,
+                                                 parts_.rank, describe_call(active_.front()->sequence(), active_.front()->plan->signature))});
+      return true;
+    }
+    if (now - state.broken_since < kBrokenLinkPatience && parts_.control != nullptr) continue;
+    fail({StatusCode::peer_failed, fmt::format("rank {} died or lost its connection ({})", peer, state.link->status().message())});
+    return true;
+  }
+  return false;
+}
+
+bool Executor::check_deadlines() {
+  const auto now = Clock::now();
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (now < active_[i]->deadline()) continue;
+    fail({StatusCode::timeout, late_report(*active_[i])});
+    return true;
+  }
+  return false;
+}
+
+Clock::time_point Executor::next_check() const noexcept {
+  auto until = Clock::now() + std::chrono::seconds(1);
+  auto& active = const_cast<RingQueue<Operation*>&>(active_);
+  for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, active[i]->deadline());
+  for (const LinkState& state : links_) {
+    if (state.broken_since != Clock::time_point{}) until = std::min(until, state.broken_since + kBrokenLinkPatience);
+  }
+  return until;
+}
+
+bool Executor::prepare_wait() {
+  bool clear = true;
+  for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) clear &= parts_.control->transport()->prepare_wait();
+  driver_sleeps_.store(true, std::memory_order_seq_cst);
+  return clear && inbox_.load(std::memory_order_seq_cst) == nullptr;
+}
+
+void Executor::finish_wait() {
+  driver_sleeps_.store(false, std::memory_order_relaxed);
+  drain_event(kick_fd_);
+  for (const auto& transport : parts_.transports) transport->finish_wait();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) parts_.control->transport()->finish_wait();
+}
+
+void Executor::append_wait_fds(std::vector<pollfd>& out) const {
+  out.push_back({kick_fd_, POLLIN, 0});
+  for (const auto& transport : parts_.transports) {
+    if (transport->wait_fd() >= 0) out.push_back({transport->wait_fd(), POLLIN, 0});
+  }
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) {
+    out.push_back({parts_.control->transport()->wait_fd(), POLLIN, 0});
+  }
+}
+
+Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
+  return {StatusCode::mismatch,
+          fmt::format("call {} differs between ranks: rank {} is in {}, rank {} is in {} (different {}); every rank must make the same "
+                      "calls in the same order",
+                      sequence, parts_.rank, to_string(mine), peer, to_string(theirs), difference(mine, theirs))};
+}
+
+std::string Executor::late_report(const Operation& operation) const {
+  std::string absent;
+  std::string slow;
+  const auto name = [](std::string& list, int rank) { list += (list.empty() ? "rank " : ", rank ") + std::to_string(rank); };
+  if (operation.published) {
+    for (std::size_t r = 0; r < windows_.size(); ++r) {
+      const bool shown = one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > operation.sequence();
+      if (static_cast<int>(r) != parts_.rank && !shown) name(absent, static_cast<int>(r));
+    }
+  }
+  for (std::size_t i = 0; !operation.published && i < operation.links.size(); ++i) {
+    const int peer = links_[operation.plan->links[i].link].link->peer();
+    if (!operation.links[i].call_received) {
+      name(absent, peer);
+    } else if (operation.links[i].receive_index < operation.plan->links[i].receives.size()) {
+      name(slow, peer);
+    }
+  }
+  std::string report = fmt::format("{} timed out on rank {}", describe_call(operation.sequence(), operation.plan->signature), parts_.rank);
+  if (!absent.empty()) report += fmt::format("; not in the call: {}", absent);
+  if (!slow.empty()) report += fmt::format("; in the call but data still missing: {}", slow);
+  if (absent.empty() && slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
+  return report;
+}
+
+void Executor::shut_down() {
+  while (!try_take_seat()) {
+    // A driver is at work; closing makes it leave soon.
+    close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
+    std::this_thread::yield();
+  }
+  drain_inbox();
+  if (!active_.empty() || !waiting_.empty()) {
+    close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
+  }
+  if (closed()) {
+    check();
+  } else {
+    if (parts_.control != nullptr) parts_.control->send_farewell();
+    const std::scoped_lock lock(cause_mutex_);
+    cause_ = {StatusCode::aborted, "the communicator has been destroyed"};
+    announced_.store(true);
+    closed_.store(true, std::memory_order_release);
+  }
+  // Later ends of the connections: the peers see them after the farewell.
+  seat_.store(false, std::memory_order_seq_cst);
+}
+
+std::string Executor::transports_of(const Plan& plan) const {
+  if (plan.one_shot_window && window_transport_ != nullptr) return std::string(window_transport_->name());
+  std::string names;
+  for (std::uint32_t t = 0; t < parts_.transports.size(); ++t) {
+    const bool used = std::any_of(plan.links.begin(), plan.links.end(),
+                                  [&](const PlanLink& link) { return parts_.transport_of_link[link.link] == t; });
+    if (used) names += (names.empty() ? "" : "+") + std::string(parts_.transports[t]->name());
+  }
+  return names.empty() ? "local" : names;
+}
+
+std::size_t Executor::memory_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& transport : parts_.transports) bytes += transport->memory_bytes();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) bytes += parts_.control->transport()->memory_bytes();
+  return bytes;
+}
+
+}  // namespace shoal

@@ -1,0 +1,120 @@
+#include "src/engine/operation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/engine/executor.h"
+#include "src/engine/futex.h"
+
+shoal::Plan::~Plan() {
+  for (auto& entry : pool) delete entry.load(std::memory_order_relaxed);
+}
+
+namespace shoal::internal {
+
+Operation* Operation::acquire(Plan* plan, std::unique_ptr<Plan> owned_plan) {
+  if (owned_plan != nullptr) return new Operation(plan, std::move(owned_plan), false);
+  for (auto& entry : plan->pool) {
+    Operation* operation = entry.load(std::memory_order_acquire);
+    if (operation == nullptr) {
+      auto fresh = std::make_unique<Operation>(plan, nullptr, true);
+      fresh->in_use.store(true, std::memory_order_relaxed);
+      // Another thread may have filled the entry meanwhile; then look at the next one.
+      if (entry.compare_exchange_strong(operation, fresh.get(), std::memory_order_acq_rel)) return fresh.release();
+      continue;
+    }
+    // acquire: pairs with the release in drop_reference by the last user.
+    if (!operation->in_use.load(std::memory_order_relaxed) && !operation->in_use.exchange(true, std::memory_order_acquire)) {
+      return operation;
+    }
+  }
+  return new Operation(plan, nullptr, false);
+}
+
+Operation::Operation(Plan* the_plan, std::unique_ptr<Plan> owned_plan, bool pooled)
+    : plan(the_plan),
+      done_bytes(the_plan->instructions.size()),
+      links(the_plan->links.size()),
+      owned_plan_(std::move(owned_plan)),
+      pooled_(pooled),
+      scratch_(the_plan->scratch_bytes) {}
+
+void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence,
+                      std::chrono::steady_clock::time_point deadline, const void* input, void* output) {
+  executor_ = std::move(executor);
+  sequence_ = sequence;
+  deadline_ = deadline;
+  // Programs never write their input out of place, so casting the const away is safe.
+  bases_ = {static_cast<std::byte*>(const_cast<void*>(input)), static_cast<std::byte*>(output), scratch_.data()};
+  std::fill(done_bytes.begin(), done_bytes.end(), 0);
+  std::fill(links.begin(), links.end(), LinkProgress{});
+  open_instructions = plan->instructions.size();
+  open_links = plan->links.size();
+  next_local_step = 0;
+  published = false;
+  next_in_inbox = nullptr;
+  outcome_ = Status();
+  callback_ = nullptr;
+  callback_state_.store(kNoCallback, std::memory_order_relaxed);
+  references_.store(1, std::memory_order_relaxed);
+  state_.store(kRunning, std::memory_order_release);
+}
+
+void Operation::drop_reference() {
+  // acq_rel: the last holder must see what the others did with the Operation before it is used again.
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const std::shared_ptr<Executor> executor = std::move(executor_);  // keeps the pool alive while we return to it
+  callback_ = nullptr;
+  if (!pooled_) {
+    delete this;
+    return;
+  }
+  in_use.store(false, std::memory_order_release);  // pairs with the acquire in the pool's search
+}
+
+void Operation::sleep_until(std::chrono::steady_clock::time_point deadline) noexcept {
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // before the look at state_: see finish()
+  while (!done() && std::chrono::steady_clock::now() < deadline) futex_wait_until(state_, kRunning, deadline);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Status Operation::set_callback(std::function<void(const Status&)> callback) {
+  // The callback may only be written by the one who moves kNoCallback on; finish() reads it only after seeing kCallbackSet.
+  if (callback_state_.load(std::memory_order_acquire) == kCallbackSet) {
+    return {StatusCode::invalid_argument, "on_completion: this Work has a callback already"};
+  }
+  if (done()) {
+    callback(outcome_);
+    return {};
+  }
+  callback_ = std::move(callback);
+  int expected = kNoCallback;
+  if (callback_state_.compare_exchange_strong(expected, kCallbackSet, std::memory_order_acq_rel)) return {};
+  // finish() came between: it found no callback, so it is ours to run. Wait for the outcome to be published.
+  while (!done()) futex_wait_until(state_, kRunning, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
+  std::exchange(callback_, nullptr)(outcome_);
+  return {};
+}
+
+void Operation::finish(Status outcome) {
+  outcome_ = std::move(outcome);
+  const bool has_callback = callback_state_.exchange(kFinished, std::memory_order_acq_rel) == kCallbackSet;
+  // seq_cst store and load: either we see the sleeper, or it sees the state before it sleeps.
+  state_.store(kDone, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
+  if (has_callback) std::exchange(callback_, nullptr)(outcome_);
+}
+
+std::size_t Operation::allowed_bytes(std::uint32_t index) const noexcept {
+  const Instruction& instruction = plan->instructions[index];
+  auto allowed = static_cast<std::int64_t>(instruction.size_bytes);
+  for (std::uint32_t d = 0; d < instruction.dependency_count; ++d) {
+    const PlanDependency& dependency = plan->dependencies[instruction.first_dependency + d];
+    const std::size_t done_there = done_bytes[dependency.instruction];
+    if (done_there == plan->instructions[dependency.instruction].size_bytes) continue;
+    allowed = std::min(allowed, static_cast<std::int64_t>(done_there) - dependency.shift_bytes);
+  }
+  return allowed > 0 ? static_cast<std::size_t>(allowed) : 0;
+}
+
+}  // namespace shoal::internal

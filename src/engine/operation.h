@@ -1,0 +1,101 @@
+// Operation: one call in flight; what a Work points to.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <shoal/communicator.h>
+#include <shoal/status.h>
+
+#include "src/engine/plan.h"
+
+namespace shoal {
+class Executor;
+}
+
+namespace shoal::internal {
+
+/// How far a call has got on one of its links.
+struct LinkProgress {
+  bool call_sent = false;      ///< our signature is on its way
+  bool call_received = false;  ///< the peer's has come and agrees
+  std::uint32_t send_index = 0;
+  std::uint32_t receive_index = 0;
+  std::size_t send_issued_bytes = 0;  ///< of the current send
+};
+
+/// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the pool
+/// is exhausted or the Plan is not cached, it goes with that reference.
+///
+/// Thread rule: the run state belongs to the executor's driver. The outcome is written once, before `state_` says done;
+/// everything under "any thread" may be called from any thread.
+class Operation {
+ public:
+  Operation(Plan* plan, std::unique_ptr<Plan> owned_plan, bool pooled);
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  /// A free Operation of the plan's pool, or a new one.
+  static Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned_plan);
+
+  /// Makes a pooled Operation ready for another call. One reference, held by the caller.
+  void reset(std::shared_ptr<Executor> executor, std::uint64_t sequence, std::chrono::steady_clock::time_point deadline,
+             const void* input, void* output);
+
+  // Any thread.
+  void add_reference() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
+  void drop_reference();
+  [[nodiscard]] bool done() const noexcept { return state_.load(std::memory_order_acquire) == kDone; }
+  [[nodiscard]] const Status& outcome() const noexcept { return outcome_; }  ///< valid once done()
+  /// Sleeps until done() or `deadline`.
+  void sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
+  Status set_callback(std::function<void(const Status&)> callback);
+  [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
+  [[nodiscard]] const std::shared_ptr<Executor>& executor() const noexcept { return executor_; }
+  [[nodiscard]] std::chrono::steady_clock::time_point deadline() const noexcept { return deadline_; }
+
+  // Driver.
+  void finish(Status outcome);
+  [[nodiscard]] std::byte* at(const PlanSlice& slice) noexcept {
+    return bases_[static_cast<std::size_t>(slice.buffer)] + slice.offset_bytes;
+  }
+  /// How many bytes of instruction `index` its dependencies allow to be done by now.
+  [[nodiscard]] std::size_t allowed_bytes(std::uint32_t index) const noexcept;
+
+  Plan* plan;
+  std::vector<std::size_t> done_bytes;  ///< of each instruction
+  std::vector<LinkProgress> links;      ///< parallel to plan->links
+  std::size_t open_instructions = 0;    ///< not finished yet
+  std::size_t open_links = 0;           ///< whose signatures have not been exchanged both ways
+  std::size_t next_local_step = 0;
+  bool published = false;               ///< one_shot over windows: our contribution is visible
+  Operation* next_in_inbox = nullptr;
+  std::atomic<bool> in_use{false};
+
+ private:
+  static constexpr std::uint32_t kRunning = 0;
+  static constexpr std::uint32_t kDone = 1;
+  enum CallbackState : int { kNoCallback, kCallbackSet, kFinished };
+
+  std::unique_ptr<Plan> owned_plan_;  // where the plan is not cached
+  bool pooled_;
+  std::atomic<int> references_{0};
+  std::atomic<std::uint32_t> state_{kDone};
+  std::atomic<int> sleepers_{0};
+  std::atomic<int> callback_state_{kNoCallback};
+  std::function<void(const Status&)> callback_;
+  Status outcome_;
+  std::uint64_t sequence_ = 0;
+  std::chrono::steady_clock::time_point deadline_;
+  std::array<std::byte*, 3> bases_{};
+  std::vector<std::byte> scratch_;
+  std::shared_ptr<Executor> executor_;
+};
+
+}  // namespace shoal::internal

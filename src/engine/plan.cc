@@ -1,0 +1,226 @@
+#include "src/engine/plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "src/schedule/layout.h"
+
+namespace shoal {
+namespace {
+
+constexpr std::size_t kMinTileBytes = 8 * 1024;         // below this the cost of a tile exceeds what pipelining gains
+constexpr std::size_t kMinNetworkTileBytes = 32 * 1024;  // a network tile costs system calls on both sides
+constexpr std::size_t kTilesPerMessage = 4;             // enough for sender and receiver to overlap
+
+std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
+
+bool reads_source(StepOp op) { return op != StepOp::recv; }
+bool writes_target(StepOp op) { return op != StepOp::send; }
+bool reads_target(StepOp op) { return op == StepOp::reduce; }
+
+// Slices of a Program in bytes, with `input` renamed to its place in `output` where the call is in place.
+struct Resolver {
+  ChunkLayout layout;
+  bool in_place;
+  std::size_t input_offset_in_output;
+
+  [[nodiscard]] std::pair<PlanSlice, std::size_t> operator()(const Slice& slice) const {
+    if (slice.buffer == Buffer::scratch) {
+      const std::size_t chunk = layout.scratch_chunk_bytes();
+      return {{Buffer::scratch, slice.first_chunk * chunk}, layout.bytes(slice).size_bytes};
+    }
+    const ByteRange range = layout.bytes(slice);
+    PlanSlice result{slice.buffer, range.offset_bytes};
+    if (in_place && slice.buffer == Buffer::input) result = {Buffer::output, range.offset_bytes + input_offset_in_output};
+    return {result, range.size_bytes};
+  }
+};
+
+bool overlap(const PlanSlice& a, const PlanSlice& b, std::size_t a_bytes, std::size_t b_bytes) {
+  return a.buffer == b.buffer && a.offset_bytes < b.offset_bytes + b_bytes && b.offset_bytes < a.offset_bytes + a_bytes;
+}
+
+// Appends what `later` has to wait for in `earlier`: one entry for each conflicting pair of slices.
+void add_conflicts(const Instruction& earlier, std::uint32_t earlier_index, const Instruction& later,
+                   std::vector<PlanDependency>& out) {
+  const auto check = [&](const PlanSlice& a, const PlanSlice& b) {
+    if (!overlap(a, b, earlier.size_bytes, later.size_bytes)) return;
+    const auto shift = static_cast<std::int64_t>(b.offset_bytes) - static_cast<std::int64_t>(a.offset_bytes);
+    const PlanDependency dependency{earlier_index, shift};
+    for (const PlanDependency& known : out) {
+      if (known.instruction == dependency.instruction && known.shift_bytes == dependency.shift_bytes) return;
+    }
+    out.push_back(dependency);
+  };
+  if (writes_target(earlier.op)) {
+    if (reads_source(later.op)) check(earlier.target, later.source);
+    if (writes_target(later.op) || reads_target(later.op)) check(earlier.target, later.target);
+  }
+  if (writes_target(later.op) && reads_source(earlier.op)) check(earlier.source, later.target);
+}
+
+std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology) {
+  const std::string words = fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), plan.tile_bytes, program.message_chunks);
+  // FNV-1a: every rank must get the same number, so no std::hash.
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const char c : words) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  return hash;
+}
+
+std::size_t choose_tile(const PlanContext& context, std::size_t largest_message) {
+  const std::size_t smallest = context.topology->nodes() > 1 ? kMinNetworkTileBytes : kMinTileBytes;
+  const std::size_t wanted = (largest_message / kTilesPerMessage + 4095) / 4096 * 4096;
+  return std::clamp(wanted, std::min(smallest, context.max_tile_bytes), context.max_tile_bytes);
+}
+
+}  // namespace
+
+bool PlanKey::operator==(const PlanKey& other) const noexcept {
+  return collective == other.collective && in_place == other.in_place && barrier == other.barrier &&
+         text(algorithm) == text(other.algorithm);
+}
+
+std::uint64_t PlanKey::hash() const noexcept {
+  std::uint64_t h = collective.count * 0x9E3779B97F4A7C15ULL;
+  const auto mix = [&h](std::uint64_t value) { h = (h ^ value) * 0xD6E8FEB86659FD93ULL, h ^= h >> 32; };
+  mix((static_cast<std::uint64_t>(collective.kind) << 40) | (static_cast<std::uint64_t>(collective.type) << 32) |
+      (static_cast<std::uint64_t>(collective.op) << 24) | (in_place ? 1U << 20 : 0U) | (barrier ? 1U << 21 : 0U));
+  mix(static_cast<std::uint64_t>(collective.root));
+  if (algorithm != nullptr) mix(std::hash<std::string_view>()(algorithm));
+  return h;
+}
+
+Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKey& key, const Program& program) {
+  auto plan = std::make_unique<Plan>();
+  plan->forced_algorithm = text(key.algorithm);
+  plan->key = key;
+  plan->key.algorithm = key.algorithm == nullptr ? nullptr : plan->forced_algorithm.c_str();
+  plan->algorithm = program.algorithm;
+  plan->ranks = context.topology->ranks();
+
+  const Collective& collective = key.collective;
+  const std::size_t input_offset = collective.kind == CollectiveKind::all_gather
+                                       ? collective.input_bytes() * static_cast<std::size_t>(context.rank)
+                                       : 0;
+  const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place, input_offset};
+  plan->scratch_bytes = program.scratch_chunks * resolve.layout.scratch_chunk_bytes();
+
+  std::vector<std::uint32_t> lane_of;                       // lane of each instruction
+  std::vector<std::int32_t> plan_link_of(context.link_of_rank.size(), -1);  // rank -> index in plan->links
+  std::vector<std::vector<int>> peers_of;                   // ranks of each instruction's edges
+  std::size_t largest_message = 0;
+  const auto link_entry = [&](int peer) -> PlanLink& {
+    auto& index = plan_link_of[static_cast<std::size_t>(peer)];
+    if (index < 0) {
+      index = static_cast<std::int32_t>(plan->links.size());
+      plan->links.push_back({static_cast<std::uint32_t>(context.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}});
+    }
+    return plan->links[static_cast<std::size_t>(index)];
+  };
+
+  for (std::size_t s = 0; s < program.steps.size(); ++s) {
+    const Step& step = program.steps[s];
+    const bool has_peer = step.op == StepOp::send || step.op == StepOp::recv || step.op == StepOp::recv_reduce;
+    if (has_peer && (step.peer < 0 || step.peer >= plan->ranks || step.peer == context.rank)) {
+      return Status(StatusCode::internal, fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank,
+                                                      step.peer));
+    }
+    const auto [slice, bytes] = resolve(reads_source(step.op) ? step.source : step.target);
+    // A link that a call uses always carries its signature, even where there are no bytes to move.
+    if (has_peer) link_entry(step.peer);
+    if (bytes == 0) continue;
+
+    Instruction instruction;
+    instruction.op = step.op;
+    instruction.size_bytes = bytes;
+    if (reads_source(step.op)) instruction.source = slice;
+    if (writes_target(step.op)) instruction.target = resolve(step.target).first;
+
+    // A recv_reduce onto what the previous instruction of this lane folded into joins that fold.
+    if (step.op == StepOp::recv_reduce && !plan->instructions.empty()) {
+      Instruction& last = plan->instructions.back();
+      std::vector<int>& peers = peers_of.back();
+      const bool same_target = last.op == StepOp::recv_reduce && lane_of.back() == step.lane && last.size_bytes == bytes &&
+                               last.target.buffer == instruction.target.buffer &&
+                               last.target.offset_bytes == instruction.target.offset_bytes &&
+                               instruction.source.buffer == instruction.target.buffer &&
+                               instruction.source.offset_bytes == instruction.target.offset_bytes;
+      if (same_target && std::find(peers.begin(), peers.end(), step.peer) == peers.end()) {
+        peers.push_back(step.peer);
+        link_entry(step.peer).receives.push_back(static_cast<std::uint32_t>(plan->instructions.size() - 1));
+        continue;
+      }
+    }
+
+    const auto index = static_cast<std::uint32_t>(plan->instructions.size());
+    plan->instructions.push_back(instruction);
+    lane_of.push_back(step.lane);
+    peers_of.emplace_back();
+    if (has_peer) {
+      peers_of.back().push_back(step.peer);
+      PlanLink& link = link_entry(step.peer);
+      (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
+      largest_message = std::max(largest_message, bytes);
+    } else {
+      plan->local_steps.push_back(index);
+    }
+  }
+
+  // Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand between.
+  for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
+    Instruction& instruction = plan->instructions[i];
+    std::vector<int>& peers = peers_of[i];
+    std::sort(peers.begin(), peers.end());
+    instruction.first_edge = static_cast<std::uint32_t>(plan->edges.size());
+    instruction.edge_count = static_cast<std::uint32_t>(peers.size());
+    instruction.own_position = static_cast<std::uint32_t>(std::lower_bound(peers.begin(), peers.end(), context.rank) - peers.begin());
+    for (const int peer : peers) {
+      const auto plan_link = static_cast<std::uint32_t>(plan_link_of[static_cast<std::size_t>(peer)]);
+      const PlanLink& link = plan->links[plan_link];
+      const auto& order = instruction.op == StepOp::send ? link.sends : link.receives;
+      const auto position = std::find(order.begin(), order.end(), static_cast<std::uint32_t>(i)) - order.begin();
+      plan->edges.push_back({link.link, plan_link, static_cast<std::uint32_t>(position)});
+    }
+  }
+
+  // Dependencies: conflicts within a lane, in program order. The earlier of two dependencies is implied by the later where a
+  // chain exists; the lists are short enough not to care.
+  std::vector<PlanDependency> found;
+  std::vector<std::vector<std::uint32_t>> by_lane(program.lanes);
+  for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) {
+    if (lane_of[i] >= by_lane.size()) return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, lane_of[i]));
+    auto& lane = by_lane[lane_of[i]];
+    found.clear();
+    for (const std::uint32_t earlier : lane) add_conflicts(plan->instructions[earlier], earlier, plan->instructions[i], found);
+    plan->instructions[i].first_dependency = static_cast<std::uint32_t>(plan->dependencies.size());
+    plan->instructions[i].dependency_count = static_cast<std::uint32_t>(found.size());
+    plan->dependencies.insert(plan->dependencies.end(), found.begin(), found.end());
+    lane.push_back(i);
+  }
+
+  // An average divides where a value is folded for the last time: nothing later on this rank overwrites it. What other ranks
+  // receive afterwards was divided by its sender.
+  if (collective.kind == CollectiveKind::all_reduce && collective.op == ReduceOp::avg) {
+    for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
+      Instruction& fold = plan->instructions[i];
+      if (fold.op != StepOp::recv_reduce && fold.op != StepOp::reduce) continue;
+      fold.average = std::none_of(plan->instructions.begin() + static_cast<std::ptrdiff_t>(i) + 1, plan->instructions.end(),
+                                  [&](const Instruction& later) {
+                                    return writes_target(later.op) &&
+                                           overlap(fold.target, later.target, fold.size_bytes, later.size_bytes);
+                                  });
+    }
+  }
+
+  plan->tile_bytes = choose_tile(context, largest_message);
+  plan->one_shot_window = program.algorithm == "one_shot" && collective.kind == CollectiveKind::all_reduce &&
+                          collective.input_bytes() <= context.window_bytes;
+  plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind, collective.type, collective.op, 0, collective.root, collective.count, 0};
+  plan->signature.plan_fingerprint = fingerprint(*plan, program, *context.topology);
+  return plan;
+}
+
+}  // namespace shoal

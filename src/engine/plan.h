@@ -1,0 +1,113 @@
+// Plan: a Program bound to byte ranges and links, made once for a call signature and used again for every such call.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "src/engine/signature.h"
+#include "src/schedule/program.h"
+
+namespace shoal {
+
+namespace internal {
+class Operation;
+}
+
+/// What distinguishes one Plan from another on a communicator.
+struct PlanKey {
+  Collective collective;
+  bool in_place = false;
+  bool barrier = false;             ///< an all_reduce of one byte that only serves to wait for each other
+  const char* algorithm = nullptr;  ///< forced by the call; compared as text
+
+  bool operator==(const PlanKey& other) const noexcept;
+  [[nodiscard]] std::uint64_t hash() const noexcept;
+};
+
+/// Bytes in one of the three buffers of a call.
+struct PlanSlice {
+  Buffer buffer = Buffer::output;
+  std::size_t offset_bytes = 0;
+};
+
+/// An earlier instruction that must have got far enough before this one may go on. Both work from their first byte to their
+/// last, so progress is one number: the dependent may touch its byte x only when `done[instruction] > x + shift_bytes`, or when
+/// that instruction is finished.
+struct PlanDependency {
+  std::uint32_t instruction = 0;
+  std::int64_t shift_bytes = 0;
+};
+
+/// One end of a message: the link's index in the communicator and in Plan::links, and which message of the call on this link it is.
+struct PlanEdge {
+  std::uint32_t link = 0;
+  std::uint32_t plan_link = 0;
+  std::uint32_t edge = 0;
+};
+
+/// A Step, or several recv_reduce Steps folded into one n-way pass.
+struct Instruction {
+  StepOp op = StepOp::copy;
+  bool average = false;  ///< this fold makes a final value of an `avg`: divide by the number of ranks
+  std::size_t size_bytes = 0;
+  PlanSlice source;                    ///< send, copy, reduce, recv_reduce (own operand)
+  PlanSlice target;                    ///< recv, copy, reduce, recv_reduce
+  std::uint32_t own_position = 0;      ///< recv_reduce: index of the own operand in the fold, which is in ascending rank order
+  std::uint32_t first_edge = 0;        ///< into Plan::edges
+  std::uint32_t edge_count = 0;        ///< 1 for send and recv; n - 1 for an n-way recv_reduce
+  std::uint32_t first_dependency = 0;  ///< into Plan::dependencies
+  std::uint32_t dependency_count = 0;
+};
+
+/// What the instructions do on one link, in the order of its tiles.
+struct PlanLink {
+  std::uint32_t link = 0;
+  std::vector<std::uint32_t> sends;     ///< instruction indices
+  std::vector<std::uint32_t> receives;  ///< instruction indices (recv and n-way recv_reduce)
+};
+
+/// Immutable after make_plan, but for the pool. Thread rule: may be read from any thread.
+struct Plan {
+  Plan() = default;
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+  ~Plan();  // operation.cc: the pool's Operations go with it
+
+  PlanKey key;
+  std::string algorithm;
+  std::string forced_algorithm;  ///< storage behind key.algorithm
+  double predicted_us = 0;
+  CallSignature signature;
+  std::size_t tile_bytes = 0;
+  std::size_t scratch_bytes = 0;
+  int ranks = 1;
+  std::vector<Instruction> instructions;
+  std::vector<PlanEdge> edges;
+  std::vector<PlanDependency> dependencies;
+  std::vector<PlanLink> links;             ///< links that this call uses
+  std::vector<std::uint32_t> local_steps;  ///< copy and reduce instructions
+  bool one_shot_window = false;            ///< may run fused over the shared windows (see one_shot.h)
+  std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
+};
+
+/// What make_plan needs to know of the communicator.
+struct PlanContext {
+  const Topology* topology = nullptr;
+  int rank = 0;
+  std::span<const int> link_of_rank;  ///< index of the link to each rank; -1 for the own rank
+  std::size_t max_tile_bytes = 0;     ///< the smallest Link::max_tile_bytes() of the communicator
+  std::size_t window_bytes = 0;       ///< payload that one slot of the shared windows holds; 0 where not all ranks share one
+};
+
+/// Compiles `program` for `key`. Errors: internal, where the Program breaks the rules of program.h.
+Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKey& key, const Program& program);
+
+}  // namespace shoal

@@ -1,0 +1,134 @@
+#include "src/engine/progress_thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "src/engine/cores.h"
+#include "src/engine/drive.h"
+#include "src/engine/waiter.h"
+
+namespace shoal {
+namespace {
+
+// The last cores of the mask, one a rank, leave the first ones to the callers.
+int core_for(int local_rank, int local_size) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return -1;
+  const int cores = CPU_COUNT(&set);
+  if (cores < 2 * local_size || allowed_cores() < 2 * local_size) return -1;
+  int wanted = cores - 1 - local_rank;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set) && wanted-- == 0) return core;
+  }
+  return -1;
+}
+
+}  // namespace
+
+ProgressThread& ProgressThread::instance() {
+  // Never destroyed: communicators may outlive every static object, and a thread that sleeps costs nothing at exit.
+  static auto* thread = new ProgressThread();
+  return *thread;
+}
+
+ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+ProgressThread::~ProgressThread() = default;
+
+void ProgressThread::add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size) {
+  const std::scoped_lock lock(mutex_);
+  executors_.push_back(executor);
+  generation_.fetch_add(1);
+  if (!started_.load()) {
+    spare_cores_ = allowed_cores() >= 2 * local_size;
+    pin_to_core_ = core_for(local_rank, local_size);
+  }
+}
+
+void ProgressThread::remove(Executor* executor) {
+  std::uint64_t generation = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(executors_, [&](const auto& known) { return known.get() == executor; });
+    generation = generation_.fetch_add(1) + 1;
+    if (!started_.load()) return;
+  }
+  wake();
+  if (std::this_thread::get_id() == thread_.get_id()) return;  // destroyed in a callback: the loop notices by itself
+  for (auto seen = seen_generation_.load(); seen < generation; seen = seen_generation_.load()) seen_generation_.wait(seen);
+}
+
+void ProgressThread::notify(Executor* executor) {
+  executor->wants_thread.store(true, std::memory_order_seq_cst);
+  news_.store(true, std::memory_order_seq_cst);
+  if (!started_.load(std::memory_order_acquire)) {
+    const std::scoped_lock lock(mutex_);
+    if (!started_.load()) {
+      thread_ = std::thread([this] { loop(); });
+      started_.store(true, std::memory_order_release);
+    }
+  }
+  // seq_cst: either the thread sees the news before it sleeps, or we see that it sleeps.
+  if (sleeps_.load(std::memory_order_seq_cst)) wake();
+}
+
+void ProgressThread::wake() noexcept {
+  const std::uint64_t one = 1;
+  while (::write(wake_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void ProgressThread::loop() {
+  ::pthread_setname_np(::pthread_self(), "shoal-progress");
+  if (pin_to_core_ >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(pin_to_core_, &set);
+    ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
+  }
+  Waiter waiter(spare_cores_);
+  std::vector<std::shared_ptr<Executor>> known;
+  std::vector<Executor*> driven;
+  std::vector<pollfd> descriptors;
+  for (;;) {
+    if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
+      {
+        const std::scoped_lock lock(mutex_);
+        known = executors_;
+      }
+      seen_generation_.store(generation);
+      seen_generation_.notify_all();
+    }
+    news_.store(false, std::memory_order_seq_cst);
+    for (const auto& executor : known) {
+      if (executor->wants_thread.exchange(false) && executor->busy() && executor->try_take_seat()) driven.push_back(executor.get());
+    }
+    if (!driven.empty()) {
+      const auto interrupted = [&] { return news_.load() || generation_.load() != seen_generation_.load(); };
+      sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
+      drive(driven, waiter, wake_fd_, descriptors, std::chrono::steady_clock::time_point::max(), [&] {
+        return interrupted() || std::none_of(driven.begin(), driven.end(), [](Executor* e) { return e->busy(); });
+      });
+      sleeps_.store(false, std::memory_order_relaxed);
+      for (Executor* executor : driven) executor->leave_seat();  // those still busy notify this thread again
+      driven.clear();
+    } else {
+      sleeps_.store(true, std::memory_order_seq_cst);
+      if (!news_.load(std::memory_order_seq_cst) && generation_.load() == seen_generation_.load()) {
+        pollfd descriptor{wake_fd_, POLLIN, 0};
+        ::poll(&descriptor, 1, -1);
+      }
+      sleeps_.store(false, std::memory_order_relaxed);
+    }
+    std::uint64_t count = 0;
+    while (::read(wake_fd_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+  }
+}
+
+}  // namespace shoal

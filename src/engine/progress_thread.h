@@ -1,0 +1,51 @@
+// ProgressThread: the process's communication thread; drives the calls that nobody waits for.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/engine/executor.h"
+
+namespace shoal {
+
+/// One per process, started by the first asynchronous call, shared by all communicators, pinned where there are cores to
+/// spare. Sleeps while nothing is in flight.
+/// Thread rule: any thread.
+class ProgressThread {
+ public:
+  static ProgressThread& instance();
+
+  /// `local_rank` and `local_size` place the thread: the last cores of the mask, one a rank, if each rank has two or more.
+  void add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size);
+  /// Returns when the thread no longer touches `executor`.
+  void remove(Executor* executor);
+  /// `executor` has calls that need driving.
+  void notify(Executor* executor);
+
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+ private:
+  ProgressThread();
+  ~ProgressThread();
+  void loop();
+  void wake() noexcept;
+
+  std::mutex mutex_;  // guards the list and start-up; not taken by notify once the thread runs
+  std::vector<std::shared_ptr<Executor>> executors_;
+  std::atomic<std::uint64_t> generation_{0};       // bumped by add and remove
+  std::atomic<std::uint64_t> seen_generation_{0};  // that the loop works with
+  std::atomic<bool> news_{false};                  // some executor wants the thread
+  std::atomic<bool> sleeps_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> started_{false};
+  bool spare_cores_ = false;
+  int pin_to_core_ = -1;
+  int wake_fd_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,32 @@
+// CallSignature: what a rank says of a call, compared by its peers on the first packet.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "src/schedule/program.h"
+
+namespace shoal {
+
+/// The part of a call that all ranks must agree on. Travels as it lies in memory (little-endian machines only).
+struct CallSignature {
+  CollectiveKind kind = CollectiveKind::all_reduce;
+  DataType type = DataType::float32;
+  ReduceOp op = ReduceOp::sum;
+  std::uint8_t reserved = 0;
+  std::int32_t root = 0;
+  std::uint64_t count = 0;
+  std::uint64_t plan_fingerprint = 0;  ///< hash of algorithm name, topology shape and tile size
+
+  friend bool operator==(const CallSignature& a, const CallSignature& b) noexcept { return std::memcmp(&a, &b, sizeof a) == 0; }
+};
+static_assert(sizeof(CallSignature) == 24, "compared and sent as bytes: no padding");
+
+/// "all_reduce float32 x 1024 sum"; "broadcast int8 x 3 from rank 2". Safe for any bytes from a peer.
+std::string to_string(const CallSignature& signature);
+
+/// What differs between two signatures, for a mismatch report: "count", "type", ... ; "plan" where only the algorithm differs.
+std::string difference(const CallSignature& a, const CallSignature& b);
+
+}  // namespace shoal

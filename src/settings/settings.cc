@@ -1,0 +1,83 @@
+#include "src/settings/settings.h"
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+namespace shoal {
+namespace {
+
+constexpr std::array kSettings{
+    Setting{"SHOAL_RANK", "", "rank of this process (set by shoal run)"},
+    Setting{"SHOAL_SIZE", "", "number of ranks (set by shoal run)"},
+    Setting{"SHOAL_MASTER_ADDR", "", "host of rank 0; wins over what the launcher says"},
+    Setting{"SHOAL_MASTER_PORT", "", "port of rank 0's store; wins over what the launcher says"},
+    Setting{"SHOAL_JOB_ID", "", "name of the job; two jobs that meet on one port refuse each other"},
+    Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
+    Setting{"SHOAL_SOCKET_IFNAME", "", "network interface for all traffic, for example eth0"},
+    Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
+    Setting{"SHOAL_ALGORITHM", "", "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
+    Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
+    Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
+    Setting{"SHOAL_SOCKETS_PER_PEER", "2", "TCP connections to each peer, 1 to 16 (rank 0's counts)"},
+    Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
+};
+
+Status bad(std::string_view name, std::string_view value, const std::string& wanted) {
+  return {StatusCode::invalid_argument, fmt::format("{}='{}' is not {}", name, value, wanted)};
+}
+
+}  // namespace
+
+std::span<const Setting> settings() { return kSettings; }
+
+std::string setting(std::string_view name) {
+  for (const Setting& known : kSettings) {
+    if (name != known.name) continue;
+    const char* value = std::getenv(known.name);
+    return value == nullptr || *value == '\0' ? known.fallback : value;
+  }
+  fmt::print(stderr, "shoal: {} is not in the table of settings\n", name);
+  std::abort();
+}
+
+Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, std::int64_t high) {
+  const std::string text = setting(name);
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    return bad(name, text, fmt::format("a whole number from {} to {}", low, high));
+  }
+  return value;
+}
+
+Result<double> seconds_setting(std::string_view name) {
+  const std::string text = setting(name);
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !std::isfinite(value) || value <= 0) return bad(name, text, "a positive number of seconds");
+  return value;
+}
+
+Result<std::uint64_t> parse_bytes(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const auto refuse = [&] {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("'{}' is not a size: write 65536, 64K, 64KiB, 4MiB or 1G (powers of 1024)", text));
+  };
+  if (error != std::errc()) return refuse();
+  int shift = -1;
+  if (unit.empty() || unit == "B") shift = 0;
+  if (unit == "K" || unit == "k" || unit == "KiB") shift = 10;
+  if (unit == "M" || unit == "MiB") shift = 20;
+  if (unit == "G" || unit == "GiB") shift = 30;
+  if (shift < 0 || value > (~std::uint64_t{0} >> shift)) return refuse();
+  return value << shift;
+}
+
+}  // namespace shoal

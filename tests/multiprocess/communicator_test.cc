@@ -1,0 +1,209 @@
+// Every collective on real processes: values, in place and out of place, sizes, many in flight.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::expect_ranks;
+
+// Small integers: every sum of them over a few ranks is exact in float32.
+float value_of(int rank, std::size_t i) { return static_cast<float>((i * 7 + static_cast<std::size_t>(rank) * 13) % 101); }
+
+float expected_sum(int ranks, std::size_t i) {
+  float sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += value_of(r, i);
+  return sum;
+}
+
+std::string check_all_reduce(Communicator& c, std::size_t count, bool in_place, const CallOptions& options = {}) {
+  std::vector<float> input(count);
+  for (std::size_t i = 0; i < count; ++i) input[i] = value_of(c.rank(), i);
+  std::vector<float> output = in_place ? input : std::vector<float>(count, -1.0F);
+  const std::vector<float> before = input;
+  const Status status = c.all_reduce(in_place ? output.data() : input.data(), output.data(), count, DataType::float32, ReduceOp::sum, options);
+  if (!status.ok()) return status.to_string();
+  if (input != before) return "the input was changed";
+  for (std::size_t i = 0; i < count; ++i) {
+    if (output[i] != expected_sum(c.size(), i)) {
+      return fmt::format("count {} {}: element {} is {}, not {}", count, in_place ? "in place" : "out of place", i, output[i],
+                         expected_sum(c.size(), i));
+    }
+  }
+  return {};
+}
+
+struct Case {
+  int ranks;
+  const char* transports;
+  const char* algorithm;
+};
+
+class AllReduce : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AllReduce, GivesTheSumAtEverySize) {
+  const auto [ranks, transports, algorithm] = GetParam();
+  CommunicatorOptions options;
+  options.transports = transports;
+  options.algorithm = algorithm;
+  options.timeout = std::chrono::seconds(50);
+  expect_ranks(ranks, options, [](Communicator& c) -> std::string {
+    for (const std::size_t count : {0, 1, 2, 3, 7, 8, 9, 64, 1000, 4096, 16383, 16384, 16385, 100003, 1 << 20}) {
+      for (const bool in_place : {false, true}) {
+        for (int again = 0; again < 2; ++again) {
+          if (std::string error = check_all_reduce(c, count, in_place); !error.empty()) return error;
+        }
+      }
+    }
+    return {};
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, AllReduce,
+                         ::testing::Values(Case{1, "", ""}, Case{2, "", ""}, Case{3, "", ""}, Case{4, "", ""}, Case{2, "tcp", ""},
+                                           Case{3, "tcp", ""}, Case{2, "shm", "direct"}, Case{3, "shm", "ring"},
+                                           Case{4, "shm", "recursive_doubling"}, Case{3, "shm", "one_shot"}, Case{4, "shm", "hierarchical"},
+                                           Case{3, "tcp", "ring"}, Case{4, "tcp", "recursive_doubling"}, Case{5, "tcp", "one_shot"},
+                                           Case{5, "tcp", "direct"}),
+                         [](const auto& info) {
+                           std::string name = fmt::format("{}_{}_{}", info.param.ranks, info.param.transports, info.param.algorithm);
+                           std::replace(name.begin(), name.end(), ',', '_');
+                           return name;
+                         });
+
+TEST(Communicator, ManyInFlightEndInOrderAndRight) {
+  for (const char* transports : {"shm", "tcp"}) {
+    CommunicatorOptions options;
+    options.transports = transports;
+    expect_ranks(3, options, [](Communicator& c) -> std::string {
+      constexpr std::size_t kCalls = 200;
+      std::vector<std::vector<float>> buffers;
+      std::vector<Work> works;
+      for (std::size_t k = 0; k < kCalls; ++k) {
+        const std::size_t count = k * k * 3 % 20011 + 1;
+        buffers.emplace_back(count);
+        for (std::size_t i = 0; i < count; ++i) buffers.back()[i] = value_of(c.rank(), i + k);
+        auto work = c.all_reduce_async(buffers.back().data(), buffers.back().data(), count, DataType::float32, ReduceOp::sum);
+        if (!work.ok()) return work.status().to_string();
+        works.push_back(*work);
+      }
+      for (std::size_t k = 0; k < kCalls; ++k) {
+        if (const Status status = works[k].wait(); !status.ok()) return status.to_string();
+        if (works[k].sequence() != k) return fmt::format("call {} has sequence {}", k, works[k].sequence());
+        for (std::size_t i = 0; i < buffers[k].size(); ++i) {
+          if (buffers[k][i] != expected_sum(c.size(), i + k)) return fmt::format("call {} element {}", k, i);
+        }
+      }
+      return {};
+    });
+  }
+}
+
+TEST(Communicator, CallbacksRunOnceWithTheOutcome) {
+  expect_ranks(2, {}, [](Communicator& c) -> std::string {
+    for (int k = 0; k < 100; ++k) {
+      float value = 1;
+      auto work = c.all_reduce_async(&value, &value, 1, DataType::float32, ReduceOp::sum);
+      if (!work.ok()) return work.status().to_string();
+      std::atomic<int> calls{0};
+      const Status set = work->on_completion([&](const Status& status) { calls += status.ok() ? 1 : 100; });
+      if (!set.ok()) return set.to_string();
+      if (const Status status = work->wait(); !status.ok()) return status.to_string();
+      while (calls.load() == 0) std::this_thread::yield();  // the callback may still be on its way when wait returns
+      if (calls != 1 || value != 2) return fmt::format("{} callbacks, value {}", calls.load(), value);
+    }
+    return {};
+  });
+}
+
+TEST(Communicator, BroadcastAllGatherBarrier) {
+  for (const char* transports : {"shm", "tcp"}) {
+    CommunicatorOptions options;
+    options.transports = transports;
+    expect_ranks(4, options, [](Communicator& c) -> std::string {
+      for (const std::size_t count : {0, 1, 5, 1000, 70001}) {
+        for (int root = 0; root < c.size(); ++root) {
+          std::vector<std::int32_t> data(count);
+          for (std::size_t i = 0; i < count; ++i) data[i] = c.rank() == root ? static_cast<std::int32_t>(i) + root : -1;
+          if (const Status status = c.broadcast(data.data(), count, DataType::int32, root); !status.ok()) return status.to_string();
+          for (std::size_t i = 0; i < count; ++i) {
+            if (data[i] != static_cast<std::int32_t>(i) + root) return fmt::format("broadcast from {}: element {} is {}", root, i, data[i]);
+          }
+        }
+        const std::size_t mine = count * static_cast<std::size_t>(c.rank());
+        for (const bool in_place : {false, true}) {
+          std::vector<std::int32_t> all(count * static_cast<std::size_t>(c.size()), -1);
+          std::vector<std::int32_t> input(count);
+          for (std::size_t i = 0; i < count; ++i) input[i] = static_cast<std::int32_t>(i) * 10 + c.rank();
+          if (in_place) std::copy(input.begin(), input.end(), all.begin() + static_cast<std::ptrdiff_t>(mine));
+          const Status status = c.all_gather(in_place ? all.data() + mine : input.data(), all.data(), count, DataType::int32);
+          if (!status.ok()) return status.to_string();
+          for (std::size_t i = 0; i < all.size(); ++i) {
+            const auto expected = static_cast<std::int32_t>((i % count) * 10 + i / count);
+            if (all[i] != expected) return fmt::format("all_gather of {}: element {} is {}, not {}", count, i, all[i], expected);
+          }
+        }
+        if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+      }
+      return {};
+    });
+  }
+}
+
+TEST(Communicator, AverageAndOtherOperations) {
+  for (const char* algorithm : {"one_shot", "direct", "ring", "recursive_doubling", "hierarchical"}) {
+    CommunicatorOptions options;
+    options.algorithm = algorithm;
+    expect_ranks(3, options, [](Communicator& c) -> std::string {
+      const std::size_t count = 5000;
+      const auto reduce = [&](ReduceOp op, auto make, auto expected) -> std::string {
+        std::vector<std::int64_t> data(count);
+        for (std::size_t i = 0; i < count; ++i) data[i] = make(c.rank(), i);
+        if (const Status status = c.all_reduce(data.data(), data.data(), count, DataType::int64, op); !status.ok()) return status.to_string();
+        for (std::size_t i = 0; i < count; ++i) {
+          if (data[i] != expected(i)) return fmt::format("{}: element {} is {}, not {}", to_string(op), i, data[i], expected(i));
+        }
+        return {};
+      };
+      const auto value = [](int rank, std::size_t i) { return static_cast<std::int64_t>(i % 17) + rank * 5 + 1; };
+      std::string error = reduce(ReduceOp::avg, value, [&](std::size_t i) { return (value(0, i) + value(1, i) + value(2, i)) / 3; });
+      if (error.empty()) error = reduce(ReduceOp::prod, value, [&](std::size_t i) { return value(0, i) * value(1, i) * value(2, i); });
+      if (error.empty()) error = reduce(ReduceOp::min, value, [&](std::size_t i) { return value(0, i); });
+      if (error.empty()) error = reduce(ReduceOp::max, value, [&](std::size_t i) { return value(2, i); });
+      if (error.empty()) error = reduce(ReduceOp::bxor, value, [&](std::size_t i) { return value(0, i) ^ value(1, i) ^ value(2, i); });
+      return error;
+    });
+  }
+}
+
+TEST(Communicator, TwoInOneProcessAndDestructionInAnyOrder) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    auto first = testing::join(directory + "/a", rank, size, {});
+    auto second = testing::join(directory + "/b", rank, size, {});
+    if (!first.ok() || !second.ok()) return first.status().to_string() + second.status().to_string();
+    std::vector<float> a(100000, 1);
+    std::vector<float> b(100000, 2);
+    for (int k = 0; k < 20; ++k) {
+      auto one = (*first)->all_reduce_async(a.data(), a.data(), a.size(), DataType::float32, ReduceOp::max);
+      auto two = (*second)->all_reduce_async(b.data(), b.data(), b.size(), DataType::float32, ReduceOp::max);
+      if (!one.ok() || !two.ok()) return "post failed";
+      if (const Status status = two->wait(); !status.ok()) return status.to_string();
+      if (const Status status = one->wait(); !status.ok()) return status.to_string();
+    }
+    if (rank == 0) first->reset();
+    second->reset();
+    return a[99999] == 1 && b[0] == 2 ? "" : "wrong";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+}  // namespace
+}  // namespace shoal

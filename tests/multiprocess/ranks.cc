@@ -1,0 +1,97 @@
+#include "tests/multiprocess/ranks.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+namespace shoal::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = ::read(fd, buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(got));
+  return text;
+}
+
+bool wait_until(pid_t pid, Clock::time_point deadline) {
+  const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  if (fd < 0) return true;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  pollfd descriptor{fd, POLLIN, 0};
+  const bool ended = ::poll(&descriptor, 1, left > 0 ? static_cast<int>(left) : 0) > 0;
+  ::close(fd);
+  return ended;
+}
+
+}  // namespace
+
+std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double seconds) {
+  char pattern[] = "/tmp/shoal-test-XXXXXX";
+  const std::string directory = ::mkdtemp(pattern);
+  std::vector<RankOutcome> outcomes(static_cast<std::size_t>(size));
+  std::vector<int> pipes;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (int rank = 0; rank < size; ++rank) {
+    int ends[2];
+    if (::pipe(ends) != 0) std::abort();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      for (const int fd : pipes) ::close(fd);
+      ::close(ends[0]);
+      const std::string text = body(rank, size, directory);
+      // A pipe holds 64 KiB: enough for a message, and the parent reads after the child has ended.
+      const ssize_t written = ::write(ends[1], text.data(), std::min<std::size_t>(text.size(), 32 << 10));
+      ::_exit(text.empty() && written == 0 ? 0 : 1);
+    }
+    ::close(ends[1]);
+    pipes.push_back(ends[0]);
+    outcomes[static_cast<std::size_t>(rank)].pid = pid;
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    const bool in_time = wait_until(outcome.pid, deadline);
+    if (!in_time) ::kill(outcome.pid, SIGKILL);
+    int status = 0;
+    ::waitpid(outcome.pid, &status, 0);
+    outcome.killed = WIFSIGNALED(status);
+    outcome.code = outcome.killed ? WTERMSIG(status) : WEXITSTATUS(status);
+    outcome.output = in_time ? read_all(pipes[static_cast<std::size_t>(rank)]) : "hung: killed by the test after its time was up";
+    ::close(pipes[static_cast<std::size_t>(rank)]);
+  }
+  std::filesystem::remove_all(directory);
+  return outcomes;
+}
+
+Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size, const CommunicatorOptions& options) {
+  auto store = make_file_store(directory);
+  if (!store.ok()) return store.status();
+  return Communicator::create(**store, rank, size, options);
+}
+
+void expect_ranks(int size, const CommunicatorOptions& options, const std::function<std::string(Communicator&)>& body, double seconds) {
+  const auto outcomes = run_ranks(
+      size,
+      [&](int rank, int ranks, const std::string& directory) -> std::string {
+        auto communicator = join(directory, rank, ranks, options);
+        if (!communicator.ok()) return "create: " + communicator.status().to_string();
+        return body(**communicator);
+      },
+      seconds);
+  for (int rank = 0; rank < size; ++rank) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(outcome.output.empty() && !outcome.killed && outcome.code == 0)
+        << "rank " << rank << " of " << size << (outcome.killed ? " died by signal " : " ended with ") << outcome.code << ": "
+        << outcome.output;
+  }
+}
+
+}  // namespace shoal::testing
