@@ -8,8 +8,9 @@
 #include <dlfcn.h>
 #include <pmix.h>
 
-#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 #endif
 
 namespace shoal {
@@ -22,13 +23,14 @@ constexpr const char* kAdvice = "set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT (mp
 #if __has_include(<pmix.h>)
 namespace {
 
-// The five calls we need, resolved at run time.
+// The calls we need, resolved at run time.
 struct PmixLibrary {
   decltype(&PMIx_Init) init = nullptr;
   decltype(&PMIx_Put) put = nullptr;
   decltype(&PMIx_Commit) commit = nullptr;
   decltype(&PMIx_Fence) fence = nullptr;
   decltype(&PMIx_Get) get = nullptr;
+  decltype(&PMIx_Finalize) finalize = nullptr;
 
   static Result<PmixLibrary> load() {
     void* handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
@@ -39,7 +41,7 @@ struct PmixLibrary {
       return function != nullptr;
     };
     if (!find(library.init, "PMIx_Init") || !find(library.put, "PMIx_Put") || !find(library.commit, "PMIx_Commit") ||
-        !find(library.fence, "PMIx_Fence") || !find(library.get, "PMIx_Get")) {
+        !find(library.fence, "PMIx_Fence") || !find(library.get, "PMIx_Get") || !find(library.finalize, "PMIx_Finalize")) {
       return Status(StatusCode::unsupported, fmt::format("libpmix.so.2 lacks a function; {}", kAdvice));
     }
     return library;
@@ -50,6 +52,13 @@ Status pmix_error(const char* what, int code) {
   return {StatusCode::system_error, fmt::format("{} failed with PMIx status {}; {}", what, code, kAdvice)};
 }
 
+// PMIx counts its initialisations, so MPI in the same process does not mind; but mpirun calls an exit without finalisation a
+// failure, and finalising earlier would end PMIx before an MPI_Init that may follow.
+void finalize_at_exit(decltype(&PMIx_Finalize) finalize) {
+  static decltype(&PMIx_Finalize) call = nullptr;
+  if (std::exchange(call, finalize) == nullptr) std::atexit([] { call(nullptr, 0); });
+}
+
 constexpr const char* kAddressKey = "shoal.store";
 
 }  // namespace
@@ -58,8 +67,8 @@ Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono
   const auto library = PmixLibrary::load();
   if (!library.ok()) return library.status();
   pmix_proc_t self;
-  // Never finalised: the process may use PMIx through MPI as well, and PMIx counts its initialisations.
   if (const int code = library->init(&self, nullptr, 0); code != PMIX_SUCCESS) return pmix_error("PMIx_Init", code);
+  finalize_at_exit(library->finalize);
 
   std::unique_ptr<Store> store;
   std::string address;

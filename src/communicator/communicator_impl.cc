@@ -7,21 +7,8 @@
 #include <fmt/format.h>
 
 #include "src/engine/progress_thread.h"
-#if __has_include("src/selector/selector.h")
 #include "src/selector/selector.h"
-#else
 #include "src/algorithms/algorithm.h"
-namespace shoal {
-struct Choice { const Algorithm* algorithm; double predicted_us; };
-inline Result<Choice> select(const Topology& t, const Collective& c, std::string_view forced) {
-  std::string name(forced);
-  if (name.empty()) name = c.kind == CollectiveKind::broadcast ? "tree" : c.kind == CollectiveKind::all_gather ? "direct" : t.nodes() > 1 && t.ranks() != t.nodes() ? "hierarchical" : c.input_bytes() <= 16384 ? "one_shot" : "direct";
-  auto a = find_algorithm(name);
-  if (!a.ok()) return a.status();
-  return Choice{*a, 0.0};
-}
-}
-#endif
 
 namespace shoal::internal {
 namespace {

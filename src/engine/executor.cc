@@ -23,13 +23,20 @@ using internal::Operation;
 namespace {
 
 constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;  // TileHeader::edge of a signature
-constexpr auto kBrokenLinkPatience = std::chrono::milliseconds(250);  // for the control plane to bring the reason first
+constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr std::size_t kMaxFold = 256;
 
 using Clock = std::chrono::steady_clock;
 
 std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
   return fmt::format("call {} ({})", sequence, to_string(signature));
+}
+
+std::optional<CallSignature> signature_in(const Arrival& head) {
+  CallSignature signature;
+  if (head.header.edge != kCallEdge || head.data.size() != sizeof signature) return std::nullopt;
+  std::memcpy(&signature, head.data.data(), sizeof signature);
+  return signature;
 }
 
 void drain_event(int fd) {
@@ -269,26 +276,17 @@ bool Executor::advance_receive(LinkState& state) {
   }
   const Arrival* head = state.link->peek();
   if (head == nullptr) return false;
-  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) {
-    // The peer has gone on to another call where this one still has something to get: it made another call here.
-    return fail({StatusCode::mismatch,
-                 fmt::format("rank {} sent data of call {} while rank {} is in {}; every rank must make the same calls in the same order",
-                             state.link->peer(), head->header.sequence, parts_.rank,
-                             describe_call(operation->sequence(), operation->plan->signature))});
-  }
+  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) return fail(out_of_step(state, *head, *operation));
   if (!progress.call_received) return receive_signature(state, operation, plan_link, *head);
   return receive_tile(state, operation, plan_link, *head);
 }
 
 bool Executor::receive_signature(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
-  CallSignature theirs;
-  if (head.header.edge != kCallEdge || head.data.size() != sizeof theirs) {
-    return fail({StatusCode::internal, fmt::format("rank {} sent a tile before its signature", state.link->peer())});
-  }
-  std::memcpy(&theirs, head.data.data(), sizeof theirs);
+  const auto theirs = signature_in(head);
+  if (!theirs) return fail({StatusCode::internal, fmt::format("rank {} sent a tile before its signature", state.link->peer())});
   state.link->release();
-  if (!(theirs == operation->plan->signature)) {
-    return fail(mismatch(operation->sequence(), operation->plan->signature, state.link->peer(), theirs));
+  if (!(*theirs == operation->plan->signature)) {
+    return fail(mismatch(operation->sequence(), operation->plan->signature, state.link->peer(), *theirs));
   }
   LinkProgress& progress = operation->links[plan_link];
   progress.call_received = true;
@@ -476,6 +474,13 @@ void Executor::finish(Operation* operation, const Status& outcome) {
 }
 
 bool Executor::fail(Status cause) {
+  // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
+  bool moved = false;
+  if (parts_.control != nullptr && !closed()) {
+    if (Status earlier = parts_.control->poll(&moved); earlier.code() != StatusCode::ok && earlier.code() != StatusCode::peer_failed) {
+      cause = std::move(earlier);
+    }
+  }
   close(cause);
   return false;  // for the advance functions: nothing more to do here
 }
@@ -526,35 +531,69 @@ bool Executor::check_stray_calls() {
   for (LinkState& state : links_) {
     if (!state.receivers.empty()) continue;
     const Arrival* head = state.link->peek();
-    if (head == nullptr || head->header.edge != kCallEdge || head->data.size() != sizeof(CallSignature)) continue;
-    const auto ahead = static_cast<std::int32_t>(head->header.sequence - static_cast<std::uint32_t>(next_start_));
-    if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerSize)) continue;  // a call that we have not made yet
-    const std::uint64_t sequence = next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
-    CallSignature theirs;
-    std::memcpy(&theirs, head->data.data(), sizeof theirs);
-    fail(mismatch(sequence, ledger_[sequence % kLedgerSize], state.link->peer(), theirs));
+    if (head == nullptr) continue;
+    const auto sequence = past_call(head->header.sequence);
+    const auto theirs = signature_in(*head);
+    if (!sequence || !theirs) continue;  // a call that we have not made yet
+    fail(mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.link->peer(), *theirs));
     return true;
   }
   return false;
 }
 
+// The call that a 32-bit sequence number on the wire means, if we have made it and still know it.
+std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) const noexcept {
+  const auto ahead = static_cast<std::int32_t>(wire_sequence - static_cast<std::uint32_t>(next_start_));
+  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerSize)) return std::nullopt;
+  return next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
+}
+
+// A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier call, or
+// the peer is done with a call that we are still in.
+Status Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) const {
+  const auto theirs = signature_in(head);
+  const auto sequence = past_call(head.header.sequence);
+  if (theirs && sequence && *sequence < operation.sequence()) {
+    return mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.link->peer(), *theirs);
+  }
+  return {StatusCode::mismatch,
+          fmt::format("rank {} is in {}, but rank {} is in call {}{}; every rank must make the same calls in the same order", parts_.rank,
+                      describe_call(operation.sequence(), operation.plan->signature), state.link->peer(), head.header.sequence,
+                      theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+}
+
+// Peers that are gone while a call in flight still needs them.
 bool Executor::check_links() {
-  for (LinkState& state : links_) {
-    if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
-    if (state.link->status().ok() || state.link->peek() != nullptr) continue;
-    const auto now = Clock::now();
-    if (state.broken_since == Clock::time_point{}) state.broken_since = now;
-    const int peer = state.link->peer();
-    if (parts_.control != nullptr && parts_.control->has_left(peer)) {
-      fail({StatusCode::peer_failed, fmt::format("rank {} has destroyed its communicator, but rank {} still needs it in {}", peer,
-                                                 parts_.rank, describe_call(active_.front()->sequence(), active_.front()->plan->signature))});
+  const auto has_left = [&](int peer) { return parts_.control != nullptr && parts_.control->has_left(peer); };
+  if (!one_shots_.empty() && one_shots_.front()->published) {
+    for (std::size_t r = 0; r < windows_.size(); ++r) {
+      const bool shown = one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > one_shots_.front()->sequence();
+      if (static_cast<int>(r) == parts_.rank || shown || !has_left(static_cast<int>(r))) continue;
+      fail(left_too_early(static_cast<int>(r)));
       return true;
     }
-    if (now - state.broken_since < kBrokenLinkPatience && parts_.control != nullptr) continue;
-    fail({StatusCode::peer_failed, fmt::format("rank {} died or lost its connection ({})", peer, state.link->status().message())});
+  }
+  for (LinkState& state : links_) {
+    if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
+    const int peer = state.link->peer();
+    if ((state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) continue;
+    const auto now = Clock::now();
+    if (state.gone_since == Clock::time_point{}) state.gone_since = now;
+    // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
+    // may be about to bring the reason for a break.
+    if (now - state.gone_since < kGonePatience && parts_.control != nullptr) continue;
+    fail(has_left(peer) ? left_too_early(peer)
+                        : Status(StatusCode::peer_failed,
+                                 fmt::format("rank {} died or lost its connection ({})", peer, state.link->status().message())));
     return true;
   }
   return false;
+}
+
+Status Executor::left_too_early(int peer) {
+  return {StatusCode::peer_failed,
+          fmt::format("rank {} has destroyed its communicator, but rank {} still needs it in {}", peer, parts_.rank,
+                      describe_call(active_.front()->sequence(), active_.front()->plan->signature))};
 }
 
 bool Executor::check_deadlines() {
@@ -572,7 +611,7 @@ Clock::time_point Executor::next_check() const noexcept {
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
   for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, active[i]->deadline());
   for (const LinkState& state : links_) {
-    if (state.broken_since != Clock::time_point{}) until = std::min(until, state.broken_since + kBrokenLinkPatience);
+    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }
   return until;
 }

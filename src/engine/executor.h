@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -117,7 +118,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
     RingQueue<Turn> receivers;
     RingQueue<Outstanding> outstanding;
     std::uint64_t taken = 0;  // tiles that the link has taken so far
-    std::chrono::steady_clock::time_point broken_since{};
+    std::chrono::steady_clock::time_point gone_since{};  // broken, or the peer has left, with a call unfinished
   };
 
   void drain_inbox();
@@ -139,6 +140,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool check_links();
   bool check_deadlines();
   Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
+  Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
+  Status left_too_early(int peer);
+  [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   std::string late_report(const internal::Operation& operation) const;
 
   ExecutorParts parts_;

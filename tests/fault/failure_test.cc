@@ -1,0 +1,311 @@
+// What goes wrong on purpose: ranks that disagree, die, come late or never. Nothing may hang; every message names the culprit.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Each rank runs `body` and reports "code|seconds|message" of the Status that it ends with.
+struct Report {
+  std::string code;
+  double seconds = 0;
+  std::string message;
+};
+
+std::vector<Report> reports(int size, const CommunicatorOptions& options,
+                            const std::function<Status(Communicator&, Clock::time_point* start)>& body, int without = -1) {
+  const auto outcomes = testing::run_ranks(size, [&](int rank, int ranks, const std::string& directory) -> std::string {
+    auto communicator = testing::join(directory, rank, ranks, options);
+    auto start = Clock::now();
+    const Status status = communicator.ok() ? body(**communicator, &start) : communicator.status();
+    return fmt::format("{}|{}|{}", to_string(status.code()), seconds_since(start), status.message());
+  });
+  std::vector<Report> result;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
+    const std::string& text = outcome.output;
+    const std::size_t one = text.find('|');
+    const std::size_t two = text.find('|', one + 1);
+    if (one == std::string::npos || two == std::string::npos) {
+      if (rank != without) ADD_FAILURE() << "rank " << rank << ": " << text << (outcome.killed ? " (killed)" : "");
+      result.emplace_back();
+    } else {
+      result.push_back({text.substr(0, one), std::stod(text.substr(one + 1)), text.substr(two + 1)});
+    }
+  }
+  return result;
+}
+
+CommunicatorOptions over(const char* transports, int timeout_ms = 20000) {
+  CommunicatorOptions options;
+  options.transports = transports;
+  options.timeout = std::chrono::milliseconds(timeout_ms);
+  return options;
+}
+
+class Fault : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(, Fault, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+Status reduce(Communicator& c, std::size_t count, DataType type = DataType::float32, ReduceOp op = ReduceOp::sum) {
+  std::vector<double> data(count + 1, 1);
+  return c.all_reduce(data.data(), data.data(), count, type, op);
+}
+
+// The odd rank of three differs in one way; everybody must be told, with both sides, soon.
+void expect_mismatch(const char* transports, const std::function<Status(Communicator&)>& usual,
+                     const std::function<Status(Communicator&)>& odd, const std::string& usual_words, const std::string& odd_words) {
+  const auto all = reports(3, over(transports), [&](Communicator& c, Clock::time_point* start) {
+    Status status = reduce(c, 10);
+    if (!status.ok()) return status;
+    *start = Clock::now();
+    status = c.rank() == 1 ? odd(c) : usual(c);
+    // A rank whose own call needed nothing of the others hears of it in its next one.
+    return status.ok() ? c.barrier() : status;
+  });
+  for (const Report& report : all) {
+    EXPECT_EQ(report.code, "mismatch") << report.message;
+    EXPECT_THAT(report.message, AllOf(HasSubstr("rank 1"), HasSubstr(usual_words), HasSubstr(odd_words), HasSubstr("call ")));
+    EXPECT_LT(report.seconds, 5.0);  // far from the deadline of 20 s
+  }
+}
+
+TEST_P(Fault, DifferentCount) {
+  for (const std::size_t count : {0UL, 1UL, 5000UL, 1000000UL}) {
+    expect_mismatch(GetParam(), [=](Communicator& c) { return reduce(c, count); }, [=](Communicator& c) { return reduce(c, count + 1); },
+                    fmt::format("float32 x {} sum", count), fmt::format("float32 x {} sum", count + 1));
+  }
+  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 10); }, [](Communicator& c) { return reduce(c, 1000000); },
+                  "x 10 sum", "x 1000000 sum");
+}
+
+TEST_P(Fault, DifferentType) {
+  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 100); }, [](Communicator& c) { return reduce(c, 100, DataType::int32); },
+                  "float32 x 100", "int32 x 100");
+}
+
+TEST_P(Fault, DifferentOperation) {
+  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 100000); },
+                  [](Communicator& c) { return reduce(c, 100000, DataType::float32, ReduceOp::max); }, "100000 sum", "100000 max");
+}
+
+TEST_P(Fault, DifferentCollective) {
+  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 1000); },
+                  [](Communicator& c) {
+                    std::vector<float> data(1000);
+                    return c.broadcast(data.data(), data.size(), DataType::float32, 0);
+                  },
+                  "all_reduce", "broadcast");
+}
+
+TEST_P(Fault, DifferentRoot) {
+  const auto broadcast = [](int root) {
+    return [root](Communicator& c) {
+      std::vector<float> data(1000);
+      return c.broadcast(data.data(), data.size(), DataType::float32, root);
+    };
+  };
+  // With other partners in the tree a rank may finish its call and be met in its next one; the odd call is always named.
+  expect_mismatch(GetParam(), broadcast(0), broadcast(2), "call 1", "from rank 2");
+}
+
+TEST_P(Fault, DifferentOrder) {
+  const auto two_calls = [](bool small_first) {
+    return [small_first](Communicator& c) {
+      const Status first = reduce(c, small_first ? 8 : 200000);
+      return first.ok() ? reduce(c, small_first ? 200000 : 8) : first;
+    };
+  };
+  expect_mismatch(GetParam(), two_calls(true), two_calls(false), "x 8 sum", "x 200000 sum");
+}
+
+TEST_P(Fault, KilledRankIsNamedWithinASecond) {
+  for (const std::size_t count : {4UL, 1000000UL}) {
+    const auto all = reports(
+        4, over(GetParam()),
+        [&](Communicator& c, Clock::time_point* start) {
+          Status status;
+          for (int k = 0; status.ok(); ++k) {
+            if (k == 20) *start = Clock::now();
+            if (k == 20 && c.rank() == 2) ::kill(::getpid(), SIGKILL);
+            status = reduce(c, count);
+          }
+          return status;
+        },
+        2);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (rank == 2) continue;
+      EXPECT_EQ(all[rank].code, "peer_failed") << all[rank].message;
+      EXPECT_THAT(all[rank].message, HasSubstr("rank 2"));
+      EXPECT_LT(all[rank].seconds, 1.0);
+    }
+  }
+}
+
+TEST_P(Fault, RankThatNeverCallsIsNamedAtTheDeadline) {
+  const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
+    if (c.rank() == 1) {
+      // Busy elsewhere until the others have given up; then it is told in its next call.
+      ::sleep(3);
+      *start = Clock::now();
+      return c.barrier();
+    }
+    std::vector<float> data(100000);
+    CallOptions options;
+    options.timeout = std::chrono::milliseconds(1000);
+    return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum, options);
+  });
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_EQ(all[rank].code, "timeout") << all[rank].message;
+    EXPECT_THAT(all[rank].message, AllOf(HasSubstr("not in the call: rank 1"), HasSubstr("float32 x 100000 sum")));
+    EXPECT_GT(all[rank].seconds, 0.9);
+    EXPECT_LT(all[rank].seconds, 3.0);
+  }
+  EXPECT_EQ(all[1].code, "timeout") << all[1].message;
+  EXPECT_LT(all[1].seconds, 1.0);
+}
+
+TEST_P(Fault, LateRankIsWaitedFor) {
+  const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point*) -> Status {
+    if (c.rank() == 1) ::sleep(1);
+    return reduce(c, 100000);
+  });
+  for (const Report& report : all) EXPECT_EQ(report.code, "ok") << report.message;
+}
+
+TEST_P(Fault, AbortReachesEverybodyWithItsReason) {
+  const auto all = reports(3, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
+    *start = Clock::now();
+    if (c.rank() == 0) {
+      ::usleep(200000);
+      c.abort("loss is not a number");
+      return c.barrier();
+    }
+    return reduce(c, 100000);
+  });
+  for (const Report& report : all) {
+    EXPECT_EQ(report.code, "aborted") << report.message;
+    EXPECT_THAT(report.message, AllOf(HasSubstr("rank 0"), HasSubstr("loss is not a number")));
+    EXPECT_LT(report.seconds, 2.0);
+  }
+}
+
+TEST_P(Fault, DestroyedCommunicatorIsNamedByThoseWhoStillNeedIt) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    auto communicator = testing::join(directory, rank, size, over(GetParam()));
+    if (!communicator.ok()) return communicator.status().to_string();
+    if (const Status status = reduce(**communicator, 1000); !status.ok()) return status.to_string();
+    if (rank == 2) {
+      communicator->reset();
+      ::sleep(2);  // the process lives on
+      return {};
+    }
+    const auto start = Clock::now();
+    const Status status = reduce(**communicator, 1000);
+    if (status.ok() || seconds_since(start) > 5) return "no error, or late: " + status.to_string();
+    return status.message().find("rank 2") != std::string::npos ? "" : status.to_string();
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+TEST_P(Fault, DestructionWithCallsInFlightFailsThem) {
+  const auto all = reports(2, over(GetParam()), [](Communicator& c, Clock::time_point* start) -> Status {
+    std::vector<float> data(1 << 20);
+    *start = Clock::now();
+    if (c.rank() == 1) return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+    // Rank 0 never makes the call: it leaves.
+    return Status(StatusCode::aborted, "left");
+  });
+  EXPECT_NE(all[1].code, "ok");
+  EXPECT_THAT(all[1].message, HasSubstr("rank 0"));
+  EXPECT_LT(all[1].seconds, 5.0);
+}
+
+TEST(Start, RankThatNeverComesIsNamed) {
+  const auto start = Clock::now();
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    if (rank == 1) return "absent";
+    const auto communicator = testing::join(directory, rank, size, over("", 1500));
+    return communicator.status().to_string();
+  });
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_THAT(outcomes[rank].output, AllOf(HasSubstr("timeout"), HasSubstr("rank 1")));
+  }
+  EXPECT_LT(seconds_since(start), 10.0);
+}
+
+TEST(Start, UnknownAlgorithmAndTransportFailOnEveryRank) {
+  for (const bool algorithm : {true, false}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      CommunicatorOptions options;
+      (algorithm ? options.algorithm : options.transports) = "carrier_pigeon";
+      return testing::join(directory, rank, size, options).status().to_string();
+    });
+    for (const auto& outcome : outcomes) EXPECT_THAT(outcome.output, AllOf(HasSubstr("unknown"), HasSubstr("carrier_pigeon"), HasSubstr("known:")));
+  }
+}
+
+TEST(Start, TwoJobsOnOnePortRefuseEachOther) {
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  std::unique_ptr<Store> first;
+  int port = 0;
+  for (port = 23456; port < 23556 && first == nullptr; ++port) {
+    auto made = make_tcp_store("127.0.0.1", port, true, "job-a", deadline);
+    if (made.ok()) first = std::move(made).value();
+  }
+  --port;
+  ASSERT_NE(first, nullptr);
+  const auto stranger = make_tcp_store("127.0.0.1", port, false, "job-b", deadline);
+  EXPECT_THAT(stranger.status().to_string(), AllOf(HasSubstr("job-a"), HasSubstr("job-b"), HasSubstr("port")));
+  const auto second_server = make_tcp_store("127.0.0.1", port, true, "job-b", deadline);
+  EXPECT_THAT(second_server.status().to_string(), AllOf(HasSubstr(std::to_string(port)), HasSubstr("in use")));
+  // The job that was there first is none the worse.
+  EXPECT_TRUE(first->set("key", "value").ok());
+  EXPECT_EQ(*first->get("key", deadline), "value");
+}
+
+TEST(Call, BadArgumentsAreRefusedAndLeaveTheCommunicatorUsable) {
+  auto made = Communicator::create(CommunicatorOptions{});
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  Communicator& c = **made;
+  std::vector<float> data(64, 1);
+  const auto refused = [&](const Status& status, const char* words) {
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << status.to_string();
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  refused(c.all_reduce(nullptr, data.data(), 8, DataType::float32, ReduceOp::sum), "null");
+  refused(c.all_reduce(data.data(), data.data(), static_cast<std::size_t>(-5), DataType::float32, ReduceOp::sum), "count");
+  refused(c.all_reduce(data.data(), data.data(), 8, static_cast<DataType>(77), ReduceOp::sum), "data type");
+  refused(c.all_reduce(data.data(), data.data(), 8, DataType::float32, static_cast<ReduceOp>(99)), "reduction");
+  refused(c.all_reduce(data.data(), data.data(), 8, DataType::float32, ReduceOp::bxor), "not defined");
+  refused(c.all_reduce(data.data(), data.data() + 4, 8, DataType::float32, ReduceOp::sum), "overlap");
+  refused(c.broadcast(data.data(), 8, DataType::float32, 1), "root 1");
+  refused(c.broadcast(data.data(), 8, DataType::float32, -1), "root -1");
+  CallOptions negative;
+  negative.timeout = std::chrono::milliseconds(-1);
+  refused(c.barrier(negative), "timeout");
+  CallOptions unknown;
+  unknown.algorithm = "carrier_pigeon";
+  EXPECT_THAT(c.all_reduce(data.data(), data.data(), 8, DataType::float32, ReduceOp::sum, unknown).to_string(), HasSubstr("carrier_pigeon"));
+  EXPECT_TRUE(c.all_reduce(data.data(), data.data(), 64, DataType::float32, ReduceOp::sum).ok());
+  EXPECT_EQ(data[63], 1.0F);
+}
+
+}  // namespace
+}  // namespace shoal
