@@ -86,12 +86,10 @@ class Channel {
     return Offer::taken;
   }
 
-  /// The oldest tile that is due and not released; its payload.
+  /// The oldest tile that is due and not released. look() has counted and copied it.
   std::optional<Arrival> show() {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t arrived = due_count();
-    if (released_ == arrived) return std::nullopt;
-    copy_until(arrived);
+    if (released_ >= copied_.load(std::memory_order_relaxed) || released_ == arrived_) return std::nullopt;
     const Slot& slot = slot_of(released_);
     return Arrival{slot.header, {slot.memory.get(), slot.header.size_bytes}};
   }

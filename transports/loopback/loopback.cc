@@ -106,8 +106,8 @@ struct LoopbackHub::State {
   Rank& at(int index) { return rank[static_cast<std::size_t>(index)]; }
   Channel& channel(int from, int to) { return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)]; }
 
-  /// Wakes a rank that blocks or is about to. The exchange here and the one in prepare_wait() are ordered: either this one sees the
-  /// sleeper, or the sleeper's acquires what the caller wrote before.
+  /// Wakes a rank that blocks or is about to. `sleeping` only changes by exchanges, which stand in one order: either this one sees the
+  /// sleeper, or the sleeper's (prepare_wait()) acquires what the caller wrote before.
   void wake(int index) {
     Rank& r = at(index);
     if (r.sleeping.exchange(false, std::memory_order_acq_rel)) r.alarm.wake();
@@ -166,6 +166,7 @@ class LoopbackLink final : public Link {
   [[nodiscard]] const Arrival* peek() noexcept override {
     if (shown_) return &*shown_;
     if (state_->at(rank_).killed) return nullptr;
+    look();
     shown_ = in_.show();
     return shown_ ? &*shown_ : nullptr;
   }
@@ -180,8 +181,7 @@ class LoopbackLink final : public Link {
 
   bool progress() {
     bool moved = std::exchange(refused_, false);
-    const Channel::View view = in_.look();
-    if (view.copied_some) state_->wake(peer_);
+    const Channel::View view = look();
     if (view.arrived > arrived_) {
       arrived_ = view.arrived;
       moved = true;
@@ -206,8 +206,7 @@ class LoopbackLink final : public Link {
   /// Whether progress() or peek() has something to show; otherwise lowers `due` to when a tile on its way will be there.
   bool news(std::optional<Clock::time_point>& due) {
     if (refused_) return true;
-    const Channel::View view = in_.look();
-    if (view.copied_some) state_->wake(peer_);
+    const Channel::View view = look();
     if (view.next_due) due = due ? std::min(*due, *view.next_due) : *view.next_due;
     return view.arrived > arrived_ || (!shown_ && view.arrived > released_) || (waits_ && out_.has_room()) || out_.copied() > copied_ ||
            (status_.ok() && broken(view));
@@ -219,6 +218,11 @@ class LoopbackLink final : public Link {
   }
 
  private:
+  Channel::View look() {
+    const Channel::View view = in_.look();
+    if (view.copied_some) state_->wake(peer_);  // it may wait for its memory
+    return view;
+  }
   [[nodiscard]] bool broken(const Channel::View& view) const { return view.closed || state_->at(rank_).killed; }
 
   std::shared_ptr<State> state_;
@@ -297,7 +301,7 @@ class LoopbackTransport final : public Transport {
     bool news = false;
     for (LoopbackLink* link : *links_) news |= link->news(due);
     if (news) {
-      own.sleeping.store(false, std::memory_order_relaxed);  // seen late, it ends one later wait early
+      own.sleeping.exchange(false, std::memory_order_acq_rel);
       return false;
     }
     own.alarm.arm(due);
@@ -305,7 +309,7 @@ class LoopbackTransport final : public Transport {
   }
   void finish_wait() override {
     State::Rank& own = state_->at(rank_);
-    own.sleeping.store(false, std::memory_order_relaxed);
+    own.sleeping.exchange(false, std::memory_order_acq_rel);
     own.alarm.drain();
   }
 

@@ -389,7 +389,9 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
     if (received.outcome == ReceiveOutcome::nothing) {
       if (std::chrono::steady_clock::now() >= deadline) {
         if (missing.empty()) missing.push_back(leader);
-        return Status(StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline");
+        const Status late(StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline");
+        send_message(socket, make_refusal(late));  // so that the others name the same ranks, not the first that gave up
+        return late;
       }
       wait_readable(socket, deadline);
       continue;

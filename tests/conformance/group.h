@@ -1,0 +1,85 @@
+// Runs the same body on every rank of a group, as threads or as forked processes.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/transport_kinds.h"
+#include "transports/transport.h"
+
+namespace shoal::conformance {
+
+struct SharedPage;
+
+/// What the body of a test sees: one rank with its transport and its links.
+/// Thread rule: used by the thread of its rank only.
+class Rank {
+ public:
+  Rank(int rank, int size, SharedPage& page) : rank_(rank), size_(size), page_(page) {}
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  /// All ranks but this one.
+  [[nodiscard]] std::vector<int> peers() const;
+  [[nodiscard]] Transport& transport() const { return *transport_; }
+  /// The connected link to `peer`.
+  [[nodiscard]] Link& link(int peer) const;
+
+  /// Returns when every rank of the group has called it. Not through the transport.
+  void meet();
+  /// Lets await_announcement() of the others return; those drive their transport meanwhile. Once in a body.
+  void announce();
+  void await_announcement();
+  /// Drives the transport, blocking on its wait_fd() where it says so, until `done`, which must do all that it can do each time: as for
+  /// any user, what was left undone wakes nobody. False, with a test failure, where that takes longer than any machine
+  /// needs: something was lost, or a wake-up was missed.
+  bool until(const std::function<bool()>& done) { return wait(done, false); }
+  /// As until(), for conditions in shared windows: looks once more between prepare_wait() and blocking, as users of windows must.
+  bool until_window(const std::function<bool()>& done) { return wait(done, true); }
+
+  bool send(int peer, const TileHeader& header, std::span<const std::byte> data);
+  /// The next tile from `peer`; null, with a test failure, where none comes.
+  const Arrival* receive(int peer);
+
+  /// connect() to all other ranks.
+  Status connect(std::chrono::steady_clock::time_point deadline);
+  /// Destroys links and transport.
+  void close();
+  /// Ends this process at once, as a crash would. Only where ranks are processes. The others must not meet() any more.
+  [[noreturn]] void die();
+
+ private:
+  friend void run_rank(const TransportKind&, const MakeEnd&, Rank&, bool, const std::function<void(Rank&)>&);
+  bool wait(const std::function<bool()>& done, bool look_before_blocking);
+
+  int rank_;
+  int size_;
+  SharedPage& page_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<std::unique_ptr<Link>> links_;
+};
+
+struct GroupOptions {
+  bool connect = true;       ///< connect before the body
+  bool meet_at_end = true;   ///< all ranks meet before any closes
+};
+
+/// Runs `body` on `size` ranks; returns when all have ended. Failures of any rank fail the current test. Checks that no
+/// descriptor is left open.
+void run_group(const TransportKind& kind, int size, const std::function<void(Rank&)>& body, GroupOptions options = {});
+
+/// Fails and ends the whole test program, naming the current test, where it runs for longer than `limit`. Covers threads and,
+/// as each process sets its own, forked ranks.
+class Watchdog {
+ public:
+  explicit Watchdog(std::chrono::seconds limit);
+  ~Watchdog();
+  static void restart_in_child();
+};
+
+}  // namespace shoal::conformance

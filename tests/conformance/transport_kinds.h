@@ -1,0 +1,32 @@
+// The transports that the suite runs over. To add one: one entry in transport_kinds.cc.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/transport.h"
+
+namespace shoal::conformance {
+
+/// Makes the ends of one group, each in its own thread or process.
+using MakeEnd = std::function<Result<std::unique_ptr<Transport>>(int rank)>;
+
+struct TransportKind {
+  std::string label;      ///< names the tests
+  std::string transport;  ///< what name() must return
+  bool processes = false;  ///< every rank is a forked process; otherwise a thread
+  bool windows = false;    ///< has shared_window()
+  bool refuses = false;    ///< try_send may also be false for no reason
+  std::function<MakeEnd(int ranks)> make_group;
+};
+
+inline void PrintTo(const TransportKind& kind, std::ostream* out) { *out << kind.label; }
+
+std::vector<TransportKind> transport_kinds();
+
+}  // namespace shoal::conformance

@@ -1,0 +1,621 @@
+// What transport.h promises, sentence by sentence, for every transport.
+#include "transports/transport.h"
+
+#include <gtest/gtest.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstring>
+#include <random>
+#include <regex>
+#include <tuple>
+
+#include "tests/conformance/group.h"
+#include "tests/conformance/transport_kinds.h"
+
+namespace shoal::conformance {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSlowdown = 10;
+#else
+constexpr int kSlowdown = 1;
+#endif
+
+std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 31)) * 0x7fb5d329728ea185;
+  value = (value ^ (value >> 27)) * 0x81dadef4bc2dd44d;
+  return value ^ (value >> 33);
+}
+
+/// The `index`-th tile from `from` to `to`, so that the receiver knows what must come: header, size and bytes.
+class Tile {
+ public:
+  Tile(int from, int to, std::uint32_t index, std::size_t size_bytes)
+      : seed_(mix(static_cast<std::uint64_t>(from) << 48 ^ static_cast<std::uint64_t>(to) << 40 ^ index)), size_(size_bytes) {
+    header_ = {static_cast<std::uint32_t>(from), index, static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(size_bytes),
+               mix(seed_)};
+  }
+  /// A size that is often small, sometimes zero, sometimes the largest, and sometimes anything.
+  static Tile random_size(int from, int to, std::uint32_t index, std::size_t max_bytes) {
+    const std::uint64_t draw = mix(mix(static_cast<std::uint64_t>(from * 64 + to)) ^ index);
+    const std::uint64_t kind = draw % 64;
+    const std::size_t size = kind == 0 ? max_bytes : kind == 1 ? 0 : kind == 2 ? (draw >> 8) % (max_bytes + 1) : (draw >> 8) % 300;
+    return {from, to, index, std::min(size, max_bytes)};
+  }
+
+  [[nodiscard]] const TileHeader& header() const { return header_; }
+  [[nodiscard]] std::size_t size() const { return size_; }
+  void fill(std::byte* memory) const {
+    for (std::size_t i = 0; i < size_; i += 8) {
+      const std::uint64_t word = word_at(i);
+      std::memcpy(memory + i, &word, std::min<std::size_t>(8, size_ - i));
+    }
+  }
+  [[nodiscard]] bool equals(const Arrival& arrival) const {
+    if (!(arrival.header == header_) || arrival.data.size() != size_) return false;
+    for (std::size_t i = 0; i < size_; i += 8) {
+      const std::uint64_t word = word_at(i);
+      if (std::memcmp(arrival.data.data() + i, &word, std::min<std::size_t>(8, size_ - i)) != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t word_at(std::size_t offset) const { return (seed_ + offset) * 0x9e3779b97f4a7c15; }
+
+  std::uint64_t seed_;
+  std::size_t size_;
+  TileHeader header_;
+};
+
+/// Memory for tiles in flight to one peer: each stays as it is until sent_tiles() frees it, and is then scribbled over.
+class SendBuffers {
+ public:
+  explicit SendBuffers(Link& link, int buffers = 3) : link_(link), memory_(static_cast<std::size_t>(buffers)) {
+    for (auto& one : memory_) one.resize(link.max_tile_bytes());
+  }
+
+  /// Starts sending; false where the link or the buffers have no room.
+  bool try_send(const Tile& tile) {
+    scribble();
+    if (accepted_ - freed_ == memory_.size()) return false;
+    std::vector<std::byte>& buffer = memory_[accepted_ % memory_.size()];
+    tile.fill(buffer.data());
+    if (!link_.try_send(tile.header(), std::span(buffer).first(tile.size()))) return false;
+    ++accepted_;
+    return true;
+  }
+  /// All memory is free again.
+  bool done() {
+    scribble();
+    return freed_ == accepted_;
+  }
+
+ private:
+  void scribble() {
+    const std::uint64_t sent = link_.sent_tiles();
+    EXPECT_LE(sent, accepted_);
+    EXPECT_GE(sent, freed_) << "sent_tiles() went backwards";
+    for (; freed_ < std::min(sent, accepted_); ++freed_) {
+      std::vector<std::byte>& buffer = memory_[freed_ % memory_.size()];
+      std::fill_n(buffer.begin(), std::min<std::size_t>(buffer.size(), 512), std::byte{0xee});
+    }
+  }
+
+  Link& link_;
+  std::vector<std::vector<std::byte>> memory_;
+  std::uint64_t accepted_ = 0;
+  std::uint64_t freed_ = 0;
+};
+
+std::vector<std::byte> bytes_of(const Tile& tile) {
+  std::vector<std::byte> result(std::max<std::size_t>(tile.size(), 1));
+  tile.fill(result.data());
+  result.resize(tile.size());
+  return result;
+}
+
+/// Does nothing for 0 .. 200 us, now spinning, now sleeping: so that peers meet in every state of falling asleep.
+void dawdle(std::mt19937& random) {
+  const unsigned draw = random() % 8;
+  if (draw < 3) return;
+  const auto pause = std::chrono::microseconds(random() % (draw == 7 ? 200 : 20));
+  if (draw == 3) {
+    const timespec time{0, static_cast<long>(pause.count()) * 1000};
+    ::nanosleep(&time, nullptr);
+    return;
+  }
+  for (const auto end = Clock::now() + pause; Clock::now() < end;) {
+  }
+}
+
+class TransportConformance : public testing::TestWithParam<std::tuple<TransportKind, int>> {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    if (kind().processes) GTEST_SKIP() << "ThreadSanitizer sees nothing between processes";
+#endif
+  }
+  [[nodiscard]] static const TransportKind& kind() { return std::get<0>(GetParam()); }
+  [[nodiscard]] static int size() { return std::get<1>(GetParam()); }
+  static void run(const std::function<void(Rank&)>& body, GroupOptions options = {}) { run_group(kind(), size(), body, options); }
+
+ private:
+  Watchdog watchdog_{std::chrono::seconds(120)};
+};
+
+TEST_P(TransportConformance, LinksLeadToEveryPeer) {
+  run([](Rank& rank) {
+    EXPECT_EQ(rank.transport().address(), rank.transport().address());
+    std::vector<std::byte> largest(sizeof(std::uint64_t));
+    for (const int peer : rank.peers()) {
+      Link& link = rank.link(peer);
+      EXPECT_EQ(link.peer(), peer);
+      EXPECT_GT(link.max_tile_bytes(), 0U);
+      EXPECT_TRUE(link.status().ok());
+      EXPECT_EQ(link.peek(), nullptr);
+      EXPECT_EQ(link.sent_tiles(), 0U);
+    }
+    rank.meet();
+    for (const int peer : rank.peers()) {
+      Link& link = rank.link(peer);
+      const std::uint64_t own = link.max_tile_bytes();
+      std::memcpy(largest.data(), &own, sizeof(own));
+      ASSERT_TRUE(rank.send(peer, {0, 0, 0, sizeof(own), 0}, largest));
+    }
+    for (const int peer : rank.peers()) {
+      const Arrival* arrival = rank.receive(peer);
+      ASSERT_NE(arrival, nullptr);
+      std::uint64_t theirs = 0;
+      ASSERT_EQ(arrival->data.size(), sizeof(theirs));
+      std::memcpy(&theirs, arrival->data.data(), sizeof(theirs));
+      EXPECT_EQ(theirs, rank.link(peer).max_tile_bytes());
+      rank.link(peer).release();
+    }
+    ASSERT_TRUE(rank.until([&] {
+      for (const int peer : rank.peers()) {
+        if (rank.link(peer).sent_tiles() != 1) return false;
+      }
+      return true;
+    }));
+  });
+}
+
+TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
+  run([](Rank& rank) {
+    const std::size_t max = rank.link(rank.peers()[0]).max_tile_bytes();
+    std::vector<std::size_t> sizes{0, 1, 7, 8, 31, 32, 33, 40, 63, 64, 65, 96, 127, 128, 129, 4095, 4096, 4097, max - 1, max, 0, max, 1};
+    std::erase_if(sizes, [max](std::size_t size) { return size > max; });
+    std::vector<SendBuffers> out;
+    for (const int peer : rank.peers()) out.emplace_back(rank.link(peer));
+    std::vector<std::size_t> sent(rank.peers().size()), received(rank.peers().size());
+    ASSERT_TRUE(rank.until([&] {
+      bool done = true;
+      for (std::size_t p = 0; p < rank.peers().size(); ++p) {
+        const int peer = rank.peers()[p];
+        while (sent[p] < sizes.size() &&
+               out[p].try_send(Tile(rank.rank(), peer, static_cast<std::uint32_t>(sent[p]), sizes[sent[p]]))) {
+          ++sent[p];
+        }
+        while (const Arrival* arrival = received[p] < sizes.size() ? rank.link(peer).peek() : nullptr) {
+          const Tile expected(peer, rank.rank(), static_cast<std::uint32_t>(received[p]), sizes[received[p]]);
+          EXPECT_TRUE(expected.equals(*arrival)) << "tile " << received[p] << " of " << sizes[received[p]] << " bytes from " << peer;
+          rank.link(peer).release();
+          ++received[p];
+        }
+        done &= sent[p] == sizes.size() && received[p] == sizes.size() && out[p].done();
+      }
+      return done;
+    }));
+    rank.meet();
+    for (int i = 0; i < 100; ++i) rank.transport().progress();
+    for (const int peer : rank.peers()) EXPECT_EQ(rank.link(peer).peek(), nullptr) << "a tile came twice";
+  });
+}
+
+TEST_P(TransportConformance, RandomTrafficBetweenAllPairsAtOnceKeepsOrderAndBytes) {
+  const int tiles = 100'000 / kSlowdown / (size() - 1);
+  run([tiles](Rank& rank) {
+    const std::vector<int> peers = rank.peers();
+    std::vector<SendBuffers> out;
+    for (const int peer : peers) out.emplace_back(rank.link(peer));
+    std::vector<int> sent(peers.size()), received(peers.size());
+    bool intact = true;
+    ASSERT_TRUE(rank.until([&] {
+      bool done = true;
+      for (std::size_t p = 0; p < peers.size(); ++p) {
+        Link& link = rank.link(peers[p]);
+        while (sent[p] < tiles && out[p].try_send(Tile::random_size(rank.rank(), peers[p], static_cast<std::uint32_t>(sent[p]),
+                                                                    link.max_tile_bytes()))) {
+          ++sent[p];
+        }
+        for (const Arrival* arrival; intact && (arrival = link.peek()) != nullptr; link.release()) {
+          intact = received[p] < tiles && Tile::random_size(peers[p], rank.rank(), static_cast<std::uint32_t>(received[p]),
+                                                            link.max_tile_bytes())
+                                              .equals(*arrival);
+          EXPECT_TRUE(intact) << "tile " << received[p] << " from rank " << peers[p] << " is lost, doubled or damaged";
+          ++received[p];
+        }
+        done &= sent[p] == tiles && received[p] == tiles && out[p].done();
+      }
+      return done || !intact;
+    }));
+  });
+}
+
+TEST_P(TransportConformance, TwoLargestTilesFitWithoutTheReceiver) {
+  run([](Rank& rank) {
+    std::vector<std::vector<std::byte>> alive;  // until sent
+    if (rank.rank() == 0) {
+      for (const int peer : rank.peers()) {
+        Link& link = rank.link(peer);
+        for (std::uint32_t i = 0; i < 2; ++i) {
+          const Tile tile(0, peer, i, link.max_tile_bytes());
+          alive.push_back(bytes_of(tile));
+          bool taken = link.try_send(tile.header(), alive.back());
+          for (int again = 0; !taken && kind().refuses && again < 100; ++again) taken = link.try_send(tile.header(), alive.back());
+          EXPECT_TRUE(taken) << "tile " << i;
+        }
+      }
+    }
+    rank.meet();
+    if (rank.rank() != 0) {
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const Arrival* arrival = rank.receive(0);
+        ASSERT_NE(arrival, nullptr);
+        EXPECT_TRUE(Tile(0, rank.rank(), i, rank.link(0).max_tile_bytes()).equals(*arrival));
+        rank.link(0).release();
+      }
+    } else {
+      ASSERT_TRUE(rank.until([&] {
+        for (const int peer : rank.peers()) {
+          if (rank.link(peer).sent_tiles() != 2) return false;
+        }
+        return true;
+      }));
+    }
+  });
+}
+
+TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
+  run([](Rank& rank) {
+    const int last = rank.size() - 1;
+    if (rank.rank() == 0) {
+      Link& link = rank.link(last);
+      // One message that all tiles show a piece of, unchanged to the end: the link may hold many before it is full.
+      const Tile tile(0, last, 0, link.max_tile_bytes());
+      const std::vector<std::byte> data = bytes_of(tile);
+      std::uint32_t taken = 0;
+      for (int refused = 0; refused < 1000 && taken < 10'000;) {
+        TileHeader header = tile.header();
+        header.sequence = taken;
+        if (link.try_send(header, data)) {
+          ++taken;
+          refused = 0;
+        } else {
+          ++refused;
+          rank.transport().progress();
+        }
+      }
+      EXPECT_GE(taken, 2U);
+      EXPECT_LT(taken, 10'000U) << "a link without end";
+      TileHeader header = tile.header();
+      header.sequence = taken;
+      rank.meet();  // now the receiver starts
+      ASSERT_TRUE(rank.send(last, header, data));
+      header.sequence = ~0U;
+      ASSERT_TRUE(rank.send(last, header, data));
+      ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == taken + 2; }));
+    } else {
+      rank.meet();
+      if (rank.rank() != last) return;
+      const Tile tile(0, last, 0, rank.link(0).max_tile_bytes());
+      for (std::uint32_t next = 0;; ++next) {
+        const Arrival* arrival = rank.receive(0);
+        ASSERT_NE(arrival, nullptr);
+        const bool end = arrival->header.sequence == ~0U;
+        if (!end) {
+          ASSERT_EQ(arrival->header.sequence, next);
+        }
+        ASSERT_EQ(arrival->data.size(), tile.size());
+        rank.link(0).release();
+        if (end) break;
+      }
+    }
+  });
+}
+
+TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
+  run([](Rank& rank) {
+    const int next = (rank.rank() + 1) % rank.size();
+    const int previous = (rank.rank() + rank.size() - 1) % rank.size();
+    const Tile first(rank.rank(), next, 0, 1000), second(rank.rank(), next, 1, 1000);
+    const std::vector<std::byte> data[2] = {bytes_of(first), bytes_of(second)};
+    ASSERT_TRUE(rank.send(next, first.header(), data[0]));
+    Link& in = rank.link(previous);
+    const Arrival* arrival = rank.receive(previous);
+    ASSERT_NE(arrival, nullptr);
+    const std::byte* where = arrival->data.data();
+    rank.meet();
+    ASSERT_TRUE(rank.send(next, second.header(), data[1]));
+    ASSERT_TRUE(rank.until([&] { return rank.link(next).sent_tiles() >= 1; }));
+    rank.meet();
+    for (int i = 0; i < 100; ++i) {
+      rank.transport().progress();
+      const Arrival* again = in.peek();
+      ASSERT_EQ(again, arrival);
+      ASSERT_EQ(again->data.data(), where);
+      ASSERT_TRUE(Tile(previous, rank.rank(), 0, 1000).equals(*again));
+    }
+    in.release();
+    arrival = rank.receive(previous);
+    ASSERT_NE(arrival, nullptr);
+    EXPECT_TRUE(Tile(previous, rank.rank(), 1, 1000).equals(*arrival));
+    in.release();
+    EXPECT_EQ(in.peek(), nullptr);
+    ASSERT_TRUE(rank.until([&] { return rank.link(next).sent_tiles() == 2; }));
+  });
+}
+
+TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
+  run([](Rank& rank) {
+    // Until the wires are quiet after connecting.
+    for (int quiet = 0; quiet < 1000; ++quiet) {
+      if (rank.transport().progress()) quiet = 0;
+    }
+    rank.meet();
+    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rank.transport().progress()) << "nothing is under way";
+    rank.meet();
+    const Tile tile(0, 1, 0, 100);
+    const std::vector<std::byte> data = bytes_of(tile);
+    if (rank.rank() == 0) {
+      ASSERT_TRUE(rank.send(1, tile.header(), data));
+      rank.meet();
+      ASSERT_TRUE(rank.until([&] { return rank.link(1).sent_tiles() == 1; }));
+    } else {
+      rank.meet();
+      if (rank.rank() != 1) return;
+      const auto deadline = Clock::now() + std::chrono::seconds(30);
+      bool moved = false;
+      while (!moved && Clock::now() < deadline) moved = rank.transport().progress();
+      EXPECT_TRUE(moved) << "a tile has arrived";
+      ASSERT_TRUE(rank.until([&] { return rank.link(0).peek() != nullptr; }));
+      rank.link(0).release();
+    }
+  });
+}
+
+TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
+  const int rounds = 3000 / kSlowdown / size();
+  run([rounds](Rank& rank) {
+    // A token runs round the ring: everybody sleeps but one, and everybody dawdles before falling asleep and before sending.
+    const int next = (rank.rank() + 1) % rank.size();
+    const int previous = (rank.rank() + rank.size() - 1) % rank.size();
+    std::mt19937 random(static_cast<unsigned>(rank.rank()) + 1);
+    for (int i = 0; i < rounds; ++i) {
+      const auto index = static_cast<std::uint32_t>(i);
+      const Tile tile(rank.rank(), next, index, random() % 2 == 0 ? 8 : 3000);
+      const std::vector<std::byte> data = bytes_of(tile);
+      if (rank.rank() == 0) {
+        ASSERT_TRUE(rank.send(next, tile.header(), data));
+      }
+      dawdle(random);
+      const Arrival* arrival = rank.receive(previous);
+      ASSERT_NE(arrival, nullptr);
+      ASSERT_EQ(arrival->header.sequence, index);
+      dawdle(random);
+      rank.link(previous).release();
+      if (rank.rank() != 0) {
+        ASSERT_TRUE(rank.send(next, tile.header(), data));
+      }
+      ASSERT_TRUE(rank.until([&] { return rank.link(next).sent_tiles() == index + 1; }));
+    }
+  });
+}
+
+TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
+  const std::uint32_t tiles = static_cast<std::uint32_t>(6000 / kSlowdown);
+  run([tiles](Rank& rank) {
+    // Rank 0 receives from everybody, slowly and in bursts; the others send the largest tiles, so that they block for room.
+    std::mt19937 random(static_cast<unsigned>(rank.rank()) + 11);
+    if (rank.rank() == 0) {
+      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
+      for (std::uint32_t i = 0; i < each; ++i) {
+        for (const int peer : rank.peers()) {
+          const Arrival* arrival = rank.receive(peer);
+          ASSERT_NE(arrival, nullptr);
+          ASSERT_EQ(arrival->header.sequence, i);
+          dawdle(random);
+          rank.link(peer).release();
+        }
+      }
+    } else {
+      Link& link = rank.link(0);
+      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
+      const Tile tile(rank.rank(), 0, 0, link.max_tile_bytes());
+      const std::vector<std::byte> data = bytes_of(tile);
+      for (std::uint32_t i = 0; i < each; ++i) {
+        TileHeader header = tile.header();
+        header.sequence = i;
+        ASSERT_TRUE(rank.send(0, header, data));
+        if (random() % 16 == 0) dawdle(random);
+      }
+      ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == each; }));
+    }
+  });
+}
+
+TEST_P(TransportConformance, MemoryStaysTheSameUnderLoad) {
+  run([](Rank& rank) {
+    const std::size_t before = rank.transport().memory_bytes();
+    EXPECT_GE(before, rank.link(rank.peers()[0]).max_tile_bytes());
+    const int next = (rank.rank() + 1) % rank.size();
+    const int previous = (rank.rank() + rank.size() - 1) % rank.size();
+    SendBuffers out(rank.link(next));
+    std::uint32_t sent = 0, received = 0;
+    ASSERT_TRUE(rank.until([&] {
+      while (sent < 200 && out.try_send(Tile(rank.rank(), next, sent, rank.link(next).max_tile_bytes()))) ++sent;
+      while (rank.link(previous).peek() != nullptr) {
+        rank.link(previous).release();
+        ++received;
+      }
+      return sent == 200 && received == 200 && out.done();
+    }));
+    EXPECT_EQ(rank.transport().memory_bytes(), before);
+  });
+}
+
+TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
+  for (const int missing : {size() - 1, 0}) {
+    run(
+        [missing](Rank& rank) {
+          if (rank.rank() != missing) {
+            const auto start = Clock::now();
+            const Status status = rank.connect(start + std::chrono::milliseconds(300));
+            const auto took = Clock::now() - start;
+            EXPECT_FALSE(status.ok());
+            EXPECT_TRUE(std::regex_search(status.message(), std::regex("rank[^.]*\\b" + std::to_string(missing) + "\\b")))
+                << "rank " << missing << " is missing, but: " << status.to_string();
+            EXPECT_LT(took, std::chrono::seconds(20));
+            if (rank.size() == 2) {
+              EXPECT_EQ(status.code(), StatusCode::timeout);
+              EXPECT_GE(took, std::chrono::milliseconds(250)) << "gave up early";
+            }
+          }
+        },
+        {.connect = false});
+  }
+}
+
+/// What a rank sees after rank 0 has ended in some way: the three tiles that it had sent, then a broken link.
+void expect_three_tiles_then_failure(Rank& rank) {
+  Link& link = rank.link(0);
+  ASSERT_TRUE(rank.until([&] { return !link.status().ok(); }));
+  EXPECT_EQ(link.status().code(), StatusCode::peer_failed);
+  EXPECT_NE(link.status().message().find("rank 0"), std::string::npos) << link.status().to_string();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const Arrival* arrival = link.peek();
+    ASSERT_NE(arrival, nullptr) << "tile " << i << " was lost";
+    EXPECT_TRUE(Tile(0, rank.rank(), i, 500).equals(*arrival));
+    link.release();
+  }
+  EXPECT_EQ(link.peek(), nullptr);
+  EXPECT_FALSE(link.try_send({}, {}));
+}
+
+void send_three_tiles(Rank& rank) {
+  for (const int peer : rank.peers()) {
+    SendBuffers out(rank.link(peer));
+    for (std::uint32_t i = 0; i < 3; ++i) {
+      ASSERT_TRUE(rank.until([&] { return out.try_send(Tile(0, peer, i, 500)); }));
+    }
+    ASSERT_TRUE(rank.until([&] { return out.done(); }));
+  }
+}
+
+TEST_P(TransportConformance, TilesOutliveThePeerThatClosed) {
+  run([](Rank& rank) {
+    if (rank.rank() == 0) {
+      send_three_tiles(rank);
+      rank.announce();
+      rank.close();
+      return;
+    }
+    ASSERT_NE(rank.receive(0), nullptr);
+    rank.await_announcement();
+    expect_three_tiles_then_failure(rank);
+    // The others still talk.
+    for (const int peer : rank.peers()) {
+      if (peer == 0) continue;
+      const std::byte data[4] = {};
+      ASSERT_TRUE(rank.send(peer, {0, 0, 0, 4, 0}, data));
+    }
+    for (const int peer : rank.peers()) {
+      if (peer == 0) continue;
+      ASSERT_NE(rank.receive(peer), nullptr);
+      rank.link(peer).release();
+      ASSERT_TRUE(rank.until([&] { return rank.link(peer).sent_tiles() == 1; }));
+    }
+  });
+}
+
+TEST_P(TransportConformance, TilesOutliveThePeerThatDied) {
+  if (!kind().processes) GTEST_SKIP() << "a thread cannot die alone";
+  run(
+      [](Rank& rank) {
+        if (rank.rank() == 0) {
+          send_three_tiles(rank);
+          rank.announce();
+          rank.die();
+        }
+        ASSERT_NE(rank.receive(0), nullptr);
+        rank.await_announcement();
+        expect_three_tiles_then_failure(rank);
+      },
+      {.meet_at_end = false});
+}
+
+TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
+  const std::uint64_t rounds = static_cast<std::uint64_t>(1000 / kSlowdown);
+  run([rounds](Rank& rank) {
+    Transport& transport = rank.transport();
+    const std::span<std::byte> own = transport.shared_window(rank.rank());
+    for (int r = 0; r < rank.size(); ++r) {
+      const std::span<std::byte> window = transport.shared_window(r);
+      ASSERT_EQ(window.size(), own.size());
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(window.data()) % 64, 0U);
+      for (const std::byte byte : window) ASSERT_EQ(byte, std::byte{0});
+    }
+    EXPECT_EQ(!own.empty(), kind().windows);
+    rank.meet();
+    transport.notify_peers();
+    if (own.empty()) return;
+
+    // Each rank counts in its window, and waits for all the others before it counts on.
+    std::mt19937 random(static_cast<unsigned>(rank.rank()) + 21);
+    const auto word = [&](int r) { return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data())); };
+    const auto everybody_at = [&](std::uint64_t count) {
+      for (int r = 0; r < rank.size(); ++r) {
+        if (word(r).load(std::memory_order_acquire) < count) return false;
+      }
+      return true;
+    };
+    for (std::uint64_t i = 1; i <= rounds; ++i) {
+      dawdle(random);
+      // The last word of the window rides along: what was written before the count is seen after it.
+      std::memcpy(own.data() + own.size() - sizeof(i), &i, sizeof(i));
+      word(rank.rank()).store(i, std::memory_order_release);
+      transport.notify_peers();
+      dawdle(random);
+      ASSERT_TRUE(rank.until_window([&] { return everybody_at(i); }));
+      rank.meet();
+      for (int r = 0; r < rank.size(); ++r) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, transport.shared_window(r).data() + own.size() - sizeof(value), sizeof(value));
+        ASSERT_EQ(value, i);
+      }
+      rank.meet();
+    }
+    for (int r = 0; r < rank.size(); ++r) EXPECT_EQ(word(r).load(), rounds);
+  });
+}
+
+TEST_P(TransportConformance, UnknownRanksHaveNoWindow) {
+  run([](Rank& rank) {
+    EXPECT_TRUE(rank.transport().shared_window(-1).empty());
+    EXPECT_TRUE(rank.transport().shared_window(rank.size()).empty());
+  });
+}
+
+std::string test_name(const testing::TestParamInfo<std::tuple<TransportKind, int>>& info) {
+  return std::get<0>(info.param).label + "_" + std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransportConformance, testing::Combine(testing::ValuesIn(transport_kinds()), testing::Values(2, 3, 5)),
+                         test_name);
+
+}  // namespace
+}  // namespace shoal::conformance
