@@ -1,0 +1,71 @@
+#include "torch_plugin/data/loader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "torch_plugin/data/augment.h"
+
+namespace shoal::data {
+namespace {
+
+constexpr std::size_t kBatchesAhead = 4;
+
+}  // namespace
+
+Batch make_batch(const Dataset& dataset, const LoaderOptions& options, std::size_t first, std::size_t count) {
+  Batch batch;
+  batch.images.resize(count * dataset.image_bytes());
+  batch.labels.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t index = options.order[first + i];
+    const Augmentation augmentation = options.augment ? draw_augmentation(SplitMix(options.seed, options.epoch, index)) : Augmentation{};
+    render(dataset, index, augmentation, batch.images.data() + i * dataset.image_bytes());
+    batch.labels.push_back(dataset.labels[index]);
+  }
+  return batch;
+}
+
+Loader::Loader(const Dataset& dataset, LoaderOptions options) : dataset_(dataset), options_(std::move(options)) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Loader::~Loader() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Loader::run() {
+  for (std::size_t first = 0; first < options_.order.size(); first += options_.batch) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stop_ || ready_.size() < kBatchesAhead; });
+      if (stop_) return;
+    }
+    Batch batch = make_batch(dataset_, options_, first, std::min(options_.batch, options_.order.size() - first));
+    {
+      const std::lock_guard lock(mutex_);
+      ready_.push_back(std::move(batch));
+    }
+    changed_.notify_all();
+  }
+}
+
+std::optional<Batch> Loader::next() {
+  std::optional<Batch> batch;
+  {
+    std::unique_lock lock(mutex_);
+    if (taken_ == batches()) return std::nullopt;
+    changed_.wait(lock, [this] { return !ready_.empty(); });
+    batch = std::move(ready_.front());
+    ready_.pop_front();
+    ++taken_;
+  }
+  changed_.notify_all();
+  return batch;
+}
+
+}  // namespace shoal::data

@@ -1,0 +1,37 @@
+// What every network of the suite is, and the list of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include <shoal/status.h>
+
+namespace shoal::models {
+
+/// A network from images (N, channels, height, width) to scores (N, classes).
+class ImageClassifier : public ::torch::nn::Module {
+ public:
+  virtual at::Tensor forward(at::Tensor images) = 0;
+};
+
+/// One entry of the suite.
+struct ModelInfo {
+  std::string name;         ///< as given to --model
+  std::string description;  ///< a line for `shoal_train models`
+  std::shared_ptr<ImageClassifier> (*make)(int channels, int classes);
+};
+
+/// All networks, in the order in which they are listed.
+const std::vector<ModelInfo>& all_models();
+
+/// The entry with this name. Errors: invalid_argument with the names that exist.
+Result<ModelInfo> find_model(const std::string& name);
+
+/// Numbers that training changes.
+std::int64_t count_parameters(const ::torch::nn::Module& model);
+
+}  // namespace shoal::models

@@ -1,0 +1,81 @@
+// shoal._C: makes the process group known to Python. torch must have been imported before this module.
+#include <chrono>
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch_plugin/process_group/process_group_shoal.h"
+
+namespace {
+
+/// As c10::intrusive_ptr, but lets go of Python's lock while the last reference is dropped: the destructor joins threads that may be
+/// waiting for that lock.
+template <typename T>
+class GilReleasingPtr {
+ public:
+  GilReleasingPtr() = default;
+  explicit GilReleasingPtr(T* raw) : pointer_(c10::intrusive_ptr<T>::unsafe_steal_from_new(raw)) {}
+  GilReleasingPtr(c10::intrusive_ptr<T> pointer) : pointer_(std::move(pointer)) {}  // NOLINT(google-explicit-constructor)
+  GilReleasingPtr(const GilReleasingPtr&) = default;
+  GilReleasingPtr(GilReleasingPtr&&) noexcept = default;
+  GilReleasingPtr& operator=(const GilReleasingPtr&) = default;
+  GilReleasingPtr& operator=(GilReleasingPtr&&) noexcept = default;
+  ~GilReleasingPtr() {
+    if (!pointer_) return;
+    if (PyGILState_Check() != 0) {
+      const pybind11::gil_scoped_release unlocked;
+      pointer_.reset();
+    } else {
+      pointer_.reset();
+    }
+  }
+  T& operator*() const noexcept { return *pointer_; }
+  T* operator->() const noexcept { return pointer_.get(); }
+  [[nodiscard]] T* get() const noexcept { return pointer_.get(); }
+  T* release() noexcept { return pointer_.release(); }
+  operator c10::intrusive_ptr<T>() const { return pointer_; }  // NOLINT(google-explicit-constructor)
+
+ private:
+  c10::intrusive_ptr<T> pointer_;
+};
+
+}  // namespace
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, GilReleasingPtr<T>, true)
+
+PYBIND11_MODULE(_C, module) {
+  using shoal::torch::ProcessGroupShoal;
+  using Options = ProcessGroupShoal::Options;
+
+  module.doc() = "The shoal backend of torch.distributed; import shoal, not this.";
+
+  const py::class_<ProcessGroupShoal, GilReleasingPtr<ProcessGroupShoal>> group(
+      module, "ProcessGroupShoal", py::module_::import("torch._C._distributed_c10d").attr("Backend"),
+      "A torch.distributed backend for CPU tensors; made by init_process_group(\"shoal\").");
+
+  py::class_<Options, c10::intrusive_ptr<Options>>(module, "Options",
+                                                   py::module_::import("torch._C._distributed_c10d").attr("Backend").attr("Options"),
+                                                   "pg_options of init_process_group and new_group.")
+      .def(py::init([](std::string algorithm, std::string transports) {
+             auto options = c10::make_intrusive<Options>();
+             options->algorithm = std::move(algorithm);
+             options->transports = std::move(transports);
+             return options;
+           }),
+           py::kw_only(), py::arg("algorithm") = "", py::arg("transports") = "")
+      .def_readwrite("algorithm", &Options::algorithm, "Force this algorithm; empty: shoal chooses.")
+      .def_readwrite("transports", &Options::transports, "Force these transports, such as \"shm,tcp\"; empty: the best that reach.");
+
+  module.def(
+      "create",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+         const c10::intrusive_ptr<Options>& options) -> GilReleasingPtr<ProcessGroupShoal> {
+        auto own = c10::make_intrusive<Options>(timeout);
+        if (options) {
+          own->algorithm = options->algorithm;
+          own->transports = options->transports;
+        }
+        return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, own);
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("options") = py::none(),
+      py::call_guard<py::gil_scoped_release>(), "Joins the ranks of a group through its store. Collective.");
+}

@@ -1,0 +1,85 @@
+#include "torch_plugin/train/comm_clock.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal::train {
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds(steady_clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
+class TimedBackend final : public c10d::Backend {
+ public:
+  TimedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<CommClock> clock)
+      : c10d::Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), clock_(std::move(clock)) {}
+
+  const std::string getBackendName() const override { return inner_->getBackendName(); }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    return timed(CommClock::Kind::gradients, tensors, [&] { return inner_->allreduce(tensors, options); });
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    return timed(CommClock::Kind::blocking, tensors, [&] { return inner_->broadcast(tensors, options); });
+  }
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options) override {
+    return timed(CommClock::Kind::blocking, inputs, [&] { return inner_->allgather(outputs, inputs, options); });
+  }
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override { return inner_->barrier(options); }
+
+ private:
+  template <typename Start>
+  c10::intrusive_ptr<c10d::Work> timed(CommClock::Kind kind, const std::vector<at::Tensor>& tensors, Start start) {
+    std::size_t bytes = 0;
+    for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
+    const auto begin = steady_clock::now();
+    c10::intrusive_ptr<c10d::Work> work = start();
+    work->getFuture()->addCallback(
+        [clock = clock_, kind, begin, bytes](const c10::ivalue::Future&) { clock->record(kind, begin, steady_clock::now(), bytes); });
+    return work;
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+  const std::shared_ptr<CommClock> clock_;
+};
+
+}  // namespace
+
+void CommClock::record(Kind kind, Time start, Time end, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  intervals_.push_back({kind, start, end, bytes});
+}
+
+CommTimes CommClock::take_step() {
+  std::vector<Interval> step;
+  {
+    const std::lock_guard lock(mutex_);
+    step.swap(intervals_);
+  }
+  std::ranges::sort(step, {}, &Interval::start);
+  CommTimes times;
+  Time covered_until{};
+  Time last_start{};
+  Time last_end{};
+  for (const Interval& interval : step) {
+    const Time from = std::max(interval.start, covered_until);
+    if (interval.end > from) times.busy_s += seconds(interval.end - from);
+    covered_until = std::max(covered_until, interval.end);
+    if (interval.kind == Kind::blocking) {
+      times.exposed_s += seconds(interval.end - interval.start);
+    } else {
+      times.bytes += interval.bytes;
+      last_start = interval.start;
+      last_end = std::max(last_end, interval.end);
+    }
+  }
+  times.exposed_s += seconds(last_end - last_start);
+  return times;
+}
+
+c10::intrusive_ptr<c10d::Backend> with_clock(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CommClock> clock) {
+  return c10::make_intrusive<TimedBackend>(std::move(backend), std::move(clock));
+}
+
+}  // namespace shoal::train

@@ -1,0 +1,46 @@
+// How long communication takes, and how much of that training has to wait for.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace shoal::train {
+
+/// Sums over some steps.
+struct CommTimes {
+  double exposed_s = 0;        ///< the training thread had nothing to do but wait
+  double busy_s = 0;           ///< at least one operation was in flight
+  std::size_t bytes = 0;       ///< gradients averaged by this rank
+};
+
+/// Collects when operations start and end.
+/// Thread rule: every method may be called from any thread.
+class CommClock {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  enum class Kind { gradients, blocking };
+
+  void record(Kind kind, Time start, Time end, std::size_t bytes);
+  /// What was recorded since the last call, as the times of one step. Blocking operations are exposed from start to end. Of the
+  /// gradients, what follows the start of the last one: backward has ended by then.
+  CommTimes take_step();
+
+ private:
+  struct Interval {
+    Kind kind;
+    Time start, end;
+    std::size_t bytes;
+  };
+  std::mutex mutex_;
+  std::vector<Interval> intervals_;
+};
+
+/// `backend`, with every operation noted on `clock`. Serves what DataParallel calls.
+c10::intrusive_ptr<c10d::Backend> with_clock(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CommClock> clock);
+
+}  // namespace shoal::train

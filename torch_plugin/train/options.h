@@ -1,0 +1,46 @@
+// What the user of shoal_train asks for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shoal::train {
+
+/// The command line of shoal_train. Sizes are per rank unless they say otherwise.
+struct TrainOptions {
+  std::vector<std::string> backends{"shoal"};
+  std::string model = "resnet18";
+  std::string dataset = "cifar10";
+  std::optional<std::string> data_folder;
+  int epochs = 1;
+  std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: as many as the epochs have
+  int batch = 32;
+  std::string optimizer = "sgd";
+  double learning_rate = 0.05;
+  double momentum = 0.9;
+  double weight_decay = 5e-4;
+  std::uint64_t seed = 1;
+  int threads = 0;  ///< for arithmetic; 0: the cores this process may use, divided by the ranks of the node
+  double bucket_mib = 25;
+  double first_bucket_mib = 1;
+  int block = 10;  ///< steps that a backend makes before the next one has its turn
+  double timeout_s = 120;
+  bool augment = true;
+  bool evaluate = false;
+  std::string json;  ///< file for the results; empty: none
+  std::string command;  ///< the command line, for the results
+};
+
+/// What parse_options decided.
+struct ParsedOptions {
+  std::optional<int> exit_code;  ///< set: stop with it, everything has been said
+  bool list_models = false;
+  TrainOptions options;
+};
+
+/// Reads the command line; prints help and complaints itself. A bad command line is exit code 1.
+ParsedOptions parse_options(int argc, const char* const* argv);
+
+}  // namespace shoal::train

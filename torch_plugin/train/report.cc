@@ -1,0 +1,121 @@
+#include "torch_plugin/train/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+namespace shoal::train {
+namespace {
+
+template <typename T>
+nlohmann::json or_null(const std::optional<T>& value) {
+  return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
+/// nccl-tests' bus bandwidth of all_reduce: what each link carries, whatever the algorithm.
+std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
+  if (result.ranks < 2 || result.comm_busy_s <= 0) return std::nullopt;
+  return result.bytes * 2 * (result.ranks - 1) / result.ranks / result.comm_busy_s / 1e9;
+}
+
+nlohmann::json to_json(const EpochResult& result) {
+  return {{"backend", result.backend},
+          {"model", result.model},
+          {"dataset", result.dataset},
+          {"ranks", result.ranks},
+          {"nodes", result.nodes},
+          {"rate", or_null(result.rate)},
+          {"batch_per_rank", result.batch_per_rank},
+          {"epoch", result.epoch},
+          {"steps", result.steps},
+          {"seconds", result.seconds},
+          {"images_per_s", or_null(result.images_per_s)},
+          {"comm_exposed_s", result.comm_exposed_s},
+          {"comm_busy_s", result.comm_busy_s},
+          {"bytes", result.bytes},
+          {"busbw_gbs", or_null(bus_bandwidth_gbs(result))},
+          {"cpu_percent", or_null(result.cpu_percent)},
+          {"gpu_percent", nullptr},
+          {"loss", result.loss},
+          {"accuracy", or_null(result.accuracy)},
+          {"speedup_vs_1", nullptr},
+          {"step_loss", result.step_loss}};
+}
+
+std::string cell(const char* format, const std::optional<double>& value) {
+  if (!value.has_value()) return "-";
+  std::array<char, 64> text{};
+  (void)std::snprintf(text.data(), text.size(), format, *value);
+  return text.data();
+}
+
+/// The largest distance between two loss curves, relative to the first.
+double largest_difference(const std::vector<double>& first, const std::vector<double>& other) {
+  double largest = 0;
+  for (std::size_t step = 0; step < std::min(first.size(), other.size()); ++step) {
+    largest = std::max(largest, std::abs(first[step] - other[step]) / std::max(std::abs(first[step]), 1e-30));
+  }
+  return largest;
+}
+
+/// Every backend's last epoch, in the order in which they first appear.
+std::vector<const EpochResult*> last_epochs(const std::vector<EpochResult>& results) {
+  std::vector<const EpochResult*> last;
+  for (const EpochResult& result : results) {
+    const auto same = std::ranges::find(last, result.backend, &EpochResult::backend);
+    if (same == last.end()) last.push_back(&result);
+    else *same = &result;
+  }
+  return last;
+}
+
+}  // namespace
+
+nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const EpochResult& result : results) list.push_back(to_json(result));
+  return {{"machine", machine}, {"command", command}, {"results", list}};
+}
+
+Status write_json(const nlohmann::json& object, const std::string& path) {
+  std::ofstream file(path);
+  file << object.dump(1) << '\n';
+  file.close();
+  return file ? Status() : system_error("write " + path, errno);
+}
+
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+std::string to_table(const std::vector<EpochResult>& results) {
+  std::array<char, 256> line{};
+  (void)std::snprintf(line.data(), line.size(), "%-8s %12s %14s %14s %12s %10s %10s %10s\n", "backend", "images/s", "exposed ms", "comm ms", "busbw GB/s", "cpu %",
+                "loss", "accuracy");
+  std::string table = line.data();
+  const std::vector<const EpochResult*> last = last_epochs(results);
+  for (const EpochResult* result : last) {
+    const double steps = static_cast<double>(std::max<std::int64_t>(result->steps, 1));
+    (void)std::snprintf(line.data(), line.size(), "%-8s %12s %14.1f %14.1f %12s %10s %10.4f %10s\n", result->backend.c_str(), cell("%.1f", result->images_per_s).c_str(),
+                  1e3 * result->comm_exposed_s / steps, 1e3 * result->comm_busy_s / steps, cell("%.3f", bus_bandwidth_gbs(*result)).c_str(),
+                  cell("%.0f", result->cpu_percent).c_str(), result->loss, cell("%.4f", result->accuracy).c_str());
+    table += line.data();
+  }
+  for (std::size_t other = 1; other < last.size(); ++other) {
+    if (!last[0]->images_per_s.has_value() || !last[other]->images_per_s.has_value()) continue;
+    (void)std::snprintf(line.data(), line.size(), "%s: %.2f x the images/s of %s; their loss curves differ by at most %.1e (relative)\n", last[0]->backend.c_str(),
+                  *last[0]->images_per_s / *last[other]->images_per_s, last[other]->backend.c_str(),
+                  largest_difference(last[0]->step_loss, last[other]->step_loss));
+    table += line.data();
+  }
+  return table;
+}
+
+}  // namespace shoal::train

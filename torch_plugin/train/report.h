@@ -1,0 +1,49 @@
+// The results of a training run, as data and as text.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <shoal/status.h>
+
+namespace shoal::train {
+
+/// One backend in one epoch. Times and bytes are means over the ranks, of the measured steps only (not the first ones, see trainer.h).
+struct EpochResult {
+  std::string backend;
+  std::string model;
+  std::string dataset;
+  int ranks = 1;
+  int nodes = 1;
+  std::optional<std::string> rate;  ///< of the links between nodes, where an emulated cluster set one
+  int batch_per_rank = 0;
+  int epoch = 0;           ///< from 1
+  std::int64_t steps = 0;  ///< measured
+  double seconds = 0;
+  std::optional<double> images_per_s;  ///< all ranks together, median of the blocks
+  double comm_exposed_s = 0;           ///< training had to wait for communication
+  double comm_busy_s = 0;              ///< communication was going on
+  double bytes = 0;                    ///< of gradients given to all_reduce by a rank
+  std::optional<double> cpu_percent;   ///< of one core, per rank
+  double loss = 0;                     ///< mean over ranks and the epoch's steps
+  std::optional<double> accuracy;      ///< on the test images, 0..1
+  std::vector<double> step_loss;       ///< mean over the ranks, of every step
+};
+
+/// The object that --json writes.
+nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results);
+
+/// Writes it. Errors: system_error with the file's name.
+Status write_json(const nlohmann::json& object, const std::string& path);
+
+/// A table with a line for each backend (its last epoch), and how they compare with the first of them.
+std::string to_table(const std::vector<EpochResult>& results);
+
+/// The middle value; the mean of the two middle ones for an even number; nothing for none.
+std::optional<double> median(std::vector<double> values);
+
+}  // namespace shoal::train

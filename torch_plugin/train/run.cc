@@ -1,0 +1,66 @@
+#include "torch_plugin/train/run.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <ATen/Parallel.h>
+
+#include "torch_plugin/train/machine.h"
+#include "torch_plugin/train/trainer.h"
+
+namespace shoal::train {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kInterrupted = 130;  // as shells report a program that Ctrl-C ended
+
+int fail(const Status& status) {
+  std::fprintf(stderr, "shoal_train: %s\n", status.message().c_str());
+  return kFailed;
+}
+
+}  // namespace
+
+std::string list_models() {
+  std::string list;
+  for (const models::ModelInfo& model : models::all_models()) list += model.name + "  " + model.description + "\n";
+  return list;
+}
+
+int run(const TrainOptions& options, const std::atomic<bool>& stop) {
+  const Result<models::ModelInfo> model = models::find_model(options.model);
+  if (!model.ok()) return fail(model.status());
+  const Result<data::Located> images = data::locate(options.dataset, options.data_folder);
+  if (!images.ok()) return fail(images.status());
+  const Result<Job> job = join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)));
+  if (!job.ok()) return fail(job.status());
+
+  const bool speaks = job->rank() == 0;
+  const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / job->control->local_size());
+  at::set_num_threads(threads);
+  if (speaks) {
+    std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
+                static_cast<long long>(models::count_parameters(*model->make(images->train.channels, images->train.classes))),
+                images->train.name.c_str(), images->train.size(), images->test.size(), images->origin.c_str());
+    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each\n", job->size(), job->control->nodes(), options.batch, threads);
+    std::fflush(stdout);
+  }
+
+  const TrainOutcome outcome = train(*job, *model, *images, options, stop);
+  if (speaks && !outcome.results.empty()) {
+    std::fputs(to_table(outcome.results).c_str(), stdout);
+    std::fflush(stdout);
+    if (!options.json.empty()) {
+      const Status written = write_json(to_json(describe_machine(), options.command, outcome.results), options.json);
+      if (!written.ok()) return fail(written);
+    }
+  }
+  if (!outcome.status.ok()) return fail(outcome.status);
+  if (outcome.interrupted) {
+    if (speaks) std::fprintf(stderr, "shoal_train: interrupted\n");
+    return kInterrupted;
+  }
+  return 0;
+}
+
+}  // namespace shoal::train

@@ -1,0 +1,29 @@
+// The training run.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "torch_plugin/data/locate.h"
+#include "torch_plugin/models/model.h"
+#include "torch_plugin/train/job.h"
+#include "torch_plugin/train/options.h"
+#include "torch_plugin/train/report.h"
+
+namespace shoal::train {
+
+/// How a run ended.
+struct TrainOutcome {
+  std::vector<EpochResult> results;  ///< what is known, also where the run ended early
+  bool interrupted = false;
+  Status status;
+};
+
+/// Trains one replica of the model for each backend of `options`, in turns of options.block steps, all from the same start on the same
+/// images in the same order. The first two steps of each backend are not measured: they make connections and sort gradients into buckets.
+/// Between turns the ranks wait for each other, so that no backend pays for another's delay.
+/// Collective. Ends early, with what there is, when `stop` becomes true.
+TrainOutcome train(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
+                   const std::atomic<bool>& stop);
+
+}  // namespace shoal::train
