@@ -1,0 +1,188 @@
+// What shared memory adds to the contract of transports: its rendezvous with wrong settings and strangers, and its options.
+#include "transports/shm/shm.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "transports/shm/segment.h"
+
+namespace shoal {
+namespace {
+
+using testing::HasSubstr;
+using Links = Result<std::vector<std::unique_ptr<Link>>>;
+
+std::chrono::steady_clock::time_point in_seconds(int seconds) {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+}
+
+std::unique_ptr<Transport> make(ShmOptions options) {
+  auto transport = make_shm_transport(options);
+  EXPECT_TRUE(transport.ok()) << transport.status().to_string();
+  return std::move(transport).value();
+}
+
+/// Connects two ends from two threads; what each said.
+std::pair<Links, Links> connect(Transport& zero, Transport& one, int seconds = 30) {
+  const int ranks[2] = {0, 1};
+  const std::string addresses[2] = {zero.address(), one.address()};
+  Links second = Status(StatusCode::internal, "not run");
+  std::thread other([&] { second = one.connect(std::span(ranks).first(1), std::span(addresses).first(1), in_seconds(seconds)); });
+  Links first = zero.connect(std::span(ranks).last(1), std::span(addresses).last(1), in_seconds(seconds));
+  other.join();
+  return {std::move(first), std::move(second)};
+}
+
+TEST(Shm, OptionsOutOfRangeAreRefusedByName) {
+  const auto message = [](ShmOptions options) { return make_shm_transport(options).status().message(); };
+  EXPECT_THAT(message({.rank = -1}), HasSubstr("rank -1"));
+  EXPECT_THAT(message({.tile_bytes = 0}), HasSubstr("tile_bytes 0"));
+  EXPECT_THAT(message({.tile_bytes = std::size_t{65} << 20}), HasSubstr("tile_bytes"));
+  EXPECT_THAT(message({.slots = 1}), HasSubstr("slots 1"));
+  EXPECT_THAT(message({.window_bytes = std::size_t{2} << 30}), HasSubstr("window_bytes"));
+}
+
+TEST(Shm, RanksWithOtherSettingsAreAnErrorOnBothSidesThatNamesThem) {
+  const auto zero = make({.rank = 0, .job_id = 5, .tile_bytes = 4096});
+  const auto one = make({.rank = 1, .job_id = 5, .tile_bytes = 8192});
+  const auto [first, second] = connect(*zero, *one);
+  for (const Links* links : {&first, &second}) {
+    ASSERT_FALSE(links->ok());
+    EXPECT_EQ(links->status().code(), StatusCode::mismatch);
+    EXPECT_THAT(links->status().message(), HasSubstr("rank 1 has tile_bytes 8192, rank 0 has 4096"));
+  }
+}
+
+TEST(Shm, AnAddressOfAnotherJobIsRefused) {
+  const auto zero = make({.rank = 0, .job_id = 5});
+  const auto one = make({.rank = 1, .job_id = 6});
+  const int peer = 0;
+  const std::string address = zero->address();
+  const Links links = one->connect(std::span(&peer, 1), std::span(&address, 1), in_seconds(10));
+  ASSERT_FALSE(links.ok());
+  EXPECT_THAT(links.status().message(), HasSubstr("another job"));
+}
+
+TEST(Shm, BytesThatAreNoAddressAreRefused) {
+  for (const std::string& junk : {std::string(), std::string("x"), std::string(41, 'x'), std::string(5000, 'x')}) {
+    const auto one = make({.rank = 1});
+    const int peer = 0;
+    const Links links = one->connect(std::span(&peer, 1), std::span(&junk, 1), in_seconds(10));
+    ASSERT_FALSE(links.ok());
+    EXPECT_EQ(links.status().code(), StatusCode::invalid_argument);
+  }
+}
+
+TEST(Shm, AnEndedLeaderIsNoticedAtOnce) {
+  const int peer = 0;
+  const std::string address = make({.rank = 0, .job_id = 5})->address();
+  const auto one = make({.rank = 1, .job_id = 5});
+  const Links links = one->connect(std::span(&peer, 1), std::span(&address, 1), in_seconds(60));
+  ASSERT_FALSE(links.ok());
+  EXPECT_EQ(links.status().code(), StatusCode::peer_failed);
+  EXPECT_THAT(links.status().message(), HasSubstr("rank 0"));
+}
+
+/// A connection to the socket of an address, from somebody who does not know the protocol.
+int stranger(const std::string& address) {
+  const std::string name = address.substr(40);  // what precedes the name has a fixed size
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  std::memcpy(to.sun_path, name.data(), name.size());
+  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())), 0);
+  return fd;
+}
+
+TEST(Shm, StrangersDoNotDisturb) {
+  const auto zero = make({.rank = 0, .job_id = 5});
+  const auto one = make({.rank = 1, .job_id = 5});
+  std::vector<int> strangers;
+  for (int i = 0; i < 100; ++i) {
+    strangers.push_back(stranger(zero->address()));
+    const std::string junk(static_cast<std::size_t>(i) * 50, 'j');
+    if (i % 2 == 0) {
+      EXPECT_EQ(::send(strangers.back(), junk.data(), junk.size(), MSG_NOSIGNAL), static_cast<ssize_t>(junk.size()));
+    }
+  }
+  const auto [first, second] = connect(*zero, *one);
+  EXPECT_TRUE(first.ok()) << first.status().to_string();
+  EXPECT_TRUE(second.ok()) << second.status().to_string();
+  for (const int fd : strangers) ::close(fd);
+}
+
+TEST(Shm, NothingAppearsInDevShm) {
+  const auto count = [] {
+    return std::distance(std::filesystem::directory_iterator("/dev/shm"), std::filesystem::directory_iterator());
+  };
+  if (!std::filesystem::exists("/dev/shm")) GTEST_SKIP() << "this machine has no /dev/shm";
+  const auto before = count();
+  const auto zero = make({.rank = 0});
+  const auto one = make({.rank = 1});
+  const auto [first, second] = connect(*zero, *one);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(count(), before);
+}
+
+TEST(Shm, AGroupOfOneHasNoLinksButItsWindow) {
+  const auto zero = make({.rank = 3, .window_bytes = 100});
+  const Links links = zero->connect({}, {}, in_seconds(10));
+  ASSERT_TRUE(links.ok()) << links.status().to_string();
+  EXPECT_TRUE(links->empty());
+  EXPECT_EQ(zero->shared_window(3).size(), 4096U);
+  EXPECT_FALSE(zero->progress());
+}
+
+TEST(Shm, LinksMayOutliveTheirTransport) {
+  auto zero = make({.rank = 0});
+  auto one = make({.rank = 1});
+  auto [first, second] = connect(*zero, *one);
+  ASSERT_TRUE(first.ok() && second.ok());
+  const std::byte data[8] = {std::byte{42}};
+  ASSERT_TRUE((*first)[0]->try_send({0, 0, 0, 8, 0}, data));
+  zero.reset();
+  one.reset();
+  const Arrival* arrival = (*second)[0]->peek();
+  ASSERT_NE(arrival, nullptr);
+  EXPECT_EQ(arrival->data[0], std::byte{42});
+}
+
+TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
+  for (const std::size_t ranks : {1, 2, 3, 8}) {
+    const shm::SegmentLayout layout{ranks, {1000, 3}, 4096};
+    EXPECT_GE(layout.block_offset(0), sizeof(shm::SegmentHeader));
+    EXPECT_GE(layout.window_offset(0), layout.block_offset(ranks - 1) + sizeof(shm::RankBlock));
+    std::size_t end = layout.window_offset(ranks - 1) + layout.window_bytes;
+    for (std::size_t from = 0; from < ranks; ++from) {
+      for (std::size_t to = 0; to < ranks; ++to) {
+        if (from == to) continue;
+        EXPECT_EQ(layout.ring_offset(from, to), end);
+        EXPECT_EQ(layout.ring_offset(from, to) % 64, 0U);
+        end += layout.ring.ring_bytes();
+      }
+    }
+    EXPECT_GE(layout.segment_bytes(), end);
+    EXPECT_LT(layout.segment_bytes(), end + 4096);
+  }
+}
+
+TEST(ShmSegment, AForeignFileIsRefused) {
+  const shm::SegmentLayout layout{2, {1000, 3}, 4096};
+  shm::Descriptor file;
+  ASSERT_TRUE(shm::Segment::create(layout, 7, &file).ok());
+  EXPECT_TRUE(shm::Segment::attach(layout, 7, file).ok());
+  EXPECT_EQ(shm::Segment::attach(layout, 8, file).status().code(), StatusCode::mismatch);
+  const shm::SegmentLayout other{2, {1000, 4}, 4096};
+  EXPECT_EQ(shm::Segment::attach(other, 7, file).status().code(), StatusCode::mismatch);
+  EXPECT_NE(::ftruncate(file.get(), 0), 0) << "the file must not shrink under those who map it";
+}
+
+}  // namespace
+}  // namespace shoal
