@@ -1,0 +1,298 @@
+#include "bench/perf/pattern.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <type_traits>
+
+namespace shoal::perf {
+namespace {
+
+/// Format of a 16-bit floating type: the bits of the fraction, and the exponent's bias.
+struct ShortFloat {
+  int fraction_bits;
+  int bias;
+};
+constexpr ShortFloat kFloat16{10, 15};
+constexpr ShortFloat kBfloat16{7, 127};
+
+std::uint16_t encode_short(ShortFloat format, double value) {
+  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (value == 0) return sign;
+  int exponent = 0;
+  const double fraction = std::frexp(std::fabs(value), &exponent);  // in [0.5, 1)
+  const auto bits = static_cast<std::uint32_t>(std::lround(std::ldexp(fraction * 2 - 1, format.fraction_bits)));
+  const auto biased = static_cast<std::uint32_t>(exponent - 1 + format.bias);
+  return static_cast<std::uint16_t>(sign | ((biased << format.fraction_bits) + bits));
+}
+
+double decode_short(ShortFloat format, std::uint16_t bits) {
+  const std::uint32_t fraction_mask = (1U << format.fraction_bits) - 1;
+  const std::uint32_t fraction = bits & fraction_mask;
+  const int biased = (bits & 0x7fff) >> format.fraction_bits;
+  const int infinite = 0x7fff >> format.fraction_bits;
+  double value = 0;
+  if (biased == infinite) {
+    value = fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+  } else if (biased == 0) {
+    value = std::ldexp(fraction, 1 - format.bias - format.fraction_bits);
+  } else {
+    value = std::ldexp(fraction + fraction_mask + 1, biased - format.bias - format.fraction_bits);
+  }
+  return (bits & 0x8000) != 0 ? -value : value;
+}
+
+/// Bits of the significand, the hidden one included: integers up to 2^bits are exact.
+int significand_bits(DataType type) {
+  switch (type) {
+    case DataType::float16: return 11;
+    case DataType::bfloat16: return 8;
+    case DataType::float32: return 24;
+    default: return 53;
+  }
+}
+
+bool is_unsigned(DataType type) {
+  return type == DataType::uint8 || type == DataType::uint16 || type == DataType::uint32 || type == DataType::uint64;
+}
+
+std::uint64_t mix(std::uint64_t value) {  // splitmix64's finisher
+  value += 0x9e3779b97f4a7c15ULL;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
+  return value ^ (value >> 31);
+}
+
+std::uint64_t hash(std::uint32_t seed, int rank, std::size_t index) {
+  return mix(mix(seed * 0x10001ULL + static_cast<std::uint64_t>(rank)) ^ index);
+}
+
+/// Whether `rank` is one of the at most `most` ranks that contribute something to element `index`; the choice moves with the
+/// index so that every rank counts somewhere.
+bool contributes(int rank, std::size_t index, int ranks, std::int64_t most) {
+  if (ranks <= most) return true;
+  return static_cast<std::int64_t>((static_cast<std::size_t>(rank) + index) % static_cast<std::size_t>(ranks)) < most;
+}
+
+/// A sum term: an integer of at most `limit` / ranks in size, or 1 on some ranks where there are more ranks than that.
+std::int64_t sum_term(std::uint64_t random, int rank, std::size_t index, int ranks, std::int64_t limit, bool negative_too) {
+  if (!contributes(rank, index, ranks, limit)) return 0;
+  const std::int64_t largest = std::clamp<std::int64_t>(limit / ranks, 1, 1000);
+  const auto span = static_cast<std::uint64_t>(negative_too ? 2 * largest + 1 : largest + 1);
+  return static_cast<std::int64_t>(random % span) - (negative_too ? largest : 0);
+}
+
+/// A product's factor: four ranks contribute, so that no partial product leaves the smallest type.
+std::int64_t prod_term(std::uint64_t random, int rank, std::size_t index, int ranks, bool negative_too) {
+  if (!contributes(rank, index, ranks, 4)) return 1;
+  const auto magnitude = static_cast<std::int64_t>(1 + random % 3);
+  return negative_too && (random & 0x100) != 0 ? -magnitude : magnitude;
+}
+
+template <typename Unsigned>
+Unsigned reduce_integer(std::span<const std::uint64_t> terms, ReduceOp op, bool is_signed) {
+  using Signed = std::make_signed_t<Unsigned>;
+  auto result = static_cast<Unsigned>(terms[0]);
+  for (const std::uint64_t wide : terms.subspan(1)) {
+    const auto term = static_cast<Unsigned>(wide);
+    const bool less = is_signed ? static_cast<Signed>(term) < static_cast<Signed>(result) : term < result;
+    switch (op) {
+      case ReduceOp::sum:
+      case ReduceOp::avg: result = static_cast<Unsigned>(result + term); break;
+      case ReduceOp::prod: result = static_cast<Unsigned>(std::uint64_t{result} * term); break;
+      case ReduceOp::min: result = less ? term : result; break;
+      case ReduceOp::max: result = less ? result : term; break;
+      case ReduceOp::band: result &= term; break;
+      case ReduceOp::bor: result |= term; break;
+      case ReduceOp::bxor: result ^= term; break;
+    }
+  }
+  if (op == ReduceOp::avg) {
+    const auto ranks = static_cast<std::int64_t>(terms.size());
+    result = is_signed ? static_cast<Unsigned>(static_cast<Signed>(result) / ranks)
+                       : static_cast<Unsigned>(result / static_cast<std::uint64_t>(ranks));
+  }
+  return result;
+}
+
+std::size_t count_different(const std::byte* data, std::size_t count, std::size_t element_bytes,
+                            const std::vector<std::byte>& period) {
+  std::size_t wrong = 0;
+  const std::size_t period_elements = period.size() / element_bytes;
+  for (std::size_t start = 0; start < count; start += period_elements) {
+    const std::size_t length = std::min(period_elements, count - start);
+    const std::byte* block = data + start * element_bytes;
+    if (std::memcmp(block, period.data(), length * element_bytes) == 0) continue;
+    for (std::size_t i = 0; i < length; ++i) {
+      wrong += std::memcmp(block + i * element_bytes, period.data() + i * element_bytes, element_bytes) != 0 ? 1 : 0;
+    }
+  }
+  return wrong;
+}
+
+}  // namespace
+
+void encode_floating(DataType type, double value, std::byte* out) {
+  switch (type) {
+    case DataType::float64: std::memcpy(out, &value, sizeof value); return;
+    case DataType::float32: {
+      const auto narrow = static_cast<float>(value);
+      std::memcpy(out, &narrow, sizeof narrow);
+      return;
+    }
+    default: {
+      const std::uint16_t bits = encode_short(type == DataType::float16 ? kFloat16 : kBfloat16, value);
+      std::memcpy(out, &bits, sizeof bits);
+    }
+  }
+}
+
+double decode_floating(DataType type, const std::byte* in) {
+  switch (type) {
+    case DataType::float64: {
+      double value = 0;
+      std::memcpy(&value, in, sizeof value);
+      return value;
+    }
+    case DataType::float32: {
+      float value = 0;
+      std::memcpy(&value, in, sizeof value);
+      return value;
+    }
+    default: {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, in, sizeof bits);
+      return decode_short(type == DataType::float16 ? kFloat16 : kBfloat16, bits);
+    }
+  }
+}
+
+Pattern::Pattern(DataType type, ReduceOp op, int ranks, std::uint32_t seed)
+    : type_(type), op_(op), ranks_(ranks), seed_(seed), result_(kPeriod * size_of(type)) {
+  if (is_floating(type)) {
+    make_floating_result();
+  } else {
+    make_integer_result();
+  }
+}
+
+double Pattern::floating_value(int rank, std::size_t index) const {
+  const std::uint64_t random = hash(seed_, rank, index);
+  const std::int64_t limit = std::int64_t{1} << std::min(significand_bits(type_), 40);
+  switch (op_) {
+    case ReduceOp::prod: return static_cast<double>(prod_term(random, rank, index, ranks_, true));
+    case ReduceOp::min:
+    case ReduceOp::max: return static_cast<double>(random % 255) - 127;
+    default: return static_cast<double>(sum_term(random, rank, index, ranks_, limit, true));
+  }
+}
+
+std::uint64_t Pattern::integer_value(int rank, std::size_t index) const {
+  const std::uint64_t random = hash(seed_, rank, index);
+  const bool negative_too = !is_unsigned(type_);
+  const int bits = static_cast<int>(8 * size_of(type_));
+  const std::int64_t limit = (std::int64_t{1} << std::min(bits - 1, 40)) - 1;
+  switch (op_) {
+    case ReduceOp::sum:
+    case ReduceOp::avg: return static_cast<std::uint64_t>(sum_term(random, rank, index, ranks_, limit, negative_too));
+    case ReduceOp::prod: return static_cast<std::uint64_t>(prod_term(random, rank, index, ranks_, negative_too));
+    // One bit in which this rank differs: with many ranks random words would leave nothing but zeros, or ones.
+    case ReduceOp::band: return ~(std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits)));
+    case ReduceOp::bor: return std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits));
+    default: return random;
+  }
+}
+
+std::vector<std::byte> Pattern::input_of(int rank) const {
+  const std::size_t element_bytes = size_of(type_);
+  std::vector<std::byte> input(kPeriod * element_bytes);
+  for (std::size_t i = 0; i < kPeriod; ++i) {
+    std::byte* out = input.data() + i * element_bytes;
+    if (is_floating(type_)) {
+      encode_floating(type_, floating_value(rank, i), out);
+    } else {
+      const std::uint64_t value = integer_value(rank, i);
+      static_assert(std::endian::native == std::endian::little);
+      std::memcpy(out, &value, element_bytes);
+    }
+  }
+  return input;
+}
+
+void Pattern::make_floating_result() {
+  const bool rounds = op_ == ReduceOp::avg;
+  if (rounds) {
+    result_value_.resize(kPeriod);
+    result_tolerance_.resize(kPeriod);
+  }
+  const double unit = std::ldexp(1.0, -significand_bits(type_));
+  for (std::size_t i = 0; i < kPeriod; ++i) {
+    double result = floating_value(0, i);
+    double magnitude = std::fabs(result);
+    for (int rank = 1; rank < ranks_; ++rank) {
+      const double term = floating_value(rank, i);
+      magnitude += std::fabs(term);
+      switch (op_) {
+        case ReduceOp::prod: result *= term; break;
+        case ReduceOp::min: result = std::min(result, term); break;
+        case ReduceOp::max: result = std::max(result, term); break;
+        default: result += term;
+      }
+    }
+    if (rounds) {
+      // A library may divide the sum, multiply it by a rounded 1/n, or scale the terms first and round every partial sum.
+      result_value_[i] = result / ranks_;
+      result_tolerance_[i] = (ranks_ + 2) * unit * magnitude / ranks_;
+    } else {
+      encode_floating(type_, result, result_.data() + i * size_of(type_));
+    }
+  }
+}
+
+void Pattern::make_integer_result() {
+  const std::size_t element_bytes = size_of(type_);
+  const bool is_signed = !is_unsigned(type_);
+  std::vector<std::uint64_t> terms(static_cast<std::size_t>(ranks_));
+  for (std::size_t i = 0; i < kPeriod; ++i) {
+    for (int rank = 0; rank < ranks_; ++rank) terms[static_cast<std::size_t>(rank)] = integer_value(rank, i);
+    std::uint64_t result = 0;
+    switch (element_bytes) {
+      case 1: result = reduce_integer<std::uint8_t>(terms, op_, is_signed); break;
+      case 2: result = reduce_integer<std::uint16_t>(terms, op_, is_signed); break;
+      case 4: result = reduce_integer<std::uint32_t>(terms, op_, is_signed); break;
+      default: result = reduce_integer<std::uint64_t>(terms, op_, is_signed);
+    }
+    std::memcpy(result_.data() + i * element_bytes, &result, element_bytes);
+  }
+}
+
+void Pattern::fill(void* data, std::size_t count, int rank) const {
+  const std::vector<std::byte> period = input_of(rank);
+  auto* out = static_cast<std::byte*>(data);
+  const std::size_t bytes = count * size_of(type_);
+  for (std::size_t at = 0; at < bytes; at += period.size()) {
+    std::memcpy(out + at, period.data(), std::min(period.size(), bytes - at));
+  }
+}
+
+std::size_t Pattern::count_wrong_input(const void* data, std::size_t count, int rank) const {
+  return count_different(static_cast<const std::byte*>(data), count, size_of(type_), input_of(rank));
+}
+
+std::size_t Pattern::count_wrong_result(const void* data, std::size_t count) const {
+  const auto* bytes = static_cast<const std::byte*>(data);
+  if (result_value_.empty()) return count_different(bytes, count, size_of(type_), result_);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = decode_floating(type_, bytes + i * size_of(type_));
+    const std::size_t at = i % kPeriod;
+    const bool close = std::fabs(value - result_value_[at]) <= result_tolerance_[at];  // false for NaN
+    wrong += close ? 0 : 1;
+  }
+  return wrong;
+}
+
+}  // namespace shoal::perf

@@ -1,0 +1,301 @@
+#include "bench/perf/runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "bench/perf/agree.h"
+#include "bench/perf/pattern.h"
+#include "bench/perf/statistics.h"
+
+namespace shoal::perf {
+namespace {
+
+constexpr int kFewestRounds = 5;
+constexpr int kMostRounds = 31;
+constexpr int kMostIterations = 100000;
+constexpr int kPoison = 0xab;  // an output that nobody wrote must not pass for a result
+
+/// CPU time of this process, all threads.
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+double us_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// The operation that the pattern is made for: inputs of a call that does not reduce are plain data.
+ReduceOp pattern_op(const Call& call) { return call.kind == CollectiveKind::all_reduce ? call.op : ReduceOp::sum; }
+
+}  // namespace
+
+Result<Runner> Runner::create(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries,
+                              double goodput_gbs) {
+  Runner runner(communicator, options, std::move(libraries), goodput_gbs);
+  const std::size_t largest = *std::max_element(options.sizes_bytes.begin(), options.sizes_bytes.end());
+  const std::size_t one_element_each = sizeof(double) * static_cast<std::size_t>(communicator.size());
+  Status allocated;
+  for (Buffer* buffer : {&runner.input_, &runner.output_}) {
+    Result<Buffer> memory = Buffer::allocate(std::max(largest, one_element_each));
+    if (!memory.ok()) {
+      allocated = memory.status();
+      break;
+    }
+    *buffer = *std::move(memory);
+  }
+  if (Status status = agree(communicator, allocated); !status.ok()) return status;
+  return runner;
+}
+
+std::vector<Runner::Form> Runner::forms() const {
+  switch (options_.collective) {
+    case CollectiveKind::all_reduce:
+    case CollectiveKind::all_gather: return {Form::out_of_place, Form::in_place};
+    default: return {Form::in_place};
+  }
+}
+
+std::size_t Runner::count_of(DataType type, std::size_t bytes) const {
+  if (bytes == 0) return 0;
+  const std::size_t shares = options_.collective == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
+  return std::max<std::size_t>(1, bytes / size_of(type) / shares);
+}
+
+std::size_t Runner::bytes_of(const Call& call) const {
+  const std::size_t shares = call.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
+  return call.count * size_of(call.type) * shares;
+}
+
+Call Runner::bind(Call call, Form form) {
+  call.output = output_.data();
+  call.input = input_.data();
+  if (form == Form::in_place) {
+    const bool gathers = call.kind == CollectiveKind::all_gather;
+    call.input = output_.data() + (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
+  }
+  return call;
+}
+
+Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form form, std::uint32_t seed) {
+  const Pattern pattern(call.type, pattern_op(call), communicator_.size(), seed);
+  const int rank = communicator_.rank();
+  auto* output = static_cast<std::byte*>(call.output);
+  std::memset(output, kPoison, bytes_of(call));
+  if (call.kind != CollectiveKind::broadcast) {
+    pattern.fill(const_cast<void*>(call.input), call.count, rank);
+  } else if (rank == call.root) {
+    pattern.fill(output, call.count, rank);
+  }
+  if (Status status = library.run(call); !status.ok()) return status;
+
+  std::size_t wrong = 0;
+  switch (call.kind) {
+    case CollectiveKind::all_reduce: wrong = pattern.count_wrong_result(output, call.count); break;
+    case CollectiveKind::broadcast: wrong = pattern.count_wrong_input(output, call.count, call.root); break;
+    case CollectiveKind::all_gather:
+      for (int source = 0; source < communicator_.size(); ++source) {
+        const std::size_t at = static_cast<std::size_t>(source) * call.count * size_of(call.type);
+        wrong += pattern.count_wrong_input(output + at, call.count, source);
+      }
+      break;
+    case CollectiveKind::barrier: break;
+  }
+  if (form == Form::out_of_place) wrong += pattern.count_wrong_input(call.input, call.count, rank);
+  return wrong;
+}
+
+/// Runs calls until they have lasted long enough to tell how many fill a block. Rank 0's clock decides for all.
+Result<int> Runner::calibrate(Library& library, const Call& call) {
+  const double target_us = options_.block_ms * 1e3;
+  int iterations = 1;
+  int done = 0;
+  for (;;) {
+    Result<Block> block = run_block(library, call, iterations);
+    if (!block.ok()) return block.status();
+    done += iterations;
+    const double us = std::max(block->us_per_call, 1e-3);
+    const int fill = static_cast<int>(std::clamp(target_us / us, 1.0, static_cast<double>(kMostIterations)));
+    const bool warm = done >= options_.warmup_iterations || us > target_us;
+    // The first call may have opened connections: only a longer block, or a second one, says how long a call takes.
+    const bool enough = done > 1 && warm && (iterations * 4 >= fill || iterations * us >= target_us / 2);
+    Result<double> next = decide(communicator_, enough ? -fill : std::clamp(fill, iterations + 1, iterations * 8));
+    if (!next.ok()) return next.status();
+    if (*next < 0) return options_.iterations > 0 ? options_.iterations : static_cast<int>(-*next);
+    iterations = static_cast<int>(*next);
+  }
+}
+
+Result<Runner::Block> Runner::run_block(Library& library, const Call& call, int iterations) {
+  if (Status status = communicator_.barrier(); !status.ok()) return status;
+  if (iterations > 1) {
+    if (Status status = library.run(call); !status.ok()) return status;
+  }
+  if (Status status = library.barrier(); !status.ok()) return status;
+  const double cpu_before = cpu_seconds();
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < iterations; ++i) {
+    if (Status status = library.run(call); !status.ok()) return status;
+  }
+  const double us = us_since(start);
+  return Block{us / iterations, cpu_seconds() - cpu_before};
+}
+
+/// Tries the ways that the library knows for this call and stays with the fastest.
+Status Runner::choose_variant(Library& library, const Call& call) {
+  if (library.variants() < 2 || call.kind != CollectiveKind::all_reduce) return {};
+  constexpr double kSlow_us = 1e5;
+  int best = 0;
+  double best_us = 0;
+  for (int variant = 0; variant < library.variants(); ++variant) {
+    if (Status status = library.use_variant(variant); !status.ok()) return status;
+    Result<int> iterations = calibrate(library, call);
+    if (!iterations.ok()) return iterations.status();
+    std::vector<double> times;
+    for (bool more = true; more;) {
+      Result<Block> block = run_block(library, call, *iterations);
+      if (!block.ok()) return block.status();
+      times.push_back(block->us_per_call);
+      Result<double> go_on = decide(communicator_, times.size() < 3 && block->us_per_call < kSlow_us ? 1 : 0);
+      if (!go_on.ok()) return go_on.status();
+      more = *go_on > 0;
+    }
+    const double us = median(times);
+    if (variant == 0 || us < best_us) {
+      best = variant;
+      best_us = us;
+    }
+  }
+  Result<double> chosen = decide(communicator_, best);
+  return chosen.ok() ? library.use_variant(static_cast<int>(*chosen)) : chosen.status();
+}
+
+Status Runner::prepare(Contestant& contestant, const Call& call) {
+  for (int i = 0; i < options_.check_iterations; ++i) {
+    Result<std::size_t> wrong = check_once(*contestant.library, call, contestant.form, static_cast<std::uint32_t>(i));
+    if (!wrong.ok()) return wrong.status();
+    contestant.wrong += *wrong;
+  }
+  if (options_.check_iterations == 0) {
+    if (Status status = contestant.library->run(call); !status.ok()) return status;
+  }
+  contestant.report = contestant.library->last_call();
+  Result<int> iterations = calibrate(*contestant.library, call);
+  if (!iterations.ok()) return iterations.status();
+  contestant.iterations = *iterations;
+  return {};
+}
+
+Result<int> Runner::choose_rounds(const std::vector<double>& us_per_block) {
+  double us = 0;
+  for (const double block_us : us_per_block) us += block_us;
+  const double fit = options_.seconds_per_size * 1e6 / std::max(us, 1.0);
+  const double rounds = std::clamp(fit, static_cast<double>(kFewestRounds), static_cast<double>(kMostRounds));
+  Result<double> decided = decide(communicator_, options_.rounds > 0 ? options_.rounds : rounds);
+  if (!decided.ok()) return decided.status();
+  return static_cast<int>(*decided);
+}
+
+Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call) {
+  int rounds = 1;  // the first round tells how many there can be
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
+      Contestant& contestant = contestants[(turn + static_cast<std::size_t>(round)) % contestants.size()];
+      Result<Block> block = run_block(*contestant.library, bind(call, contestant.form), contestant.iterations);
+      if (!block.ok()) return block.status();
+      contestant.block_us.push_back(block->us_per_call);
+      contestant.cpu_s += block->cpu_s;
+    }
+    if (round > 0) continue;
+    std::vector<double> us_per_block;
+    for (const Contestant& contestant : contestants) us_per_block.push_back(contestant.block_us[0] * contestant.iterations);
+    Result<int> decided = choose_rounds(us_per_block);
+    if (!decided.ok()) return decided.status();
+    rounds = *decided;
+  }
+  return {};
+}
+
+/// Makes the contestants' times, CPU seconds and wrong elements those of all ranks.
+Status Runner::combine_ranks(std::vector<Contestant>& contestants) {
+  for (Contestant& contestant : contestants) {
+    std::vector<double> own = contestant.block_us;
+    own.push_back(contestant.cpu_s);
+    own.push_back(static_cast<double>(contestant.wrong));
+    Result<std::vector<std::vector<double>>> all = gather(communicator_, own);
+    if (!all.ok()) return all.status();
+    const std::size_t rounds = contestant.block_us.size();
+    for (std::size_t round = 0; round < rounds; ++round) {
+      std::vector<double> of_ranks;
+      for (const auto& rank : *all) of_ranks.push_back(rank[round]);
+      contestant.block_us[round] = combine(of_ranks, options_.rank_time);
+    }
+    contestant.cpu_s = 0;
+    contestant.wrong = 0;
+    for (const auto& rank : *all) {
+      contestant.cpu_s += rank[rounds];
+      contestant.wrong += static_cast<std::size_t>(rank[rounds + 1]);
+    }
+  }
+  return {};
+}
+
+Record Runner::record_of(const Contestant& contestant, const Call& call) const {
+  Record record;
+  record.library = contestant.library->name();
+  record.collective = call.kind;
+  record.type = call.type;
+  record.op = call.op;
+  record.ranks = communicator_.size();
+  record.nodes = communicator_.nodes();
+  record.transport = contestant.report.transport;
+  record.algorithm = contestant.report.algorithm;
+  record.bytes = bytes_of(call);
+  record.wrong = contestant.wrong;
+  const double calls = static_cast<double>(contestant.iterations) * static_cast<double>(contestant.block_us.size());
+  set_figures(record, contestant.block_us, contestant.cpu_s / calls, goodput_gbs_);
+  return record;
+}
+
+Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t bytes) {
+  Call call;
+  call.kind = options_.collective;
+  call.type = type;
+  call.op = op;
+  call.root = options_.root;
+  call.count = count_of(type, bytes);
+
+  std::vector<Row> rows;
+  std::vector<Contestant> contestants;
+  for (const auto& library : libraries_) {
+    Row row;
+    row.library = library->name();
+    row.bytes = bytes_of(call);
+    row.count = call.count;
+    row.root = call.kind == CollectiveKind::broadcast ? call.root : -1;
+    row.unsupported = library->why_unsupported(call);
+    rows.push_back(row);
+    if (!row.unsupported.empty()) continue;
+    if (Status status = choose_variant(*library, bind(call, forms().front())); !status.ok()) return status;
+    for (const Form form : forms()) {
+      Contestant contestant;
+      contestant.library = library.get();
+      contestant.form = form;
+      if (Status status = prepare(contestant, bind(call, form)); !status.ok()) return status;
+      contestants.push_back(std::move(contestant));
+    }
+  }
+  if (Status status = run_rounds(contestants, call); !status.ok()) return status;
+  if (Status status = combine_ranks(contestants); !status.ok()) return status;
+  for (const Contestant& contestant : contestants) {
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == contestant.library->name(); });
+    (contestant.form == Form::out_of_place ? row->out_of_place : row->in_place) = record_of(contestant, call);
+  }
+  return rows;
+}
+
+}  // namespace shoal::perf

@@ -1,0 +1,79 @@
+// Measures the libraries side by side.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <shoal/communicator.h>
+#include <shoal/status.h>
+#include <shoal/types.h>
+
+#include "bench/perf/buffer.h"
+#include "bench/perf/library.h"
+#include "bench/perf/options.h"
+#include "bench/perf/record.h"
+
+namespace shoal::perf {
+
+/// At each size the libraries take turns in rounds: a turn is a block of calls, long enough to be timed, and the order of the
+/// turns moves on from round to round. A row's latency is the median over the rounds of (time of the block / calls), so that
+/// whatever else the machine does meets all libraries alike.
+///
+/// Between two turns the ranks meet in shoal's barrier, which blocks where cores are short: no rank is left polling in another
+/// library. Then the library whose turn it is makes one untimed call, to warm the caches, and its own barrier.
+///
+/// Thread rule: one thread; every method is collective.
+class Runner {
+ public:
+  /// `libraries[0]` is shoal. `goodput_gbs` is 0 where no limit is known. Errors: system_error when memory is short, on any rank.
+  static Result<Runner> create(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries,
+                               double goodput_gbs);
+
+  /// One row for each library, shoal's first. The figures are on every rank.
+  Result<std::vector<Row>> measure(DataType type, ReduceOp op, std::size_t bytes);
+
+ private:
+  enum class Form { out_of_place, in_place };
+  /// A library and a form: what takes a turn.
+  struct Contestant {
+    Library* library = nullptr;
+    Form form = Form::in_place;
+    int iterations = 1;
+    CallReport report;
+    std::size_t wrong = 0;
+    double cpu_s = 0;
+    std::vector<double> block_us;
+  };
+  struct Block {
+    double us_per_call = 0;
+    double cpu_s = 0;
+  };
+
+  Runner(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries, double goodput_gbs)
+      : communicator_(communicator), options_(options), libraries_(std::move(libraries)), goodput_gbs_(goodput_gbs) {}
+
+  [[nodiscard]] std::vector<Form> forms() const;
+  [[nodiscard]] std::size_t count_of(DataType type, std::size_t bytes) const;
+  [[nodiscard]] std::size_t bytes_of(const Call& call) const;
+  [[nodiscard]] Call bind(Call call, Form form);
+
+  Status choose_variant(Library& library, const Call& call);
+  Status prepare(Contestant& contestant, const Call& call);
+  Result<std::size_t> check_once(Library& library, const Call& call, Form form, std::uint32_t seed);
+  Result<int> calibrate(Library& library, const Call& call);
+  Result<int> choose_rounds(const std::vector<double>& us_per_block);
+  Result<Block> run_block(Library& library, const Call& call, int iterations);
+  Status run_rounds(std::vector<Contestant>& contestants, const Call& call);
+  Status combine_ranks(std::vector<Contestant>& contestants);
+  [[nodiscard]] Record record_of(const Contestant& contestant, const Call& call) const;
+
+  Communicator& communicator_;
+  const Options& options_;
+  std::vector<std::unique_ptr<Library>> libraries_;
+  double goodput_gbs_;
+  Buffer input_;
+  Buffer output_;
+};
+
+}  // namespace shoal::perf

@@ -1,0 +1,29 @@
+// The few statistics of a benchmark, and nccl-tests' definitions of bandwidth.
+#pragma once
+
+#include <span>
+
+#include <shoal/types.h>
+
+namespace shoal::perf {
+
+/// The value below which `fraction` (0..1) of `values` lie, interpolated linearly between neighbours; 0 for no values.
+[[nodiscard]] double quantile(std::span<const double> values, double fraction);
+[[nodiscard]] inline double median(std::span<const double> values) { return quantile(values, 0.5); }
+
+/// The geometric mean of positive values; 0 for no values.
+[[nodiscard]] double geometric_mean(std::span<const double> values);
+
+/// How the times of the ranks become one time. The numbers are those of nccl-tests' -a.
+enum class RankTime { rank_0 = 0, average = 1, minimum = 2, maximum = 3 };
+[[nodiscard]] double combine(std::span<const double> times_of_ranks, RankTime how);
+
+/// Bus bandwidth over algorithm bandwidth: the share of the message that the busiest wire of an optimal algorithm carries.
+/// Source: nccl-tests, doc/PERFORMANCE.md.
+[[nodiscard]] double bus_factor(CollectiveKind kind, int ranks) noexcept;
+
+/// Bytes that every node must send, and receive, over its network link at least: 2(N-1)/N of an all_reduce's message,
+/// (N-1)/N of an all_gather's output, all of a broadcast's; 0 on one node.
+[[nodiscard]] double least_bytes_per_node(CollectiveKind kind, int nodes, double bytes) noexcept;
+
+}  // namespace shoal::perf
