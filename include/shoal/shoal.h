@@ -124,7 +124,8 @@ size_t shoal_data_type_size(shoal_data_type type);
 
 /* Joins the job described by the environment of `shoal run`, mpirun, torchrun or srun; a job of one rank where there is none.
  * Collective: every rank calls it. `config` may be NULL. On failure *comm is NULL.
- * Errors: invalid_argument (config), timeout (the message names the ranks that did not come), system_error, unsupported. */
+ * Errors: invalid_argument (config), not_found (no such algorithm), timeout (the message names the ranks that did not come),
+ * system_error, unsupported. */
 shoal_status shoal_comm_create(const shoal_config* config, shoal_comm_t* comm);
 
 /* Joins through `store` as `rank` of 0 .. size - 1. `store` is not used after the return. Collective: every rank calls it.

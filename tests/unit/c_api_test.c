@@ -1,0 +1,189 @@
+/* The C API from C99: one rank, every function, and bad input. */
+#include <shoal/shoal.h>
+#include <stdio.h>
+#include <string.h>
+
+static int failures = 0;
+
+#define CHECK(condition)                                                      \
+  do {                                                                        \
+    if (!(condition)) {                                                       \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      fprintf(stderr, "  last error: %s\n", shoal_last_error_message());      \
+      ++failures;                                                             \
+    }                                                                         \
+  } while (0)
+
+/* The call fails with `expected`, and the message mentions `words`. */
+#define CHECK_FAILS(call, expected, words)                      \
+  do {                                                          \
+    CHECK((call) == (expected));                                \
+    CHECK(strstr(shoal_last_error_message(), (words)) != NULL); \
+  } while (0)
+
+static void check_facts(void) {
+  CHECK(shoal_version() == SHOAL_VERSION);
+  CHECK(strcmp(shoal_status_string(SHOAL_OK), "ok") == 0);
+  CHECK(strcmp(shoal_status_string(SHOAL_PEER_FAILED), "peer_failed") == 0);
+  CHECK(strcmp(shoal_status_string(-1), "?") == 0);
+  CHECK(strcmp(shoal_status_string(1000), "?") == 0);
+  CHECK(shoal_data_type_size(SHOAL_FLOAT64) == 8);
+  CHECK(shoal_data_type_size(SHOAL_BFLOAT16) == 2);
+  CHECK(shoal_data_type_size(12) == 0);
+  CHECK(shoal_data_type_size(256) == 0);
+  CHECK(shoal_data_type_size(-1) == 0);
+  CHECK(strcmp(shoal_last_error_message(), "") == 0);
+}
+
+static void check_config(void) {
+  shoal_comm_t comm = (shoal_comm_t)&failures; /* anything but NULL */
+  shoal_config config = SHOAL_CONFIG_INITIALIZER;
+  shoal_config zeros;
+  memset(&zeros, 0, sizeof zeros);
+
+  CHECK_FAILS(shoal_comm_create(NULL, NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_comm_create(&zeros, &comm), SHOAL_INVALID_ARGUMENT, "SHOAL_CONFIG_INITIALIZER");
+  CHECK(comm == NULL);
+  config.size_bytes += 8;
+  CHECK_FAILS(shoal_comm_create(&config, &comm), SHOAL_UNSUPPORTED, "newer than this library");
+  config.size_bytes = 16;
+  CHECK_FAILS(shoal_comm_create(&config, &comm), SHOAL_INVALID_ARGUMENT, "too small");
+  config.size_bytes = sizeof config;
+  config.timeout_ms = -1;
+  CHECK_FAILS(shoal_comm_create(&config, &comm), SHOAL_INVALID_ARGUMENT, "timeout_ms is -1");
+  config.timeout_ms = 0;
+  config.algorithm = "no_such_algorithm";
+  CHECK_FAILS(shoal_comm_create(&config, &comm), SHOAL_NOT_FOUND, "no_such_algorithm");
+  CHECK(comm == NULL);
+  config.algorithm = NULL;
+  config.transports = "no_such_transport";
+  CHECK_FAILS(shoal_comm_create(&config, &comm), SHOAL_INVALID_ARGUMENT, "no_such_transport");
+  CHECK(comm == NULL);
+}
+
+static shoal_status set_nothing(void* context, const char* key, const void* value, size_t value_bytes) {
+  (void)context, (void)key, (void)value, (void)value_bytes;
+  return SHOAL_OK;
+}
+
+static shoal_status get_nothing(void* context, const char* key, int64_t timeout_ms, void* value, size_t capacity_bytes,
+                                size_t* value_bytes) {
+  (void)context, (void)key, (void)timeout_ms, (void)value, (void)capacity_bytes, (void)value_bytes;
+  return SHOAL_NOT_FOUND;
+}
+
+static void check_store(void) {
+  shoal_comm_t comm = NULL;
+  shoal_store store = {NULL, set_nothing, get_nothing};
+  shoal_store empty = {NULL, NULL, NULL};
+  CHECK_FAILS(shoal_comm_create_with_store(NULL, 0, 1, NULL, &comm), SHOAL_INVALID_ARGUMENT, "store is NULL");
+  CHECK_FAILS(shoal_comm_create_with_store(&empty, 0, 1, NULL, &comm), SHOAL_INVALID_ARGUMENT, "set or get");
+  CHECK_FAILS(shoal_comm_create_with_store(&store, 1, 1, NULL, &comm), SHOAL_INVALID_ARGUMENT, "rank 1");
+  CHECK_FAILS(shoal_comm_create_with_store(&store, -1, 1, NULL, &comm), SHOAL_INVALID_ARGUMENT, "rank -1");
+  CHECK_FAILS(shoal_comm_create_with_store(&store, 0, 0, NULL, &comm), SHOAL_INVALID_ARGUMENT, "0");
+  CHECK_FAILS(shoal_comm_create_with_store(&store, 0, 2, NULL, &comm), SHOAL_NOT_FOUND, "store: get of key");
+  CHECK(comm == NULL);
+}
+
+static void check_null_handles(void) {
+  int number = 0;
+  shoal_work_t work = NULL;
+  float value = 1;
+  CHECK_FAILS(shoal_comm_rank(NULL, &number), SHOAL_INVALID_ARGUMENT, "shoal_comm_rank: comm is NULL");
+  CHECK_FAILS(shoal_comm_size(NULL, &number), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_comm_status(NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_comm_abort(NULL, "why"), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_all_reduce(NULL, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_broadcast(NULL, &value, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_all_gather(NULL, &value, &value, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_barrier(NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_barrier_async(NULL, &work), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_work_wait(NULL), SHOAL_INVALID_ARGUMENT, "work is NULL");
+  CHECK_FAILS(shoal_work_wait_for(NULL, 1), SHOAL_INVALID_ARGUMENT, "work is NULL");
+  CHECK_FAILS(shoal_work_test(NULL, &number), SHOAL_INVALID_ARGUMENT, "work is NULL");
+  shoal_work_free(NULL);
+  shoal_comm_destroy(NULL);
+}
+
+static void check_bad_calls(shoal_comm_t comm) {
+  float value = 1;
+  shoal_work_t work = (shoal_work_t)&failures;
+  CHECK_FAILS(shoal_comm_rank(comm, NULL), SHOAL_INVALID_ARGUMENT, "rank is NULL");
+  CHECK_FAILS(shoal_all_reduce(comm, NULL, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, NULL, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, (size_t)-1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "count");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, 12, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "unknown data type");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, 256, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "unknown data type");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, -1), SHOAL_INVALID_ARGUMENT, "unknown operation");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_BXOR), SHOAL_INVALID_ARGUMENT, "bxor");
+  CHECK_FAILS(shoal_all_reduce_async(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL), SHOAL_INVALID_ARGUMENT,
+              "work is NULL");
+  CHECK_FAILS(shoal_all_reduce_async(comm, NULL, &value, 1, SHOAL_FLOAT32, SHOAL_SUM, &work), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK(work == NULL);
+  CHECK_FAILS(shoal_broadcast(comm, &value, 1, SHOAL_FLOAT32, 1), SHOAL_INVALID_ARGUMENT, "root");
+  CHECK_FAILS(shoal_broadcast(comm, NULL, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK_FAILS(shoal_all_gather(comm, &value, NULL, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK(shoal_comm_status(comm) == SHOAL_OK); /* bad arguments close nothing */
+}
+
+static void check_good_calls(shoal_comm_t comm) {
+  int number = -1;
+  int completed = -1;
+  float input[3] = {1, 2, 3};
+  float output[3] = {0, 0, 0};
+  shoal_work_t work = NULL;
+
+  CHECK(shoal_comm_rank(comm, &number) == SHOAL_OK && number == 0);
+  CHECK(shoal_comm_size(comm, &number) == SHOAL_OK && number == 1);
+  CHECK(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM) == SHOAL_OK);
+  CHECK(output[0] == 1 && output[1] == 2 && output[2] == 3);
+  CHECK(shoal_all_reduce(comm, input, input, 3, SHOAL_FLOAT32, SHOAL_AVG) == SHOAL_OK);
+  CHECK(input[0] == 1 && input[1] == 2 && input[2] == 3);
+  CHECK(shoal_all_reduce(comm, NULL, NULL, 0, SHOAL_FLOAT32, SHOAL_SUM) == SHOAL_OK);
+  CHECK(shoal_broadcast(comm, input, 3, SHOAL_FLOAT32, 0) == SHOAL_OK);
+  CHECK(input[0] == 1 && input[1] == 2 && input[2] == 3);
+  memset(output, 0, sizeof output);
+  CHECK(shoal_all_gather(comm, input, output, 3, SHOAL_FLOAT32) == SHOAL_OK);
+  CHECK(output[0] == 1 && output[1] == 2 && output[2] == 3);
+  CHECK(shoal_barrier(comm) == SHOAL_OK);
+
+  memset(output, 0, sizeof output);
+  CHECK(shoal_all_reduce_async(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_MAX, &work) == SHOAL_OK);
+  CHECK_FAILS(shoal_work_wait_for(work, -5), SHOAL_INVALID_ARGUMENT, "timeout_ms is -5");
+  CHECK(shoal_work_wait_for(work, INT64_MAX) == SHOAL_OK);
+  CHECK(shoal_work_test(work, &completed) == SHOAL_OK && completed == 1);
+  CHECK(shoal_work_wait(work) == SHOAL_OK);
+  CHECK(output[0] == 1 && output[1] == 2 && output[2] == 3);
+  shoal_work_free(work);
+}
+
+static void check_abort(shoal_comm_t comm) {
+  float value = 1;
+  shoal_work_t work = NULL;
+  shoal_status started;
+  CHECK(shoal_comm_abort(comm, "the test says so") == SHOAL_OK);
+  CHECK_FAILS(shoal_comm_status(comm), SHOAL_ABORTED, "the test says so");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_ABORTED, "the test says so");
+  started = shoal_barrier_async(comm, &work); /* may fail at once, or its Work does */
+  CHECK(started == SHOAL_ABORTED || shoal_work_wait(work) == SHOAL_ABORTED);
+  shoal_work_free(work);
+}
+
+int main(void) {
+  shoal_comm_t comm = NULL;
+  shoal_config config = SHOAL_CONFIG_INITIALIZER;
+  config.timeout_ms = 20000;
+  check_facts();
+  check_null_handles();
+  check_config();
+  check_store();
+  CHECK(shoal_comm_create(&config, &comm) == SHOAL_OK);
+  if (comm != NULL) {
+    check_good_calls(comm);
+    check_bad_calls(comm);
+    check_abort(comm);
+    shoal_comm_destroy(comm);
+  }
+  if (failures == 0) printf("c_api: all checks passed\n");
+  return failures == 0 ? 0 : 1;
+}
