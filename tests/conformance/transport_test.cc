@@ -5,9 +5,9 @@
 #include <time.h>
 
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <random>
-#include <regex>
 #include <tuple>
 
 #include "tests/conformance/group.h"
@@ -160,10 +160,9 @@ TEST_P(TransportConformance, LinksLeadToEveryPeer) {
       EXPECT_EQ(link.sent_tiles(), 0U);
     }
     rank.meet();
+    const std::uint64_t own = rank.link(rank.peers()[0]).max_tile_bytes();
+    std::memcpy(largest.data(), &own, sizeof(own));
     for (const int peer : rank.peers()) {
-      Link& link = rank.link(peer);
-      const std::uint64_t own = link.max_tile_bytes();
-      std::memcpy(largest.data(), &own, sizeof(own));
       ASSERT_TRUE(rank.send(peer, {0, 0, 0, sizeof(own), 0}, largest));
     }
     for (const int peer : rank.peers()) {
@@ -468,6 +467,16 @@ TEST_P(TransportConformance, MemoryStaysTheSameUnderLoad) {
   });
 }
 
+/// Whether a message that speaks of ranks has this number in it.
+bool names_rank(const std::string& message, int rank) {
+  const std::string number = std::to_string(rank);
+  const auto digit = [&](std::size_t i) { return i < message.size() && std::isdigit(static_cast<unsigned char>(message[i])) != 0; };
+  for (std::size_t at = message.find("rank"); (at = message.find(number, at)) != std::string::npos; ++at) {
+    if (!digit(at - 1) && !digit(at + number.size())) return true;
+  }
+  return false;
+}
+
 TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
   for (const int missing : {size() - 1, 0}) {
     run(
@@ -477,7 +486,7 @@ TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
             const Status status = rank.connect(start + std::chrono::milliseconds(300));
             const auto took = Clock::now() - start;
             EXPECT_FALSE(status.ok());
-            EXPECT_TRUE(std::regex_search(status.message(), std::regex("rank[^.]*\\b" + std::to_string(missing) + "\\b")))
+            EXPECT_TRUE(names_rank(status.message(), missing))
                 << "rank " << missing << " is missing, but: " << status.to_string();
             EXPECT_LT(took, std::chrono::seconds(20));
             if (rank.size() == 2) {
