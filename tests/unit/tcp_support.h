@@ -123,7 +123,8 @@ inline std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t seed
   return bytes;
 }
 
-/// Sends `message` as tiles of at most `tile` bytes, with the tile's number in header.edge, and waits until all counted as sent.
+/// Sends `message` as tiles of at most `tile` bytes, with the tile's number in header.edge, and waits until all counted as
+/// sent.
 inline bool send_message(End& end, int peer, std::span<const std::byte> message, std::size_t tile) {
   Link& link = end.link(peer);
   const std::uint64_t before = link.sent_tiles();
@@ -143,7 +144,8 @@ inline bool receive_message(End& end, int peer, std::span<const std::byte> expec
   std::uint32_t number = 0;
   for (std::size_t at = 0; at < expected.size(); ++number) {
     const Arrival* arrival = nullptr;
-    if (!drive(end, [&] { return (arrival = link.peek()) != nullptr || !link.status().ok(); }) || arrival == nullptr) return false;
+    if (!drive(end, [&] { return (arrival = link.peek()) != nullptr || !link.status().ok(); }) || arrival == nullptr)
+      return false;
     const auto part = expected.subspan(at, std::min(tile, expected.size() - at));
     if (arrival->header != TileHeader{7, 8, number, static_cast<std::uint32_t>(part.size()), at}) return false;
     if (arrival->data.size() != part.size() || std::memcmp(arrival->data.data(), part.data(), part.size()) != 0) return false;

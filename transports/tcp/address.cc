@@ -46,7 +46,8 @@ Result<std::vector<LocalAddress>> list_interfaces() {
     if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
     if (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) continue;
     LocalAddress local{i->ifa_name, {}, (i->ifa_flags & IFF_LOOPBACK) != 0};
-    std::memcpy(&local.address.storage, i->ifa_addr, i->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    std::memcpy(&local.address.storage, i->ifa_addr,
+                i->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
     local.address.set_port(0);
     found.push_back(std::move(local));
   }
@@ -77,7 +78,8 @@ void SocketAddress::set_port(std::uint16_t port) noexcept {
 }
 
 std::string SocketAddress::to_string() const {
-  return family() == AF_INET ? fmt::format("{}:{}", host_text(*this), port()) : fmt::format("[{}]:{}", host_text(*this), port());
+  return family() == AF_INET ? fmt::format("{}:{}", host_text(*this), port())
+                             : fmt::format("[{}]:{}", host_text(*this), port());
 }
 
 bool SocketAddress::is_link_local() const noexcept {
@@ -86,6 +88,10 @@ bool SocketAddress::is_link_local() const noexcept {
 
 Result<SocketAddress> parse_host(std::string_view text) {
   const std::string host(text);
+  const auto bad = [&] {
+    return Status(StatusCode::invalid_argument, fmt::format("'{}' is no numeric IPv4 or IPv6 address", text));
+  };
+  if (host.find('\0') != std::string::npos) return bad();
   SocketAddress address;
   auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
   if (::inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
@@ -97,7 +103,7 @@ Result<SocketAddress> parse_host(std::string_view text) {
     six->sin6_family = AF_INET6;
     return address;
   }
-  return Status(StatusCode::invalid_argument, fmt::format("'{}' is no numeric IPv4 or IPv6 address", text));
+  return bad();
 }
 
 Result<SocketAddress> parse_address(std::string_view text) {
@@ -163,8 +169,8 @@ Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or
     if (chosen.empty()) choose([](const LocalAddress& local) { return local.loopback; });
   }
   if (chosen.empty()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("no usable interface or address '{}' on this host; it has {}", interface_or_address, describe(*locals)));
+    return Status(StatusCode::invalid_argument, fmt::format("no usable interface or address '{}' on this host; it has {}",
+                                                            interface_or_address, describe(*locals)));
   }
   return chosen;
 }

@@ -39,8 +39,8 @@ Result<SocketAddress> parse_address(std::string_view text);
 Result<std::vector<SocketAddress>> split_addresses(std::string_view text);
 
 /// The addresses of this host that `interface_or_address` stands for, with port 0; at most kMaxAdvertised. Empty text: all but
-/// loopback and link-local ones, IPv4 first, bridges of containers and virtual machines last; loopback where there is nothing else.
-/// The error lists what this host has.
+/// loopback and link-local ones, IPv4 first, bridges of containers and virtual machines last; loopback where there is nothing
+/// else. The error lists what this host has.
 Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address);
 inline constexpr std::size_t kMaxAdvertised = 8;
 

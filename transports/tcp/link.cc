@@ -28,7 +28,11 @@ constexpr std::uint32_t kVanishedMs = 10'000;
 }  // namespace
 
 TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes)
-    : reactor_(std::move(reactor)), peer_(peer), peer_address_(std::move(peer_address)), tile_bytes_(tile_bytes), queue_(kQueueTiles) {}
+    : reactor_(std::move(reactor)),
+      peer_(peer),
+      peer_address_(std::move(peer_address)),
+      tile_bytes_(tile_bytes),
+      queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
                                                std::vector<Descriptor> sockets, std::size_t tile_bytes,
@@ -214,12 +218,10 @@ void TcpLink::examine(Flow& flow) {
     const std::span<const std::byte, kFrameHeaderBytes> bytes(at, kFrameHeaderBytes);
     flow.front = decode_frame(bytes, tile_bytes_);
     if (!flow.front) {
-      return close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) sent a corrupt tile header: {}", peer_, peer_address_,
-                                                               describe_bad_frame(bytes, tile_bytes_))));
+      return fail("sent a corrupt tile header: " + describe_bad_frame(bytes, tile_bytes_));
     }
     if (flow.front->position < next_) {
-      return close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) sent tile {} again, {} is due", peer_, peer_address_,
-                                                               flow.front->position, next_)));
+      return fail(fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
     }
   }
   flow.front_whole = arrived >= frame_bytes(flow.front->tile.size_bytes);
@@ -232,14 +234,13 @@ void TcpLink::find_next() {
     if (!flow.front || flow.front->position == next_) passed = false;
     if (!flow.front_whole || flow.front->position != next_) continue;
     next_from_ = &flow;
-    arrival_ = {flow.front->tile, {flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes, flow.front->tile.size_bytes}};
+    arrival_ = {flow.front->tile,
+                {flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes, flow.front->tile.size_bytes}};
     news_ = true;
     return;
   }
   // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never come.
-  if (passed && status_.ok()) {
-    close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) left out tile {}", peer_, peer_address_, next_)));
-  }
+  if (passed && status_.ok()) fail(fmt::format("left out tile {}", next_));
 }
 
 const Arrival* TcpLink::peek() noexcept {
@@ -307,6 +308,10 @@ void TcpLink::close(Status reason) {
   reactor_->note_closing();
 }
 
+void TcpLink::fail(const std::string& what) {
+  close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
+}
+
 void TcpLink::watch() {
   if (!status_.ok()) return;
   if (closing_) {
@@ -332,8 +337,7 @@ void TcpLink::watch() {
     socklen_t bytes = sizeof info;
     if (flow.ended || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
     if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries && info.tcpi_last_ack_recv >= kVanishedMs) {
-      return close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network "
-                                                               "is down", peer_, peer_address_, info.tcpi_last_ack_recv / 1e3)));
+      return fail(fmt::format("has not answered for {:.1f} s: its host or the network is down", info.tcpi_last_ack_recv / 1e3));
     }
   }
 }

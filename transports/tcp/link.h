@@ -26,7 +26,8 @@ struct Flow {
   Descriptor socket;
   MirrorRing ring;  ///< bytes that arrived and are not released: [head, tail)
 
-  // Sending: this flow has pulled the tiles [first, last) of the link's queue; sent_of_first bytes of the first are in the kernel.
+  // Sending: this flow has pulled the tiles [first, last) of the link's queue; sent_of_first bytes of the first are in the
+  // kernel.
   std::uint64_t first = 0;
   std::uint64_t last = 0;
   std::size_t sent_of_first = 0;
@@ -45,8 +46,8 @@ struct Flow {
   [[nodiscard]] bool idle() const noexcept { return first == last; }
 };
 
-/// See Link. Sending: try_send appends to a small queue, from which each socket pulls its next tiles only when the kernel has taken
-/// all that it pulled before. Receiving: frames stay in the ring of the socket that brought them until they are released.
+/// See Link. Sending: try_send appends to a small queue, from which each socket pulls its next tiles only when the kernel has
+/// taken all that it pulled before. Receiving: frames stay in the ring of the socket that brought them until they are released.
 /// Thread rule: that of the transport, one thread at a time.
 class TcpLink final : public Link {
  public:
@@ -110,6 +111,7 @@ class TcpLink final : public Link {
   void find_next();
   void end_flow(Flow& flow, int error);
   void set_broken();
+  void fail(const std::string& what);
   void stop_flow(Flow& flow) noexcept;
 
   std::shared_ptr<Reactor> reactor_;
@@ -128,8 +130,8 @@ class TcpLink final : public Link {
   std::uint64_t sent_ = 0;
   std::size_t next_flow_ = 0;
 
-  std::uint64_t next_ = 0;         ///< the number of the tile to deliver next
-  Flow* next_from_ = nullptr;      ///< the flow whose front is that tile, whole
+  std::uint64_t next_ = 0;     ///< the number of the tile to deliver next
+  Flow* next_from_ = nullptr;  ///< the flow whose front is that tile, whole
   Arrival arrival_;
   bool news_ = false;
   std::uint64_t received_bytes_ = 0;

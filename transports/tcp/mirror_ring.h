@@ -8,9 +8,8 @@
 
 namespace shoal::tcp {
 
-/// Memory of size() bytes that continues with itself: byte i and byte i + size() are the same one. Frames that wrap around need no
-/// second read, no second span and no copy. Pages are only taken when touched.
-/// Thread rule: as for plain memory.
+/// Memory of size() bytes that continues with itself: byte i and byte i + size() are the same one. Frames that wrap around need
+/// no second read, no second span and no copy. Pages are only taken when touched. Thread rule: as for plain memory.
 class MirrorRing {
  public:
   /// At least `bytes`, rounded up to whole pages. system_error where the kernel has no memory.

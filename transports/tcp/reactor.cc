@@ -31,7 +31,8 @@ Result<std::shared_ptr<Reactor>> Reactor::make() {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = nullptr;
-  if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0) return system_error("tcp: epoll_ctl", errno);
+  if (::epoll_ctl(reactor->epoll_.get(), EPOLL_CTL_ADD, reactor->timer_.get(), &event) != 0)
+    return system_error("tcp: epoll_ctl", errno);
   reactor->owner_pid_ = ::getpid();
   return reactor;
 }
@@ -150,10 +151,11 @@ bool Reactor::collect() {
 bool Reactor::prepare_wait() {
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
-  return !collect() && ready_.empty() && !news_;
+  if (collect()) news_ = true;  // what moved here is for the next progress() to report
+  return ready_.empty() && !news_;
 }
 
-void Reactor::finish_wait() { collect(); }
+void Reactor::finish_wait() { news_ |= collect(); }
 
 void Reactor::watch_links() {
   std::uint64_t ticks = 0;

@@ -14,9 +14,9 @@ namespace shoal::tcp {
 class TcpLink;
 struct Flow;
 
-/// Every socket is registered once, edge-triggered for both directions, and never re-armed: an edge sets a flag in the Flow, the
-/// flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises no further edge unless
-/// more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a system call.
+/// Every socket is registered once, edge-triggered for both directions, and never re-armed: an edge sets a flag in the Flow,
+/// the flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises no further
+/// edge unless more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a system call.
 /// Thread rule: that of the transport, one thread at a time.
 class Reactor {
  public:

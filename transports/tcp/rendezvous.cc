@@ -243,7 +243,8 @@ class Rendezvous {
     });
     if (peer == peers_.end()) return count_stranger(fmt::format("rank {} is not expected", said->from_rank)), false;
     // The reply goes out even where the settings differ, so that both sides can say why they part.
-    if (!send_record(inbound.socket.get(), encode(hello(HelloKind::reply, peer->sockets.rank, said->socket_index)))) return false;
+    if (!send_record(inbound.socket.get(), encode(hello(HelloKind::reply, peer->sockets.rank, said->socket_index))))
+      return false;
     if (!check_settings(*said)) return false;
     if (said->socket_index >= self_.sockets) return count_stranger("its socket number is too high"), false;
     inbound.confirming = true;
@@ -260,7 +261,8 @@ class Rendezvous {
     expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
     expected.to_rank = self_.from_rank;
     expected.socket_index = static_cast<std::uint16_t>(inbound.index);
-    if (said == expected && !peer.sockets.sockets[inbound.index].valid()) complete(peer, inbound.index, std::move(inbound.socket));
+    if (said == expected && !peer.sockets.sockets[inbound.index].valid())
+      complete(peer, inbound.index, std::move(inbound.socket));
     return false;
   }
 
@@ -279,8 +281,9 @@ class Rendezvous {
     outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!outbound.socket.valid()) {
       if (errno != EMFILE && errno != ENFILE) return retry(outbound, words(errno));
-      failure_ = Status(StatusCode::system_error, fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
-                                                              peer.sockets.rank, address.to_string(), words(errno)));
+      failure_ = Status(StatusCode::system_error,
+                        fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
+                                    peer.sockets.rank, address.to_string(), words(errno)));
       return;
     }
     outbound.state = Outbound::State::connecting;
@@ -338,7 +341,8 @@ class Rendezvous {
         if (now >= outbound.until) retry(outbound, kSilent);
         return;
       case RecordReader::Outcome::ended:
-        return retry(outbound, error != 0 ? words(error) : "it closed the connection during the handshake (is it another job's?)");
+        return retry(outbound,
+                     error != 0 ? words(error) : "it closed the connection during the handshake (is it another job's?)");
       case RecordReader::Outcome::whole: break;
     }
     Peer& peer = peers_[outbound.peer];
@@ -368,12 +372,15 @@ class Rendezvous {
   bool check_settings(const Hello& said) {
     const auto differ = [&](std::string_view what, auto theirs, auto ours) {
       if (theirs == ours) return false;
-      failure_ = Status(StatusCode::mismatch, fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
-                                                          "same settings", said.from_rank, what, theirs, self_.from_rank, ours));
+      failure_ = Status(StatusCode::mismatch,
+                        fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
+                                    "same settings",
+                                    said.from_rank, what, theirs, self_.from_rank, ours));
       return true;
     };
     return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
-           !differ("sockets per peer:", said.sockets, self_.sockets) && !differ("a tile size of", said.tile_bytes, self_.tile_bytes);
+           !differ("sockets per peer:", said.sockets, self_.sockets) &&
+           !differ("a tile size of", said.tile_bytes, self_.tile_bytes);
   }
 
   Status late() const {
@@ -399,7 +406,8 @@ class Rendezvous {
     if (late_ranks > named) text += fmt::format("; and {} more ranks", late_ranks - named);
     if (!note_.empty()) text += fmt::format("; {}", note_);
     if (strangers_ > 0) {
-      text += fmt::format("; dropped {} connection{} from strangers, the last because {}", strangers_, strangers_ == 1 ? "" : "s", stranger_);
+      text += fmt::format("; dropped {} connection{} from strangers, the last because {}", strangers_,
+                          strangers_ == 1 ? "" : "s", stranger_);
     }
     return {StatusCode::timeout, text};
   }

@@ -30,10 +30,10 @@ struct PeerSockets {
 };
 
 /// Accepts from the ranks above this one and connects to those below, all at the same time, until every socket has finished its
-/// handshake. A connection is a peer's only when the job id fits; all others are dropped, limited in number and time, and counted
-/// in the error. Refused connections are tried again until the deadline.
-/// `listener` is non-blocking and listens. The result has the order of `peers`.
-/// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
+/// handshake. A connection is a peer's only when the job id fits; all others are dropped, limited in number and time, and
+/// counted in the error. Refused connections are tried again until the deadline. `listener` is non-blocking and listens. The
+/// result has the order of `peers`. Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job
+/// has other settings.
 Result<std::vector<PeerSockets>> connect_peers(const Identity& self, int listener, std::span<const PeerAddress> peers,
                                                std::chrono::steady_clock::time_point deadline);
 

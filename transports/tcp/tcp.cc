@@ -20,7 +20,8 @@ namespace {
 constexpr std::size_t kMinTileBytes = 64;
 constexpr std::size_t kMaxTileBytes = 16 << 20;
 constexpr int kBacklog = 4096;
-// A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it wait.
+// A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
+// wait.
 constexpr int kUnsentBytes = 256 << 10;
 
 void set_option(int socket, int level, int name, int value) noexcept {
@@ -59,7 +60,8 @@ Result<Listener> open_listener(const TcpOptions& options) {
   if (!advertised.ok()) return advertised.status();
   SocketAddress own = advertised->front();
   if (advertised->size() > 1) {
-    const bool any_six = std::any_of(advertised->begin(), advertised->end(), [](const auto& a) { return a.family() == AF_INET6; });
+    const bool any_six =
+        std::any_of(advertised->begin(), advertised->end(), [](const auto& a) { return a.family() == AF_INET6; });
     own = *parse_host(any_six ? "::" : "0.0.0.0");
   }
   own.set_port(options.port);
@@ -121,8 +123,10 @@ class TcpTransport final : public Transport {
     std::vector<PeerAddress> where;
     for (std::size_t i = 0; i < peers.size(); ++i) {
       const int rank = peers[i];
-      if (rank < 0 || rank >= options_.size || rank == options_.rank) return bad(fmt::format("rank {} is no peer of rank {}", rank, options_.rank));
-      if (std::find(peers.begin(), peers.begin() + static_cast<std::ptrdiff_t>(i), rank) != peers.begin() + static_cast<std::ptrdiff_t>(i)) {
+      if (rank < 0 || rank >= options_.size || rank == options_.rank)
+        return bad(fmt::format("rank {} is no peer of rank {}", rank, options_.rank));
+      if (std::find(peers.begin(), peers.begin() + static_cast<std::ptrdiff_t>(i), rank) !=
+          peers.begin() + static_cast<std::ptrdiff_t>(i)) {
         return bad(fmt::format("rank {} is named twice", rank));
       }
       auto parsed = split_addresses(addresses[i]);

@@ -101,7 +101,8 @@ void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> b
 std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                         std::size_t max_payload_bytes) noexcept {
   const std::byte* at = bytes.data();
-  if (load<std::uint32_t>(at) != kFrameMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return {};
+  if (load<std::uint32_t>(at) != kFrameMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes))
+    return {};
   FrameHeader header;
   header.position = load<std::uint64_t>(at + 8);
   header.tile.communicator = load<std::uint32_t>(at + 16);

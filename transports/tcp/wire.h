@@ -1,4 +1,5 @@
-// What travels over the sockets of the TCP transport: handshake records and frame headers, both little-endian and of fixed size.
+// What travels over the sockets of the TCP transport: handshake records and frame headers, both little-endian and of fixed
+// size.
 #pragma once
 
 #include <array>
@@ -38,8 +39,8 @@ using HelloRecord = std::array<std::byte, kHelloBytes>;
 /// Empty where the bytes are no handshake record (wrong magic, kind or check sum). The version is not judged.
 [[nodiscard]] std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept;
 
-/// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache line,
-/// so that payloads lie aligned in the receiver's memory however frames follow each other.
+/// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache
+/// line, so that payloads lie aligned in the receiver's memory however frames follow each other.
 inline constexpr std::size_t kFrameAlignment = 64;
 inline constexpr std::size_t kFrameHeaderBytes = 64;
 
@@ -61,6 +62,7 @@ void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> b
 [[nodiscard]] std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                                       std::size_t max_payload_bytes) noexcept;
 /// Says what is wrong with a header that decode_frame refused.
-[[nodiscard]] std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes, std::size_t max_payload_bytes);
+[[nodiscard]] std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                             std::size_t max_payload_bytes);
 
 }  // namespace shoal::tcp

@@ -1,0 +1,337 @@
+// How TCP transports find each other: strangers, other jobs, differing settings, missing ranks, addresses.
+#include "tests/unit/tcp_support.h"
+
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "transports/tcp/address.h"
+#include "transports/tcp/descriptor.h"
+#include "transports/tcp/wire.h"
+
+namespace shoal::tcp_test {
+namespace {
+
+using tcp::Descriptor;
+using tcp::Hello;
+using tcp::HelloKind;
+
+Descriptor dial(const std::string& address) {
+  const auto where = tcp::parse_address(address);
+  Descriptor socket(::socket(where->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(socket.get(), where->raw(), where->length()) != 0) socket.reset();
+  return socket;
+}
+
+void say(const Descriptor& socket, std::span<const std::byte> bytes) {
+  static_cast<void>(!::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+}
+
+testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "'" << text << "' lacks '" << part << "'";
+}
+
+// One end that connects to rank 1 of 2, which is played by the test.
+End lone_end(int rank, const std::string& other, std::chrono::milliseconds limit, TcpOptions options) {
+  End end;
+  options.rank = rank;
+  auto transport = make_tcp_transport(options);
+  EXPECT_TRUE(transport.ok()) << transport.status().to_string();
+  end.transport = std::move(*transport);
+  std::vector<std::string> addresses(2, other);
+  connect(end, rank, addresses, limit);
+  return end;
+}
+
+TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
+  std::vector<End> ends(3);
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto transport = make_tcp_transport(options_of(rank, 3));
+    ASSERT_TRUE(transport.ok());
+    ends[static_cast<std::size_t>(rank)].transport = std::move(*transport);
+    addresses.push_back(ends[static_cast<std::size_t>(rank)].transport->address());
+  }
+  // Before anybody looks: junk, half a record, a scan that closes at once, silence, a web browser, another job, a rank that is
+  // not expected, a number of socket that does not exist.
+  std::vector<Descriptor> open;
+  Hello hello;
+  hello.job_id = options_of(0, 3).job_id;
+  hello.size = 3;
+  hello.sockets = 2;
+  hello.tile_bytes = options_of(0, 3).tile_bytes;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    const std::string& address = addresses[rank];
+    hello.to_rank = rank;
+    Hello other_job = hello;
+    other_job.job_id ^= 1;
+    other_job.from_rank = (rank + 1) % 3;
+    Hello unexpected = hello;
+    unexpected.from_rank = 77;
+    Hello too_many = hello;
+    too_many.from_rank = (rank + 1) % 3;
+    too_many.socket_index = 999;
+    say(open.emplace_back(dial(address)), random_bytes(5000, 3));
+    say(open.emplace_back(dial(address)), std::as_bytes(std::span("SHOL")));
+    dial(address);
+    open.push_back(dial(address));
+    say(open.emplace_back(dial(address)),
+        std::as_bytes(std::span("GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything\r\n\r\n")));
+    for (const Hello& wrong : {other_job, unexpected, too_many}) say(open.emplace_back(dial(address)), tcp::encode(wrong));
+  }
+  // And while the ranks connect.
+  std::atomic<bool> stop = false;
+  std::thread scanner([&] {
+    for (int i = 0; !stop && i < 2000; ++i)
+      say(dial(addresses[static_cast<std::size_t>(i % 3)]), random_bytes(100, static_cast<std::uint64_t>(i)));
+  });
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] { connect(ends[static_cast<std::size_t>(rank)], rank, addresses, kPatience); });
+  for (std::thread& thread : ranks) thread.join();
+  stop = true;
+  scanner.join();
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const auto message = random_bytes(300'000, 4);
+  bool arrived = false;
+  std::thread receiver([&] { arrived = receive_message(ends[2], 0, message, 100'000); });
+  EXPECT_TRUE(send_message(ends[0], 2, message, 100'000));
+  receiver.join();
+  EXPECT_TRUE(arrived);
+}
+
+TEST(TcpRendezvous, MoreSilentStrangersThanAllowedMakeRoomForThePeer) {
+  std::vector<End> ends(2);
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    ends[static_cast<std::size_t>(rank)].transport = std::move(*make_tcp_transport(options_of(rank, 2)));
+    addresses.push_back(ends[static_cast<std::size_t>(rank)].transport->address());
+  }
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(dial(addresses[0]));
+  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
+  connect(ends[0], 0, addresses, kPatience);
+  other.join();
+  EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+  EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+}
+
+TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {
+  auto transport = make_tcp_transport(options_of(0, 3));
+  ASSERT_TRUE(transport.ok());
+  const std::string address = (*transport)->address();
+  for (int i = 0; i < 3; ++i) say(dial(address), random_bytes(48, 5));
+  const std::vector<int> peers = {2, 1};
+  const std::vector<std::string> addresses = {"127.0.0.1:2", "127.0.0.1:1"};
+  const auto links = (*transport)->connect(peers, addresses, Clock::now() + std::chrono::milliseconds(300));
+  ASSERT_FALSE(links.ok());
+  EXPECT_EQ(links.status().code(), StatusCode::timeout);
+  EXPECT_TRUE(has(links.status().message(), "rank 2 (127.0.0.1:2) did not connect within 0.3 s"));
+  EXPECT_TRUE(has(links.status().message(), "rank 1 (127.0.0.1:1) did not connect within 0.3 s"));
+  EXPECT_TRUE(has(links.status().message(), "dropped 3 connections from strangers, the last because it does not speak"));
+  const auto again = (*transport)->connect(peers, addresses, Clock::now());
+  EXPECT_EQ(again.status().code(), StatusCode::invalid_argument);
+}
+
+TEST(TcpRendezvous, ALowerRankThatRefusesIsNamedWithTheSystemsWords) {
+  std::string closed;
+  closed = (*make_tcp_transport(options_of(0, 2)))->address();  // destroyed at once: nobody listens there
+  const End end = lone_end(1, closed, std::chrono::milliseconds(300), options_of(1, 2));
+  EXPECT_EQ(end.status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(end.status.message(), "rank 0 (" + closed + ") did not connect within 0.3 s: Connection refused"));
+}
+
+TEST(TcpRendezvous, ARankThatAcceptsButNeverAnswersIsNamed) {
+  const auto silent = make_tcp_transport(options_of(0, 2));  // listens, but never calls connect()
+  const End end = lone_end(1, (*silent)->address(), std::chrono::milliseconds(300), options_of(1, 2));
+  EXPECT_EQ(end.status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(end.status.message(), "rank 0"));
+  EXPECT_TRUE(has(end.status.message(), "did not answer"));
+}
+
+TEST(TcpRendezvous, AnotherJobIsAStranger) {
+  auto options = options_for(2);
+  options[1].job_id = 99;
+  const auto ends = make_group(options, std::chrono::milliseconds(500));
+  EXPECT_EQ(ends[0].status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(ends[0].status.message(), "it belongs to another job"));
+  EXPECT_EQ(ends[1].status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(ends[1].status.message(), "rank 0"));
+}
+
+TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
+  const auto expect_mismatch = [](std::vector<TcpOptions> options, const std::string& what, const std::string& zero,
+                                  const std::string& one) {
+    const auto start = Clock::now();
+    const auto ends = make_group(options);
+    EXPECT_LT(Clock::now() - start, kPatience);
+    for (const End& end : ends) {
+      EXPECT_EQ(end.status.code(), StatusCode::mismatch) << end.status.to_string();
+      for (const std::string& part : {what, zero, one, std::string("rank 0"), std::string("rank 1")})
+        EXPECT_TRUE(has(end.status.message(), part));
+    }
+  };
+  auto tiles = options_for(2);
+  tiles[1].tile_bytes = 65536;
+  expect_mismatch(tiles, "tile size", "131072", "65536");
+  auto sockets = options_for(2);
+  sockets[0].sockets_per_peer = 7;
+  expect_mismatch(sockets, "sockets per peer", "7", "2");
+  auto sizes = options_for(2);
+  sizes[1].size = 5;
+  expect_mismatch(sizes, "job size", "2", "5");
+}
+
+TEST(TcpRendezvous, AnotherWireVersionIsAMismatch) {
+  auto transport = make_tcp_transport(options_of(0, 2));
+  Hello hello;
+  hello.version = tcp::kWireVersion + 1;
+  hello.job_id = options_of(0, 2).job_id;
+  hello.from_rank = 1;
+  const Descriptor peer = dial((*transport)->address());
+  say(peer, tcp::encode(hello));
+  const std::vector<int> peers = {1};
+  const std::vector<std::string> addresses = {"127.0.0.1:1"};
+  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kPatience);
+  EXPECT_EQ(links.status().code(), StatusCode::mismatch);
+  EXPECT_TRUE(has(links.status().message(), "wire version"));
+}
+
+TEST(TcpRendezvous, ALateRankIsWaitedFor) {
+  std::vector<End> ends(2);
+  ends[0].transport = std::move(*make_tcp_transport(options_of(0, 2)));
+  ends[1].transport = std::move(*make_tcp_transport(options_of(1, 2)));
+  const std::vector<std::string> addresses = {ends[0].transport->address(), ends[1].transport->address()};
+  std::thread early([&] { connect(ends[1], 1, addresses, kPatience); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  connect(ends[0], 0, addresses, kPatience);
+  early.join();
+  EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+  EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+}
+
+TEST(TcpRendezvous, AnAddressThatDoesNotAnswerIsLeftForTheNext) {
+  std::vector<End> ends(2);
+  ends[0].transport = std::move(*make_tcp_transport(options_of(0, 2)));
+  ends[1].transport = std::move(*make_tcp_transport(options_of(1, 2)));
+  // A stranger that accepts and says nothing, one that refuses, then the rank itself.
+  const auto silent = make_tcp_transport(options_of(0, 2));
+  const std::string refused = (*make_tcp_transport(options_of(0, 2)))->address();
+  const std::vector<std::string> addresses = {refused + "," + (*silent)->address() + "," + ends[0].transport->address(),
+                                              ends[1].transport->address()};
+  std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
+  connect(ends[1], 1, addresses, kPatience);
+  other.join();
+  EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+  EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+}
+
+TEST(TcpRendezvous, SixteenRanksConnectPairwise) {
+  auto ends = make_group(options_for(16, 1, 4096));
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const auto message = random_bytes(1000, 9);
+  for (int from = 0; from < 16; from += 5) {
+    for (int to = 0; to < 16; to += 3) {
+      if (from == to) continue;
+      EXPECT_TRUE(send_message(ends[static_cast<std::size_t>(from)], to, message, 1000));
+      EXPECT_TRUE(receive_message(ends[static_cast<std::size_t>(to)], from, message, 1000));
+    }
+  }
+}
+
+TEST(TcpRendezvous, Ipv6AndTheWholeHostWork) {
+  for (const char* where : {"::1", "", "lo"}) {
+    auto options = options_for(2);
+    for (TcpOptions& one : options) one.interface_or_address = where;
+    if (std::string_view(where) == "::1" && !make_tcp_transport(options[0]).ok()) {
+      std::printf("this machine has no IPv6 loopback address\n");
+      continue;
+    }
+    auto ends = make_group(options);
+    ASSERT_TRUE(ends[0].status.ok()) << where << ": " << ends[0].status.to_string();
+    ASSERT_TRUE(ends[1].status.ok()) << where << ": " << ends[1].status.to_string();
+    EXPECT_LE(ends[0].transport->address().size(), 1024U);
+    const auto message = random_bytes(5000, 9);
+    EXPECT_TRUE(send_message(ends[0], 1, message, 5000));
+    EXPECT_TRUE(receive_message(ends[1], 0, message, 5000));
+  }
+}
+
+TEST(TcpRendezvous, AloneThereIsNobodyToConnectTo) {
+  auto transport = make_tcp_transport(options_of(0, 1));
+  ASSERT_TRUE(transport.ok());
+  const auto links = (*transport)->connect({}, {}, Clock::now());
+  ASSERT_TRUE(links.ok());
+  EXPECT_TRUE(links->empty());
+  EXPECT_FALSE((*transport)->progress());
+}
+
+TEST(TcpOptionsCheck, BadOptionsAreRefused) {
+  const auto code_of = [](auto change) {
+    TcpOptions options = options_of(0, 2);
+    change(options);
+    return make_tcp_transport(options).status().code();
+  };
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.rank = 2; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.rank = -1; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.size = 0; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.sockets_per_peer = 0; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.sockets_per_peer = 17; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.tile_bytes = 63; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.tile_bytes = (16 << 20) + 1; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.tiles_per_socket = 1; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.interface_or_address = "nosuch0"; }), StatusCode::invalid_argument);
+  EXPECT_EQ(code_of([](TcpOptions& o) { o.interface_or_address = "192.0.2.1"; }), StatusCode::system_error);
+}
+
+TEST(TcpOptionsCheck, APortInUseIsNamed) {
+  const auto first = make_tcp_transport(options_of(0, 2));
+  ASSERT_TRUE(first.ok());
+  TcpOptions options = options_of(1, 2);
+  options.port = tcp::parse_address((*first)->address())->port();
+  const auto second = make_tcp_transport(options);
+  ASSERT_FALSE(second.ok());
+  EXPECT_TRUE(has(second.status().message(), (*first)->address()));
+  EXPECT_TRUE(has(second.status().message(), "Address already in use"));
+}
+
+TEST(TcpOptionsCheck, PeersAndAddressesMustMakeSense) {
+  const auto error_of = [](std::vector<int> peers, std::vector<std::string> addresses) {
+    auto transport = make_tcp_transport(options_of(0, 4));
+    const auto links = (*transport)->connect(peers, addresses, Clock::now() + std::chrono::milliseconds(10));
+    EXPECT_EQ(links.status().code(), StatusCode::invalid_argument) << links.status().to_string();
+    return links.status().message();
+  };
+  EXPECT_TRUE(has(error_of({1}, {}), "1 peers but 0 addresses"));
+  EXPECT_TRUE(has(error_of({0}, {"127.0.0.1:1"}), "rank 0 is no peer of rank 0"));
+  EXPECT_TRUE(has(error_of({4}, {"127.0.0.1:1"}), "rank 4"));
+  EXPECT_TRUE(has(error_of({1, 1}, {"127.0.0.1:1", "127.0.0.1:1"}), "named twice"));
+  EXPECT_TRUE(has(error_of({1}, {"shm:xyz"}), "the address of rank 1"));
+  EXPECT_TRUE(has(error_of({1}, {""}), "the address of rank 1"));
+}
+
+TEST(TcpOptionsCheck, NoDescriptorsLeftIsOneClearError) {
+  const auto listening = make_tcp_transport(options_of(0, 2));
+  auto transport = make_tcp_transport(options_of(1, 2));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest_free = ::dup(0);
+  ::close(lowest_free);
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(lowest_free);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const std::vector<int> peers = {0};
+  const std::vector<std::string> addresses = {(*listening)->address()};
+  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kPatience);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(links.status().code(), StatusCode::system_error);
+  EXPECT_TRUE(has(links.status().message(), "rank 0"));
+  EXPECT_TRUE(has(links.status().message(), "Too many open files"));
+}
+
+}  // namespace
+}  // namespace shoal::tcp_test
