@@ -7,7 +7,9 @@
 namespace shoal {
 namespace {
 
-Status supports(const Topology&, const Collective& collective) { return serves_only(collective.kind, {CollectiveKind::broadcast}); }
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::broadcast});
+}
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
   // Node by node from the root, so that each node's wire is crossed once.
@@ -22,8 +24,6 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 
 }  // namespace
 
-Algorithm chain_algorithm() {
-  return {"chain", "from rank to rank, tile by tile; for large messages", supports, build};
-}
+Algorithm chain_algorithm() { return {"chain", "from rank to rank, tile by tile; for large messages", supports, build}; }
 
 }  // namespace shoal

@@ -52,7 +52,8 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 }  // namespace
 
 Algorithm direct_algorithm() {
-  return {"direct", "one hop to each shard's owner and one hop back; least traffic, p - 1 peers at once (Herring, SC20)", supports, build};
+  return {"direct", "one hop to each shard's owner and one hop back; least traffic, p - 1 peers at once (Herring, SC20)",
+          supports, build};
 }
 
 }  // namespace shoal

@@ -9,7 +9,9 @@
 namespace shoal {
 namespace {
 
-Status supports(const Topology&, const Collective& collective) { return serves_only(collective.kind, {CollectiveKind::barrier}); }
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::barrier});
+}
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
   const std::vector<int> members = ranks_node_by_node(topology);

@@ -4,6 +4,7 @@
 // s mod L_n, so every rank of every node drives wires, and each byte crosses a node's wire once in each direction.
 
 #include <algorithm>
+#include <utility>
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -23,7 +24,8 @@ Status supports(const Topology&, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_reduce});
 }
 
-/// How a message is dealt to segments, strands and nodes. Chunk (segment * strands + strand) * nodes + i is the i-th of a strand.
+/// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * nodes + i is the i-th of a
+/// strand.
 struct Deal {
   std::vector<std::vector<int>> nodes;
   std::uint32_t node = 0;  // of the rank whose Program is built
@@ -38,7 +40,7 @@ struct Deal {
   [[nodiscard]] std::uint32_t owned_chunk(std::uint32_t n) const { return direct ? n : node_count() - 1 - n; }
 };
 
-Deal deal(const Topology& topology, const Collective& collective, int rank) {
+Deal make_deal(const Topology& topology, const Collective& collective, int rank) {
   Deal deal;
   deal.nodes = ranks_of_nodes(topology);
   deal.node = static_cast<std::uint32_t>(topology.node_of_rank[static_cast<std::size_t>(rank)]);
@@ -46,22 +48,26 @@ Deal deal(const Topology& topology, const Collective& collective, int rank) {
   deal.direct = deal.nodes.size() <= kMaxDirectNodes;
   const std::size_t most = std::clamp<std::size_t>(kMaxLanes / deal.strands, 1, kMaxSegments);
   const std::size_t chunks = deal.strands * deal.nodes.size();
-  deal.segments = static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / chunks / kSegmentChunkBytes, 1, most));
+  deal.segments =
+      static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / chunks / kSegmentChunkBytes, 1, most));
   return deal;
 }
 
-/// The strands of a segment among the ranks of this node, each cut in two runs so that it starts with chunk `first`.
-Shares node_shares(const Deal& deal, std::uint32_t segment, std::uint32_t first) {
+/// Runs `stage` among the ranks of this node, for the chunks of every strand of a segment, starting with chunk `first`: those
+/// up to the end of the strands from all ranks, then those before `first`.
+template <typename Stage>
+void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t first, Stage stage) {
   const auto& ranks = deal.nodes[deal.node];
   const std::uint32_t chunks = deal.node_count();
-  Shares shares(ranks.size());
-  for (std::uint32_t strand = 0; strand < deal.strands; ++strand) {
-    const std::uint32_t lane = deal.lane(segment, strand);
-    auto& share = shares[strand % ranks.size()];
-    share.push_back({lane, lane * chunks + first, chunks - first});
-    if (first > 0) share.push_back({lane, lane * chunks, first});
+  for (const auto& [begin, end] : {std::pair{first, chunks}, std::pair{0U, first}}) {
+    if (begin == end) continue;
+    Shares shares(ranks.size());
+    for (std::uint32_t strand = 0; strand < deal.strands; ++strand) {
+      const std::uint32_t lane = deal.lane(segment, strand);
+      shares[strand % ranks.size()].push_back({lane, lane * chunks + begin, end - begin});
+    }
+    stage(program, ranks, shares);
   }
-  return shares;
 }
 
 /// Runs `direct_stage` or `ring_stage` for every strand of a segment, among the ranks that hold it, one on each node.
@@ -80,8 +86,7 @@ void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segm
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
-  const Deal deal = shoal::deal(topology, collective, rank);
-  const auto& node = deal.nodes[deal.node];
+  const Deal deal = make_deal(topology, collective, rank);
   const std::uint32_t owned = deal.owned_chunk(deal.node);
   const std::uint32_t lanes = deal.segments * deal.strands;
   ProgramBuilder program(topology, collective, rank, lanes * deal.node_count(), lanes);
@@ -89,11 +94,11 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   // The wire takes the chunks of the other nodes first, beginning with the one after the own: the node stage makes them in that
   // order, and for all segments before it gathers any, so that the wire never waits behind it.
   for (std::uint32_t g = 0; g < deal.segments; ++g) {
-    direct_reduce_scatter(program, node, node_shares(deal, g, (owned + 1) % deal.node_count()));
+    inside_node(program, deal, g, (owned + 1) % deal.node_count(), direct_reduce_scatter);
   }
   const auto gather = [&](std::uint32_t g) {
     between_nodes(program, deal, g, direct_all_gather, ring_all_gather);
-    direct_all_gather(program, node, node_shares(deal, g, owned));
+    inside_node(program, deal, g, owned, direct_all_gather);
   };
   for (std::uint32_t g = 0; g < deal.segments; ++g) {
     between_nodes(program, deal, g, direct_reduce_scatter, ring_reduce_scatter);
@@ -107,7 +112,8 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 }  // namespace
 
 Algorithm hierarchical_algorithm() {
-  return {"hierarchical", "node reduce-scatter, all_reduce of every strand between nodes, node all_gather (Herring, SC20)", supports, build};
+  return {"hierarchical", "node reduce-scatter, all_reduce of every strand between nodes, node all_gather (Herring, SC20)",
+          supports, build};
 }
 
 }  // namespace shoal

@@ -52,8 +52,8 @@ Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> s
 std::span<const Algorithm> algorithms() {
   // Where the Selector finds two equally fast, the earlier one wins: simpler ones first.
   static const std::array kAlgorithms{
-      one_shot_algorithm(),     direct_algorithm(), hierarchical_algorithm(), recursive_doubling_algorithm(), ring_algorithm(),
-      dissemination_algorithm(), tree_algorithm(),  chain_algorithm(),
+      one_shot_algorithm(), direct_algorithm(),        hierarchical_algorithm(), recursive_doubling_algorithm(),
+      ring_algorithm(),     dissemination_algorithm(), tree_algorithm(),         chain_algorithm(),
   };
   return kAlgorithms;
 }

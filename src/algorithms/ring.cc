@@ -32,7 +32,8 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 }  // namespace
 
 Algorithm ring_algorithm() {
-  return {"ring", "each rank talks to its neighbours only; least traffic, most hops (Patarasuk and Yuan, JPDC 2009)", supports, build};
+  return {"ring", "each rank talks to its neighbours only; least traffic, most hops (Patarasuk and Yuan, JPDC 2009)", supports,
+          build};
 }
 
 }  // namespace shoal

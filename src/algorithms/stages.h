@@ -43,9 +43,9 @@ void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, c
 /// members[0]'s value goes from each member to the next.
 void chain_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
-/// In round k every member sends its value to the member 2^k after it and folds that of the member 2^k before it. Folds some values
-/// more than once, so the operation must not mind.
-/// Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", IJPP 1988.
+/// In round k every member sends its value to the member 2^k after it and folds that of the member 2^k before it. Folds some
+/// values more than once, so the operation must not mind. Source: Hensgen, Finkel, Manber, "Two algorithms for barrier
+/// synchronization", IJPP 1988.
 void dissemination_barrier(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
 /// The ranks of every node, ascending; index = node.

@@ -6,7 +6,9 @@
 namespace shoal {
 namespace {
 
-Status supports(const Topology&, const Collective& collective) { return serves_only(collective.kind, {CollectiveKind::broadcast}); }
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::broadcast});
+}
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
   const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
@@ -21,8 +23,6 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 
 }  // namespace
 
-Algorithm tree_algorithm() {
-  return {"tree", "binomial trees, between the nodes and inside each; few hops", supports, build};
-}
+Algorithm tree_algorithm() { return {"tree", "binomial trees, between the nodes and inside each; few hops", supports, build}; }
 
 }  // namespace shoal

@@ -7,5 +7,10 @@ namespace shoal {
 
 /// `shoal run`: starts the ranks of a job here or by ssh.
 void add_run_command(CLI::App& app, int* exit_status);
+/// `shoal verify`, `print`, `simulate`, `explain`: the schedule tools.
+void add_verify_command(CLI::App& app, int* exit_status);
+void add_print_command(CLI::App& app, int* exit_status);
+void add_simulate_command(CLI::App& app, int* exit_status);
+void add_explain_command(CLI::App& app, int* exit_status);
 
 }  // namespace shoal

@@ -9,6 +9,10 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_status = 0;
   shoal::add_run_command(app, &exit_status);
+  shoal::add_verify_command(app, &exit_status);
+  shoal::add_explain_command(app, &exit_status);
+  shoal::add_simulate_command(app, &exit_status);
+  shoal::add_print_command(app, &exit_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -9,8 +9,8 @@
 
 namespace shoal {
 
-/// For every step the earlier steps of the Program that it conflicts with, leaving out those that these wait for in turn: the last
-/// writer of what it touches and, where it writes, the readers since. Input and output count as separate memory.
+/// For every step the earlier steps of the Program that it conflicts with, leaving out those that these wait for in turn: the
+/// last writer of what it touches and, where it writes, the readers since. Input and output count as separate memory.
 /// Precondition: slices are in range and steps of different lanes do not conflict (see verify()).
 class Dependencies {
  public:

@@ -16,7 +16,9 @@ std::string_view to_string(StepOp op) noexcept {
 }
 
 std::string to_string(const Slice& slice) {
-  const std::string_view buffer = slice.buffer == Buffer::input ? "input" : slice.buffer == Buffer::output ? "output" : "scratch";
+  const std::string_view buffer = slice.buffer == Buffer::input    ? "input"
+                                  : slice.buffer == Buffer::output ? "output"
+                                                                   : "scratch";
   if (slice.chunk_count == 1) return fmt::format("{}[{}]", buffer, slice.first_chunk);
   return fmt::format("{}[{}..{})", buffer, slice.first_chunk, std::uint64_t{slice.first_chunk} + slice.chunk_count);
 }

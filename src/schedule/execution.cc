@@ -71,12 +71,15 @@ class CellMap {
   bool in_place_;
 };
 
-/// Symbolic values. A value is the set of ranks whose contribution to one message chunk it holds, or undefined, or spoilt: once it
-/// holds a contribution twice, or contributions to different chunks, no further folding makes it right again.
+/// Symbolic values. A value is the set of ranks whose contribution to one message chunk it holds, or undefined, or spoilt: once
+/// it holds a contribution twice, or contributions to different chunks, no further folding makes it right again.
 class Values {
  public:
   Values(std::size_t count, std::size_t ranks, bool may_repeat)
-      : words_per_value_((ranks + 63) / 64), may_repeat_(may_repeat), words_(count * words_per_value_), chunks_(count, kUndefined) {}
+      : words_per_value_((ranks + 63) / 64),
+        may_repeat_(may_repeat),
+        words_(count * words_per_value_),
+        chunks_(count, kUndefined) {}
 
   void set(std::size_t value, int rank, std::uint32_t chunk) {
     clear(value);
@@ -194,7 +197,8 @@ class Execution {
     }
     if (!faults_.empty()) return;
     order_users();
-    values_.emplace(map_.size() + links_.size(), schedule_.programs.size(), schedule_.collective.kind == CollectiveKind::barrier);
+    values_.emplace(map_.size() + links_.size(), schedule_.programs.size(),
+                    schedule_.collective.kind == CollectiveKind::barrier);
     fill_inputs();
     for (std::uint32_t unit = 0; unit < units_.size(); ++unit) {
       ready_.push_back(unit);
@@ -209,7 +213,9 @@ class Execution {
   }
 
  private:
-  [[nodiscard]] const Program& program_of(const Unit& unit) const { return schedule_.programs[static_cast<std::size_t>(unit.rank)]; }
+  [[nodiscard]] const Program& program_of(const Unit& unit) const {
+    return schedule_.programs[static_cast<std::size_t>(unit.rank)];
+  }
   [[nodiscard]] const Step& step_of(const Unit& unit) const { return program_of(unit).steps[parts_[unit.first_part].step]; }
   [[nodiscard]] std::string mode() const { return aliasing_ == Aliasing::in_place ? " (in place)" : ""; }
 
@@ -233,8 +239,8 @@ class Execution {
       if (other.step == kNone || other.lane == step.lane) return;
       const int chunk = static_cast<int>(step.op == StepOp::send ? step.source.first_chunk : step.target.first_chunk);
       add(FaultKind::race, program.rank, static_cast<int>(i), step.peer, chunk,
-          fmt::format("{} of lane {} races with {} of lane {}", describe_step(program, i), step.lane, describe_step(program, other.step),
-                      other.lane));
+          fmt::format("{} of lane {} races with {} of lane {}", describe_step(program, i), step.lane,
+                      describe_step(program, other.step), other.lane));
     };
     for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
       const Step& step = program.steps[i];
@@ -242,7 +248,8 @@ class Execution {
       const bool writes = step.op != StepOp::send;
       const std::uint32_t source = reads ? map_.first(program.rank, step.source) : 0;
       const std::uint32_t target = writes ? map_.first(program.rank, step.target) : 0;
-      if (reads && writes && source != target && source < target + step.target.chunk_count && target < source + step.source.chunk_count) {
+      if (reads && writes && source != target && source < target + step.target.chunk_count &&
+          target < source + step.source.chunk_count) {
         add(FaultKind::race, program.rank, static_cast<int>(i), step.peer, static_cast<int>(step.target.first_chunk),
             fmt::format("{}: source and target overlap without being the same", describe_step(program, i)));
       }
@@ -345,7 +352,8 @@ class Execution {
     const CollectiveKind kind = schedule_.collective.kind;
     for (const Program& program : schedule_.programs) {
       const std::uint32_t inputs = map_.first(program.rank, {Buffer::input, 0, 0});
-      for (std::uint32_t i = 0; i < map_.input_chunks(); ++i) values_->set(inputs + i, program.rank, map_.input_shift(program.rank) + i);
+      for (std::uint32_t i = 0; i < map_.input_chunks(); ++i)
+        values_->set(inputs + i, program.rank, map_.input_shift(program.rank) + i);
       const bool starts_in_output =
           kind == CollectiveKind::barrier || (kind == CollectiveKind::broadcast && program.rank == schedule_.collective.root);
       const std::uint32_t outputs = map_.first(program.rank, {Buffer::output, 0, 0});
@@ -473,8 +481,10 @@ class Execution {
     }
     std::string message;
     const std::size_t first = seen[stuck];
-    for (std::size_t i = first; i < std::min(path.size(), first + kMaxNamedWaiters); ++i) message += describe_unit(path[i]) + " waits for ";
-    if (path.size() - first > kMaxNamedWaiters) message += fmt::format("{} more, which wait for ", path.size() - first - kMaxNamedWaiters);
+    for (std::size_t i = first; i < std::min(path.size(), first + kMaxNamedWaiters); ++i)
+      message += describe_unit(path[i]) + " waits for ";
+    if (path.size() - first > kMaxNamedWaiters)
+      message += fmt::format("{} more, which wait for ", path.size() - first - kMaxNamedWaiters);
     message += describe_unit(stuck);
     const Unit& unit = units_[stuck];
     const Step& step = step_of(unit);
@@ -496,7 +506,8 @@ class Execution {
       if (cell_is_free(access, tile)) continue;
       const Cell& cell = cells_[access.cell];
       for (std::uint32_t k = 0; k < access.position; ++k) {
-        if (!tile_is_done(cell.users[k].unit, access.cell, tile) && (access.write || cell.users[k].write)) return cell.users[k].unit;
+        if (!tile_is_done(cell.users[k].unit, access.cell, tile) && (access.write || cell.users[k].write))
+          return cell.users[k].unit;
       }
     }
     for (std::uint32_t i = 0; i < unit.part_count; ++i) {
@@ -541,7 +552,8 @@ class Execution {
       }
     }
     if (problem.empty()) return;
-    add(FaultKind::wrong_result, rank, -1, -1, static_cast<int>(chunk), fmt::format("rank {} output[{}] {}", rank, chunk, problem));
+    add(FaultKind::wrong_result, rank, -1, -1, static_cast<int>(chunk),
+        fmt::format("rank {} output[{}] {}", rank, chunk, problem));
   }
 
   /// Whether the result's `chunk` holds a contribution of `rank`.

@@ -11,7 +11,10 @@ constexpr std::size_t kScratchAlignment = 64;  // a cache line: neighbouring chu
 }  // namespace
 
 ChunkLayout::ChunkLayout(const Collective& collective, int ranks, int rank, std::uint32_t message_chunks)
-    : elements_(collective.count), element_bytes_(size_of(collective.type)), chunks_(std::max(message_chunks, 1U)), first_input_chunk_(0) {
+    : elements_(collective.count),
+      element_bytes_(size_of(collective.type)),
+      chunks_(std::max(message_chunks, 1U)),
+      first_input_chunk_(0) {
   if (collective.kind == CollectiveKind::barrier) elements_ = 0;
   if (collective.kind == CollectiveKind::all_gather) {
     elements_ *= static_cast<std::size_t>(ranks);

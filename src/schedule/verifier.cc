@@ -46,14 +46,15 @@ class StaticCheck {
 
   void check_headers() {
     if (ranks() < 1 || schedule_.programs.size() != static_cast<std::size_t>(ranks())) {
-      faults_.push_back({FaultKind::malformed, -1, -1, -1, -1,
-                         fmt::format("{} Programs for {} ranks", schedule_.programs.size(), ranks())});
+      faults_.push_back(
+          {FaultKind::malformed, -1, -1, -1, -1, fmt::format("{} Programs for {} ranks", schedule_.programs.size(), ranks())});
       return;
     }
     const std::uint32_t chunks = schedule_.programs.front().message_chunks;
     for (int rank = 0; rank < ranks(); ++rank) {
       const Program& program = schedule_.programs[static_cast<std::size_t>(rank)];
-      if (program.rank != rank) add(FaultKind::malformed, program, -1, -1, -1, fmt::format("stands at the place of rank {}", rank));
+      if (program.rank != rank)
+        add(FaultKind::malformed, program, -1, -1, -1, fmt::format("stands at the place of rank {}", rank));
       if (program.message_chunks != chunks || chunks == 0) {
         add(FaultKind::malformed, program, -1, -1, -1,
             fmt::format("cuts the message into {} chunks, rank 0 into {}", program.message_chunks, chunks));
@@ -84,7 +85,8 @@ class StaticCheck {
         add(FaultKind::malformed, program, at, step.peer, -1, "unknown op");
         continue;
       }
-      const bool peer_ok = has_peer(step.op) ? step.peer >= 0 && step.peer < ranks() && step.peer != program.rank : step.peer == -1;
+      const bool peer_ok =
+          has_peer(step.op) ? step.peer >= 0 && step.peer < ranks() && step.peer != program.rank : step.peer == -1;
       if (!peer_ok) add(FaultKind::malformed, program, at, step.peer, -1, fmt::format("peer {} makes no sense", step.peer));
       if (step.lane >= program.lanes) {
         add(FaultKind::malformed, program, at, step.peer, -1, fmt::format("lane {} of {} lanes", step.lane, program.lanes));
@@ -102,8 +104,8 @@ class StaticCheck {
   bool check_range(const Program& program, int at, const Slice& slice) {
     const std::uint32_t chunks = slice.buffer <= Buffer::scratch ? chunks_of(program, slice.buffer) : 0;
     if (slice.chunk_count > 0 && std::uint64_t{slice.first_chunk} + slice.chunk_count <= chunks) return true;
-    add(FaultKind::malformed, program, at, program.steps[static_cast<std::size_t>(at)].peer, static_cast<int>(slice.first_chunk),
-        fmt::format("{} is not in a buffer of {} chunks", to_string(slice), chunks));
+    add(FaultKind::malformed, program, at, program.steps[static_cast<std::size_t>(at)].peer,
+        static_cast<int>(slice.first_chunk), fmt::format("{} is not in a buffer of {} chunks", to_string(slice), chunks));
     return false;
   }
 
@@ -111,7 +113,8 @@ class StaticCheck {
     const Step& step = program.steps[static_cast<std::size_t>(at)];
     const std::string difference = compare(program.rank, step.source, program.rank, step.target);
     if (!difference.empty()) {
-      add(FaultKind::size_mismatch, program, at, step.peer, static_cast<int>(step.target.first_chunk), "source and target " + difference);
+      add(FaultKind::size_mismatch, program, at, step.peer, static_cast<int>(step.target.first_chunk),
+          "source and target " + difference);
     }
   }
 
@@ -124,7 +127,8 @@ class StaticCheck {
     for (std::uint32_t i = 0; i < count; ++i, ++a.first_chunk, ++b.first_chunk) {
       const std::size_t a_bytes = layouts_[static_cast<std::size_t>(rank_a)].bytes(a).size_bytes;
       const std::size_t b_bytes = layouts_[static_cast<std::size_t>(rank_b)].bytes(b).size_bytes;
-      if (a_bytes != b_bytes) return fmt::format("differ in bytes, {} of {} and {} of {}", to_string(a), a_bytes, to_string(b), b_bytes);
+      if (a_bytes != b_bytes)
+        return fmt::format("differ in bytes, {} of {} and {} of {}", to_string(a), a_bytes, to_string(b), b_bytes);
     }
     return "";
   }

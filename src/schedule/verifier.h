@@ -37,10 +37,10 @@ struct Fault {
 
 /// Checks `schedule` and returns its faults, at most twenty; none = proven.
 ///
-/// Proven is, for buffers out of place and in place: every slice is in range; the k-th send of a link meets the k-th receive with
-/// the same size; steps of different lanes never conflict; all steps come to an end although a link holds a single tile, tiles of
-/// one link travel in order, and an engine waits for all operands of an n-way reduction before it takes any; nothing reads
-/// undefined data; and the output of every rank holds each contribution exactly once (barrier: at least once).
+/// Proven is, for buffers out of place and in place: every slice is in range; the k-th send of a link meets the k-th receive
+/// with the same size; steps of different lanes never conflict; all steps come to an end although a link holds a single tile,
+/// tiles of one link travel in order, and an engine waits for all operands of an n-way reduction before it takes any; nothing
+/// reads undefined data; and the output of every rank holds each contribution exactly once (barrier: at least once).
 ///
 /// Method: abstract execution. Every chunk is two tiles, the value of a chunk is the set of (rank, chunk) contributions folded
 /// into it. One execution stands for all: a step that can run stays able to until it does, so the order does not matter.

@@ -70,13 +70,14 @@ class NodeEstimate {
       if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
       if (step.peer < 0) continue;
       auto& ports = step.op == StepOp::send ? demand.out_us : demand.in_us;
-      ports[static_cast<std::size_t>(topology_.link_class(program.rank, step.peer))] += costs_.port_us(program.rank, step.peer, bytes);
+      ports[static_cast<std::size_t>(topology_.link_class(program.rank, step.peer))] +=
+          costs_.port_us(program.rank, step.peer, bytes);
     }
     return demand;
   }
 
-  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on the busiest kind of port (what
-  /// happens on that one is counted in full elsewhere).
+  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on the busiest kind of port
+  /// (what happens on that one is counted in full elsewhere).
   [[nodiscard]] double chain_us(const Program& program, LinkClass bottleneck) const {
     const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
     std::vector<double> value_us(program.message_chunks, 0);  // when the first tile of each chunk's value is there
@@ -84,7 +85,8 @@ class NodeEstimate {
     double longest_us = 0;
     for (const Step& step : program.steps) {
       double& sent = sent_us[step.lane];
-      if (step.op == StepOp::send && step.source.buffer == Buffer::output) sent = std::max(sent, value_us[step.source.first_chunk]);
+      if (step.op == StepOp::send && step.source.buffer == Buffer::output)
+        sent = std::max(sent, value_us[step.source.first_chunk]);
       if (step.op == StepOp::send || step.peer < 0) continue;
       double hop_us = costs_.latency_us(program.rank, step.peer) * (1 - CostModel::kOverheadShare);
       if (topology_.link_class(program.rank, step.peer) != bottleneck) {

@@ -55,18 +55,19 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   const std::string_view name = choice.algorithm->name;
   const Candidate& fastest = candidates.front();
   if (forced && fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} was asked for; {} is predicted to take {:.1f} us instead of {:.1f} us", name, fastest.algorithm->name,
-                       fastest.predicted_us, choice.predicted_us);
+    return fmt::format("{} was asked for; {} is predicted to take {:.1f} us instead of {:.1f} us", name,
+                       fastest.algorithm->name, fastest.predicted_us, choice.predicted_us);
   }
   if (forced) return fmt::format("{} was asked for, and is predicted to be the fastest", name);
-  if (candidates.size() < 2 || !candidates[1].status.ok()) return fmt::format("{} is the only algorithm that serves this call", name);
+  if (candidates.size() < 2 || !candidates[1].status.ok())
+    return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} is predicted to take {:.1f} us, {} {:.1f} us: about equal, and {} is the simpler one", name, choice.predicted_us,
-                       fastest.algorithm->name, fastest.predicted_us, name);
+    return fmt::format("{} is predicted to take {:.1f} us, {} {:.1f} us: about equal, and {} is the simpler one", name,
+                       choice.predicted_us, fastest.algorithm->name, fastest.predicted_us, name);
   }
   const Candidate& second = candidates[1];
-  return fmt::format("{} is predicted to take {:.1f} us, the next best, {}, {:.1f} us", name, choice.predicted_us, second.algorithm->name,
-                     second.predicted_us);
+  return fmt::format("{} is predicted to take {:.1f} us, the next best, {}, {:.1f} us", name, choice.predicted_us,
+                     second.algorithm->name, second.predicted_us);
 }
 
 }  // namespace

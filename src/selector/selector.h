@@ -17,13 +17,13 @@ struct Choice {
   double predicted_us = 0;
 };
 
-/// Chooses the algorithm that the cost model predicts to be the fastest; of those within 2 % of it, the first in algorithms(). A
-/// non-empty `forced_algorithm` is taken whatever it costs.
+/// Chooses the algorithm that the cost model predicts to be the fastest; of those within 2 % of it, the first in algorithms().
+/// A non-empty `forced_algorithm` is taken whatever it costs.
 ///
 /// Pure and deterministic: every rank decides by itself, and all decide the same when their Topologies, costs included, are
 /// equal bit for bit. A few milliseconds at most; meant to be asked once for each call signature.
-/// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported where it does not serve the collective or
-/// nothing does, invalid_argument for a collective that makes no sense.
+/// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported where it does not serve the collective
+/// or nothing does, invalid_argument for a collective that makes no sense.
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {});
 
 /// One algorithm's chances.
@@ -35,7 +35,8 @@ struct Candidate {
 
 /// The choice with everything that it rests on.
 struct Explanation {
-  std::vector<Candidate> candidates;  ///< those that can serve, fastest first; then those that cannot, in the order of algorithms()
+  std::vector<Candidate>
+      candidates;  ///< those that can serve, fastest first; then those that cannot, in the order of algorithms()
   Choice choice;
   std::string reason;  ///< one sentence
 };

@@ -40,7 +40,8 @@ double CostModel::reduce_us(int rank, std::size_t bytes) const {
 }
 
 double CostModel::copy_us(int rank, std::size_t bytes) const {
-  return static_cast<double>(bytes) * topology_.cost[static_cast<std::size_t>(LinkClass::local)].us_per_byte * crowding(rank, rank);
+  return static_cast<double>(bytes) * topology_.cost[static_cast<std::size_t>(LinkClass::local)].us_per_byte *
+         crowding(rank, rank);
 }
 
 namespace {
@@ -158,8 +159,9 @@ class Simulator {
     for (const auto& [ends, sends] : sends_) {
       const auto& recvs = recvs_[ends];
       if (recvs.size() != sends.size()) {
-        return {StatusCode::internal, "rank " + std::to_string(ends.first) + " sends " + std::to_string(sends.size()) + " messages to rank " +
-                                          std::to_string(ends.second) + ", which receives " + std::to_string(recvs.size())};
+        return {StatusCode::internal, "rank " + std::to_string(ends.first) + " sends " + std::to_string(sends.size()) +
+                                          " messages to rank " + std::to_string(ends.second) + ", which receives " +
+                                          std::to_string(recvs.size())};
       }
       for (std::size_t k = 0; k < sends.size(); ++k) {
         units_[sends[k]].receiver = recvs[k];
@@ -245,8 +247,8 @@ class Simulator {
   std::vector<Unit> units_;
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> sends_;
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
-  std::vector<double> cores_;      // when each rank's core is free
-  std::vector<double> in_ports_;   // when each port has taken in what is on its way
+  std::vector<double> cores_;     // when each rank's core is free
+  std::vector<double> in_ports_;  // when each port has taken in what is on its way
   std::vector<OutPort> out_ports_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::size_t waiting_ = 0;  // units that have not finished

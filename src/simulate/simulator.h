@@ -13,19 +13,19 @@ namespace shoal {
 
 /// What simulate() found.
 struct Simulation {
-  double total_us = 0;                                     ///< when the last rank is done
-  std::vector<double> rank_us;                             ///< when each rank is done
-  std::array<std::uint64_t, kLinkClassCount> bytes{};      ///< sent over each class of link, all ranks together
-  std::array<std::uint64_t, kLinkClassCount> messages{};   ///< likewise
+  double total_us = 0;                                    ///< when the last rank is done
+  std::vector<double> rank_us;                            ///< when each rank is done
+  std::array<std::uint64_t, kLinkClassCount> bytes{};     ///< sent over each class of link, all ranks together
+  std::array<std::uint64_t, kLinkClassCount> messages{};  ///< likewise
 };
 
 /// Runs `schedule` under an alpha-beta-gamma model with the costs of its Topology.
 ///
-/// A message of n bytes takes latency_us + n * us_per_byte (Hockney). It occupies the sender's and the receiver's port of its link
-/// class for n * us_per_byte and a part of the latency (the overhead of LogP, which makes many small messages dear). Ports of the
-/// network belong to a node, those of shared memory to a rank. Folding an operand takes reduce_us_per_byte, one at a time on each
-/// rank. Where a node has fewer cores than ranks, what its cores do takes that much longer. A step hands its result on tile by
-/// tile: the next step starts a tile later and ends no earlier than a tile after it.
+/// A message of n bytes takes latency_us + n * us_per_byte (Hockney). It occupies the sender's and the receiver's port of its
+/// link class for n * us_per_byte and a part of the latency (the overhead of LogP, which makes many small messages dear). Ports
+/// of the network belong to a node, those of shared memory to a rank. Folding an operand takes reduce_us_per_byte, one at a
+/// time on each rank. Where a node has fewer cores than ranks, what its cores do takes that much longer. A step hands its
+/// result on tile by tile: the next step starts a tile later and ends no earlier than a tile after it.
 ///
 /// What it does not know: congestion inside the network, memory bandwidth shared by a node, time lost to wake-ups. It ranks
 /// algorithms; it does not promise microseconds.

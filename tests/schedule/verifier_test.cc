@@ -69,7 +69,8 @@ TEST(Verifier, NamesBothEndsOfADeadlock) {
   EXPECT_EQ(faults.front().kind, FaultKind::deadlock);
   EXPECT_NE(faults.front().message.find("rank 0 step 1 (send output[0] to rank 1) waits for rank 0 step 0"), std::string::npos)
       << faults.front().message;
-  EXPECT_NE(faults.front().message.find("waits for rank 1 step 1 (send output[0] to rank 0)"), std::string::npos) << faults.front().message;
+  EXPECT_NE(faults.front().message.find("waits for rank 1 step 1 (send output[0] to rank 0)"), std::string::npos)
+      << faults.front().message;
 }
 
 TEST(Verifier, FindsADeadlockThatNeedsAFullLink) {
@@ -88,7 +89,8 @@ TEST(Verifier, FindsADeadlockThatNeedsAFullLink) {
 
 TEST(Verifier, FindsWhatIsWrongOnlyInPlace) {
   // Rank 0 sends its input after folding: fine out of place, but in place its input is gone by then.
-  const auto faults = verify(two_ranks({recv_reduce(1, kInput, kOutput), send(1, kInput)}, {send(0, kInput), recv_reduce(0, kInput, kOutput)}));
+  const auto faults =
+      verify(two_ranks({recv_reduce(1, kInput, kOutput), send(1, kInput)}, {send(0, kInput), recv_reduce(0, kInput, kOutput)}));
   ASSERT_FALSE(faults.empty());
   EXPECT_EQ(faults.front().kind, FaultKind::wrong_result);
   EXPECT_NE(faults.front().message.find("(in place)"), std::string::npos) << faults.front().message;
@@ -97,13 +99,15 @@ TEST(Verifier, FindsWhatIsWrongOnlyInPlace) {
 TEST(Verifier, FindsASourceThatOverlapsItsTarget) {
   Schedule schedule{Topology::uniform(1, 1), all_reduce(8), {}};
   const Slice both{Buffer::output, 0, 2};
-  schedule.programs.push_back({0, "test", 4, 0, 1, {copy({Buffer::input, 0, 4}, {Buffer::output, 0, 4}), copy(both, {Buffer::output, 1, 2})}});
+  schedule.programs.push_back(
+      {0, "test", 4, 0, 1, {copy({Buffer::input, 0, 4}, {Buffer::output, 0, 4}), copy(both, {Buffer::output, 1, 2})}});
   EXPECT_TRUE(kinds(schedule).contains(FaultKind::race));
 }
 
 TEST(Verifier, FindsALocalFoldOfTheWrongChunk) {
   Schedule schedule{Topology::uniform(1, 1), all_reduce(8), {}};
-  schedule.programs.push_back({0, "test", 2, 0, 1, {copy({Buffer::input, 0, 2}, {Buffer::output, 0, 2}), reduce({Buffer::input, 1, 1}, kOutput)}});
+  schedule.programs.push_back(
+      {0, "test", 2, 0, 1, {copy({Buffer::input, 0, 2}, {Buffer::output, 0, 2}), reduce({Buffer::input, 1, 1}, kOutput)}});
   const auto faults = verify(schedule);
   ASSERT_FALSE(faults.empty());
   EXPECT_EQ(faults.front().kind, FaultKind::wrong_result);
@@ -130,8 +134,8 @@ TEST(Verifier, FindsAMissingContributionAmong256) {
   EXPECT_FALSE(verify(schedule).empty());
 }
 
-// ---- Mutations: a real schedule, wrong in one place. Each returns false where it cannot be applied here, and is written so that it
-// cannot be harmless.
+// ---- Mutations: a real schedule, wrong in one place. Each returns false where it cannot be applied here, and is written so
+// that it cannot be harmless.
 
 std::vector<std::size_t> steps_with(const Program& program, const std::function<bool(const Step&)>& condition) {
   std::vector<std::size_t> found;
@@ -162,7 +166,9 @@ std::size_t partner(const Schedule& schedule, const Program& program, std::size_
   return steps_with(other, [&](const Step& step) { return !is_send(step) && step.peer == program.rank; })[place];
 }
 
-void erase(Program& program, std::size_t step) { program.steps.erase(program.steps.begin() + static_cast<std::ptrdiff_t>(step)); }
+void erase(Program& program, std::size_t step) {
+  program.steps.erase(program.steps.begin() + static_cast<std::ptrdiff_t>(step));
+}
 void insert(Program& program, std::size_t at, Step step) {
   program.steps.insert(program.steps.begin() + static_cast<std::ptrdiff_t>(at), step);
 }
@@ -192,7 +198,9 @@ bool swap_sends(Schedule&, Program& program, Random& random) {
   const auto i = pick(program, random, is_send);
   if (!i) return false;
   const Step first = program.steps[*i];
-  const auto j = pick(program, random, [&](const Step& s) { return is_send(s) && s.peer == first.peer && s.source.first_chunk != first.source.first_chunk; });
+  const auto j = pick(program, random, [&](const Step& s) {
+    return is_send(s) && s.peer == first.peer && s.source.first_chunk != first.source.first_chunk;
+  });
   if (j) std::swap(program.steps[*i].source, program.steps[*j].source);
   return j.has_value();
 }
@@ -262,7 +270,9 @@ bool reduce_instead_of_recv(Schedule&, Program& program, Random& random) {
 }
 
 bool source_not_yet_written(Schedule&, Program& program, Random& random) {
-  const auto i = pick(program, random, [](const Step& s) { return s.op != StepOp::recv && s.source.buffer == Buffer::input && s.op != StepOp::copy; });
+  const auto i = pick(program, random, [](const Step& s) {
+    return s.op != StepOp::recv && s.source.buffer == Buffer::input && s.op != StepOp::copy;
+  });
   if (!i) return false;
   // What lies in the output at this place is either undefined or not yet complete.
   Step& step = program.steps[*i];
@@ -410,8 +420,9 @@ const std::vector<Mutation>& mutations() {
 
 std::vector<Schedule> originals() {
   std::vector<Schedule> all;
-  const std::vector<Topology> shapes{Topology::uniform(1, 2), Topology::uniform(1, 3), Topology::uniform(2, 2), Topology::uniform(4, 1),
-                                     Topology::ragged({3, 1, 2}), Topology::ragged({1, 5}), testing::round_robin(7, 3)};
+  const std::vector<Topology> shapes{Topology::uniform(1, 2),   Topology::uniform(1, 3),     Topology::uniform(2, 2),
+                                     Topology::uniform(4, 1),   Topology::ragged({3, 1, 2}), Topology::ragged({1, 5}),
+                                     testing::round_robin(7, 3)};
   for (const Topology& shape : shapes) {
     for (const Algorithm& algorithm : algorithms()) {
       for (int kind = 0; kind < kCollectiveKindCount; ++kind) {

@@ -1,0 +1,63 @@
+// The options that the schedule tools share: on which machine, which collective, how large.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+#include <CLI/CLI.hpp>
+
+#include "src/algorithms/algorithm.h"
+
+namespace shoal {
+
+/// "4", "4K", "4KiB", "4kb", "64M", "1GiB" -> bytes; K, M and G are powers of 1024, as nccl-tests has them.
+/// Error: invalid_argument for anything else, negative and too large numbers included.
+Result<std::size_t> parse_size(std::string_view text);
+
+/// "2x4" (nodes x ranks of each), "3+1+2" (ranks of each node), "8" (one node).
+/// Error: invalid_argument for anything else, and for more than kMaxRanks ranks.
+Result<Topology> parse_shape(std::string_view text);
+inline constexpr int kMaxRanks = 4096;
+
+/// "2 MiB", "1000 bytes": the largest unit that divides it.
+std::string format_size(std::size_t bytes);
+
+/// What the user typed, and what it means.
+class ScheduleOptions {
+ public:
+  /// --ranks, --shape, --collective, --type, --op, --root, --algorithm, and --size where the size is no positional argument.
+  void add_to(CLI::App& command);
+  void add_size_to(CLI::App& command);
+  /// What the links cost: --network-latency-us, --network-gbit-s, --shared-latency-us, --shared-gbyte-s, --cores.
+  void add_costs_to(CLI::App& command);
+
+  [[nodiscard]] Result<Topology> topology() const;
+  [[nodiscard]] Result<Collective> collective() const;
+
+  std::string collective_name = "all_reduce";
+  std::string size = "1MiB";
+  std::string algorithm;  ///< empty where none was named
+
+ private:
+  std::optional<int> ranks_;
+  std::string shape_;
+  std::string type_ = "float32";
+  std::string op_ = "sum";
+  int root_ = 0;
+  Topology costs_;  // only its costs are used
+  std::optional<double> network_gbit_s_;
+  std::optional<double> shared_gbyte_s_;
+};
+
+/// Every rank's Program, unless that would be more steps than fit in memory comfortably.
+/// Error: as build_schedule(); invalid_argument where it is too large.
+Result<Schedule> build_schedule_of_bounded_size(const Algorithm& algorithm, const Topology& topology,
+                                                const Collective& collective);
+
+/// Prints `status` for `command` to standard error; returns the exit status 1.
+int report_error(std::string_view command, const Status& status);
+
+}  // namespace shoal

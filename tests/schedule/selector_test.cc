@@ -1,0 +1,177 @@
+// The Simulator, the predictions made from it, and the Selector.
+
+#include "src/selector/selector.h"
+
+#include <gtest/gtest.h>
+
+#include "src/selector/predict.h"
+#include "src/simulate/simulator.h"
+#include "tests/schedule/shapes.h"
+
+namespace shoal {
+namespace {
+
+Collective all_reduce(std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / 4, DataType::float32, ReduceOp::sum, 0};
+}
+
+Simulation simulation(std::string_view algorithm, const Topology& topology, const Collective& collective) {
+  const auto schedule = build_schedule(**find_algorithm(algorithm), topology, collective);
+  EXPECT_TRUE(schedule.ok());
+  auto result = simulate(*schedule);
+  EXPECT_TRUE(result.ok()) << result.status().to_string();
+  return *std::move(result);
+}
+
+Topology plain(int nodes, int ranks) {
+  Topology topology = Topology::uniform(nodes, ranks);
+  topology.cost = {LinkCost{0, 0}, LinkCost{1, 1e-3}, LinkCost{100, 1e-2}};
+  topology.reduce_us_per_byte = 0;
+  return topology;
+}
+
+TEST(Simulator, GivesTheTextbookTimes) {
+  const std::size_t bytes = 48 << 20;
+  const double wire_us = static_cast<double>(bytes) * 1e-2;
+  const Topology four = plain(4, 1);
+  // 2 (p - 1) / p of the message through every port; latencies vanish beside it.
+  EXPECT_NEAR(simulation("ring", four, all_reduce(bytes)).total_us, 1.5 * wire_us, 0.01 * wire_us);
+  EXPECT_NEAR(simulation("direct", four, all_reduce(bytes)).total_us, 1.5 * wire_us, 0.01 * wire_us);
+  EXPECT_NEAR(simulation("one_shot", four, all_reduce(bytes)).total_us, 3 * wire_us, 0.01 * wire_us);
+  EXPECT_NEAR(simulation("recursive_doubling", four, all_reduce(bytes)).total_us, 2 * wire_us, 0.01 * wire_us);
+  // A chain takes as long as one hop, a tree of three ranks' height as long as the root has children.
+  const Collective broadcast{CollectiveKind::broadcast, bytes / 4, DataType::float32, ReduceOp::sum, 0};
+  EXPECT_NEAR(simulation("chain", four, broadcast).total_us, wire_us, 0.01 * wire_us);
+  EXPECT_NEAR(simulation("tree", four, broadcast).total_us, 2 * wire_us, 0.01 * wire_us);
+  // Small messages: one latency a hop. The second hop of a direct all_reduce starts when the last of three operands is there.
+  EXPECT_NEAR(simulation("recursive_doubling", four, all_reduce(4)).total_us, 200, 1);
+  EXPECT_NEAR(simulation("ring", four, all_reduce(4)).total_us, 600, 1);
+  EXPECT_NEAR(simulation("one_shot", four, all_reduce(4)).total_us, 150, 1);
+}
+
+TEST(Simulator, CountsBytesByLinkClass) {
+  const Simulation result = simulation("hierarchical", plain(2, 4), all_reduce(8 << 10));
+  EXPECT_EQ(result.bytes[static_cast<std::size_t>(LinkClass::network)],
+            2U * (8 << 10));  // each node sends 2 (N - 1) / N of the message
+  EXPECT_EQ(result.bytes[static_cast<std::size_t>(LinkClass::shared_memory)], 2U * 2 * 3 * (8 << 10));
+  EXPECT_EQ(result.bytes[static_cast<std::size_t>(LinkClass::local)], 0U);
+  EXPECT_EQ(result.rank_us.size(), 8U);
+  for (const double us : result.rank_us) EXPECT_GT(us, 200);
+}
+
+TEST(Simulator, SharesTheWireOfANode) {
+  // Flat direct: all four ranks of a node send 4/8 of the message twice over one wire.
+  const std::size_t bytes = 16 << 20;
+  const double wire_us = static_cast<double>(bytes) * 1e-2;
+  EXPECT_NEAR(simulation("direct", plain(2, 4), all_reduce(bytes)).total_us, 4 * wire_us, 0.02 * wire_us);
+  EXPECT_NEAR(simulation("hierarchical", plain(2, 4), all_reduce(bytes)).total_us, wire_us, 0.1 * wire_us);
+}
+
+TEST(Simulator, SlowsDownWhereCoresAreShort) {
+  Topology crowded = plain(1, 4);
+  crowded.cores_per_node = 2;
+  const double alone = simulation("direct", plain(1, 4), all_reduce(4 << 20)).total_us;
+  EXPECT_NEAR(simulation("direct", crowded, all_reduce(4 << 20)).total_us, 2 * alone, 0.01 * alone);
+}
+
+TEST(Simulator, ReportsWhatNeverEnds) {
+  auto schedule = build_schedule(**find_algorithm("ring"), plain(1, 3), all_reduce(1 << 10));
+  ASSERT_TRUE(schedule.ok());
+  schedule->programs[1].steps.pop_back();
+  EXPECT_EQ(simulate(*schedule).status().code(), StatusCode::internal);
+}
+
+TEST(Predict, EstimateAgreesWithTheSimulation) {
+  // The estimate replaces the simulation for many ranks, so it is held to it where both are cheap.
+  for (const Topology& topology :
+       {Topology::uniform(1, 8), Topology::uniform(4, 4), Topology::uniform(16, 1), Topology::ragged({5, 2, 4})}) {
+    for (const std::string_view name : {"one_shot", "direct", "hierarchical", "recursive_doubling", "ring"}) {
+      for (const std::size_t bytes : {8UL, 4096UL, 1UL << 20, 16UL << 20}) {
+        const double simulated = simulation(name, topology, all_reduce(bytes)).total_us;
+        const double estimated = estimate_us(**find_algorithm(name), topology, all_reduce(bytes));
+        EXPECT_GT(estimated, 0.5 * simulated) << name << " " << bytes << " on " << topology.shape();
+        EXPECT_LT(estimated, 2 * simulated) << name << " " << bytes << " on " << topology.shape();
+      }
+    }
+  }
+}
+
+std::string_view chosen(const Topology& topology, const Collective& collective) {
+  const auto choice = select(topology, collective);
+  EXPECT_TRUE(choice.ok()) << choice.status().to_string();
+  return choice.ok() ? choice->algorithm->name : "";
+}
+
+TEST(Selector, ChoosesWhatTheMachineCallsFor) {
+  EXPECT_EQ(chosen(Topology::uniform(1, 2), all_reduce(4)), "one_shot");
+  EXPECT_EQ(chosen(Topology::uniform(1, 4), all_reduce(64 << 20)), "direct");
+  EXPECT_EQ(chosen(Topology::uniform(4, 1), all_reduce(64 << 20)), "direct");
+  EXPECT_EQ(chosen(Topology::uniform(2, 2), all_reduce(64 << 20)), "hierarchical");
+  EXPECT_EQ(chosen(Topology::uniform(32, 8), all_reduce(64 << 20)), "hierarchical");
+  EXPECT_EQ(chosen(Topology::uniform(8, 8), all_reduce(4)), "recursive_doubling");
+  EXPECT_EQ(chosen(Topology::uniform(1, 1), all_reduce(4)), "one_shot");
+  EXPECT_EQ(chosen(Topology::uniform(4, 4), {CollectiveKind::broadcast, 4, DataType::float32, ReduceOp::sum, 5}), "tree");
+  EXPECT_EQ(chosen(Topology::uniform(4, 4), {CollectiveKind::broadcast, 16 << 20, DataType::float32, ReduceOp::sum, 5}),
+            "chain");
+  EXPECT_EQ(chosen(Topology::uniform(4, 4), {CollectiveKind::barrier, 0, DataType::float32, ReduceOp::sum, 0}),
+            "dissemination");
+}
+
+TEST(Selector, AlwaysFindsSomething) {
+  for (const int ranks : testing::rank_counts()) {
+    for (const Topology& topology : testing::topologies(ranks)) {
+      for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
+        const Collective collective{static_cast<CollectiveKind>(kind), 0, DataType::float32, ReduceOp::sum, 0};
+        EXPECT_TRUE(select(topology, collective).ok()) << to_string(collective) << " on " << topology.shape();
+      }
+    }
+  }
+}
+
+TEST(Selector, TakesWhatIsForcedOrSaysWhyNot) {
+  const Topology topology = Topology::uniform(2, 2);
+  const auto ring = select(topology, all_reduce(4), "ring");
+  ASSERT_TRUE(ring.ok());
+  EXPECT_EQ(ring->algorithm->name, "ring");
+  EXPECT_GT(ring->predicted_us, 0);
+  EXPECT_EQ(select(topology, all_reduce(4), "rong").status().code(), StatusCode::not_found);
+  EXPECT_EQ(select(topology, all_reduce(4), "chain").status().code(), StatusCode::unsupported);
+  EXPECT_EQ(select(Topology(), all_reduce(4)).status().code(), StatusCode::invalid_argument);
+}
+
+TEST(Selector, ExplainsItself) {
+  const auto explanation = explain(Topology::uniform(2, 4), all_reduce(4 << 20));
+  ASSERT_TRUE(explanation.ok());
+  EXPECT_EQ(explanation->candidates.size(), algorithms().size());
+  EXPECT_EQ(explanation->choice.algorithm->name, "hierarchical");
+  EXPECT_NE(explanation->reason.find("hierarchical is predicted to take"), std::string::npos) << explanation->reason;
+  bool ended = false;  // those that cannot serve come last, with their reasons
+  double last_us = 0;
+  for (const Candidate& candidate : explanation->candidates) {
+    if (!candidate.status.ok()) {
+      ended = true;
+      EXPECT_NE(candidate.status.message().find("does not serve all_reduce"), std::string::npos);
+      continue;
+    }
+    EXPECT_FALSE(ended);
+    EXPECT_GE(candidate.predicted_us, last_us);
+    last_us = candidate.predicted_us;
+  }
+  EXPECT_TRUE(ended);
+  const auto forced = explain(Topology::uniform(2, 4), all_reduce(4 << 20), "ring");
+  ASSERT_TRUE(forced.ok());
+  EXPECT_EQ(forced->choice.algorithm->name, "ring");
+  EXPECT_NE(forced->reason.find("ring was asked for"), std::string::npos) << forced->reason;
+}
+
+TEST(Selector, IsDeterministic) {
+  const Topology topology = testing::shuffled(Topology::ragged({5, 3, 7}), 11);
+  const auto first = select(topology, all_reduce(1 << 20));
+  const auto second = select(topology, all_reduce(1 << 20));
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(first->algorithm, second->algorithm);
+  EXPECT_EQ(first->predicted_us, second->predicted_us);
+}
+
+}  // namespace
+}  // namespace shoal
