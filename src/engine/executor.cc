@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -22,7 +23,8 @@ using internal::Operation;
 
 namespace {
 
-constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;  // TileHeader::edge of a signature
+constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;   // TileHeader::edge of a signature
+constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr std::size_t kMaxFold = 256;
 
@@ -213,13 +215,18 @@ void Executor::mark_done(Operation* operation, std::uint32_t instruction, std::s
   if (operation->done_bytes[instruction] == operation->plan->instructions[instruction].size_bytes) --operation->open_instructions;
 }
 
-void Executor::link_done(Operation* operation) { --operation->open_links; }
+void Executor::mark_sent(Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes) {
+  if (instruction != kSignature) return mark_done(operation, instruction, bytes);
+  LinkProgress& progress = operation->links[plan_link];
+  progress.call_gone = true;
+  if (progress.call_received) --operation->open_links;
+}
 
 bool Executor::retire_sent(LinkState& state) {
   bool moved = false;
   while (!state.outstanding.empty() && state.outstanding.front().ticket <= state.link->sent_tiles()) {
     const auto& sent = state.outstanding.front();
-    mark_done(sent.operation, sent.instruction, sent.bytes);
+    mark_sent(sent.operation, sent.plan_link, sent.instruction, sent.bytes);
     state.outstanding.pop();
     moved = true;
   }
@@ -235,9 +242,8 @@ bool Executor::advance_send(LinkState& state) {
   if (!progress.call_sent) {
     const auto bytes = std::as_bytes(std::span(&plan.signature, 1));
     if (!state.link->try_send({0, sequence, kCallEdge, static_cast<std::uint32_t>(bytes.size()), 0}, bytes)) return false;
-    ++state.taken;
     progress.call_sent = true;
-    if (progress.call_received) link_done(operation);
+    taken_by_link(state, kSignature, bytes.size());
     return true;
   }
   const auto& sends = plan.links[plan_link].sends;
@@ -252,18 +258,24 @@ bool Executor::advance_send(LinkState& state) {
   const TileHeader header{0, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
   if (!state.link->try_send(header, {data, tile})) return false;
-  ++state.taken;
   progress.send_issued_bytes += tile;
   if (progress.send_issued_bytes == instruction.size_bytes) {
     progress.send_issued_bytes = 0;
     ++progress.send_index;
   }
-  if (state.outstanding.empty() && state.link->sent_tiles() >= state.taken) {
-    mark_done(operation, index, tile);
-  } else {
-    state.outstanding.push({operation, index, tile, state.taken});
-  }
+  taken_by_link(state, index, tile);
   return true;
+}
+
+// The link has just taken a tile of the call whose turn it is: its memory is free now or later.
+void Executor::taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes) {
+  const auto [operation, plan_link] = state.senders.front();
+  ++state.taken;
+  if (state.outstanding.empty() && state.link->sent_tiles() >= state.taken) {
+    mark_sent(operation, plan_link, instruction, bytes);
+  } else {
+    state.outstanding.push({operation, plan_link, instruction, bytes, state.taken});
+  }
 }
 
 // One step of the call whose turn it is to receive on this link.
@@ -290,7 +302,7 @@ bool Executor::receive_signature(LinkState& state, Operation* operation, std::ui
   }
   LinkProgress& progress = operation->links[plan_link];
   progress.call_received = true;
-  if (progress.call_sent) link_done(operation);
+  if (progress.call_gone) --operation->open_links;
   return true;
 }
 
@@ -468,8 +480,9 @@ bool Executor::retire_completed() {
 }
 
 void Executor::finish(Operation* operation, const Status& outcome) {
-  operation->finish(outcome);
+  // First: whoever sees the outcome may destroy the communicator, and must not find this call in flight.
   in_flight_.fetch_sub(1, std::memory_order_seq_cst);
+  operation->finish(outcome);
   operation->drop_reference();
 }
 
@@ -674,15 +687,16 @@ std::string Executor::late_report(const Operation& operation) const {
 }
 
 void Executor::shut_down() {
+  const auto close_if_busy = [this] {
+    if (busy()) close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
+  };
   while (!try_take_seat()) {
-    // A driver is at work; closing makes it leave soon.
-    close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
+    // A driver is at work; closing makes it leave soon, and one with nothing left to do is about to.
+    close_if_busy();
     std::this_thread::yield();
   }
   drain_inbox();
-  if (!active_.empty() || !waiting_.empty()) {
-    close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
-  }
+  close_if_busy();
   if (closed()) {
     check();
   } else {

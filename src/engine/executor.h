@@ -110,6 +110,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
     // A tile that the link has taken but whose memory it still needs.
     struct Outstanding {
       internal::Operation* operation = nullptr;
+      std::uint32_t plan_link = 0;
       std::uint32_t instruction = 0;
       std::size_t bytes = 0;
       std::uint64_t ticket = 0;
@@ -132,7 +133,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool advance_local(internal::Operation* operation);
   bool advance_one_shot();
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
-  void link_done(internal::Operation* operation);
+  void mark_sent(internal::Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes);
+  void taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes);
   bool retire_completed();
   void finish(internal::Operation* operation, const Status& outcome);
   bool fail(Status cause);

@@ -23,7 +23,8 @@ namespace shoal::internal {
 
 /// How far a call has got on one of its links.
 struct LinkProgress {
-  bool call_sent = false;      ///< our signature is on its way
+  bool call_sent = false;      ///< the link has taken our signature
+  bool call_gone = false;      ///< ... and no longer needs the memory that it lies in
   bool call_received = false;  ///< the peer's has come and agrees
   std::uint32_t send_index = 0;
   std::uint32_t receive_index = 0;

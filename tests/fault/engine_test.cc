@@ -1,0 +1,216 @@
+// The engine on the loopback transport: seeded delays, reordering across links, refused sends, late copies, deaths. Every seed ends with
+// the right result on every rank or, where a rank was killed, with an error on all that were not done; none hangs.
+//
+// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/algorithms/algorithm.h"
+#include "src/engine/executor.h"
+#include "src/engine/progress_thread.h"
+#include "transports/loopback/loopback.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Everything that a seed decides, before any thread starts.
+struct Scenario {
+  std::uint64_t seed = 0;
+  Topology topology;
+  LoopbackOptions wire;
+  struct Call {
+    Collective collective;
+    const Algorithm* algorithm = nullptr;
+    bool in_place = false;
+    bool async = false;
+  };
+  std::vector<Call> calls;
+};
+
+Scenario make_scenario(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::uint64_t low, std::uint64_t high) { return low + random() % (high - low + 1); };
+  Scenario scenario;
+  scenario.seed = seed;
+  const std::vector<std::vector<int>> shapes{{2}, {3}, {4}, {1, 1}, {2, 2}, {1, 2}, {3, 1, 1}, {5}};
+  scenario.topology = Topology::ragged(shapes[pick(0, shapes.size() - 1)]);
+  scenario.wire.seed = seed;
+  scenario.wire.tile_bytes = std::size_t{1} << pick(12, 14);
+  scenario.wire.capacity_tiles = static_cast<int>(pick(2, 5));
+  scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
+  scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
+  scenario.wire.late_copy = pick(0, 1) == 1;
+  scenario.wire.window_bytes = pick(0, 1) == 1 ? 4096 : 0;
+  if (pick(0, 3) == 0) {
+    scenario.wire.kill_rank = static_cast<int>(pick(0, static_cast<std::uint64_t>(scenario.topology.ranks()) - 1));
+    scenario.wire.kill_after_tiles = pick(0, 60);
+  }
+  const std::uint64_t count = pick(2, 8);
+  while (scenario.calls.size() < count) {
+    Scenario::Call call;
+    call.collective.kind = static_cast<CollectiveKind>(pick(0, 2));
+    const std::size_t sizes[] = {0, 1, 3, 100, 5000, 40000};
+    call.collective.count = sizes[pick(0, 5)] + pick(0, 2);
+    call.collective.type = DataType::int32;
+    call.collective.root = static_cast<int>(pick(0, static_cast<std::uint64_t>(scenario.topology.ranks()) - 1));
+    if (call.collective.kind != CollectiveKind::broadcast) call.collective.root = 0;
+    const auto all = algorithms();
+    call.algorithm = &all[pick(0, all.size() - 1)];
+    if (!build_program(*call.algorithm, scenario.topology, call.collective, 0).ok()) continue;
+    call.in_place = call.collective.kind == CollectiveKind::all_reduce && pick(0, 1) == 1;
+    call.async = pick(0, 1) == 1;
+    scenario.calls.push_back(call);
+  }
+  return scenario;
+}
+
+std::int32_t value(int rank, std::size_t call, std::size_t i) {
+  return static_cast<std::int32_t>(i * 3 + call * 1000 + static_cast<std::size_t>(rank) * 7);
+}
+
+std::int32_t expected(const Scenario& scenario, std::size_t call, std::size_t i) {
+  const Collective& collective = scenario.calls[call].collective;
+  if (collective.kind == CollectiveKind::broadcast) return value(collective.root, call, i);
+  if (collective.kind == CollectiveKind::all_gather) return value(static_cast<int>(i / collective.count), call, i % collective.count);
+  std::int32_t sum = 0;
+  for (int r = 0; r < scenario.topology.ranks(); ++r) sum += value(r, call, i);
+  return sum;
+}
+
+// The ends of one hub and their addresses, by rank.
+struct Ends {
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> addresses;
+
+  Ends(LoopbackHub& hub, int ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      transports.push_back(std::move(hub.make_transport(rank)).value());
+      addresses.push_back(transports.back()->address());
+    }
+  }
+};
+
+std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, Ends& control, int rank) {
+  ExecutorParts parts;
+  parts.rank = rank;
+  parts.topology = scenario.topology;
+  parts.device = &host_device();
+  parts.cores = 1;  // never spin: ranks are threads here
+  std::vector<int> peers;
+  for (int r = 0; r < scenario.topology.ranks(); ++r) {
+    if (r != rank) peers.push_back(r);
+  }
+  const auto connect = [&](Transport& transport, const Ends& ends) {
+    std::vector<std::string> addresses;
+    for (const int peer : peers) addresses.push_back(ends.addresses[static_cast<std::size_t>(peer)]);
+    auto links = transport.connect(peers, addresses, Clock::now() + std::chrono::seconds(30));
+    EXPECT_TRUE(links.ok()) << links.status().to_string();
+    return std::move(links).value();
+  };
+  auto data_transport = std::move(data.transports[static_cast<std::size_t>(rank)]);
+  auto control_transport = std::move(control.transports[static_cast<std::size_t>(rank)]);
+  parts.links = connect(*data_transport, data);
+  parts.transport_of_link.assign(parts.links.size(), 0);
+  parts.transports.push_back(std::move(data_transport));
+  auto control_links = connect(*control_transport, control);
+  parts.control = std::make_unique<ControlPlane>(rank, std::move(control_transport), std::move(control_links));
+  auto executor = std::make_shared<Executor>(std::move(parts));
+  ProgressThread::instance().add(executor, 0, scenario.topology.ranks());
+  return executor;
+}
+
+// What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not right.
+std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int rank, bool* wrong) {
+  const auto executor = make_executor(scenario, data, control, rank);
+  std::vector<std::vector<std::int32_t>> inputs(scenario.calls.size());
+  std::vector<std::vector<std::int32_t>> outputs(scenario.calls.size());
+  std::vector<internal::Operation*> operations;
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  for (std::size_t k = 0; k < scenario.calls.size(); ++k) {
+    const auto& call = scenario.calls[k];
+    const Collective& collective = call.collective;
+    const std::size_t factor = collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(scenario.topology.ranks()) : 1;
+    for (std::size_t i = 0; i < collective.count; ++i) inputs[k].push_back(value(rank, k, i));
+    outputs[k].assign(collective.count * factor, -1);
+    if (call.in_place || (collective.kind == CollectiveKind::broadcast && rank == collective.root)) outputs[k] = inputs[k];
+    const PlanKey key{collective, call.in_place, false, call.algorithm->name.data()};
+    auto program = build_program(*call.algorithm, scenario.topology, collective, rank);
+    auto plan = std::move(make_plan(executor->plan_context(), key, *program)).value();
+    Plan* raw = plan.get();
+    internal::Operation* operation =
+        executor->acquire(raw, std::move(plan), deadline, call.in_place ? outputs[k].data() : inputs[k].data(), outputs[k].data());
+    operations.push_back(operation);
+    if (call.async) executor->post(operation);
+    else executor->run(operation);
+  }
+  std::string error;
+  for (std::size_t k = 0; k < operations.size(); ++k) {
+    executor->wait(operations[k], Clock::time_point::max());
+    const Status& outcome = operations[k]->outcome();
+    if (!outcome.ok() && error.empty()) error = outcome.to_string();
+    for (std::size_t i = 0; outcome.ok() && i < outputs[k].size(); ++i) {
+      if (outputs[k][i] == expected(scenario, k, i)) continue;
+      *wrong = true;
+      error = fmt::format("call {} ({} by {}): element {} is {}, not {}", k, to_string(scenario.calls[k].collective),
+                          scenario.calls[k].algorithm->name, i, outputs[k][i], expected(scenario, k, i));
+      break;
+    }
+    operations[k]->drop_reference();
+  }
+  executor->shut_down();
+  ProgressThread::instance().remove(executor.get());
+  return error;
+}
+
+void run_seed(std::uint64_t seed) {
+  const Scenario scenario = make_scenario(seed);
+  const int ranks = scenario.topology.ranks();
+  LoopbackOptions quiet;
+  quiet.tile_bytes = 4096;
+  auto data = LoopbackHub::create(ranks, scenario.wire);
+  auto control = LoopbackHub::create(ranks, quiet);
+  ASSERT_TRUE(data.ok() && control.ok());
+  Ends data_ends(*data, ranks);
+  Ends control_ends(*control, ranks);
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  std::unique_ptr<bool[]> wrong(new bool[static_cast<std::size_t>(ranks)]());
+  std::vector<std::thread> threads;
+  const auto start = Clock::now();
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      errors[static_cast<std::size_t>(rank)] = run_rank(scenario, data_ends, control_ends, rank, &wrong[static_cast<std::size_t>(rank)]);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  EXPECT_LT(seconds, 15) << "seed " << seed << " only ended at its deadline";
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string& error = errors[static_cast<std::size_t>(rank)];
+    EXPECT_FALSE(wrong[static_cast<std::size_t>(rank)]) << "seed " << seed << " rank " << rank << ": " << error;
+    if (scenario.wire.kill_rank < 0) {
+      EXPECT_EQ(error, "") << "seed " << seed << " rank " << rank;
+    }
+  }
+}
+
+TEST(Engine, EverySeedEndsRightOrWithAnError) {
+  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_seed(std::strtoull(one, nullptr, 10));
+  const char* many = std::getenv("SHOAL_TEST_SEEDS");
+  const std::uint64_t seeds = many == nullptr ? 300 : std::strtoull(many, nullptr, 10);
+  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_seed(seed);
+}
+
+}  // namespace
+}  // namespace shoal
