@@ -30,6 +30,7 @@ struct RawOptions {
 Status invalid(std::string message) { return Status(StatusCode::invalid_argument, std::move(message)); }
 
 void declare(CLI::App& app, RawOptions& raw, Options& options) {
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override
   app.add_option("--collective", raw.collective, "all_reduce, broadcast, all_gather or barrier")->capture_default_str();
   app.add_option("-b,--minbytes", raw.begin, "smallest size; K, M and G (KiB, MiB, GiB) are powers of 1024")->capture_default_str();
   app.add_option("-e,--maxbytes", raw.end, "largest size")->capture_default_str();

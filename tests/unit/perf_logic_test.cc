@@ -138,6 +138,7 @@ TEST(CommandLine, ExpandsLists) {
   EXPECT_EQ(parsed({"-d", "all", "-o", "all"}).types.size(), static_cast<std::size_t>(kDataTypeCount));
   EXPECT_EQ(parsed({"-d", "all", "-o", "all"}).ops.size(), static_cast<std::size_t>(kReduceOpCount));
   EXPECT_THAT(parsed({"-d", "half,double", "-o", "sum,max"}).types, ElementsAre(DataType::float16, DataType::float64));
+  EXPECT_THAT(parsed({"-b", "4", "-e", "8", "-b", "8"}).sizes_bytes, ElementsAre(8));  // the last one counts
   EXPECT_THAT(parsed({"--collective", "barrier"}).sizes_bytes, ElementsAre(0));
 }
 
