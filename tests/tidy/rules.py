@@ -1,0 +1,95 @@
+"""The rules of the source tree, as functions from (path, text) or a list of paths to complaints. tests/tidy/tidy_test.py runs them."""
+import os
+import re
+
+TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "include", "src", "kernels", "transports", "torch_plugin", "bench", "tests", "README.md",
+             "LICENSE", "CHANGELOG.md"}  # and dotfiles
+README_LINES = 60
+EXPLAINED_ABOVE = ("include/", "tests/", "torch_plugin/")  # their README explains what they hold
+COLUMNS = {".cc": 128, ".h": 128, ".c": 128, ".cu": 128}  # clang-format keeps these
+OTHER_COLUMNS = 140
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+# Folders of pure functions on values: nothing that moves bytes, and no threads.
+PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/selector/")
+PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
+                            r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
+# Thin clients of what users see.
+CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
+CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc"}  # it times the device itself, below what users see
+
+MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root)/|/home/\w+/")
+UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+
+
+def _internal(path):
+    """The folder of the project that an include names, or None for system and vendor headers."""
+    match = re.match(r"(src/\w+|transports(?:/\w+)?|torch_plugin|bench|tests|kernels)/", path)
+    return match[1] if match else None
+
+
+def include_complaints(path, text):
+    """Arrows between folders point down only."""
+    complaints = []
+
+    def complain(included, why):
+        complaints.append(f"{path} includes {included}: {why}")
+
+    for _, included in INCLUDE.findall(text):
+        folder = _internal(included)
+        if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
+            complain(included, "schedules and what reads them know nothing of wires, devices and threads")
+        if match := re.match(r"(transports/\w+)/", path):
+            if folder and included != "transports/transport.h" and folder != match[1]:
+                complain(included, "a transport includes its interface and its own files, never another's")
+            if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
+                complain(included, "of the public headers a transport needs the status and the types")
+        elif path.startswith("transports/") and folder:
+            complain(included, "the interface of transports stands alone")
+        if path.startswith("src/device/") and folder and folder != "src/device":
+            complain(included, "a device includes its interface and its own files")
+        if path.startswith(CLIENTS) and path not in CLIENT_EXCEPTIONS and folder and not (folder + "/").startswith(CLIENTS):
+            complain(included, "clients see include/ only")
+        if path.startswith("include/") and not included.startswith("shoal/") and ("/" in included and folder):
+            complain(included, "public headers stand alone")
+        if not path.startswith(("tests/", "bench/", "torch_plugin/")) and folder in ("tests", "bench", "torch_plugin"):
+            complain(included, "nothing below knows the clients")
+    return complaints
+
+
+def text_complaints(path, text):
+    complaints = []
+    allowed = COLUMNS.get(os.path.splitext(path)[1], OTHER_COLUMNS)
+    for number, line in enumerate(text.splitlines(), 1):
+        if MACHINE_PATH.search(line):
+            complaints.append(f"{path}:{number} mentions a path of some machine: {line.strip()}")
+        if UNFINISHED.search(line):
+            complaints.append(f"{path}:{number} is unfinished: {line.strip()}")
+        if len(line) > allowed and not path.endswith((".md", ".json", ".svg")) and "http" not in line:
+            complaints.append(f"{path}:{number} has {len(line)} columns, {allowed} are allowed")
+    if text and not text.endswith("\n"):
+        complaints.append(f"{path} does not end in a line feed")
+    return complaints
+
+
+def layout_complaints(paths):
+    """`paths`: of all files, from the root of the checkout."""
+    complaints = []
+    for top in sorted({path.split("/")[0] for path in paths}):
+        if top not in TOP_LEVEL and not top.startswith("."):
+            complaints.append(f"{top}: the top level is closed")
+    folders = set()
+    for path in paths:
+        if path.startswith("."):
+            continue
+        parts = path.split("/")[:-1]
+        folders |= {"/".join(parts[:depth]) for depth in range(1, min(len(parts), 2) + 1)}
+    for folder in sorted(folders):
+        if f"{folder}/README.md" not in paths and not folder.startswith(EXPLAINED_ABOVE):
+            complaints.append(f"{folder} has no README.md")
+    return complaints
+
+
+def readme_complaints(path, text):
+    lines = text.count("\n")
+    return [f"{path} has {lines} lines, a page has {README_LINES}"] if lines > README_LINES and "/" in path else []

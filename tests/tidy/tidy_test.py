@@ -1,0 +1,109 @@
+"""The rules of the tree hold, and the checker of each rule catches what breaks it."""
+import glob
+import os
+import re
+import shutil
+import subprocess
+import unittest
+
+import cases
+import rules
+
+CODE = (".cc", ".h", ".c", ".cu", ".cuh", ".py", ".cmake", ".txt", ".in", ".map", ".json", ".md")
+
+
+def tree():
+    """Paths of all files that git tracks or would add."""
+    done = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"], cwd=cases.REPOSITORY,
+                          capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        paths = done.stdout.splitlines()
+    else:  # an archive without git
+        paths = [os.path.relpath(path, cases.REPOSITORY) for path in glob.glob(cases.REPOSITORY + "/**/*", recursive=True)]
+        paths = [path for path in paths if not path.startswith(("build/", "build"))]
+    paths = [path for path in paths if os.path.isfile(os.path.join(cases.REPOSITORY, path))]
+    return [path for path in paths if not path.startswith("shared/")]
+
+
+def text_of(path):
+    with open(os.path.join(cases.REPOSITORY, path), encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def is_code(path):
+    return path.endswith(CODE) or path in ("bench/demo", "bench/cluster", "bench/setup", "tests/run", ".ci/run")
+
+
+class Tree(unittest.TestCase):
+    def check(self, complaints):
+        self.assertEqual(complaints, [], "\n" + "\n".join(complaints))
+
+    def test_includes_point_down_only(self):
+        self.check([c for path in tree() if path.endswith((".cc", ".h", ".c", ".cu")) for c in rules.include_complaints(path, text_of(path))])
+
+    def test_texts(self):
+        self.check([c for path in tree() if is_code(path) for c in rules.text_complaints(path, text_of(path))])
+
+    def test_top_level_is_closed_and_folders_explain_themselves(self):
+        self.check(rules.layout_complaints(tree()))
+
+    def test_readmes_fit_a_page(self):
+        self.check([c for path in tree() if path.endswith("README.md") for c in rules.readme_complaints(path, text_of(path))])
+
+    def test_format(self):
+        if not shutil.which("clang-format-14"):
+            self.skipTest("no clang-format-14")
+        paths = [path for path in tree() if path.endswith((".cc", ".h", ".c"))]
+        done = subprocess.run(["clang-format-14", "--dry-run", *paths], cwd=cases.REPOSITORY, capture_output=True, text=True, check=False)
+        self.check(sorted(set(re.findall(r"^(.*?):\d+:\d+: warning", done.stderr, re.MULTILINE))))
+
+    def test_library_shows_what_it_should(self):
+        library = os.path.join(cases.BUILD, "lib/libshoal.so")
+        if not os.path.exists(library):
+            self.skipTest("libshoal.so is not built")
+        shown = subprocess.run(["nm", "-DC", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+        names = [line.split(None, 2)[2] for line in shown.splitlines()]
+        self.check([name for name in names if re.search(r"shoal::internal::|fmt::|nlohmann|hwy::", name.split("(")[0])])
+        declared = set(re.findall(r"\b(shoal_\w+)\(", re.sub(r"//.*|/\*.*?\*/", "", text_of("include/shoal/shoal.h"))))
+        self.assertGreater(len(declared), 10)
+        self.check(sorted(declared - {name.split("(")[0] for name in names}))
+
+
+class Checker(unittest.TestCase):
+    """What breaks a rule is caught; what looks like it is not."""
+
+    def test_includes(self):
+        for path, line, bad in (
+                ("src/schedule/x.cc", '#include "transports/transport.h"', True), ("src/algorithms/x.h", "#include <thread>", True),
+                ("src/selector/x.cc", '#include "src/engine/plan.h"', True), ("src/simulate/x.cc", "#include <cuda_runtime.h>", True),
+                ("src/topology/x.cc", "#  include <atomic>", True), ("src/schedule/x.cc", '#include "src/topology/topology.h"', False),
+                ("src/schedule/x.cc", '// #include "src/engine/plan.h"', False), ("transports/tcp/x.cc", '#include "transports/shm/ring.h"', True),
+                ("transports/tcp/x.cc", '#include "src/device/device.h"', True), ("transports/tcp/x.cc", "#include <shoal/communicator.h>", True),
+                ("transports/tcp/x.cc", '#include "transports/transport.h"', False), ("transports/tcp/x.cc", "#include <shoal/status.h>", False),
+                ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/engine/plan.h"', True),
+                ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/engine/plan.h"', True),
+                ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/status/s.h"', True),
+                ("torch_plugin/x.cc", '#include "torch_plugin/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
+                ("include/shoal/x.h", '#include "src/engine/plan.h"', True), ("src/engine/x.cc", '#include "tests/x.h"', True)):
+            with self.subTest(path=path, line=line):
+                self.assertEqual(bool(rules.include_complaints(path, "// x\n" + line + "\n")), bad)
+
+    def test_texts(self):
+        for text, bad in (("good\n", False), ("x" * 129 + "\n", True), ("x" * 128 + "\n", False), ("no line feed", True),
+                          ("see /ro" + "ot/x\n", True), ("see src/root/x and $W/work/x\n", False), ("// TO" + "DO: later\n", True),
+                          ("/home" + "/me/x\n", True)):
+            with self.subTest(text=text[:30]):
+                self.assertEqual(bool(rules.text_complaints("src/x.cc", text)), bad)
+
+    def test_layout(self):
+        good = ["README.md", ".ci/run", "src/README.md", "src/engine/README.md", "src/engine/x.cc"]
+        self.assertEqual(rules.layout_complaints(good), [])
+        self.assertTrue(rules.layout_complaints(good + ["docs/x.md", "docs/README.md"]))
+        self.assertTrue(rules.layout_complaints(good + ["src/other/x.cc"]))
+
+    def test_readme(self):
+        self.assertEqual(rules.readme_complaints("src/README.md", "x\n" * 60), [])
+        self.assertTrue(rules.readme_complaints("src/README.md", "x\n" * 61))
+
+
+cases.main()
