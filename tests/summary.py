@@ -1,8 +1,8 @@
 """Counts the cases of test runs: tests/summary.py [--failed-build=NAME...] RESULTS...
 
 RESULTS is the folder test-results of a build: ctest.xml from CTest, and one JUnit file for each of its tests that reports cases (others
-count as one case); a build that failed counts as a failed case. Prints failures and the reasons of skips, then the line `N passed, N failed, N skipped`. Exit status 1 where a
-case failed or none passed.
+count as one case); a build that failed counts as a failed case. Prints failures and the reasons of skips, then the line
+`N passed, N failed, N skipped`. Exit status 1 where a case failed or none passed.
 """
 import os
 import sys

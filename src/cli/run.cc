@@ -1,4 +1,5 @@
-// `shoal run`: starts the ranks of a job, on this machine or by ssh on several, with the environment that shoal's programs read.
+// `shoal run`: starts the ranks of a job, on this machine or by ssh on several, with the environment that shoal's programs
+// read.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/random.h>
@@ -68,7 +69,8 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
     bool good = !host.login.empty() && host.login[0] != '-' && host.login.find_first_of(" \t'\"\\$;&|") == std::string::npos;
     if (colon != std::string::npos) {
       const auto [stop, error] = std::from_chars(entry.data() + colon + 1, entry.data() + entry.size(), host.ranks);
-      good = good && error == std::errc() && stop == entry.data() + entry.size() && host.ranks >= 1 && host.ranks <= kMaxRanksPerHost;
+      good = good && error == std::errc() && stop == entry.data() + entry.size() && host.ranks >= 1 &&
+             host.ranks <= kMaxRanksPerHost;
     }
     if (!good) {
       return Status(StatusCode::invalid_argument,
@@ -77,7 +79,8 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
     hosts.push_back(host);
     start = end + 1;
   }
-  if (hosts.size() > kMaxHosts) return Status(StatusCode::invalid_argument, fmt::format("--hosts: more than {} hosts", kMaxHosts));
+  if (hosts.size() > kMaxHosts)
+    return Status(StatusCode::invalid_argument, fmt::format("--hosts: more than {} hosts", kMaxHosts));
   return hosts;
 }
 
@@ -168,8 +171,8 @@ int run_local(const RunOptions& options) {
   return run_job(ranks_here(options.command, 0, options.ranks, options.ranks, variables), job_options(options));
 }
 
-/// Runs the ranks of one host of --hosts. The variables of the job come on standard input, one NAME=VALUE a line up to an empty one, so
-/// that the job's key shows up in no process list. Standard input stays open as long as the job is to live.
+/// Runs the ranks of one host of --hosts. The variables of the job come on standard input, one NAME=VALUE a line up to an empty
+/// one, so that the job's key shows up in no process list. Standard input stays open as long as the job is to live.
 int run_agent(const RunOptions& options) {
   Variables variables;
   std::string line;
@@ -214,7 +217,8 @@ int run_on_hosts(const RunOptions& options) {
   const Result<std::vector<HostEntry>> hosts = parse_hosts(options.hosts);
   if (!hosts.ok()) return fail(hosts.status());
   std::array<char, 4096> own_path{};
-  if (readlink("/proc/self/exe", own_path.data(), own_path.size() - 1) < 0) return fail(system_error("readlink /proc/self/exe", errno));
+  if (readlink("/proc/self/exe", own_path.data(), own_path.size() - 1) < 0)
+    return fail(system_error("readlink /proc/self/exe", errno));
   std::array<char, 4096> directory{};
   if (getcwd(directory.data(), directory.size()) == nullptr) return fail(system_error("the current directory", errno));
 
@@ -228,9 +232,9 @@ int run_on_hosts(const RunOptions& options) {
   std::vector<JobProcess> processes;
   int first_rank = 0;
   for (const HostEntry& host : *hosts) {
-    std::string line = fmt::format("cd {} && exec {} run --agent --first-rank {} --size {} -n {} --grace {}{} --", quote(directory.data()),
-                                   quote(own_path.data()), first_rank, size, host.ranks, options.grace_s,
-                                   options.tag_output ? " --tag-output" : "");
+    std::string line = fmt::format("cd {} && exec {} run --agent --first-rank {} --size {} -n {} --grace {}{} --",
+                                   quote(directory.data()), quote(own_path.data()), first_rank, size, host.ranks,
+                                   options.grace_s, options.tag_output ? " --tag-output" : "");
     for (const std::string& word : options.command) line += " " + quote(word);
     JobProcess process;
     process.label = "host " + host.login;
@@ -267,13 +271,15 @@ void add_run_command(CLI::App& app, int* exit_status) {
       "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT and\n"
       "SHOAL_JOB_ID in its environment. Exit status: that of the first rank that failed (128 + signal where one killed it).");
   command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxRanksPerHost));
-  command->add_option("--hosts", options->hosts, "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
+  command->add_option("--hosts", options->hosts,
+                      "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
   command->add_option("--ssh-command", options->ssh_command, "How to reach a host; called with the host and a shell command")
       ->capture_default_str();
   command->add_option("--master", options->master, "Address at which all ranks reach rank 0 (default: the first host)");
   command->add_option("--port", options->port, "Port at which rank 0 listens at start-up (default: a free one)")
       ->check(CLI::Range(1, 65535));
-  command->add_option("--timeout", options->timeout_s, "End the job after so many seconds; 0 = never")->check(CLI::Range(0.0, 1e9));
+  command->add_option("--timeout", options->timeout_s, "End the job after so many seconds; 0 = never")
+      ->check(CLI::Range(0.0, 1e9));
   command->add_option("--grace", options->grace_s, "Seconds that the others may go on after a rank has failed")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();

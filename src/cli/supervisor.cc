@@ -27,8 +27,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::array kHandledSignals = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 constexpr auto kTerminateWait = std::chrono::seconds(2);  // between SIGTERM and SIGKILL
-constexpr auto kAgentWait = std::chrono::seconds(5);      // the same for an agent on another host, which ends its ranks meanwhile
-constexpr std::size_t kLongestLineBytes = 64 << 10;       // a longer one is cut when it is tagged
+constexpr auto kAgentWait = std::chrono::seconds(5);  // the same for an agent on another host, which ends its ranks meanwhile
+constexpr std::size_t kLongestLineBytes = 64 << 10;   // a longer one is cut when it is tagged
 constexpr int kExitTimeout = 124;
 constexpr int kExitCannotRun = 127;
 constexpr int kExitSsh = 255;
@@ -49,7 +49,8 @@ int exit_status(int wait_status) { return WIFSIGNALED(wait_status) ? 128 + WTERM
 std::string describe(int wait_status) {
   if (!WIFSIGNALED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
   const char* name = sigabbrev_np(WTERMSIG(wait_status));
-  return name == nullptr ? fmt::format("was killed by signal {}", WTERMSIG(wait_status)) : fmt::format("was killed by SIG{}", name);
+  return name == nullptr ? fmt::format("was killed by signal {}", WTERMSIG(wait_status))
+                         : fmt::format("was killed by SIG{}", name);
 }
 
 void write_all(int fd, std::string_view text) {
@@ -192,7 +193,8 @@ class Job {
 
   void terminate() {
     signal_all(SIGTERM);
-    const bool agents = std::any_of(running_.begin(), running_.end(), [](const Running& one) { return one.process->input.has_value(); });
+    const bool agents =
+        std::any_of(running_.begin(), running_.end(), [](const Running& one) { return one.process->input.has_value(); });
     kill_at_ = Clock::now() + (agents ? kAgentWait : kTerminateWait);
   }
 
@@ -311,8 +313,8 @@ class Job {
 }  // namespace
 
 int run_job(const std::vector<JobProcess>& processes, const JobOptions& options) {
-  // The keeper, a child, starts and watches the processes. If this process dies, the keeper hears of it and ends the job in order; if
-  // the keeper dies, the kernel kills what it started. So that nothing is left, both would have to be killed at once.
+  // The keeper, a child, starts and watches the processes. If this process dies, the keeper hears of it and ends the job in
+  // order; if the keeper dies, the kernel kills what it started. So that nothing is left, both would have to be killed at once.
   const sigset_t signals = handled_signals();
   sigset_t before;
   sigprocmask(SIG_BLOCK, &signals, &before);
