@@ -1,0 +1,238 @@
+// The readers of image files, the augmentation and the loader.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "torch_plugin/data/augment.h"
+#include "torch_plugin/data/cifar10.h"
+#include "torch_plugin/data/fashion_mnist.h"
+#include "torch_plugin/data/loader.h"
+#include "torch_plugin/data/locate.h"
+#include "torch_plugin/data/sampler.h"
+#include "torch_plugin/data/synthetic.h"
+
+namespace shoal::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Folder : public ::testing::Test {
+ protected:
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "shoal-data-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() override { fs::remove_all(path_); }
+
+  void write(const std::string& name, const std::string& content) const { std::ofstream(path_ / name, std::ios::binary) << content; }
+  [[nodiscard]] std::string content(const std::string& name) const {
+    std::ifstream file(path_ / name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static void expect_error(const Result<Dataset>& result, StatusCode code, const std::string& words) {
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), code) << result.status().to_string();
+    EXPECT_NE(result.status().message().find(words), std::string::npos) << result.status().message();
+  }
+
+  fs::path path_;
+};
+
+using Cifar10 = Folder;
+using FashionMnist = Folder;
+using Locate = Folder;
+
+TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
+  std::string first(3073, '\0');
+  first[0] = 7;
+  first[1] = static_cast<char>(255);            // red, row 0, column 0
+  first[1 + 1024 + 33] = 11;                    // green, row 1, column 1
+  first[1 + 2048 + 1023] = static_cast<char>(200);  // blue, last
+  std::string second(3073, '\1');
+  write("data_batch_1.bin", first);
+  write("data_batch_2.bin", second + second);
+  write("test_batch.bin", second);
+  const Result<Dataset> train = read_cifar10(path_.string(), Split::train);
+  ASSERT_TRUE(train.ok()) << train.status().to_string();
+  EXPECT_EQ(train->labels, (std::vector<std::uint8_t>{7, 1, 1}));
+  EXPECT_EQ(train->pixels.size(), 3U * 3072);
+  EXPECT_EQ(train->pixels[0], 255);
+  EXPECT_EQ(train->pixels[1024 + 33], 11);
+  EXPECT_EQ(train->pixels[3071], 200);
+  EXPECT_EQ(read_cifar10(path_.string(), Split::test)->size(), 1U);
+}
+
+TEST_F(Cifar10, RefusesTruncatedCorruptEmptyAndMissingFiles) {
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::not_found, "test_batch.bin");
+  write("test_batch.bin", std::string(3072, '\0'));
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "truncated");
+  write("test_batch.bin", "");
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "0 bytes");
+  write("test_batch.bin", std::string(3073, '\0') + std::string(3073, '\x0a'));
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "byte 3073 should be a label");
+  write("data_batch_1.bin", std::string(3073, '\0'));
+  write("data_batch_2.bin", std::string(100, '\0'));
+  expect_error(read_cifar10(path_.string(), Split::train), StatusCode::invalid_argument, "data_batch_2.bin");
+}
+
+TEST_F(FashionMnist, ReadsWhatWasWritten) {
+  const Dataset made = make_synthetic(25, 1, 28, 3);
+  ASSERT_TRUE(write_fashion_mnist(made, path_.string(), Split::train).ok());
+  const Result<Dataset> read = read_fashion_mnist(path_.string(), Split::train);
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  EXPECT_EQ(read->labels, made.labels);
+  EXPECT_EQ(read->pixels, made.pixels);
+  EXPECT_EQ(read->channels, 1);
+}
+
+TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
+  const std::string folder = path_.string();
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::not_found, "t10k-images");
+  ASSERT_TRUE(write_fashion_mnist(make_synthetic(10, 1, 28, 3), folder, Split::test).ok());
+  const std::string images = "t10k-images-idx3-ubyte";
+  const std::string good = content(images + ".gz");
+
+  write(images + ".gz", good.substr(0, good.size() / 2));  // gzip ends early
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::system_error, "truncated");
+  std::string flipped = good;
+  flipped[good.size() / 2] = static_cast<char>(flipped[good.size() / 2] ^ 0x55);
+  write(images + ".gz", flipped);
+  ASSERT_FALSE(read_fashion_mnist(folder, Split::test).ok());
+  write(images + ".gz", good.substr(0, 5));
+  ASSERT_FALSE(read_fashion_mnist(folder, Split::test).ok());
+  fs::remove(path_ / (images + ".gz"));
+
+  const std::string header{'\0', '\0', '\x08', '\x03', '\0', '\0', '\0', '\x0a', '\0', '\0', '\0', '\x1c', '\0', '\0', '\0', '\x1c'};
+  write(images, header + std::string(10 * 784, '\5'));  // plain files are read too
+  EXPECT_TRUE(read_fashion_mnist(folder, Split::test).ok());
+  write(images, header + std::string(10 * 784 - 1, '\5'));
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "truncated");
+  write(images, header.substr(0, 9));
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "less than an IDX header");
+  std::string wrong_magic = header;
+  wrong_magic[3] = 1;
+  write(images, wrong_magic + std::string(10 * 784, '\5'));
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "magic");
+  std::string huge = header;
+  huge[4] = '\x7f';
+  write(images, huge);
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "dimension 0");
+}
+
+TEST_F(FashionMnist, RefusesLabelsThatDoNotFit) {
+  const std::string folder = path_.string();
+  ASSERT_TRUE(write_fashion_mnist(make_synthetic(10, 1, 28, 3), folder, Split::train).ok());
+  const std::string labels = "train-labels-idx1-ubyte";
+  fs::remove(path_ / (labels + ".gz"));
+  const std::string header{'\0', '\0', '\x08', '\x01', '\0', '\0', '\0'};
+  write(labels, header + '\x09' + std::string(9, '\1'));
+  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "9 labels for 10 images");
+  write(labels, header + '\x0a' + std::string(9, '\1') + '\x0a');
+  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "label 9 is 10");
+}
+
+TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {
+  const Result<Located> none = locate("cifar10", path_.string());
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.status().code(), StatusCode::not_found);
+  EXPECT_NE(none.status().message().find(path_.string()), std::string::npos);
+  fs::create_directory(path_ / "cifar-10-batches-bin");
+  write("cifar-10-batches-bin/data_batch_1.bin", std::string(3073, '\2'));
+  write("cifar-10-batches-bin/test_batch.bin", std::string(2 * 3073, '\3'));
+  const Result<Located> found = locate("cifar10", path_.string());
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_EQ(found->train.size(), 1U);
+  EXPECT_EQ(found->test.size(), 2U);
+  EXPECT_EQ(locate("imagenet", std::nullopt).status().code(), StatusCode::invalid_argument);
+}
+
+TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
+  setenv("XDG_CACHE_HOME", path_.c_str(), 1);
+  const Result<Located> made = locate("synthetic", std::nullopt);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  EXPECT_EQ(made->train.name, "synthetic");
+  const fs::path file = path_ / "shoal" / "data" / "synthetic-cifar10" / "data_batch_1.bin";
+  ASSERT_TRUE(fs::exists(file)) << file;
+  const auto written = fs::last_write_time(file);
+  const Result<Located> again = locate("synthetic", std::nullopt);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(fs::last_write_time(file), written);
+  EXPECT_EQ(again->train.pixels, made->train.pixels);
+  unsetenv("XDG_CACHE_HOME");
+}
+
+TEST(Synthetic, HasTheClassesOfEachSplitInCommonAndIsRepeatable) {
+  const Dataset a = make_synthetic(200, 3, 32, 1);
+  EXPECT_EQ(a.pixels, make_synthetic(200, 3, 32, 1).pixels);
+  EXPECT_NE(a.pixels, make_synthetic(200, 3, 32, 2).pixels);
+  EXPECT_EQ(std::set<std::uint8_t>(a.labels.begin(), a.labels.end()).size(), 10U);
+}
+
+/// 1 channel, 2 x 3, pixels 10, 20, 30 / 40, 50, 60; mean 0 and deviation 1 / 255, so that rendered values are pixels.
+Dataset tiny() {
+  return {.name = "tiny", .classes = 2, .channels = 1, .height = 2, .width = 3, .mean = {0}, .deviation = {1.0F / 255}, .pixels = {10, 20, 30, 40, 50, 60}, .labels = {1}};
+}
+
+std::vector<float> rendered(const Augmentation& augmentation) {
+  std::vector<float> output(6);
+  render(tiny(), 0, augmentation, output.data());
+  for (float& value : output) value = std::round(value);
+  return output;
+}
+
+TEST(Augment, ShiftsMirrorsAndPadsWithBlack) {
+  EXPECT_EQ(rendered({}), (std::vector<float>{10, 20, 30, 40, 50, 60}));
+  EXPECT_EQ(rendered({.mirror = true}), (std::vector<float>{30, 20, 10, 60, 50, 40}));
+  EXPECT_EQ(rendered({.shift_rows = 1}), (std::vector<float>{40, 50, 60, 0, 0, 0}));
+  EXPECT_EQ(rendered({.shift_columns = -1}), (std::vector<float>{0, 10, 20, 0, 40, 50}));
+  EXPECT_EQ(rendered({.shift_columns = 1, .mirror = true}), (std::vector<float>{0, 30, 20, 0, 60, 50}));
+}
+
+TEST(Augment, DrawsEveryShiftAndBothSides) {
+  std::set<int> rows, columns;
+  int mirrored = 0;
+  for (std::uint64_t sample = 0; sample < 1000; ++sample) {
+    const Augmentation drawn = draw_augmentation(SplitMix(1, 0, sample));
+    rows.insert(drawn.shift_rows);
+    columns.insert(drawn.shift_columns);
+    mirrored += drawn.mirror ? 1 : 0;
+  }
+  EXPECT_EQ(rows, (std::set<int>{-4, -3, -2, -1, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(columns, rows);
+  EXPECT_GT(mirrored, 400);
+  EXPECT_LT(mirrored, 600);
+}
+
+TEST(Loader, GivesOutTheOrderInBatchesAndTheSameAgain) {
+  const Dataset images = make_synthetic(50, 3, 8, 1);
+  const LoaderOptions options{.order = distributed_order(50, 1, 2, true, 4, 0), .batch = 4, .augment = true, .seed = 4, .epoch = 0};
+  Loader loader(images, options);
+  Loader again(images, options);
+  EXPECT_EQ(loader.batches(), 7U);
+  std::vector<std::int64_t> labels;
+  std::size_t batches = 0;
+  while (const std::optional<Batch> batch = loader.next()) {
+    EXPECT_EQ(batch->images, again.next()->images);
+    labels.insert(labels.end(), batch->labels.begin(), batch->labels.end());
+    ++batches;
+  }
+  EXPECT_EQ(batches, 7U);
+  std::vector<std::int64_t> expected;
+  for (const std::size_t index : options.order) expected.push_back(images.labels[index]);
+  EXPECT_EQ(labels, expected);
+  EXPECT_FALSE(loader.next().has_value());
+}
+
+TEST(Loader, EndsEarlyWithoutBeingAsked) {
+  const Dataset images = make_synthetic(100, 3, 8, 1);
+  Loader loader(images, {.order = distributed_order(100, 0, 1, false, 0, 0), .batch = 1});
+  EXPECT_EQ(loader.next()->labels.front(), images.labels[0]);
+}
+
+}  // namespace
+}  // namespace shoal::data

@@ -1,0 +1,283 @@
+"""The backend "shoal" of torch.distributed, from Python, with real processes."""
+import time
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import cases
+import shoal
+from ranks import run_ranks
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+SIZES = (1, 2, 3, 4)
+COUNT = 1237
+
+
+def pattern(rank, dtype, count=COUNT):
+    """Small whole numbers, never zero, so that every type holds every result exactly."""
+    return ((torch.arange(count) + rank) % 2 + 1).to(dtype)
+
+
+def reduced(op, values):
+    stacked = torch.stack([value.to(torch.float64 if value.is_floating_point() else torch.int64) for value in values])
+    functions = {
+        "SUM": lambda s: s.sum(0), "PRODUCT": lambda s: s.prod(0), "MIN": lambda s: s.min(0).values, "MAX": lambda s: s.max(0).values,
+        "AVG": lambda s: s.sum(0) / len(values) if s.is_floating_point() else s.sum(0) // len(values),
+        "BAND": lambda s: torch.tensor([]), "BOR": lambda s: torch.tensor([]), "BXOR": lambda s: torch.tensor([]),
+    }
+    if op in ("BAND", "BOR", "BXOR"):
+        total = stacked[0]
+        for row in stacked[1:]:
+            total = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](total, row)
+        return total
+    return functions[op](stacked)
+
+
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def all_reduce_everything(rank, size):
+    for dtype in FLOATING + INTEGERS:
+        operations = ["SUM", "PRODUCT", "MIN", "MAX", "AVG"] + ([] if dtype.is_floating_point else ["BAND", "BOR", "BXOR"])
+        for op in operations:
+            tensor = pattern(rank, dtype)
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+            expected = reduced(op, [pattern(r, dtype) for r in range(size)]).to(dtype)
+            check(torch.equal(tensor, expected), f"{dtype} {op}: {tensor[:4]} is not {expected[:4]}")
+
+
+def all_reduce_bool(rank, size):
+    values = [torch.arange(COUNT) % (r + 2) == 0 for r in range(size)]
+    stacked = torch.stack(values)
+    for op, expected in (("SUM", stacked.any(0)), ("MAX", stacked.any(0)), ("BOR", stacked.any(0)), ("PRODUCT", stacked.all(0)),
+                         ("MIN", stacked.all(0)), ("BAND", stacked.all(0)), ("BXOR", stacked.sum(0) % 2 == 1)):
+        tensor = values[rank].clone()
+        dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+        check(torch.equal(tensor, expected), f"bool {op}")
+        check(bool((tensor.view(torch.uint8) <= 1).all()), f"bool {op} holds something else than 0 and 1")
+
+
+def all_reduce_complex(rank, size):
+    tensor = torch.complex(pattern(rank, torch.float32), -pattern(rank, torch.float32))
+    dist.all_reduce(tensor)
+    total = sum(pattern(r, torch.float32) for r in range(size))
+    check(torch.equal(tensor, torch.complex(total, -total)), "complex sum")
+
+
+def shapes_and_strides(rank, size):
+    total = sum(r + 1 for r in range(size))
+    for make in (lambda: torch.ones(3, 4, 5, 6).contiguous(memory_format=torch.channels_last), lambda: torch.ones(8, 9).t(),
+                 lambda: torch.ones(10, 10)[:, ::2], lambda: torch.ones(6, 6)[1:4, 2:5], lambda: torch.tensor(1.0), lambda: torch.ones(0),
+                 lambda: torch.ones(3, 0, 2)):
+        tensor = make() * 1.0
+        strided = make()
+        strided.fill_(rank + 1)
+        dist.all_reduce(strided)
+        check(torch.equal(strided, torch.full_like(tensor, total)), f"all_reduce of strides {strided.stride()}")
+        strided.fill_(rank + 1)
+        dist.broadcast(strided, src=size - 1)
+        check(torch.equal(strided, torch.full_like(tensor, size)), f"broadcast of strides {strided.stride()}")
+    whole = torch.zeros(10, 10)
+    dist.all_reduce(whole[:, ::2].add_(1))
+    check(torch.equal(whole[:, 1::2], torch.zeros(10, 5)), "what lies between the elements was touched")
+
+
+def broadcast_and_gather(rank, size):
+    for dtype in FLOATING + INTEGERS + (torch.bool, torch.complex64):
+        for root in range(size):
+            tensor = pattern(rank, dtype)
+            dist.broadcast(tensor, src=root)
+            check(torch.equal(tensor, pattern(root, dtype)), f"broadcast of {dtype} from {root}")
+        outputs = [torch.zeros(COUNT, dtype=dtype) for _ in range(size)]
+        dist.all_gather(outputs, pattern(rank, dtype))
+        for r in range(size):
+            check(torch.equal(outputs[r], pattern(r, dtype)), f"all_gather of {dtype}, part {r}")
+        whole = torch.zeros(size * COUNT, dtype=dtype)
+        dist.all_gather_into_tensor(whole, pattern(rank, dtype))
+        check(torch.equal(whole, torch.cat([pattern(r, dtype) for r in range(size)])), f"all_gather_into_tensor of {dtype}")
+    matrix = [torch.zeros(4, 6).t() for _ in range(size)]
+    dist.all_gather(matrix, torch.full((6, 4), float(rank)))
+    check(all(torch.equal(matrix[r], torch.full((6, 4), float(r))) for r in range(size)), "all_gather into transposed tensors")
+    empty = [torch.ones(0) for _ in range(size)]
+    dist.all_gather(empty, torch.ones(0))
+
+
+def objects(rank, size):
+    gathered = [None] * size
+    dist.all_gather_object(gathered, {"rank": rank, "text": "x" * rank})
+    check([entry["rank"] for entry in gathered] == list(range(size)), "all_gather_object")
+    holder = [("from", rank)]
+    dist.broadcast_object_list(holder, src=size - 1)
+    check(holder == [("from", size - 1)], "broadcast_object_list")
+
+
+def asynchronous(rank, size):
+    tensors = [torch.full((1 + 100 * i,), float(rank + i)) for i in range(200)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in works]
+    doubled = futures[5].then(lambda future: future.value()[0] * 2)
+    for i, (work, tensor) in enumerate(zip(works, tensors)):
+        work.wait()
+        check(work.is_completed() and work.is_success(), "a work that was waited for has ended well")
+        check(torch.equal(tensor, torch.full_like(tensor, sum(r + i for r in range(size)))), f"all_reduce {i} in flight")
+    check(torch.equal(torch.futures.wait_all([doubled])[0], 2 * tensors[5]), "a callback on a future")
+    check(futures[7].wait()[0] is not None and futures[7].done(), "a future has the tensors")
+    outputs = [torch.zeros(5) for _ in range(size)]
+    value = dist.all_gather(outputs, torch.full((5,), float(rank)), async_op=True).get_future().wait()
+    check(torch.equal(outputs[size - 1], torch.full((5,), float(size - 1))), "all_gather ends before its future")
+
+
+def barriers(rank, size):
+    for late in range(size):
+        if rank == late:
+            time.sleep(0.2)
+        entered = torch.tensor([time.monotonic()], dtype=torch.float64)
+        dist.barrier()
+        left = torch.tensor([time.monotonic()], dtype=torch.float64)
+        dist.all_reduce(entered, op=dist.ReduceOp.MAX)
+        dist.all_reduce(left, op=dist.ReduceOp.MIN)
+        check(left.item() >= entered.item(), "a rank left the barrier before the last one entered it")
+
+
+def expect(kind, words, call):
+    try:
+        call()
+    except kind as error:
+        check(words in str(error), f"the message does not say {words!r}: {error}")
+        return
+    raise AssertionError(f"no {kind.__name__} about {words!r}")
+
+
+def bad_arguments(rank, size):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    check(isinstance(group, shoal.ProcessGroupShoal) and group.name() == "shoal", "the backend's name")
+    expect(ValueError, "not defined on Float", lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND))
+    expect(ValueError, "not defined on Bool", lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG))
+    expect(ValueError, "a list of 2", lambda: group.allreduce([torch.ones(1), torch.ones(1)], dist.AllreduceOptions()))
+    expect(ValueError, "sparse", lambda: group.allreduce([torch.eye(3).to_sparse()], dist.AllreduceOptions()))
+    options = dist.BroadcastOptions()
+    options.rootRank = size
+    expect(ValueError, "invalid root rank", lambda: group.broadcast([torch.ones(1)], options))
+    expect(ValueError, "list of outputs", lambda: group.allgather([[torch.ones(1)] * (size + 1)], [torch.ones(1)], dist.AllgatherOptions()))
+    expect(RuntimeError, "does not support", lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size)))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # nothing of this closed the group
+    check(tensor.item() == size, "the group still works")
+
+
+def subgroups(rank, size):
+    even = dist.new_group(list(range(0, size, 2)))
+    pair = dist.new_group([0, size - 1], pg_options=shoal.Options(algorithm="ring"))
+    if rank % 2 == 0:
+        tensor = torch.full((9,), float(rank))
+        dist.all_reduce(tensor, group=even)
+        check(tensor[0].item() == sum(range(0, size, 2)), "sum over the even ranks")
+    if rank in (0, size - 1):
+        tensor = torch.full((9,), float(rank))
+        dist.all_reduce(tensor, group=pair)
+        check(tensor[0].item() == size - 1, "sum over the first and the last rank")
+
+
+def late_rank(rank, size):
+    if rank == size - 1:
+        time.sleep(4)
+        return None
+    started = time.monotonic()
+    tensor = torch.ones(10)
+    try:
+        group = dist.group.WORLD._get_backend(torch.device("cpu"))
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=1)
+        work = group.allreduce([tensor], options)
+        future = work.get_future()
+        work.wait()
+    except dist.DistBackendError as error:
+        check(future.done(), "the future has ended too")
+        expect(RuntimeError, "shoal all_reduce", future.wait)
+        expect(dist.DistBackendError, "shoal", lambda: dist.all_reduce(tensor))  # the group is closed
+        return str(error), time.monotonic() - started
+    raise AssertionError("no error")
+
+
+def mismatch(rank, size):
+    tensor = torch.ones(10 + rank)
+    try:
+        dist.all_reduce(tensor)
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+def aborted(rank, size):
+    tensor = torch.ones(10)
+    if rank == 0:
+        time.sleep(0.3)
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        return ""
+    try:
+        dist.all_reduce(tensor)
+    except dist.DistBackendError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+class ProcessGroup(unittest.TestCase):
+    def on_all_sizes(self, body, sizes=SIZES):
+        for size in sizes:
+            with self.subTest(ranks=size):
+                run_ranks(size, body)
+
+    def test_all_reduce_every_type_and_operation(self):
+        self.on_all_sizes(all_reduce_everything)
+
+    def test_all_reduce_bool(self):
+        self.on_all_sizes(all_reduce_bool)
+
+    def test_all_reduce_complex(self):
+        self.on_all_sizes(all_reduce_complex, (1, 3))
+
+    def test_shapes_and_strides(self):
+        self.on_all_sizes(shapes_and_strides)
+
+    def test_broadcast_and_all_gather(self):
+        self.on_all_sizes(broadcast_and_gather)
+
+    def test_objects(self):
+        self.on_all_sizes(objects, (1, 3))
+
+    def test_many_in_flight_with_futures(self):
+        self.on_all_sizes(asynchronous)
+
+    def test_barrier(self):
+        self.on_all_sizes(barriers, (1, 2, 4))
+
+    def test_bad_arguments(self):
+        self.on_all_sizes(bad_arguments, (1, 2))
+
+    def test_subgroups(self):
+        self.on_all_sizes(subgroups, (3, 4))
+
+    def test_a_late_rank_is_a_timeout_that_names_it(self):
+        for size in (2, 3):
+            outcomes = run_ranks(size, late_rank)
+            for message, seconds in outcomes[:-1]:
+                self.assertIn("timeout", message)
+                self.assertIn(str(size - 1), message)
+                self.assertLess(seconds, 4)
+
+    def test_a_mismatch_is_an_error_on_every_rank(self):
+        for message in run_ranks(2, mismatch):
+            self.assertIn("mismatch", message)
+
+    def test_abort_ends_waiting_on_the_other_ranks(self):
+        for message in run_ranks(3, aborted)[1:]:
+            self.assertIn("shoal all_reduce", message)
+
+
+if __name__ == "__main__":
+    cases.main()
