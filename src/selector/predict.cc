@@ -1,7 +1,6 @@
 #include "src/selector/predict.h"
 
 #include <algorithm>
-#include <array>
 
 #include "src/algorithms/stages.h"
 #include "src/schedule/layout.h"
@@ -14,15 +13,12 @@ namespace {
 constexpr std::size_t kMaxSimulatedSteps = 4096;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
 
-/// What one rank's Program needs of its core, of its ports to shared memory, and of its node's ports to the network.
+/// What one rank's Program needs of its core, which also moves what goes through shared memory, and of its node's ports to the
+/// network.
 struct Demand {
   double core_us = 0;
-  std::array<double, kLinkClassCount> out_us{};
-  std::array<double, kLinkClassCount> in_us{};
-
-  [[nodiscard]] double busiest(LinkClass link) const {
-    return std::max(out_us[static_cast<std::size_t>(link)], in_us[static_cast<std::size_t>(link)]);
-  }
+  double out_us = 0;
+  double in_us = 0;
 };
 
 /// The estimate for the ranks of one node.
@@ -35,25 +31,20 @@ class NodeEstimate {
   }
 
   [[nodiscard]] double total_us() const {
-    // The ranks of a node share its wire; each has its own core and its own port to shared memory.
+    // The ranks of a node share its wire; each has its own core.
     Demand most;
     for (const Program& program : programs_) {
       const Demand demand = demand_of(program);
-      const auto network = static_cast<std::size_t>(LinkClass::network);
-      const auto shared = static_cast<std::size_t>(LinkClass::shared_memory);
       most.core_us = std::max(most.core_us, demand.core_us);
-      most.out_us[shared] = std::max(most.out_us[shared], demand.out_us[shared]);
-      most.in_us[shared] = std::max(most.in_us[shared], demand.in_us[shared]);
-      most.out_us[network] += demand.out_us[network];
-      most.in_us[network] += demand.in_us[network];
+      most.out_us += demand.out_us;
+      most.in_us += demand.in_us;
     }
-    const double network_us = most.busiest(LinkClass::network);
-    const double shared_us = most.busiest(LinkClass::shared_memory);
-    const LinkClass bottleneck = network_us > shared_us ? LinkClass::network : LinkClass::shared_memory;
+    const double network_us = std::max(most.out_us, most.in_us);
+    const bool wire_bound = network_us > most.core_us;
     // A chain of hops that visits all ranks, as a ring's does, takes what they take on average.
     double chains_us = 0;
-    for (const Program& program : programs_) chains_us += chain_us(program, bottleneck);
-    return chains_us / static_cast<double>(programs_.size()) + std::max({network_us, shared_us, most.core_us});
+    for (const Program& program : programs_) chains_us += chain_us(program, wire_bound);
+    return chains_us / static_cast<double>(programs_.size()) + std::max(network_us, most.core_us);
   }
 
  private:
@@ -69,16 +60,19 @@ class NodeEstimate {
       if (step.op == StepOp::copy) demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
       if (step.peer < 0) continue;
-      auto& ports = step.op == StepOp::send ? demand.out_us : demand.in_us;
-      ports[static_cast<std::size_t>(topology_.link_class(program.rank, step.peer))] +=
-          costs_.port_us(program.rank, step.peer, bytes);
+      const double moved_us = costs_.port_us(program.rank, step.peer, bytes);
+      if (topology_.link_class(program.rank, step.peer) != LinkClass::network) {
+        demand.core_us += moved_us;
+      } else {
+        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us;
+      }
     }
     return demand;
   }
 
-  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on the busiest kind of port
-  /// (what happens on that one is counted in full elsewhere).
-  [[nodiscard]] double chain_us(const Program& program, LinkClass bottleneck) const {
+  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on what is busiest, wire or core
+  /// (what happens there is counted in full elsewhere).
+  [[nodiscard]] double chain_us(const Program& program, bool wire_bound) const {
     const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
     std::vector<double> value_us(program.message_chunks, 0);  // when the first tile of each chunk's value is there
     std::vector<double> sent_us(program.lanes, 0);            // when the latest send of a lane starts
@@ -89,7 +83,7 @@ class NodeEstimate {
         sent = std::max(sent, value_us[step.source.first_chunk]);
       if (step.op == StepOp::send || step.peer < 0) continue;
       double hop_us = costs_.latency_us(program.rank, step.peer) * (1 - CostModel::kOverheadShare);
-      if (topology_.link_class(program.rank, step.peer) != bottleneck) {
+      if ((topology_.link_class(program.rank, step.peer) == LinkClass::network) != wire_bound) {
         hop_us += costs_.port_us(program.rank, step.peer, costs_.tile(bytes_of(layout, step)));
       }
       for (std::uint32_t k = 0; k < step.target.chunk_count; ++k) {

@@ -27,7 +27,9 @@ double CostModel::crowding(int from, int to) const {
 }
 
 double CostModel::latency_us(int from, int to) const {
-  return topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us * crowding(from, to);
+  const double crowd = crowding(from, to);
+  const double switch_us = crowd > 1 ? kSwitchUs : 0;
+  return (topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us + switch_us) * crowd;
 }
 
 double CostModel::port_us(int from, int to, std::size_t bytes) const {
@@ -71,7 +73,7 @@ struct Unit {
   std::vector<std::uint32_t> successors;
 };
 
-/// Where messages queue up to leave a rank or a node.
+/// Where messages queue up to leave a node.
 struct OutPort {
   bool busy = false;
   std::queue<std::uint32_t> sends;  // ready ones, in the order in which they became so
@@ -94,8 +96,7 @@ class Simulator {
     const std::size_t ranks = schedule_.programs.size();
     result_.rank_us.assign(ranks, 0);
     cores_.assign(ranks, 0);
-    // Ports of ranks (shared memory), then those of nodes (network).
-    in_ports_.assign(ranks + static_cast<std::size_t>(schedule_.topology.nodes()), 0);
+    in_ports_.assign(static_cast<std::size_t>(schedule_.topology.nodes()), 0);
     out_ports_.resize(in_ports_.size());
     for (const Program& program : schedule_.programs) add_program(program);
     if (Status status = match_messages(); !status.ok()) return status;
@@ -178,18 +179,54 @@ class Simulator {
     const Step& step = step_of(unit);
     switch (step.op) {
       case StepOp::send: {
-        const std::size_t port = port_of(rank, schedule_.topology.link_class(rank, step.peer));
+        if (schedule_.topology.link_class(rank, step.peer) != LinkClass::network) {
+          send_through_memory(unit, rank, step.peer);
+          break;
+        }
+        const std::size_t port = port_of(rank);
         out_ports_[port].sends.push(index);
         if (!out_ports_[port].busy) start_next_send(out_ports_[port], unit.ready.first);
         break;
       }
-      case StepOp::recv: finish(unit, unit.ready); break;
-      case StepOp::recv_reduce:
-        compute(unit, costs_.reduce_us(rank, unit.bytes) * unit.operands, costs_.reduce_us(rank, tile) * unit.operands);
+      case StepOp::recv:
+        if (schedule_.topology.link_class(rank, step.peer) == LinkClass::network) {
+          finish(unit, unit.ready);
+        } else {
+          compute(unit, costs_.port_us(step.peer, rank, unit.bytes), costs_.port_us(step.peer, rank, tile));
+        }
         break;
+      case StepOp::recv_reduce: compute(unit, fold_us(unit, unit.bytes), fold_us(unit, tile)); break;
       case StepOp::reduce: compute(unit, costs_.reduce_us(rank, unit.bytes), costs_.reduce_us(rank, tile)); break;
       case StepOp::copy: compute(unit, costs_.copy_us(rank, unit.bytes), costs_.copy_us(rank, tile)); break;
     }
+  }
+
+  /// Folding `bytes` of every operand; those in shared memory have to be fetched from there first.
+  [[nodiscard]] double fold_us(const Unit& unit, std::size_t bytes) const {
+    const int rank = static_cast<int>(unit.rank);
+    double total_us = 0;
+    for (std::uint32_t i = 0; i < unit.operands; ++i) {
+      const int peer = schedule_.programs[unit.rank].steps[unit.first_step + i].peer;
+      total_us += costs_.reduce_us(rank, bytes);
+      if (schedule_.topology.link_class(rank, peer) != LinkClass::network) total_us += costs_.port_us(peer, rank, bytes);
+    }
+    return total_us;
+  }
+
+  /// The sender's core writes the message where the receiver finds it.
+  void send_through_memory(const Unit& unit, int rank, int peer) {
+    const auto link = static_cast<std::size_t>(schedule_.topology.link_class(rank, peer));
+    result_.bytes[link] += unit.bytes;
+    ++result_.messages[link];
+    const double duration_us = costs_.port_us(rank, peer, unit.bytes);
+    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes));
+    double& core = cores_[unit.rank];
+    const double begin = std::max(core, unit.ready.first);
+    core = begin + duration_us;
+    const Span sent{begin + tile_us, std::max(begin + duration_us, unit.ready.last + tile_us)};
+    const double latency = costs_.latency_us(rank, peer) * (1 - CostModel::kOverheadShare);
+    release(unit.receiver, {sent.first + latency, sent.last + latency});
+    finish(unit, sent);
   }
 
   void finish(const Unit& unit, const Span& done) {
@@ -225,7 +262,7 @@ class Simulator {
 
     const double port_us = costs_.port_us(rank, peer, unit.bytes);
     const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes));
-    double& in = in_ports_[port_of(peer, link)];
+    double& in = in_ports_[port_of(peer)];
     const double arrival = std::max(in, now_us);
     in = arrival + port_us;
     events_.push({now_us + port_us, true, static_cast<std::uint32_t>(&port - out_ports_.data())});
@@ -235,10 +272,8 @@ class Simulator {
     finish(unit, {now_us + tile_us, std::max(now_us + port_us, unit.ready.last + tile_us)});
   }
 
-  [[nodiscard]] std::size_t port_of(int rank, LinkClass link) const {
-    const auto r = static_cast<std::size_t>(rank);
-    if (link != LinkClass::network) return r;
-    return schedule_.programs.size() + static_cast<std::size_t>(schedule_.topology.node_of_rank[r]);
+  [[nodiscard]] std::size_t port_of(int rank) const {
+    return static_cast<std::size_t>(schedule_.topology.node_of_rank[static_cast<std::size_t>(rank)]);
   }
 
   const Schedule& schedule_;
@@ -248,7 +283,7 @@ class Simulator {
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> sends_;
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
   std::vector<double> cores_;     // when each rank's core is free
-  std::vector<double> in_ports_;  // when each port has taken in what is on its way
+  std::vector<double> in_ports_;  // when each node's port has taken in what is on its way
   std::vector<OutPort> out_ports_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::size_t waiting_ = 0;  // units that have not finished
