@@ -1,6 +1,7 @@
 // shoal._C: makes the process group known to Python. torch must have been imported before this module.
 #include <chrono>
 
+#include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "torch_plugin/process_group/process_group_shoal.h"
