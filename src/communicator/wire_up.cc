@@ -161,6 +161,14 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
   const auto identities = exchange(*store, "node", rank, size, node_identity(), deadline);
   if (!identities.ok()) return identities.status();
   parts.topology = topology_from(*identities);
+  const auto masks = exchange(*store, "cores", rank, size, affinity_text(), deadline);
+  if (!masks.ok()) return masks.status();
+  std::vector<std::string> local_masks;
+  for (const int local : parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(rank)])) {
+    local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
+  }
+  // Launchers bind ranks to cores of their own: what counts is what the ranks of the node have together.
+  parts.cores = node_cores(local_masks, quota_cores());
   parts.topology.cores_per_node = parts.cores;
 
   Wiring control;

@@ -9,9 +9,31 @@ namespace shoal {
 namespace {
 
 int affinity_cores() {
+  const std::string mask = affinity_text();
+  return static_cast<int>(std::count(mask.begin(), mask.end(), '1'));
+}
+
+}  // namespace
+
+std::string affinity_text() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return "1";
+  std::string text;
+  for (int core = 0; core < CPU_SETSIZE; ++core) text += CPU_ISSET(core, &set) ? '1' : '0';
+  return text.substr(0, text.find_last_of('1') + 1);
+}
+
+int node_cores(const std::vector<std::string>& masks, int quota) {
+  std::string all;
+  for (const std::string& mask : masks) {
+    all.resize(std::max(all.size(), mask.size()), '0');
+    for (std::size_t i = 0; i < mask.size(); ++i) {
+      if (mask[i] == '1') all[i] = '1';
+    }
+  }
+  const int cores = std::max(1, static_cast<int>(std::count(all.begin(), all.end(), '1')));
+  return quota == 0 ? cores : std::min(cores, quota);
 }
 
 // cgroup v2 "cpu.max" holds "max 100000" or "150000 100000"; v1 keeps the two numbers in two files. 0 = no quota.
@@ -28,8 +50,6 @@ int quota_cores(const std::string& root) {
   if (v1_limit >> limit && v1_period >> period && limit > 0 && period > 0) return std::max(1, static_cast<int>(limit / period));
   return 0;
 }
-
-}  // namespace
 
 int allowed_cores(const std::string& cgroup_root) {
   const int affinity = std::max(1, affinity_cores());

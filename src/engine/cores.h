@@ -2,8 +2,18 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace shoal {
+
+/// The cores of this process's affinity mask as text, one character each, '1' or '0', for node_cores().
+std::string affinity_text();
+
+/// Cores that processes with these masks may use together, but no more than `quota_cores` (0 = no quota).
+int node_cores(const std::vector<std::string>& masks, int quota_cores);
+
+/// Whole cores that the cgroup's CPU quota allows, at least 1; 0 where there is no quota.
+int quota_cores(const std::string& cgroup_root = "/sys/fs/cgroup");
 
 /// The smaller of the affinity mask and the cgroup's CPU quota, at least 1. `cgroup_root` is settable for tests.
 int allowed_cores(const std::string& cgroup_root = "/sys/fs/cgroup");

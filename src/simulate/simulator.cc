@@ -201,10 +201,10 @@ class Simulator {
     }
   }
 
-  /// Folding `bytes` of every operand; those in shared memory have to be fetched from there first.
+  /// Folding `bytes` of every operand; those in shared memory have to be fetched from there first, and the own one from memory.
   [[nodiscard]] double fold_us(const Unit& unit, std::size_t bytes) const {
     const int rank = static_cast<int>(unit.rank);
-    double total_us = 0;
+    double total_us = costs_.copy_us(rank, bytes);
     for (std::uint32_t i = 0; i < unit.operands; ++i) {
       const int peer = schedule_.programs[unit.rank].steps[unit.first_step + i].peer;
       total_us += costs_.reduce_us(rank, bytes);
