@@ -38,17 +38,16 @@ int node_cores(const std::vector<std::string>& masks, int quota) {
 
 // cgroup v2 "cpu.max" holds "max 100000" or "150000 100000"; v1 keeps the two numbers in two files. 0 = no quota.
 int quota_cores(const std::string& root) {
-  std::string quota;
+  double limit = 0;
   double period = 0;
-  if (std::ifstream v2(root + "/cpu.max"); v2 >> quota >> period) {
-    if (quota == "max" || period <= 0) return 0;
-    return std::max(1, static_cast<int>(std::stod(quota) / period));
+  if (std::ifstream v2(root + "/cpu.max"); v2) {
+    v2 >> limit >> period;  // "max" is no number: both stay 0
+  } else {
+    std::ifstream(root + "/cpu/cpu.cfs_quota_us") >> limit;
+    std::ifstream(root + "/cpu/cpu.cfs_period_us") >> period;
   }
-  double limit = -1;
-  std::ifstream v1_limit(root + "/cpu/cpu.cfs_quota_us");
-  std::ifstream v1_period(root + "/cpu/cpu.cfs_period_us");
-  if (v1_limit >> limit && v1_period >> period && limit > 0 && period > 0) return std::max(1, static_cast<int>(limit / period));
-  return 0;
+  if (!(limit > 0 && period > 0)) return 0;
+  return static_cast<int>(std::clamp(limit / period, 1.0, 1e6));
 }
 
 int allowed_cores(const std::string& cgroup_root) {

@@ -18,13 +18,18 @@ inline void cpu_relax() noexcept {
 }  // namespace
 
 bool Waiter::look_again() noexcept {
-  ++rounds_;
-  const int pauses = cores_to_spare_ ? pause_budget_ : 0;
-  if (rounds_ <= pauses) {
+  const auto now = Clock::now();
+  if (!waiting_) {
+    waiting_ = true;
+    since_ = now;
+  }
+  const auto waited = now - since_;
+  const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
+  if (waited < pause) {
     cpu_relax();
     return true;
   }
-  if (rounds_ <= pauses + yield_budget_) {
+  if (waited < pause + yield_budget_) {
     ::sched_yield();
     return true;
   }
@@ -32,17 +37,16 @@ bool Waiter::look_again() noexcept {
 }
 
 void Waiter::moved() noexcept {
-  if (rounds_ != 0) {
-    pause_budget_ = std::min(pause_budget_ * 2, kMaxPauses);
-    yield_budget_ = std::min(yield_budget_ * 2, kMaxYields);
-  }
-  rounds_ = 0;
+  if (!waiting_) return;
+  waiting_ = false;
+  pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
+  yield_budget_ = std::min(yield_budget_ * 2, kMaxYield);
 }
 
 void Waiter::blocking() noexcept {
-  pause_budget_ = std::max(pause_budget_ / 2, kMinPauses);
-  yield_budget_ = std::max(yield_budget_ / 2, kMinYields);
-  rounds_ = 0;
+  waiting_ = false;
+  pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
+  yield_budget_ = std::max(yield_budget_ / 2, kMinYield);
 }
 
 }  // namespace shoal
