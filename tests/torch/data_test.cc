@@ -29,7 +29,9 @@ class Folder : public ::testing::Test {
   }
   ~Folder() override { fs::remove_all(path_); }
 
-  void write(const std::string& name, const std::string& content) const { std::ofstream(path_ / name, std::ios::binary) << content; }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(path_ / name, std::ios::binary) << content;
+  }
   [[nodiscard]] std::string content(const std::string& name) const {
     std::ifstream file(path_ / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -50,8 +52,8 @@ using Locate = Folder;
 TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
   std::string first(3073, '\0');
   first[0] = 7;
-  first[1] = static_cast<char>(255);            // red, row 0, column 0
-  first[1 + 1024 + 33] = 11;                    // green, row 1, column 1
+  first[1] = static_cast<char>(255);                // red, row 0, column 0
+  first[1 + 1024 + 33] = 11;                        // green, row 1, column 1
   first[1 + 2048 + 1023] = static_cast<char>(200);  // blue, last
   std::string second(3073, '\1');
   write("data_batch_1.bin", first);
@@ -107,7 +109,8 @@ TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
   ASSERT_FALSE(read_fashion_mnist(folder, Split::test).ok());
   fs::remove(path_ / (images + ".gz"));
 
-  const std::string header{'\0', '\0', '\x08', '\x03', '\0', '\0', '\0', '\x0a', '\0', '\0', '\0', '\x1c', '\0', '\0', '\0', '\x1c'};
+  const std::string header{'\0', '\0', '\x08', '\x03', '\0', '\0', '\0', '\x0a',
+                           '\0', '\0', '\0',   '\x1c', '\0', '\0', '\0', '\x1c'};
   write(images, header + std::string(10 * 784, '\5'));  // plain files are read too
   EXPECT_TRUE(read_fashion_mnist(folder, Split::test).ok());
   write(images, header + std::string(10 * 784 - 1, '\5'));
@@ -175,7 +178,15 @@ TEST(Synthetic, HasTheClassesOfEachSplitInCommonAndIsRepeatable) {
 
 /// 1 channel, 2 x 3, pixels 10, 20, 30 / 40, 50, 60; mean 0 and deviation 1 / 255, so that rendered values are pixels.
 Dataset tiny() {
-  return {.name = "tiny", .classes = 2, .channels = 1, .height = 2, .width = 3, .mean = {0}, .deviation = {1.0F / 255}, .pixels = {10, 20, 30, 40, 50, 60}, .labels = {1}};
+  return {.name = "tiny",
+          .classes = 2,
+          .channels = 1,
+          .height = 2,
+          .width = 3,
+          .mean = {0},
+          .deviation = {1.0F / 255},
+          .pixels = {10, 20, 30, 40, 50, 60},
+          .labels = {1}};
 }
 
 std::vector<float> rendered(const Augmentation& augmentation) {
@@ -210,7 +221,8 @@ TEST(Augment, DrawsEveryShiftAndBothSides) {
 
 TEST(Loader, GivesOutTheOrderInBatchesAndTheSameAgain) {
   const Dataset images = make_synthetic(50, 3, 8, 1);
-  const LoaderOptions options{.order = distributed_order(50, 1, 2, true, 4, 0), .batch = 4, .augment = true, .seed = 4, .epoch = 0};
+  const LoaderOptions options{
+      .order = distributed_order(50, 1, 2, true, 4, 0), .batch = 4, .augment = true, .seed = 4, .epoch = 0};
   Loader loader(images, options);
   Loader again(images, options);
   EXPECT_EQ(loader.batches(), 7U);

@@ -15,13 +15,15 @@ SEED = 3
 
 def network():
     torch.manual_seed(SEED)
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, stride=2), torch.nn.ReLU(),
-                               torch.nn.Flatten(), torch.nn.Linear(32 * 7 * 7, 10)).double()
+    layers = (torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, stride=2), torch.nn.ReLU(),
+              torch.nn.Flatten(), torch.nn.Linear(32 * 7 * 7, 10))
+    return torch.nn.Sequential(*layers).double()
 
 
 def batches():
     generator = torch.Generator().manual_seed(SEED)
-    return [(torch.randn(IMAGES, 3, 16, 16, generator=generator, dtype=torch.float64), torch.randint(10, (IMAGES,), generator=generator))
+    return [(torch.randn(IMAGES, 3, 16, 16, generator=generator, dtype=torch.float64),
+             torch.randint(10, (IMAGES,), generator=generator))
             for _ in range(STEPS)]
 
 

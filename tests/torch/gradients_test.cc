@@ -27,8 +27,8 @@ constexpr int kBackwards = 2;  // one bucket in the first, regrouped into severa
 constexpr std::uint64_t kSeed = 11;
 constexpr double kTolerance = 1e-5;  // relative, of the Euclidean norm of each parameter's gradient
 
-/// ResNet18 whose batch normalisation has seen the whole batch once and is frozen then: with moving statistics the gradient of a part
-/// would depend on who else is in it.
+/// ResNet18 whose batch normalisation has seen the whole batch once and is frozen then: with moving statistics the gradient of
+/// a part would depend on who else is in it.
 std::shared_ptr<models::ImageClassifier> frozen_model(const at::Tensor& images) {
   ::torch::manual_seed(kSeed);
   auto model = models::find_model("resnet18")->make(3, 10);
@@ -94,7 +94,8 @@ void train_as_rank(const std::string& backend, const fs::path& folder, int rank,
   for (int backward = 0; backward < kBackwards; ++backward) {
     parallel.clear_gradients();
     parallel.before_forward();
-    const at::Tensor loss = ::torch::cross_entropy_loss(model->forward(batch.images.narrow(0, rank * share, share)), batch.labels.narrow(0, rank * share, share));
+    const at::Tensor loss = ::torch::cross_entropy_loss(model->forward(batch.images.narrow(0, rank * share, share)),
+                                                        batch.labels.narrow(0, rank * share, share));
     parallel.before_backward();
     loss.backward();
     save_gradients(*model, folder / ("rank" + std::to_string(rank) + "." + std::to_string(backward)));
@@ -129,7 +130,8 @@ void run_processes(const std::vector<std::function<void()>>& bodies) {
 
 std::vector<float> load(const fs::path& path) {
   std::vector<float> values(fs::file_size(path) / sizeof(float));
-  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
+  std::ifstream(path, std::ios::binary)
+      .read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(float)));
   return values;
 }
 
@@ -165,7 +167,8 @@ TEST_P(Gradients, EqualThoseOfOneProcessOnTheWholeBatch) {
   ASSERT_EQ(expected.size(), 11'173'962U);
   std::vector<std::int64_t> sizes;
   at::set_num_threads(1);  // the next case forks
-  for (const at::Tensor& parameter : models::find_model("resnet18")->make(3, 10)->parameters()) sizes.push_back(parameter.numel());
+  for (const at::Tensor& parameter : models::find_model("resnet18")->make(3, 10)->parameters())
+    sizes.push_back(parameter.numel());
   double worst = 0;
   for (int rank = 0; rank < ranks; ++rank) {
     for (int backward = 0; backward < kBackwards; ++backward) {

@@ -1,4 +1,5 @@
 """The backend "shoal" of torch.distributed, from Python, with real processes."""
+import functools
 import time
 import unittest
 from datetime import timedelta
@@ -25,15 +26,15 @@ def pattern(rank, dtype, count=COUNT):
 def reduced(op, values):
     stacked = torch.stack([value.to(torch.float64 if value.is_floating_point() else torch.int64) for value in values])
     functions = {
-        "SUM": lambda s: s.sum(0), "PRODUCT": lambda s: s.prod(0), "MIN": lambda s: s.min(0).values, "MAX": lambda s: s.max(0).values,
+        "SUM": lambda s: s.sum(0),
+        "PRODUCT": lambda s: s.prod(0),
+        "MIN": lambda s: s.min(0).values,
+        "MAX": lambda s: s.max(0).values,
         "AVG": lambda s: s.sum(0) / len(values) if s.is_floating_point() else s.sum(0) // len(values),
-        "BAND": lambda s: torch.tensor([]), "BOR": lambda s: torch.tensor([]), "BXOR": lambda s: torch.tensor([]),
+        "BAND": lambda s: functools.reduce(torch.bitwise_and, s),
+        "BOR": lambda s: functools.reduce(torch.bitwise_or, s),
+        "BXOR": lambda s: functools.reduce(torch.bitwise_xor, s),
     }
-    if op in ("BAND", "BOR", "BXOR"):
-        total = stacked[0]
-        for row in stacked[1:]:
-            total = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](total, row)
-        return total
     return functions[op](stacked)
 
 
@@ -73,8 +74,8 @@ def all_reduce_complex(rank, size):
 def shapes_and_strides(rank, size):
     total = sum(r + 1 for r in range(size))
     for make in (lambda: torch.ones(3, 4, 5, 6).contiguous(memory_format=torch.channels_last), lambda: torch.ones(8, 9).t(),
-                 lambda: torch.ones(10, 10)[:, ::2], lambda: torch.ones(6, 6)[1:4, 2:5], lambda: torch.tensor(1.0), lambda: torch.ones(0),
-                 lambda: torch.ones(3, 0, 2)):
+                 lambda: torch.ones(10, 10)[:, ::2], lambda: torch.ones(6, 6)[1:4, 2:5],
+                 lambda: torch.tensor(1.0), lambda: torch.ones(0), lambda: torch.ones(3, 0, 2)):
         tensor = make() * 1.0
         strided = make()
         strided.fill_(rank + 1)
@@ -164,7 +165,8 @@ def bad_arguments(rank, size):
     options = dist.BroadcastOptions()
     options.rootRank = size
     expect(ValueError, "invalid root rank", lambda: group.broadcast([torch.ones(1)], options))
-    expect(ValueError, "list of outputs", lambda: group.allgather([[torch.ones(1)] * (size + 1)], [torch.ones(1)], AllgatherOptions()))
+    one = torch.ones(1)
+    expect(ValueError, "list of outputs", lambda: group.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
     expect(RuntimeError, "does not support", lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size)))
     tensor = torch.ones(1)
     dist.all_reduce(tensor)  # nothing of this closed the group

@@ -71,7 +71,8 @@ class Train(unittest.TestCase):
 
     def test_data_that_is_missing_truncated_or_corrupt(self):
         self.refused("holds no cifar10 files", "--data", self.folder.name)
-        self.refused("holds no fashion_mnist files", "--dataset", "fashion_mnist", environment={"SHOAL_DATA_DIR": self.folder.name})
+        self.refused("holds no fashion_mnist files", "--dataset", "fashion_mnist",
+                     environment={"SHOAL_DATA_DIR": self.folder.name})
         for name in ("data_batch_1.bin", "test_batch.bin"):
             with open(self.path(name), "wb") as file:
                 file.write(bytes(3073))
@@ -89,12 +90,13 @@ class Train(unittest.TestCase):
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)
 
     def test_a_rank_that_never_comes(self):
-        environment = {"SHOAL_RANK": "0", "SHOAL_SIZE": "2", "SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": "29617", "SHOAL_JOB_ID": "lonely"}
+        environment = {"SHOAL_RANK": "0", "SHOAL_SIZE": "2", "SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": "29617",
+                       "SHOAL_JOB_ID": "lonely"}
         self.refused("rank", "--timeout", "2", *SHORT, environment=environment)
 
     def test_ctrl_c_ends_all_ranks_in_good_order(self):
-        process = subprocess.Popen(RUN + ["2", "--", TRAIN, "--backend", "shoal", "--epochs", "100", *SHORT], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True, start_new_session=True)
+        command = RUN + ["2", "--", TRAIN, "--backend", "shoal", "--epochs", "100", *SHORT]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         for line in process.stdout:
             if "step 4/" in line:
                 break

@@ -69,8 +69,9 @@ TEST(Report, JsonHasTheAgreedKeysAndNullWhereUnknown) {
   const nlohmann::json object = to_json({{"cores", 2}}, "shoal_train", {result("shoal", 120)});
   EXPECT_EQ(object["command"], "shoal_train");
   const nlohmann::json& row = object["results"][0];
-  for (const char* key : {"backend", "model", "dataset", "ranks", "nodes", "rate", "batch_per_rank", "epoch", "seconds", "images_per_s", "comm_exposed_s",
-                          "comm_busy_s", "bytes", "busbw_gbs", "cpu_percent", "gpu_percent", "loss", "accuracy", "speedup_vs_1"}) {
+  for (const char* key : {"backend", "model", "dataset", "ranks", "nodes", "rate", "batch_per_rank", "epoch", "seconds",
+                          "images_per_s", "comm_exposed_s", "comm_busy_s", "bytes", "busbw_gbs", "cpu_percent", "gpu_percent",
+                          "loss", "accuracy", "speedup_vs_1"}) {
     EXPECT_TRUE(row.contains(key)) << key;
   }
   EXPECT_DOUBLE_EQ(row["busbw_gbs"], 6.0);  // 2 * 3 / 4 of 4 GB in a second
@@ -97,7 +98,14 @@ TEST(Report, Median) {
 }
 
 TEST(Progress, SaysWhereItIs) {
-  EXPECT_EQ(describe({.backend = "shoal", .epoch = 1, .epochs = 2, .step = 40, .steps = 312, .images_per_s = 512.34, .loss = 1.23456, .remaining_s = 244.2}),
+  EXPECT_EQ(describe({.backend = "shoal",
+                      .epoch = 1,
+                      .epochs = 2,
+                      .step = 40,
+                      .steps = 312,
+                      .images_per_s = 512.34,
+                      .loss = 1.23456,
+                      .remaining_s = 244.2}),
             "shoal  epoch 1/2  step 40/312  512.3 images/s  loss 1.2346  4:05 left");
 }
 

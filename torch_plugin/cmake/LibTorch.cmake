@@ -1,9 +1,9 @@
-# Finds LibTorch in a Python wheel and makes the targets shoal::libtorch (C++ only) and shoal::libtorch_python (what an extension
-# module links besides). Sets SHOAL_LIBTORCH_FOUND, or SHOAL_LIBTORCH_WHY_NOT to one line.
+# Finds LibTorch in a Python wheel and makes the targets shoal::libtorch (C++ only) and shoal::libtorch_python (what an
+# extension module links besides). Sets SHOAL_LIBTORCH_FOUND, or SHOAL_LIBTORCH_WHY_NOT to one line.
 #
-# Not find_package(Torch): with a CUDA wheel that needs nvcc, of exactly the toolkit's version, only to hand out libraries that a plugin
-# for CPU tensors does not use. The wheel's include and lib folders are all there is to it, and without libtorch_cuda a program starts
-# in a fraction of the time.
+# Not find_package(Torch): with a CUDA wheel that needs nvcc, of exactly the toolkit's version, only to hand out libraries that
+# a plugin for CPU tensors does not use. The wheel's include and lib folders are all there is to it, and without libtorch_cuda a
+# program starts in a fraction of the time.
 
 set(SHOAL_TORCH_VERSION "2.11.0" CACHE STRING "Version in the name of the cached environment, venv-torch-<version>")
 set(SHOAL_LIBTORCH_FOUND FALSE)
@@ -53,9 +53,12 @@ endif()
 
 if(NOT TARGET shoal::libtorch)
   add_library(shoal::libtorch INTERFACE IMPORTED GLOBAL)
-  target_include_directories(shoal::libtorch SYSTEM INTERFACE "${SHOAL_LIBTORCH_DIR}/include" "${SHOAL_LIBTORCH_DIR}/include/torch/csrc/api/include")
-  target_link_libraries(shoal::libtorch INTERFACE "${SHOAL_LIBTORCH_DIR}/lib/libtorch_cpu.so" "${SHOAL_LIBTORCH_DIR}/lib/libc10.so")
-  target_link_options(shoal::libtorch INTERFACE -Wl,--allow-shlib-undefined)  # libtorch_cpu's own needs are found by its run path
+  target_include_directories(shoal::libtorch SYSTEM INTERFACE "${SHOAL_LIBTORCH_DIR}/include"
+                                                            "${SHOAL_LIBTORCH_DIR}/include/torch/csrc/api/include")
+  target_link_libraries(shoal::libtorch INTERFACE "${SHOAL_LIBTORCH_DIR}/lib/libtorch_cpu.so"
+                                                  "${SHOAL_LIBTORCH_DIR}/lib/libc10.so")
+  # What libtorch_cpu itself needs is found by its run path, which the linker does not follow.
+  target_link_options(shoal::libtorch INTERFACE -Wl,--allow-shlib-undefined)
 
   add_library(shoal::libtorch_python INTERFACE IMPORTED GLOBAL)
   target_link_libraries(shoal::libtorch_python INTERFACE shoal::libtorch "${SHOAL_LIBTORCH_DIR}/lib/libtorch_python.so")

@@ -20,16 +20,20 @@ Result<std::string> read_file(const std::string& path, std::size_t limit_bytes) 
   while (true) {
     const int got = gzread(file, block, sizeof block);
     if (got > 0 && content.size() + static_cast<std::size_t>(got) > limit_bytes) {
-      failure = Status(StatusCode::invalid_argument, path + ": larger than the " + std::to_string(limit_bytes) + " bytes that it may have");
+      failure = Status(StatusCode::invalid_argument,
+                       path + ": larger than the " + std::to_string(limit_bytes) + " bytes that it may have");
       break;
     }
     if (got > 0) content.append(block, static_cast<std::size_t>(got));
     if (got == static_cast<int>(sizeof block)) continue;
     int code = Z_OK;
     const std::string words = gzerror(file, &code);
-    if (code == Z_BUF_ERROR) failure = Status(StatusCode::system_error, path + ": truncated");
-    else if (code == Z_ERRNO) failure = system_error("read " + path, errno);
-    else if (code < 0) failure = Status(StatusCode::system_error, path + ": corrupt: " + words);
+    if (code == Z_BUF_ERROR)
+      failure = Status(StatusCode::system_error, path + ": truncated");
+    else if (code == Z_ERRNO)
+      failure = system_error("read " + path, errno);
+    else if (code < 0)
+      failure = Status(StatusCode::system_error, path + ": corrupt: " + words);
     if (!failure.ok() || got <= 0) break;
   }
   gzclose(file);

@@ -12,7 +12,7 @@ namespace shoal::data {
 
 /// Side by side images of one shape with one label each. Pixels are bytes, image by image, channel by channel, row by row.
 struct Dataset {
-  std::string name;   ///< "cifar10", "fashion_mnist", "synthetic"
+  std::string name;  ///< "cifar10", "fashion_mnist", "synthetic"
   int classes = 10;
   int channels = 0;
   int height = 0;

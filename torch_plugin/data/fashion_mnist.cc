@@ -45,30 +45,36 @@ Result<Idx> read_idx(const std::string& plain_path, std::uint32_t magic) {
   idx.bytes = std::move(content).value();
   const std::size_t dimensions = magic & 0xff;
   if (idx.bytes.size() < 4 + 4 * dimensions) {
-    return Status(StatusCode::invalid_argument, idx.path + ": " + std::to_string(idx.bytes.size()) + " bytes are less than an IDX header; the file is truncated");
+    return Status(StatusCode::invalid_argument, idx.path + ": " + std::to_string(idx.bytes.size()) +
+                                                    " bytes are less than an IDX header; the file is truncated");
   }
   if (const std::uint32_t found = big_endian(idx.bytes, 0); found != magic) {
-    return Status(StatusCode::invalid_argument, idx.path + ": starts with " + std::to_string(found) + ", not with the IDX magic number " + std::to_string(magic));
+    return Status(StatusCode::invalid_argument, idx.path + ": starts with " + std::to_string(found) +
+                                                    ", not with the IDX magic number " + std::to_string(magic));
   }
   std::size_t expected = 1;
   for (std::size_t d = 0; d < dimensions; ++d) {
     idx.dimensions.push_back(big_endian(idx.bytes, 4 + 4 * d));
     if (idx.dimensions.back() == 0 || idx.dimensions.back() > kMostImages) {
-      return Status(StatusCode::invalid_argument, idx.path + ": dimension " + std::to_string(d) + " is " + std::to_string(idx.dimensions.back()) + "; the file is corrupt");
+      return Status(StatusCode::invalid_argument, idx.path + ": dimension " + std::to_string(d) + " is " +
+                                                      std::to_string(idx.dimensions.back()) + "; the file is corrupt");
     }
     if (d > 0 && idx.dimensions.back() != kSide) {
-      return Status(StatusCode::invalid_argument, idx.path + ": images have a side of " + std::to_string(idx.dimensions.back()) + " pixels, not 28");
+      return Status(StatusCode::invalid_argument,
+                    idx.path + ": images have a side of " + std::to_string(idx.dimensions.back()) + " pixels, not 28");
     }
     expected *= idx.dimensions.back();
   }
   if (idx.bytes.size() != idx.header_bytes() + expected) {
-    return Status(StatusCode::invalid_argument, idx.path + ": " + std::to_string(idx.bytes.size()) + " bytes, but its header promises " +
-                                                    std::to_string(idx.header_bytes() + expected) + "; the file is truncated or corrupt");
+    return Status(StatusCode::invalid_argument,
+                  idx.path + ": " + std::to_string(idx.bytes.size()) + " bytes, but its header promises " +
+                      std::to_string(idx.header_bytes() + expected) + "; the file is truncated or corrupt");
   }
   return idx;
 }
 
-Status write_idx(const std::string& path, std::uint32_t magic, std::span<const std::uint32_t> dimensions, const std::vector<std::uint8_t>& content) {
+Status write_idx(const std::string& path, std::uint32_t magic, std::span<const std::uint32_t> dimensions,
+                 const std::vector<std::uint8_t>& content) {
   std::string header;
   auto put = [&header](std::uint32_t value) {
     for (int shift = 24; shift >= 0; shift -= 8) header.push_back(static_cast<char>(value >> shift));
@@ -94,23 +100,32 @@ Result<Dataset> read_fashion_mnist(const std::string& folder, Split split) {
     return Status(StatusCode::invalid_argument, labels->path + ": " + std::to_string(labels->dimensions[0]) + " labels for " +
                                                     std::to_string(images->dimensions[0]) + " images");
   }
-  Dataset dataset{.name = "fashion_mnist", .classes = 10, .channels = 1, .height = kSide, .width = kSide,
-                  .mean = {0.2860F}, .deviation = {0.3530F}, .pixels = {}, .labels = {}};
+  Dataset dataset{.name = "fashion_mnist",
+                  .classes = 10,
+                  .channels = 1,
+                  .height = kSide,
+                  .width = kSide,
+                  .mean = {0.2860F},
+                  .deviation = {0.3530F},
+                  .pixels = {},
+                  .labels = {}};
   dataset.pixels.assign(images->bytes.begin() + static_cast<std::ptrdiff_t>(images->header_bytes()), images->bytes.end());
   dataset.labels.assign(labels->bytes.begin() + static_cast<std::ptrdiff_t>(labels->header_bytes()), labels->bytes.end());
   const auto wrong = std::ranges::find_if(dataset.labels, [&](std::uint8_t label) { return label >= dataset.classes; });
   if (wrong != dataset.labels.end()) {
-    return Status(StatusCode::invalid_argument, labels->path + ": label " + std::to_string(wrong - dataset.labels.begin()) + " is " +
-                                                    std::to_string(*wrong) + ", not 0 to 9; the file is corrupt");
+    return Status(StatusCode::invalid_argument, labels->path + ": label " + std::to_string(wrong - dataset.labels.begin()) +
+                                                    " is " + std::to_string(*wrong) + ", not 0 to 9; the file is corrupt");
   }
   return dataset;
 }
 
 Status write_fashion_mnist(const Dataset& dataset, const std::string& folder, Split split) {
   const auto images = static_cast<std::uint32_t>(dataset.size());
-  const std::array<std::uint32_t, 3> shape{images, static_cast<std::uint32_t>(dataset.height), static_cast<std::uint32_t>(dataset.width)};
+  const std::array<std::uint32_t, 3> shape{images, static_cast<std::uint32_t>(dataset.height),
+                                           static_cast<std::uint32_t>(dataset.width)};
   Status status = write_idx(stem(folder, split) + "-images-idx3-ubyte.gz", kImageMagic, shape, dataset.pixels);
-  if (status.ok()) status = write_idx(stem(folder, split) + "-labels-idx1-ubyte.gz", kLabelMagic, std::span(shape).first(1), dataset.labels);
+  if (status.ok())
+    status = write_idx(stem(folder, split) + "-labels-idx1-ubyte.gz", kLabelMagic, std::span(shape).first(1), dataset.labels);
   return status;
 }
 

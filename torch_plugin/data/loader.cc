@@ -18,7 +18,8 @@ Batch make_batch(const Dataset& dataset, const LoaderOptions& options, std::size
   batch.labels.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t index = options.order[first + i];
-    const Augmentation augmentation = options.augment ? draw_augmentation(SplitMix(options.seed, options.epoch, index)) : Augmentation{};
+    const Augmentation augmentation =
+        options.augment ? draw_augmentation(SplitMix(options.seed, options.epoch, index)) : Augmentation{};
     render(dataset, index, augmentation, batch.images.data() + i * dataset.image_bytes());
     batch.labels.push_back(dataset.labels[index]);
   }

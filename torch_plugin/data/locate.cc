@@ -34,8 +34,10 @@ bool is_there(const fs::path& path) {
 
 /// The cache folder of the user, or nothing where there is no home.
 std::optional<fs::path> cache_folder() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') return fs::path(cache) / "shoal" / "data";
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') return fs::path(home) / ".cache" / "shoal" / "data";
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
+    return fs::path(cache) / "shoal" / "data";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0')
+    return fs::path(home) / ".cache" / "shoal" / "data";
   return std::nullopt;
 }
 
@@ -50,8 +52,8 @@ std::optional<fs::path> shared_folder() {
   return std::nullopt;
 }
 
-/// Makes `target` (a folder that does not exist yet) once, however many processes ask at the same time: `make` fills a temporary folder
-/// that is then renamed.
+/// Makes `target` (a folder that does not exist yet) once, however many processes ask at the same time: `make` fills a
+/// temporary folder that is then renamed.
 Status make_once(const fs::path& target, const std::function<Status(const fs::path&)>& make) {
   std::error_code failed;
   fs::create_directories(target.parent_path(), failed);
@@ -81,7 +83,8 @@ Status unpack(const fs::path& archive, const fs::path& folder) {
   const std::string to = folder.string();
   const char* arguments[] = {"tar", "-xJf", from.c_str(), "-C", to.c_str(), "--no-same-owner", nullptr};
   pid_t child = 0;
-  if (const int error = posix_spawnp(&child, "tar", nullptr, nullptr, const_cast<char* const*>(arguments), environ); error != 0) {
+  if (const int error = posix_spawnp(&child, "tar", nullptr, nullptr, const_cast<char* const*>(arguments), environ);
+      error != 0) {
     return system_error("start tar to unpack " + from, error);
   }
   int outcome = 0;
@@ -123,7 +126,9 @@ Result<std::optional<fs::path>> find_in(const std::string& dataset, const fs::pa
 
 Result<Located> synthetic(const std::string& format) {
   const std::optional<fs::path> cache = cache_folder();
-  if (!cache.has_value()) return Status(StatusCode::not_found, "no folder for a synthetic data set: neither XDG_CACHE_HOME nor HOME is set; give --data");
+  if (!cache.has_value())
+    return Status(StatusCode::not_found,
+                  "no folder for a synthetic data set: neither XDG_CACHE_HOME nor HOME is set; give --data");
   const bool fashion = format == "fashion_mnist";
   const fs::path folder = *cache / (fashion ? "synthetic-fashion-mnist" : "synthetic-cifar10");
   const Status status = make_once(folder, [fashion](const fs::path& into) {
@@ -154,7 +159,8 @@ Result<Located> synthetic(const std::string& format) {
 Result<Located> locate(const std::string& dataset, const std::optional<std::string>& folder) {
   if (dataset == "synthetic") return synthetic("cifar10");
   if (dataset != "cifar10" && dataset != "fashion_mnist") {
-    return Status(StatusCode::invalid_argument, "unknown data set \"" + dataset + "\"; known: cifar10, fashion_mnist, synthetic");
+    return Status(StatusCode::invalid_argument,
+                  "unknown data set \"" + dataset + "\"; known: cifar10, fashion_mnist, synthetic");
   }
   std::optional<std::string> asked = folder;
   if (const char* set = std::getenv("SHOAL_DATA_DIR"); !asked.has_value() && set != nullptr && *set != '\0') asked = set;

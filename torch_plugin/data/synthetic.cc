@@ -32,7 +32,8 @@ Pattern draw_pattern(int label, int channel) {
 float value_at(const Pattern& pattern, float row, float column) {
   float sum = 0;
   for (int wave = 0; wave < kWaves; ++wave) {
-    sum += std::sin(2 * std::numbers::pi_v<float> * (pattern.rows[wave] * row + pattern.columns[wave] * column + pattern.phase[wave]));
+    sum += std::sin(2 * std::numbers::pi_v<float> *
+                    (pattern.rows[wave] * row + pattern.columns[wave] * column + pattern.phase[wave]));
   }
   return sum / kWaves;
 }
@@ -40,7 +41,15 @@ float value_at(const Pattern& pattern, float row, float column) {
 }  // namespace
 
 Dataset make_synthetic(std::size_t images, int channels, int side, std::uint64_t seed) {
-  Dataset dataset{.name = "synthetic", .classes = 10, .channels = channels, .height = side, .width = side, .mean = {}, .deviation = {}, .pixels = {}, .labels = {}};
+  Dataset dataset{.name = "synthetic",
+                  .classes = 10,
+                  .channels = channels,
+                  .height = side,
+                  .width = side,
+                  .mean = {},
+                  .deviation = {},
+                  .pixels = {},
+                  .labels = {}};
   dataset.mean.assign(static_cast<std::size_t>(channels), 0.5F);
   dataset.deviation.assign(static_cast<std::size_t>(channels), 0.25F);
   dataset.pixels.reserve(images * dataset.image_bytes());
@@ -62,7 +71,8 @@ Dataset make_synthetic(std::size_t images, int channels, int side, std::uint64_t
           const float clean = value_at(pattern, static_cast<float>(row) / static_cast<float>(side) + shift_rows,
                                        static_cast<float>(column) / static_cast<float>(side) + shift_columns);
           const float noise = random.unit() - 0.5F;
-          dataset.pixels.push_back(static_cast<std::uint8_t>(std::clamp(128.0F + 90.0F * contrast * clean + 60.0F * noise, 0.0F, 255.0F)));
+          dataset.pixels.push_back(
+              static_cast<std::uint8_t>(std::clamp(128.0F + 90.0F * contrast * clean + 60.0F * noise, 0.0F, 255.0F)));
         }
       }
     }

@@ -8,14 +8,16 @@
 namespace shoal::ddp {
 namespace {
 
-constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;  // tensors are sent in pieces of at most this much, as torch does
+constexpr std::size_t kBroadcastBytes = std::size_t{250}
+                                        << 20;  // tensors are sent in pieces of at most this much, as torch does
 constexpr int kRootRank = 0;
 
 std::int64_t to_bytes(double mib) { return static_cast<std::int64_t>(mib * 1024 * 1024); }
 
 }  // namespace
 
-DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group, DataParallelOptions options)
+DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                           DataParallelOptions options)
     : model_(model), group_(group), buffers_(model.buffers()) {
   std::unordered_map<std::size_t, std::string> names;
   for (const auto& named : model.named_parameters()) {
@@ -33,12 +35,14 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
 
   // One bucket for each type at first: the order in which gradients appear is not known yet. Backward works from the end.
   const std::vector<bool> sparse(parameters_.size(), false);
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters_, {std::numeric_limits<std::size_t>::max()}, sparse);
+  auto [buckets, limits] =
+      c10d::compute_bucket_assignment_by_size(parameters_, {std::numeric_limits<std::size_t>::max()}, sparse);
   std::ranges::reverse(buckets);
-  reducer_ = std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(options.bucket_mib),
-                                             /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::move(names),
-                                             to_bytes(options.first_bucket_mib), /*skip_all_reduce_unused_params=*/false,
-                                             /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  reducer_ =
+      std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(options.bucket_mib),
+                                      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::move(names),
+                                      to_bytes(options.first_bucket_mib), /*skip_all_reduce_unused_params=*/false,
+                                      /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
 }
 
 void DataParallel::clear_gradients() {

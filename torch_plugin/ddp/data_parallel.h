@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <memory>
 
+#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-#include <torch/torch.h>
 
 namespace shoal::ddp {
 
@@ -16,8 +16,9 @@ struct DataParallelOptions {
   double first_bucket_mib = 1;  ///< so that communication starts early
 };
 
-/// Keeps the replicas of a model on all ranks of a group the same: parameters and buffers start as rank 0's; every backward averages the
-/// gradients over the ranks, bucket by bucket while backward goes on; every training forward starts from rank 0's buffers.
+/// Keeps the replicas of a model on all ranks of a group the same: parameters and buffers start as rank 0's; every backward
+/// averages the gradients over the ranks, bucket by bucket while backward goes on; every training forward starts from rank 0's
+/// buffers.
 ///
 ///     model->train();
 ///     parallel.clear_gradients();
@@ -27,13 +28,14 @@ struct DataParallelOptions {
 ///     loss.backward();            // the gradients are averaged when this returns
 ///     optimizer.step();
 ///
-/// The first backward sends everything as one bucket and learns the order; from the second on the buckets overlap with backward.
-/// Collective: every rank makes the same calls in the same order. Throws what the group's backend throws.
-/// Thread rule: one thread.
+/// The first backward sends everything as one bucket and learns the order; from the second on the buckets overlap with
+/// backward. Collective: every rank makes the same calls in the same order. Throws what the group's backend throws. Thread
+/// rule: one thread.
 class DataParallel {
  public:
   /// `model` and `group` must outlive the object. All parameters that require a gradient must get one in every backward.
-  DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group, DataParallelOptions options = {});
+  DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+               DataParallelOptions options = {});
 
   /// Forgets the gradients of the last step. The optimizer's zero_grad cannot: gradients are views of the buckets.
   void clear_gradients();

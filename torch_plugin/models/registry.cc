@@ -7,7 +7,9 @@ namespace shoal::models {
 
 const std::vector<ModelInfo>& all_models() {
   static const std::vector<ModelInfo> kModels{
-      {"resnet18", "ResNet18 for small images: 3 x 3 stem, 8 residual blocks; 11,173,962 parameters for 3 channels and 10 classes", make_resnet18},
+      {"resnet18",
+       "ResNet18 for small images: 3 x 3 stem, 8 residual blocks; 11,173,962 parameters for 3 channels and 10 classes",
+       make_resnet18},
   };
   return kModels;
 }

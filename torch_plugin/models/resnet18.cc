@@ -71,6 +71,8 @@ class ResNet18 final : public ImageClassifier {
 
 }  // namespace
 
-std::shared_ptr<ImageClassifier> make_resnet18(int channels, int classes) { return std::make_shared<ResNet18>(channels, classes); }
+std::shared_ptr<ImageClassifier> make_resnet18(int channels, int classes) {
+  return std::make_shared<ResNet18>(channels, classes);
+}
 
 }  // namespace shoal::models

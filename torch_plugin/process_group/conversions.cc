@@ -10,33 +10,55 @@ namespace {
 
 std::optional<DataType> to_data_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return DataType::float32;
-    case at::kDouble: return DataType::float64;
-    case at::kHalf: return DataType::float16;
-    case at::kBFloat16: return DataType::bfloat16;
-    case at::kChar: return DataType::int8;
-    case at::kShort: return DataType::int16;
-    case at::kInt: return DataType::int32;
-    case at::kLong: return DataType::int64;
-    case at::kByte: return DataType::uint8;
-    case at::kUInt16: return DataType::uint16;
-    case at::kUInt32: return DataType::uint32;
-    case at::kUInt64: return DataType::uint64;
-    default: return std::nullopt;
+    case at::kFloat:
+      return DataType::float32;
+    case at::kDouble:
+      return DataType::float64;
+    case at::kHalf:
+      return DataType::float16;
+    case at::kBFloat16:
+      return DataType::bfloat16;
+    case at::kChar:
+      return DataType::int8;
+    case at::kShort:
+      return DataType::int16;
+    case at::kInt:
+      return DataType::int32;
+    case at::kLong:
+      return DataType::int64;
+    case at::kByte:
+      return DataType::uint8;
+    case at::kUInt16:
+      return DataType::uint16;
+    case at::kUInt32:
+      return DataType::uint32;
+    case at::kUInt64:
+      return DataType::uint64;
+    default:
+      return std::nullopt;
   }
 }
 
 std::optional<ReduceOp> to_reduce_op(c10d::ReduceOp::RedOpType op) {
   switch (op) {
-    case c10d::ReduceOp::SUM: return ReduceOp::sum;
-    case c10d::ReduceOp::AVG: return ReduceOp::avg;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::prod;
-    case c10d::ReduceOp::MIN: return ReduceOp::min;
-    case c10d::ReduceOp::MAX: return ReduceOp::max;
-    case c10d::ReduceOp::BAND: return ReduceOp::band;
-    case c10d::ReduceOp::BOR: return ReduceOp::bor;
-    case c10d::ReduceOp::BXOR: return ReduceOp::bxor;
-    default: return std::nullopt;
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::sum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::avg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::prod;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::min;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::max;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::band;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::bor;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::bxor;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -45,12 +67,16 @@ std::optional<ReduceOp> to_bool_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::max:
-    case ReduceOp::bor: return ReduceOp::max;
+    case ReduceOp::bor:
+      return ReduceOp::max;
     case ReduceOp::prod:
     case ReduceOp::min:
-    case ReduceOp::band: return ReduceOp::min;
-    case ReduceOp::bxor: return ReduceOp::bxor;
-    case ReduceOp::avg: return std::nullopt;
+    case ReduceOp::band:
+      return ReduceOp::min;
+    case ReduceOp::bxor:
+      return ReduceOp::bxor;
+    case ReduceOp::avg:
+      return std::nullopt;
   }
   return std::nullopt;
 }
@@ -76,7 +102,8 @@ Reduction to_reduction(const at::Tensor& tensor, const c10d::ReduceOp& c10d_op) 
       return {*type, *op, elements};
     }
   }
-  TORCH_CHECK_VALUE(false, "shoal: all_reduce with ", name_of(c10d_op.op_), " is not defined on ", c10::toString(scalar), " tensors");
+  TORCH_CHECK_VALUE(false, "shoal: all_reduce with ", name_of(c10d_op.op_), " is not defined on ", c10::toString(scalar),
+                    " tensors");
 }
 
 Movement to_movement(const at::Tensor& tensor) {
@@ -86,8 +113,8 @@ Movement to_movement(const at::Tensor& tensor) {
 }
 
 std::exception_ptr to_exception(const char* call, const Status& status) {
-  return std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, std::string("shoal ") + call + ": " + status.to_string()));
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                                                       std::string("shoal ") + call + ": " + status.to_string()));
 }
 
 std::string plain_message(const std::exception& error) {

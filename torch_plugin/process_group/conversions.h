@@ -20,10 +20,10 @@ struct Reduction {
   std::size_t count;
 };
 
-/// What all_reduce of `tensor` with `op` is for shoal. Complex numbers are reduced as twice as many real ones (sum and average only), as
-/// torch itself does. bool is reduced as bytes of 0 and 1 with the operation that means the same: sum, max and bor are "or"; product,
-/// min and band are "and".
-/// Throws c10::ValueError when shoal has no such type or the type no such operation; the message names both.
+/// What all_reduce of `tensor` with `op` is for shoal. Complex numbers are reduced as twice as many real ones (sum and average
+/// only), as torch itself does. bool is reduced as bytes of 0 and 1 with the operation that means the same: sum, max and bor
+/// are "or"; product, min and band are "and". Throws c10::ValueError when shoal has no such type or the type no such operation;
+/// the message names both.
 Reduction to_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 /// How a tensor's elements are moved unchanged.
@@ -32,7 +32,8 @@ struct Movement {
   std::size_t count;
 };
 
-/// What broadcast or all_gather of `tensor` is for shoal. Any dense type can be moved: one that shoal cannot reduce travels as bytes.
+/// What broadcast or all_gather of `tensor` is for shoal. Any dense type can be moved: one that shoal cannot reduce travels as
+/// bytes.
 Movement to_movement(const at::Tensor& tensor);
 
 /// The exception for a failed operation: c10::DistBackendError with `call` and shoal's message.

@@ -18,26 +18,28 @@ namespace shoal::torch {
 
 inline constexpr const char* kBackendName = "shoal";
 
-/// A c10d backend for CPU tensors: allreduce, broadcast, allgather, _allgather_base and barrier. Everything else is answered by c10d's
-/// own "Backend shoal does not support ...".
+/// A c10d backend for CPU tensors: allreduce, broadcast, allgather, _allgather_base and barrier. Everything else is answered by
+/// c10d's own "Backend shoal does not support ...".
 ///
-/// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so it must be laid out
-/// alike on all ranks, as Gloo demands too; one with holes is copied. A call takes one tensor per rank.
+/// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so it must
+/// be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A call takes one tensor per rank.
 ///
-/// Errors: a bad argument throws c10::ValueError at once; whatever shoal reports is thrown as c10::DistBackendError with shoal's message,
-/// by the call itself or by Work::wait and the future.
-/// Thread rule: as shoal::Communicator: any thread may call, every rank in the same order.
+/// Errors: a bad argument throws c10::ValueError at once; whatever shoal reports is thrown as c10::DistBackendError with
+/// shoal's message, by the call itself or by Work::wait and the future. Thread rule: as shoal::Communicator: any thread may
+/// call, every rank in the same order.
 class ProcessGroupShoal final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
-    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout) : c10d::Backend::Options(kBackendName, timeout) {}
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+        : c10d::Backend::Options(kBackendName, timeout) {}
     std::string algorithm;   ///< force this algorithm ("" = shoal chooses)
     std::string transports;  ///< force these transports ("" = the best that reach)
   };
 
   /// Joins `size` ranks through `store`. Collective: every rank calls it. `options` may be null.
   /// Throws c10::DistBackendError when a rank does not come within options->timeout.
-  ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options = nullptr);
+  ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                    c10::intrusive_ptr<Options> options = nullptr);
   /// Fails what is in flight.
   ~ProcessGroupShoal() override;
 
@@ -45,8 +47,10 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
 
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options = {}) override;
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                            const c10d::AllgatherOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,

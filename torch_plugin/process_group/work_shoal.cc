@@ -29,7 +29,7 @@ void WorkShoal::complete(const Status& status) {
   } else {
     try {
       if (call_.unpack) {
-        const at::NoGradGuard no_grad;         // an output may be a leaf that requires a gradient
+        const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
         const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
         call_.unpack();
       }
@@ -57,13 +57,16 @@ std::vector<at::Tensor> WorkShoal::result() {
 }
 
 bool WorkShoal::wait(std::chrono::milliseconds timeout) {
-  // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other thread.
+  // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other
+  // thread.
   if (timeout == kNoTimeout) {
     (void)operation_.wait();
   } else {
     (void)operation_.wait_for(timeout);
-    if (!operation_.is_completed()) timeout = std::chrono::milliseconds(1);  // let c10d say that time is up, in its words
-    else timeout = kNoTimeout;
+    if (!operation_.is_completed())
+      timeout = std::chrono::milliseconds(1);  // let c10d say that time is up, in its words
+    else
+      timeout = kNoTimeout;
   }
   return c10d::Work::wait(timeout);
 }

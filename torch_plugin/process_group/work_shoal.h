@@ -14,20 +14,19 @@ namespace shoal::torch {
 
 /// A c10d::Work over a shoal::Work. Holds the tensors that the operation touches until it has ended.
 ///
-/// It ends in shoal's thread, in this order: `unpack` runs, the future is marked, waiters wake. No lock of this class is held while
-/// user code (callbacks of the future) runs.
-/// Thread rule: every method may be called from any thread.
+/// It ends in shoal's thread, in this order: `unpack` runs, the future is marked, waiters wake. No lock of this class is held
+/// while user code (callbacks of the future) runs. Thread rule: every method may be called from any thread.
 class WorkShoal final : public c10d::Work {
  public:
   /// What an operation needs besides its buffers.
   struct Call {
     c10d::OpType type;
-    const char* name;                    ///< in messages, "all_reduce"
-    const char* profiling_title;         ///< in profiles, "shoal:all_reduce"
-    std::vector<at::Tensor> inputs;      ///< kept alive until the end; shown by profilers
-    std::vector<at::Tensor> staging;     ///< kept alive until the end
-    std::vector<at::Tensor> outputs;     ///< the result
-    std::function<void()> unpack;        ///< moves the result from staging to outputs; may be empty
+    const char* name;                 ///< in messages, "all_reduce"
+    const char* profiling_title;      ///< in profiles, "shoal:all_reduce"
+    std::vector<at::Tensor> inputs;   ///< kept alive until the end; shown by profilers
+    std::vector<at::Tensor> staging;  ///< kept alive until the end
+    std::vector<at::Tensor> outputs;  ///< the result
+    std::function<void()> unpack;     ///< moves the result from staging to outputs; may be empty
   };
 
   WorkShoal(int rank, Call call);

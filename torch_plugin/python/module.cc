@@ -8,8 +8,8 @@
 
 namespace {
 
-/// As c10::intrusive_ptr, but lets go of Python's lock while the last reference is dropped: the destructor joins threads that may be
-/// waiting for that lock.
+/// As c10::intrusive_ptr, but lets go of Python's lock while the last reference is dropped: the destructor joins threads that
+/// may be waiting for that lock.
 template <typename T>
 class GilReleasingPtr {
  public:
@@ -53,9 +53,9 @@ PYBIND11_MODULE(_C, module) {
       module, "ProcessGroupShoal", py::module_::import("torch._C._distributed_c10d").attr("Backend"),
       "A torch.distributed backend for CPU tensors; made by init_process_group(\"shoal\").");
 
-  py::class_<Options, c10::intrusive_ptr<Options>>(module, "Options",
-                                                   py::module_::import("torch._C._distributed_c10d").attr("Backend").attr("Options"),
-                                                   "pg_options of init_process_group and new_group.")
+  py::class_<Options, c10::intrusive_ptr<Options>>(
+      module, "Options", py::module_::import("torch._C._distributed_c10d").attr("Backend").attr("Options"),
+      "pg_options of init_process_group and new_group.")
       .def(py::init([](std::string algorithm, std::string transports) {
              auto options = c10::make_intrusive<Options>();
              options->algorithm = std::move(algorithm);
@@ -64,7 +64,8 @@ PYBIND11_MODULE(_C, module) {
            }),
            py::kw_only(), py::arg("algorithm") = "", py::arg("transports") = "")
       .def_readwrite("algorithm", &Options::algorithm, "Force this algorithm; empty: shoal chooses.")
-      .def_readwrite("transports", &Options::transports, "Force these transports, such as \"shm,tcp\"; empty: the best that reach.");
+      .def_readwrite("transports", &Options::transports,
+                     "Force these transports, such as \"shm,tcp\"; empty: the best that reach.");
 
   module.def(
       "create",

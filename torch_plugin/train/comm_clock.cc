@@ -35,8 +35,9 @@ class TimedBackend final : public c10d::Backend {
     for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
     const auto begin = steady_clock::now();
     c10::intrusive_ptr<c10d::Work> work = start();
-    work->getFuture()->addCallback(
-        [clock = clock_, kind, begin, bytes](const c10::ivalue::Future&) { clock->record(kind, begin, steady_clock::now(), bytes); });
+    work->getFuture()->addCallback([clock = clock_, kind, begin, bytes](const c10::ivalue::Future&) {
+      clock->record(kind, begin, steady_clock::now(), bytes);
+    });
     return work;
   }
 

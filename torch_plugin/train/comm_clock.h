@@ -13,9 +13,9 @@ namespace shoal::train {
 
 /// Sums over some steps.
 struct CommTimes {
-  double exposed_s = 0;        ///< the training thread had nothing to do but wait
-  double busy_s = 0;           ///< at least one operation was in flight
-  std::size_t bytes = 0;       ///< gradients averaged by this rank
+  double exposed_s = 0;   ///< the training thread had nothing to do but wait
+  double busy_s = 0;      ///< at least one operation was in flight
+  std::size_t bytes = 0;  ///< gradients averaged by this rank
 };
 
 /// Collects when operations start and end.

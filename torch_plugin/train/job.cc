@@ -1,10 +1,12 @@
 #include "torch_plugin/train/job.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include <unistd.h>
 
@@ -14,13 +16,15 @@
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/train/gloo.h"
+#include "torch_plugin/train/machine.h"
 
 namespace shoal::train {
 namespace {
 
 constexpr int kStoreRank = 0;
 
-/// Where rank 0 is reached: what the environment says this host is called, else the loopback where all ranks are here, else its name.
+/// Where rank 0 is reached: what the environment says this host is called, else the loopback where all ranks are here, else its
+/// name.
 std::string own_address(const Communicator& control) {
   if (const char* address = std::getenv("SHOAL_HOST_ADDRESS"); address != nullptr && *address != '\0') return address;
   if (control.nodes() == 1) return "127.0.0.1";
@@ -44,7 +48,8 @@ Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& control, std::c
   try {
     if (control.rank() == kStoreRank) {
       const std::string host = own_address(control);
-      if (host.size() >= invitation.host.size()) return Status(StatusCode::invalid_argument, "the name of this host is too long: " + host);
+      if (host.size() >= invitation.host.size())
+        return Status(StatusCode::invalid_argument, "the name of this host is too long: " + host);
       std::memcpy(invitation.host.data(), host.data(), host.size());
       options.isServer = true;
       options.port = 0;
@@ -78,15 +83,28 @@ Result<Job> join_job(std::chrono::milliseconds timeout) {
   return job;
 }
 
-Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, std::shared_ptr<CommClock> clock) {
+Result<int> ranks_on_this_machine(const Job& job) {
+  using Identity = std::array<char, 64>;
+  Identity own{};
+  const std::string identity = kernel_identity();
+  identity.copy(own.data(), own.size());
+  std::vector<Identity> all(static_cast<std::size_t>(job.size()));
+  const Status gathered = job.control->all_gather(own.data(), all.data(), own.size(), DataType::uint8);
+  if (!gathered.ok()) return gathered;
+  return static_cast<int>(std::ranges::count(all, own));
+}
+
+Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend,
+                                                          std::shared_ptr<CommClock> clock) {
   auto store = c10::make_intrusive<c10d::PrefixStore>(backend, job.store);
   try {
     c10::intrusive_ptr<c10d::Backend> inner;
     if (backend == torch::kBackendName) {
-      inner = c10::make_intrusive<torch::ProcessGroupShoal>(store, job.rank(), job.size(),
-                                                            c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout));
+      inner = c10::make_intrusive<torch::ProcessGroupShoal>(
+          store, job.rank(), job.size(), c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout));
     } else if (backend == "gloo") {
-      Result<c10::intrusive_ptr<c10d::Backend>> gloo = make_gloo(store, job.rank(), job.size(), own_address(*job.control), job.timeout);
+      Result<c10::intrusive_ptr<c10d::Backend>> gloo =
+          make_gloo(store, job.rank(), job.size(), own_address(*job.control), job.timeout);
       if (!gloo.ok()) return gloo.status();
       inner = std::move(gloo).value();
     } else {

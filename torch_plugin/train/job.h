@@ -25,11 +25,18 @@ struct Job {
 };
 
 /// Joins the job of the environment (`shoal run`, mpirun, torchrun, srun; else one rank). Collective.
-/// c10d's store is served by rank 0 on a port that the system picks; `control` tells the others where. torchrun's own store is not used.
+/// c10d's store is served by rank 0 on a port that the system picks; `control` tells the others where. torchrun's own store is
+/// not used.
 Result<Job> join_job(std::chrono::milliseconds timeout);
 
+/// Ranks that run on this rank's machine, itself included. Emulated hosts of one machine count as the one that they are.
+/// Collective.
+Result<int> ranks_on_this_machine(const Job& job);
+
 /// A process group over all ranks whose collectives are run by `backend` ("shoal" or "gloo") and noted on `clock`. Collective.
-/// Errors: invalid_argument for an unknown backend, unsupported for one that this build lacks, what the backend says when it cannot start.
-Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, std::shared_ptr<CommClock> clock);
+/// Errors: invalid_argument for an unknown backend, unsupported for one that this build lacks, what the backend says when it
+/// cannot start.
+Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend,
+                                                          std::shared_ptr<CommClock> clock);
 
 }  // namespace shoal::train

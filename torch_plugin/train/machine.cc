@@ -37,15 +37,23 @@ int allowed_cores() {
   return std::max(cores, 1);
 }
 
+std::string kernel_identity() {
+  std::string identity;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), identity);
+  return identity;
+}
+
 nlohmann::json describe_machine() {
-  nlohmann::json machine{{"host", nullptr}, {"cpu", cpu_name()}, {"cores", allowed_cores()}, {"memory_gib", nullptr}, {"kernel", nullptr}, {"torch", TORCH_VERSION}};
+  nlohmann::json machine{{"host", nullptr},       {"cpu", cpu_name()}, {"cores", allowed_cores()},
+                         {"memory_gib", nullptr}, {"kernel", nullptr}, {"torch", TORCH_VERSION}};
   utsname names{};
   if (uname(&names) == 0) {
     machine["host"] = names.nodename;
     machine["kernel"] = std::string(names.sysname) + " " + names.release;
   }
   struct sysinfo memory {};
-  if (sysinfo(&memory) == 0) machine["memory_gib"] = std::round(10.0 * static_cast<double>(memory.totalram) * memory.mem_unit / (1 << 30)) / 10;
+  if (sysinfo(&memory) == 0)
+    machine["memory_gib"] = std::round(10.0 * static_cast<double>(memory.totalram) * memory.mem_unit / (1 << 30)) / 10;
   return machine;
 }
 

@@ -1,12 +1,17 @@
 // The machine and software that figures were measured with.
 #pragma once
 
+#include <string>
+
 #include <nlohmann/json.hpp>
 
 namespace shoal::train {
 
 /// Cores that this process may use: its affinity and its cgroup's quota, whichever is less; at least 1.
 int allowed_cores();
+
+/// What tells this machine's kernel from others'; the same for all containers and network namespaces of one machine.
+std::string kernel_identity();
 
 /// {"host", "cpu", "cores", "memory_gib", "kernel", "torch"}; null where unknown.
 nlohmann::json describe_machine();

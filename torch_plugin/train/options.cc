@@ -16,12 +16,14 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       "Start it with `shoal run`, mpirun, torchrun or srun; alone it is a job of one rank.",
       "shoal_train");
   app.option_defaults()->always_capture_default();
-  app.add_option("--backend", options.backends, "shoal, gloo or a comma list: those take turns in the same processes, from the same start")
+  app.add_option("--backend", options.backends,
+                 "shoal, gloo or a comma list: those take turns in the same processes, from the same start")
       ->delimiter(',')
       ->check(CLI::IsMember({"shoal", "gloo"}));
   app.add_option("--model", options.model, "network; `shoal_train models` lists them");
   app.add_option("--dataset", options.dataset, "images")->check(CLI::IsMember({"cifar10", "fashion_mnist", "synthetic"}));
-  app.add_option("--data", options.data_folder, "folder with the data set's official files (default: SHOAL_DATA_DIR, or what is found)");
+  app.add_option("--data", options.data_folder,
+                 "folder with the data set's official files (default: SHOAL_DATA_DIR, or what is found)");
   app.add_option("--epochs", options.epochs, "passes over the images")->check(CLI::Range(1, 1'000'000));
   app.add_option("--steps", options.steps, "end after this many steps of each backend; 0: only after the epochs")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
@@ -31,8 +33,10 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--momentum", options.momentum, "momentum of sgd")->check(CLI::Range(0.0, 1.0));
   app.add_option("--weight-decay", options.weight_decay, "weight decay of sgd")->check(CLI::Range(0.0, 1e6));
   app.add_option("--seed", options.seed, "of the network's start, the order of images and their augmentation");
-  app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")->check(CLI::Range(0, 4096));
-  app.add_option("--bucket-mb", options.bucket_mib, "gradients are sent in buckets of this many MiB")->check(CLI::Range(0.001, 4096.0));
+  app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--bucket-mb", options.bucket_mib, "gradients are sent in buckets of this many MiB")
+      ->check(CLI::Range(0.001, 4096.0));
   app.add_option("--first-bucket-mb", options.first_bucket_mib, "the first bucket's MiB")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--block", options.block, "steps in a turn")->check(CLI::Range(1, 1'000'000));
   app.add_option("--timeout", options.timeout_s, "seconds until a missing rank is an error")->check(CLI::Range(1.0, 86400.0));

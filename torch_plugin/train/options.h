@@ -18,18 +18,18 @@ struct TrainOptions {
   std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: as many as the epochs have
   int batch = 32;
   std::string optimizer = "sgd";
-  double learning_rate = 0.05;
+  double learning_rate = 0.01;
   double momentum = 0.9;
   double weight_decay = 5e-4;
   std::uint64_t seed = 1;
-  int threads = 0;  ///< for arithmetic; 0: the cores this process may use, divided by the ranks of the node
+  int threads = 0;  ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
   double bucket_mib = 25;
   double first_bucket_mib = 1;
   int block = 10;  ///< steps that a backend makes before the next one has its turn
   double timeout_s = 120;
   bool augment = true;
   bool evaluate = false;
-  std::string json;  ///< file for the results; empty: none
+  std::string json;     ///< file for the results; empty: none
   std::string command;  ///< the command line, for the results
 };
 

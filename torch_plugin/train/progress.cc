@@ -11,8 +11,9 @@ namespace shoal::train {
 std::string describe(const ProgressState& state) {
   const auto left = static_cast<long>(std::ceil(state.remaining_s));
   std::array<char, 256> line{};
-  (void)std::snprintf(line.data(), line.size(), "%-5s  epoch %d/%d  step %lld/%lld  %.1f images/s  loss %.4f  %ld:%02ld left", state.backend.c_str(), state.epoch,
-                state.epochs, static_cast<long long>(state.step), static_cast<long long>(state.steps), state.images_per_s, state.loss, left / 60, left % 60);
+  (void)std::snprintf(line.data(), line.size(), "%-5s  epoch %d/%d  step %lld/%lld  %.1f images/s  loss %.4f  %ld:%02ld left",
+                      state.backend.c_str(), state.epoch, state.epochs, static_cast<long long>(state.step),
+                      static_cast<long long>(state.steps), state.images_per_s, state.loss, left / 60, left % 60);
   return line.data();
 }
 

@@ -12,7 +12,8 @@
 
 namespace shoal::train {
 
-/// One backend in one epoch. Times and bytes are means over the ranks, of the measured steps only (not the first ones, see trainer.h).
+/// One backend in one epoch. Times and bytes are means over the ranks, of the measured steps only (not the first ones, see
+/// trainer.h).
 struct EpochResult {
   std::string backend;
   std::string model;

@@ -36,13 +36,16 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   if (!job.ok()) return fail(job.status());
 
   const bool speaks = job->rank() == 0;
-  const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / job->control->local_size());
+  const Result<int> neighbours = ranks_on_this_machine(*job);
+  if (!neighbours.ok()) return fail(neighbours.status());
+  const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / neighbours.value());
   at::set_num_threads(threads);
   if (speaks) {
     std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
                 static_cast<long long>(models::count_parameters(*model->make(images->train.channels, images->train.classes))),
                 images->train.name.c_str(), images->train.size(), images->test.size(), images->origin.c_str());
-    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each\n", job->size(), job->control->nodes(), options.batch, threads);
+    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each\n", job->size(), job->control->nodes(),
+                options.batch, threads);
     std::fflush(stdout);
   }
 

@@ -8,8 +8,8 @@
 
 namespace shoal::train {
 
-/// Joins the job, finds the images, trains, reports. Returns the exit status: 0, 1 after one clear message on standard error, or 130
-/// when `stop` became true.
+/// Joins the job, finds the images, trains, reports. Returns the exit status: 0, 1 after one clear message on standard error,
+/// or 130 when `stop` became true.
 int run(const TrainOptions& options, const std::atomic<bool>& stop);
 
 /// What `shoal_train models` prints.

@@ -23,13 +23,17 @@ using std::chrono::steady_clock;
 constexpr std::int64_t kUnmeasuredSteps = 2;  // the first makes connections, the second regroups the gradients
 constexpr std::size_t kEvaluationBatch = 64;
 
-double seconds_since(steady_clock::time_point start) { return std::chrono::duration<double>(steady_clock::now() - start).count(); }
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
 
 /// User and system time of all threads of this process.
 double cpu_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec); };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -65,17 +69,26 @@ struct Contestant {
   std::vector<double> losses;      ///< of this epoch's steps, mean over the ranks
 };
 
-Result<Contestant> make_contestant(const Job& job, const std::string& backend, const models::ModelInfo& model, const data::Dataset& images,
-                                   const TrainOptions& options) {
-  Contestant contestant{.backend = backend, .clock = std::make_shared<CommClock>(), .group = {}, .model = nullptr, .parallel = nullptr,
-                        .optimizer = nullptr, .loader = nullptr, .epoch = {}, .turn_rates = {}, .losses = {}};
+Result<Contestant> make_contestant(const Job& job, const std::string& backend, const models::ModelInfo& model,
+                                   const data::Dataset& images, const TrainOptions& options) {
+  Contestant contestant{.backend = backend,
+                        .clock = std::make_shared<CommClock>(),
+                        .group = {},
+                        .model = nullptr,
+                        .parallel = nullptr,
+                        .optimizer = nullptr,
+                        .loader = nullptr,
+                        .epoch = {},
+                        .turn_rates = {},
+                        .losses = {}};
   Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job, backend, contestant.clock);
   if (!group.ok()) return group.status();
   contestant.group = std::move(group).value();
   ::torch::manual_seed(options.seed);
   contestant.model = model.make(images.channels, images.classes);
   contestant.parallel = std::make_unique<ddp::DataParallel>(
-      *contestant.model, contestant.group, ddp::DataParallelOptions{.bucket_mib = options.bucket_mib, .first_bucket_mib = options.first_bucket_mib});
+      *contestant.model, contestant.group,
+      ddp::DataParallelOptions{.bucket_mib = options.bucket_mib, .first_bucket_mib = options.first_bucket_mib});
   contestant.optimizer = std::make_unique<::torch::optim::SGD>(
       contestant.model->parameters(),
       ::torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum).weight_decay(options.weight_decay));
@@ -107,7 +120,8 @@ Result<double> accuracy(const Job& job, Contestant& contestant, const data::Data
   const at::NoGradGuard no_grad;
   contestant.model->eval();
   data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};
-  for (auto i = static_cast<std::size_t>(job.rank()); i < test.size(); i += static_cast<std::size_t>(job.size())) share.order.push_back(i);
+  for (auto i = static_cast<std::size_t>(job.rank()); i < test.size(); i += static_cast<std::size_t>(job.size()))
+    share.order.push_back(i);
   double correct = 0;
   for (std::size_t first = 0; first < share.order.size(); first += share.batch) {
     const std::size_t count = std::min(share.batch, share.order.size() - first);
@@ -123,7 +137,8 @@ Result<double> accuracy(const Job& job, Contestant& contestant, const data::Data
 /// Runs all epochs. Functions return early with status or interrupted set in the outcome.
 class Run {
  public:
-  Run(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options, const std::atomic<bool>& stop)
+  Run(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
+      const std::atomic<bool>& stop)
       : job_(job), model_(model), images_(images), options_(options), stop_(stop), progress_(job.rank() == 0) {
     const std::size_t ranks = static_cast<std::size_t>(job.size());
     const std::size_t share = (images.train.size() + ranks - 1) / ranks;
@@ -174,9 +189,12 @@ class Run {
     contestant.losses.clear();
     const auto pass = static_cast<std::uint64_t>(epoch - 1);
     contestant.loader = std::make_unique<data::Loader>(
-        images_.train,
-        data::LoaderOptions{.order = data::distributed_order(images_.train.size(), job_.rank(), job_.size(), true, options_.seed, pass),
-                            .batch = static_cast<std::size_t>(options_.batch), .augment = options_.augment, .seed = options_.seed, .epoch = pass});
+        images_.train, data::LoaderOptions{.order = data::distributed_order(images_.train.size(), job_.rank(), job_.size(),
+                                                                            true, options_.seed, pass),
+                                           .batch = static_cast<std::size_t>(options_.batch),
+                                           .augment = options_.augment,
+                                           .seed = options_.seed,
+                                           .epoch = pass});
   }
 
   void run_turn(Contestant& contestant, int epoch, std::int64_t steps) {
@@ -200,7 +218,9 @@ class Run {
       }
     } catch (const std::exception& error) {
       outcome_.interrupted = stop_;
-      if (!stop_) outcome_.status = Status(StatusCode::peer_failed, contestant.backend + ", step " + std::to_string(contestant.step + 1) + ": " + torch::plain_message(error));
+      if (!stop_)
+        outcome_.status = Status(StatusCode::peer_failed, contestant.backend + ", step " + std::to_string(contestant.step + 1) +
+                                                              ": " + torch::plain_message(error));
       return;
     }
     turn.seconds = seconds_since(start);
@@ -229,9 +249,15 @@ class Run {
     std::int64_t steps_made = 0;
     for (const Contestant& each : contestants_) steps_made += each.step;
     const auto steps_in_all = total_steps_ * static_cast<std::int64_t>(contestants_.size());
-    progress_.show({.backend = contestant.backend, .epoch = epoch, .epochs = options_.epochs, .step = contestant.step, .steps = total_steps_,
-                    .images_per_s = rate, .loss = contestant.losses.back(),
-                    .remaining_s = seconds_since(start_) / static_cast<double>(steps_made) * static_cast<double>(steps_in_all - steps_made)});
+    progress_.show({.backend = contestant.backend,
+                    .epoch = epoch,
+                    .epochs = options_.epochs,
+                    .step = contestant.step,
+                    .steps = total_steps_,
+                    .images_per_s = rate,
+                    .loss = contestant.losses.back(),
+                    .remaining_s = seconds_since(start_) / static_cast<double>(steps_made) *
+                                   static_cast<double>(steps_in_all - steps_made)});
   }
 
   void end_epoch(Contestant& contestant, int epoch) {
@@ -255,8 +281,10 @@ class Run {
     result.step_loss = contestant.losses;
     if (options_.evaluate && going()) {
       const Result<double> share = accuracy(job_, contestant, images_.test);
-      if (share.ok()) result.accuracy = share.value();
-      else outcome_.status = share.status();
+      if (share.ok())
+        result.accuracy = share.value();
+      else
+        outcome_.status = share.status();
     }
     outcome_.results.push_back(std::move(result));
   }

@@ -19,9 +19,9 @@ struct TrainOutcome {
   Status status;
 };
 
-/// Trains one replica of the model for each backend of `options`, in turns of options.block steps, all from the same start on the same
-/// images in the same order. The first two steps of each backend are not measured: they make connections and sort gradients into buckets.
-/// Between turns the ranks wait for each other, so that no backend pays for another's delay.
+/// Trains one replica of the model for each backend of `options`, in turns of options.block steps, all from the same start on
+/// the same images in the same order. The first two steps of each backend are not measured: they make connections and sort
+/// gradients into buckets. Between turns the ranks wait for each other, so that no backend pays for another's delay.
 /// Collective. Ends early, with what there is, when `stop` becomes true.
 TrainOutcome train(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
                    const std::atomic<bool>& stop);

@@ -3,8 +3,8 @@
     import shoal
     torch.distributed.init_process_group("shoal")
 
-Serves CPU tensors: all_reduce, broadcast, all_gather, all_gather_into_tensor, barrier, and so DistributedDataParallel. Beside it other
-devices keep their own backend: init_process_group("cpu:shoal,cuda:nccl").
+Serves CPU tensors: all_reduce, broadcast, all_gather, all_gather_into_tensor, barrier, and so DistributedDataParallel. Beside
+it other devices keep their own backend: init_process_group("cpu:shoal,cuda:nccl").
 """
 
 import torch  # noqa: F401  (its libraries must be loaded before _C)
