@@ -22,7 +22,8 @@ class Buffer {
     Buffer buffer;
     buffer.memory_.reset(static_cast<std::byte*>(rounded > bytes ? std::aligned_alloc(kPage, rounded) : nullptr));
     if (buffer.memory_ == nullptr) {
-      return Status(StatusCode::system_error, "no memory for a buffer of " + std::to_string(bytes) + " bytes: give a smaller -e");
+      return Status(StatusCode::system_error,
+                    "no memory for a buffer of " + std::to_string(bytes) + " bytes: give a smaller -e");
     }
     std::memset(buffer.memory_.get(), 0, rounded);
     return buffer;

@@ -110,7 +110,8 @@ Socket try_connect(const std::string& host, int port) {
   pollfd waiting{socket_of.fd(), POLLOUT, 0};
   int error = 0;
   socklen_t length = sizeof error;
-  if (!started || poll(&waiting, 1, 1000) != 1 || getsockopt(socket_of.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
+  if (!started || poll(&waiting, 1, 1000) != 1 || getsockopt(socket_of.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 ||
+      error != 0) {
     return Socket();
   }
   fcntl(socket_of.fd(), F_SETFL, fcntl(socket_of.fd(), F_GETFL) & ~O_NONBLOCK);
@@ -130,9 +131,10 @@ Result<Socket> connect_to(const std::string& addresses, int port, const Hello& h
       return stream;
     }
   }
-  return Status(StatusCode::timeout, fmt::format("goodput: the next node does not answer at any of '{}' port {}; set SHOAL_HOST_ADDRESS "
-                                                 "on every host to its address",
-                                                 addresses, port));
+  return Status(StatusCode::timeout,
+                fmt::format("goodput: the next node does not answer at any of '{}' port {}; set SHOAL_HOST_ADDRESS "
+                            "on every host to its address",
+                            addresses, port));
 }
 
 Result<Socket> accept_stream(const Socket& listener, const Hello& expected) {
@@ -189,7 +191,8 @@ struct Ring {
   std::string own;  ///< "port address address ..."
 };
 
-Result<double> stream_through(const Ring& ring, const std::string& next, std::uint64_t job, std::uint64_t own_rank, std::uint64_t next_rank) {
+Result<double> stream_through(const Ring& ring, const std::string& next, std::uint64_t job, std::uint64_t own_rank,
+                              std::uint64_t next_rank) {
   const std::size_t blank = next.find(' ');
   if (blank == std::string::npos) return Status(StatusCode::not_found, "goodput: the next node has no address");
   Result<Socket> outgoing = Status(StatusCode::internal, "not connected");

@@ -49,13 +49,13 @@ class Library {
   }
 };
 
-/// shoal through its public interface. `communicator` must outlive it. `algorithm` is forced on the measured calls only ("" = none),
-/// not on the exchanges of the benchmark itself.
+/// shoal through its public interface. `communicator` must outlive it. `algorithm` is forced on the measured calls only ("" =
+/// none), not on the exchanges of the benchmark itself.
 std::unique_ptr<Library> make_shoal_library(Communicator& communicator, bool blocking, const std::string& algorithm);
 
-/// Loads libshoal_peer_<name>.so from the folder lib beside the program's, or the file itself where `name` holds a '/'. Collective over
-/// `communicator`, which carries the rendezvous: where it fails on one rank it fails on all, with that rank's reason.
-/// Errors: not_found (no such peer in this build), unsupported (it cannot start here).
+/// Loads libshoal_peer_<name>.so from the folder lib beside the program's, or the file itself where `name` holds a '/'.
+/// Collective over `communicator`, which carries the rendezvous: where it fails on one rank it fails on all, with that rank's
+/// reason. Errors: not_found (no such peer in this build), unsupported (it cannot start here).
 Result<std::unique_ptr<Library>> load_peer(const std::string& name, const Options& options, Communicator& communicator);
 
 }  // namespace shoal::perf

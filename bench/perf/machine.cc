@@ -49,8 +49,8 @@ nlohmann::ordered_json describe_machine(const nlohmann::ordered_json& versions) 
 #else
   const std::string compiler = "g++ " __VERSION__;
 #endif
-  return {{"cpu", cpu_model()},        {"cores", cores()}, {"kernel", kernel()},
-          {"memory_gib", memory_gib()}, {"compiler", compiler},    {"versions", versions}};
+  return {{"cpu", cpu_model()},         {"cores", cores()},     {"kernel", kernel()},
+          {"memory_gib", memory_gib()}, {"compiler", compiler}, {"versions", versions}};
 }
 
 }  // namespace shoal::perf

@@ -48,11 +48,14 @@ std::string environment(const char* name) {
 
 int exit_code(const Status& status) {
   switch (status.code()) {
-    case StatusCode::ok: return kOk;
+    case StatusCode::ok:
+      return kOk;
     case StatusCode::invalid_argument:
     case StatusCode::unsupported:
-    case StatusCode::not_found: return kBadInput;
-    default: return kFailed;
+    case StatusCode::not_found:
+      return kBadInput;
+    default:
+      return kFailed;
   }
 }
 
@@ -78,7 +81,8 @@ class Job {
 
   Status run() {
     if (options_.root >= communicator_.size()) {
-      return Status(StatusCode::invalid_argument, fmt::format("-r {}: there are only {} ranks", options_.root, communicator_.size()));
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("-r {}: there are only {} ranks", options_.root, communicator_.size()));
     }
     if (Status status = check_outputs(); !status.ok()) return status;
     Result<Runner> runner = make_runner();
@@ -97,7 +101,8 @@ class Job {
   }
 
   [[nodiscard]] bool passes() const {
-    return total_wrong(rows_) == 0 && (options_.min_bandwidth_gbs <= 0 || average_busbw_gbs(rows_) >= options_.min_bandwidth_gbs);
+    return total_wrong(rows_) == 0 &&
+           (options_.min_bandwidth_gbs <= 0 || average_busbw_gbs(rows_) >= options_.min_bandwidth_gbs);
   }
 
  private:
@@ -146,8 +151,9 @@ class Job {
     gethostname(host, sizeof host - 1);
     Result<std::vector<std::string>> places = gather_text(communicator_, fmt::format("Pid {:>6} on {}", getpid(), host));
     if (!places.ok()) return places.status();
-    print("# {}: {} ranks on {} nodes; a row's time is the median of rounds in which the libraries take turns; GB = 1e9 bytes\n",
-          to_string(options_.collective), communicator_.size(), communicator_.nodes());
+    print(
+        "# {}: {} ranks on {} nodes; a row's time is the median of rounds in which the libraries take turns; GB = 1e9 bytes\n",
+        to_string(options_.collective), communicator_.size(), communicator_.nodes());
     for (const auto& [library, version] : versions_.items()) print("#  {} {}\n", library, version.get<std::string>());
     if (!limit_note_.empty()) print("#  limit: {}\n", limit_note_);
     for (std::size_t rank = 0; rank < places->size(); ++rank) print("#  Rank {:>3} {}\n", rank, (*places)[rank]);

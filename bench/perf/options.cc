@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 namespace shoal::perf {
 namespace {
@@ -30,16 +30,19 @@ struct RawOptions {
 Status invalid(std::string message) { return Status(StatusCode::invalid_argument, std::move(message)); }
 
 void declare(CLI::App& app, RawOptions& raw, Options& options) {
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override
+  app.option_defaults()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override
   app.add_option("--collective", raw.collective, "all_reduce, broadcast, all_gather or barrier")->capture_default_str();
-  app.add_option("-b,--minbytes", raw.begin, "smallest size; K, M and G (KiB, MiB, GiB) are powers of 1024")->capture_default_str();
+  app.add_option("-b,--minbytes", raw.begin, "smallest size; K, M and G (KiB, MiB, GiB) are powers of 1024")
+      ->capture_default_str();
   app.add_option("-e,--maxbytes", raw.end, "largest size")->capture_default_str();
   app.add_option("-i,--stepbytes", raw.step, "add this to get the next size, instead of -f");
   app.add_option("-f,--stepfactor", raw.factor, "multiply by this to get the next size")->capture_default_str();
   app.add_option("-d,--datatype", raw.type, "data type, a comma list, or all")->capture_default_str();
   app.add_option("-o,--op", raw.op, "sum, prod, min, max, avg, band, bor, bxor, a comma list, or all")->capture_default_str();
   app.add_option("-r,--root", options.root, "root rank of a broadcast")->capture_default_str();
-  app.add_option("-n,--iters", options.iterations, "calls in one timed block; 0 = as many as fill --block-ms")->capture_default_str();
+  app.add_option("-n,--iters", options.iterations, "calls in one timed block; 0 = as many as fill --block-ms")
+      ->capture_default_str();
   app.add_option("-w,--warmup_iters", options.warmup_iterations, "calls before anything is timed")->capture_default_str();
   app.add_option("-c,--check", options.check_iterations, "calls whose results are checked, 0 = none")->capture_default_str();
   app.add_option("--rounds", options.rounds, "timed blocks of every library; 0 = what fits into --size-seconds, 5 to 31")
@@ -48,11 +51,14 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--size-seconds", options.seconds_per_size, "time to spend on one size")->capture_default_str();
   app.add_option("-N,--run_cycles", options.cycles, "repeat everything this often, 0 = for ever")->capture_default_str();
   app.add_option("-T,--timeout", options.timeout_s, "seconds after which a call has failed")->capture_default_str();
-  app.add_option("-a,--average", raw.rank_time, "time of a block: 0 that of rank 0, 1 average, 2 least, 3 greatest of the ranks")
+  app.add_option("-a,--average", raw.rank_time,
+                 "time of a block: 0 that of rank 0, 1 average, 2 least, 3 greatest of the ranks")
       ->capture_default_str();
-  app.add_option("-z,--blocking", raw.blocking, "1 = blocking calls; 0 = asynchronous calls, each waited for")->capture_default_str();
+  app.add_option("-z,--blocking", raw.blocking, "1 = blocking calls; 0 = asynchronous calls, each waited for")
+      ->capture_default_str();
   app.add_option("--peer", raw.peers, "run these libraries too, interleaved: openmpi,gloo");
-  app.add_option("--openmpi-algorithms", raw.openmpi_algorithms, "default = what it chooses; all = its best, tried at each size")
+  app.add_option("--openmpi-algorithms", raw.openmpi_algorithms,
+                 "default = what it chooses; all = its best, tried at each size")
       ->capture_default_str();
   app.add_option("--transport", options.transports, "force shoal's transports: tcp, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
@@ -152,7 +158,8 @@ Status interpret_counts(const RawOptions& raw, Options& options) {
       {"--min-bw", options.min_bandwidth_gbs, 0},
   };
   for (const Least& limit : limits) {
-    if (!(limit.value >= limit.least)) return invalid(fmt::format("{} {} is too small: give {} or more", limit.flag, limit.value, limit.least));
+    if (!(limit.value >= limit.least))
+      return invalid(fmt::format("{} {} is too small: give {} or more", limit.flag, limit.value, limit.least));
   }
   if (raw.rank_time < 0 || raw.rank_time > 3) return invalid(fmt::format("-a {} is unknown: give 0, 1, 2 or 3", raw.rank_time));
   if (raw.blocking < 0 || raw.blocking > 1) return invalid(fmt::format("-z {} is unknown: give 0 or 1", raw.blocking));

@@ -48,10 +48,14 @@ double decode_short(ShortFloat format, std::uint16_t bits) {
 /// Bits of the significand, the hidden one included: integers up to 2^bits are exact.
 int significand_bits(DataType type) {
   switch (type) {
-    case DataType::float16: return 11;
-    case DataType::bfloat16: return 8;
-    case DataType::float32: return 24;
-    default: return 53;
+    case DataType::float16:
+      return 11;
+    case DataType::bfloat16:
+      return 8;
+    case DataType::float32:
+      return 24;
+    default:
+      return 53;
   }
 }
 
@@ -101,13 +105,27 @@ Unsigned reduce_integer(std::span<const std::uint64_t> terms, ReduceOp op, bool 
     const bool less = is_signed ? static_cast<Signed>(term) < static_cast<Signed>(result) : term < result;
     switch (op) {
       case ReduceOp::sum:
-      case ReduceOp::avg: result = static_cast<Unsigned>(result + term); break;
-      case ReduceOp::prod: result = static_cast<Unsigned>(std::uint64_t{result} * term); break;
-      case ReduceOp::min: result = less ? term : result; break;
-      case ReduceOp::max: result = less ? result : term; break;
-      case ReduceOp::band: result &= term; break;
-      case ReduceOp::bor: result |= term; break;
-      case ReduceOp::bxor: result ^= term; break;
+      case ReduceOp::avg:
+        result = static_cast<Unsigned>(result + term);
+        break;
+      case ReduceOp::prod:
+        result = static_cast<Unsigned>(std::uint64_t{result} * term);
+        break;
+      case ReduceOp::min:
+        result = less ? term : result;
+        break;
+      case ReduceOp::max:
+        result = less ? result : term;
+        break;
+      case ReduceOp::band:
+        result &= term;
+        break;
+      case ReduceOp::bor:
+        result |= term;
+        break;
+      case ReduceOp::bxor:
+        result ^= term;
+        break;
     }
   }
   if (op == ReduceOp::avg) {
@@ -137,7 +155,9 @@ std::size_t count_different(const std::byte* data, std::size_t count, std::size_
 
 void encode_floating(DataType type, double value, std::byte* out) {
   switch (type) {
-    case DataType::float64: std::memcpy(out, &value, sizeof value); return;
+    case DataType::float64:
+      std::memcpy(out, &value, sizeof value);
+      return;
     case DataType::float32: {
       const auto narrow = static_cast<float>(value);
       std::memcpy(out, &narrow, sizeof narrow);
@@ -183,10 +203,13 @@ double Pattern::floating_value(int rank, std::size_t index) const {
   const std::uint64_t random = hash(seed_, rank, index);
   const std::int64_t limit = std::int64_t{1} << std::min(significand_bits(type_), 40);
   switch (op_) {
-    case ReduceOp::prod: return static_cast<double>(prod_term(random, rank, index, ranks_, true));
+    case ReduceOp::prod:
+      return static_cast<double>(prod_term(random, rank, index, ranks_, true));
     case ReduceOp::min:
-    case ReduceOp::max: return static_cast<double>(random % 255) - 127;
-    default: return static_cast<double>(sum_term(random, rank, index, ranks_, limit, true));
+    case ReduceOp::max:
+      return static_cast<double>(random % 255) - 127;
+    default:
+      return static_cast<double>(sum_term(random, rank, index, ranks_, limit, true));
   }
 }
 
@@ -197,12 +220,17 @@ std::uint64_t Pattern::integer_value(int rank, std::size_t index) const {
   const std::int64_t limit = (std::int64_t{1} << std::min(bits - 1, 40)) - 1;
   switch (op_) {
     case ReduceOp::sum:
-    case ReduceOp::avg: return static_cast<std::uint64_t>(sum_term(random, rank, index, ranks_, limit, negative_too));
-    case ReduceOp::prod: return static_cast<std::uint64_t>(prod_term(random, rank, index, ranks_, negative_too));
+    case ReduceOp::avg:
+      return static_cast<std::uint64_t>(sum_term(random, rank, index, ranks_, limit, negative_too));
+    case ReduceOp::prod:
+      return static_cast<std::uint64_t>(prod_term(random, rank, index, ranks_, negative_too));
     // One bit in which this rank differs: with many ranks random words would leave nothing but zeros, or ones.
-    case ReduceOp::band: return ~(std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits)));
-    case ReduceOp::bor: return std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits));
-    default: return random;
+    case ReduceOp::band:
+      return ~(std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits)));
+    case ReduceOp::bor:
+      return std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits));
+    default:
+      return random;
   }
 }
 
@@ -236,10 +264,17 @@ void Pattern::make_floating_result() {
       const double term = floating_value(rank, i);
       magnitude += std::fabs(term);
       switch (op_) {
-        case ReduceOp::prod: result *= term; break;
-        case ReduceOp::min: result = std::min(result, term); break;
-        case ReduceOp::max: result = std::max(result, term); break;
-        default: result += term;
+        case ReduceOp::prod:
+          result *= term;
+          break;
+        case ReduceOp::min:
+          result = std::min(result, term);
+          break;
+        case ReduceOp::max:
+          result = std::max(result, term);
+          break;
+        default:
+          result += term;
       }
     }
     if (rounds) {
@@ -260,10 +295,17 @@ void Pattern::make_integer_result() {
     for (int rank = 0; rank < ranks_; ++rank) terms[static_cast<std::size_t>(rank)] = integer_value(rank, i);
     std::uint64_t result = 0;
     switch (element_bytes) {
-      case 1: result = reduce_integer<std::uint8_t>(terms, op_, is_signed); break;
-      case 2: result = reduce_integer<std::uint16_t>(terms, op_, is_signed); break;
-      case 4: result = reduce_integer<std::uint32_t>(terms, op_, is_signed); break;
-      default: result = reduce_integer<std::uint64_t>(terms, op_, is_signed);
+      case 1:
+        result = reduce_integer<std::uint8_t>(terms, op_, is_signed);
+        break;
+      case 2:
+        result = reduce_integer<std::uint16_t>(terms, op_, is_signed);
+        break;
+      case 4:
+        result = reduce_integer<std::uint32_t>(terms, op_, is_signed);
+        break;
+      default:
+        result = reduce_integer<std::uint64_t>(terms, op_, is_signed);
     }
     std::memcpy(result_.data() + i * element_bytes, &result, element_bytes);
   }

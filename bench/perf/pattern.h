@@ -41,8 +41,8 @@ class Pattern {
   ReduceOp op_;
   int ranks_;
   std::uint32_t seed_;
-  std::vector<std::byte> result_;        ///< kPeriod elements
-  std::vector<double> result_value_;     ///< where rounding is allowed: the exact results, and how far one may be off
+  std::vector<std::byte> result_;     ///< kPeriod elements
+  std::vector<double> result_value_;  ///< where rounding is allowed: the exact results, and how far one may be off
   std::vector<double> result_tolerance_;
 };
 

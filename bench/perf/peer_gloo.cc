@@ -1,4 +1,5 @@
-// Gloo as a peer of shoal_perf, through c10d::ProcessGroupGloo: the version, the threads and the defaults that PyTorch's users run.
+// Gloo as a peer of shoal_perf, through c10d::ProcessGroupGloo: the version, the threads and the defaults that PyTorch's users
+// run.
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -11,9 +12,9 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/version.h>
 
 #include <shoal/types.h>
 
@@ -56,28 +57,45 @@ int guarded(Body body) {
 
 std::optional<at::ScalarType> torch_type(int type) {
   switch (static_cast<DataType>(type)) {
-    case DataType::float32: return at::kFloat;
-    case DataType::float64: return at::kDouble;
-    case DataType::float16: return at::kHalf;
-    case DataType::bfloat16: return at::kBFloat16;
-    case DataType::int8: return at::kChar;
-    case DataType::int32: return at::kInt;
-    case DataType::int64: return at::kLong;
-    case DataType::uint8: return at::kByte;
-    default: return std::nullopt;
+    case DataType::float32:
+      return at::kFloat;
+    case DataType::float64:
+      return at::kDouble;
+    case DataType::float16:
+      return at::kHalf;
+    case DataType::bfloat16:
+      return at::kBFloat16;
+    case DataType::int8:
+      return at::kChar;
+    case DataType::int32:
+      return at::kInt;
+    case DataType::int64:
+      return at::kLong;
+    case DataType::uint8:
+      return at::kByte;
+    default:
+      return std::nullopt;
   }
 }
 
 std::optional<c10d::ReduceOp::RedOpType> torch_op(int op) {
   switch (static_cast<ReduceOp>(op)) {
-    case ReduceOp::sum: return c10d::ReduceOp::SUM;
-    case ReduceOp::prod: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::min: return c10d::ReduceOp::MIN;
-    case ReduceOp::max: return c10d::ReduceOp::MAX;
-    case ReduceOp::band: return c10d::ReduceOp::BAND;
-    case ReduceOp::bor: return c10d::ReduceOp::BOR;
-    case ReduceOp::bxor: return c10d::ReduceOp::BXOR;
-    case ReduceOp::avg: return std::nullopt;
+    case ReduceOp::sum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::prod:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::band:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::bor:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::bxor:
+      return c10d::ReduceOp::BXOR;
+    case ReduceOp::avg:
+      return std::nullopt;
   }
   return std::nullopt;
 }
@@ -92,7 +110,8 @@ at::Tensor& tensor_of(const void* data, std::size_t count, int type) {
   }
   constexpr std::size_t kMost = 8;
   if (known.size() == kMost) known.erase(known.begin());
-  at::Tensor tensor = at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, at::TensorOptions(*torch_type(type)));
+  at::Tensor tensor =
+      at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(count)}, at::TensorOptions(*torch_type(type)));
   return known.emplace_back(key, std::move(tensor)).second;
 }
 
@@ -124,7 +143,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const shoal_peer_config& config) {
       problem = error.what();
     }
   }
-  if (config.exchange(config.exchange_context, &place, sizeof place, 0) != 0) throw std::runtime_error("the ranks cannot exchange addresses");
+  if (config.exchange(config.exchange_context, &place, sizeof place, 0) != 0)
+    throw std::runtime_error("the ranks cannot exchange addresses");
   if (place.port == 0) throw std::runtime_error("rank 0 cannot serve a store: " + problem);
   if (config.rank == 0) return served;
   options.port = static_cast<std::uint16_t>(place.port);
@@ -137,8 +157,9 @@ int init(const shoal_peer_config* config) {
     state().size = config->size;
     auto store = make_store(*config);
     auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(config->timeout_s));
-    options->devices.push_back(config->host_address != nullptr ? c10d::ProcessGroupGloo::createDeviceForHostname(config->host_address)
-                                                               : c10d::ProcessGroupGloo::createDefaultDevice());
+    options->devices.push_back(config->host_address != nullptr
+                                   ? c10d::ProcessGroupGloo::createDeviceForHostname(config->host_address)
+                                   : c10d::ProcessGroupGloo::createDefaultDevice());
     state().group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, config->rank, config->size, options);
   });
 }
@@ -207,8 +228,8 @@ void finalize() { state().group.reset(); }
 }  // namespace
 
 extern "C" const shoal_peer* shoal_peer_get(void) {
-  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "gloo",     "tcp",    version,  init,         why_unsupported, all_reduce,
-                                  broadcast,            all_gather, barrier,  variants, variant_name, use_variant,     last_error,
-                                  finalize};
+  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "gloo",     "tcp",      version, init,     why_unsupported,
+                                  all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+                                  use_variant,          last_error, finalize};
   return &peer;
 }

@@ -39,10 +39,14 @@ class PeerLibrary final : public Library {
   int dispatch(const Call& call) {
     const int type = static_cast<int>(call.type);
     switch (call.kind) {
-      case CollectiveKind::all_reduce: return peer_->all_reduce(call.input, call.output, call.count, type, static_cast<int>(call.op));
-      case CollectiveKind::broadcast: return peer_->broadcast(call.output, call.count, type, call.root);
-      case CollectiveKind::all_gather: return peer_->all_gather(call.input, call.output, call.count, type);
-      case CollectiveKind::barrier: return peer_->barrier();
+      case CollectiveKind::all_reduce:
+        return peer_->all_reduce(call.input, call.output, call.count, type, static_cast<int>(call.op));
+      case CollectiveKind::broadcast:
+        return peer_->broadcast(call.output, call.count, type, call.root);
+      case CollectiveKind::all_gather:
+        return peer_->all_gather(call.input, call.output, call.count, type);
+      case CollectiveKind::barrier:
+        return peer_->barrier();
     }
     return 1;
   }
@@ -68,19 +72,22 @@ Result<const shoal_peer*> open_peer(const std::string& name) {
   const std::filesystem::path path = path_of_peer(name);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    return Status(StatusCode::not_found, fmt::format("--peer {}: {} does not exist; known peers are openmpi (built where MPI is found) "
-                                                     "and gloo (built where LibTorch and Gloo's headers are found)",
-                                                     name, path.string()));
+    return Status(StatusCode::not_found,
+                  fmt::format("--peer {}: {} does not exist; known peers are openmpi (built where MPI is found) "
+                              "and gloo (built where LibTorch and Gloo's headers are found)",
+                              name, path.string()));
   }
   // Never closed: libraries of this size do not survive being unloaded.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return Status(StatusCode::unsupported, fmt::format("--peer {}: {}", name, dlerror()));
   const auto get = reinterpret_cast<decltype(&shoal_peer_get)>(dlsym(handle, "shoal_peer_get"));
-  if (get == nullptr) return Status(StatusCode::unsupported, fmt::format("--peer {}: {} is not a peer of shoal_perf", name, path.string()));
+  if (get == nullptr)
+    return Status(StatusCode::unsupported, fmt::format("--peer {}: {} is not a peer of shoal_perf", name, path.string()));
   const shoal_peer* peer = get();
   if (peer->interface_number != SHOAL_PEER_INTERFACE) {
-    return Status(StatusCode::unsupported, fmt::format("--peer {}: {} has interface {}, this program needs {}: build both together", name,
-                                                       path.string(), peer->interface_number, SHOAL_PEER_INTERFACE));
+    return Status(StatusCode::unsupported,
+                  fmt::format("--peer {}: {} has interface {}, this program needs {}: build both together", name, path.string(),
+                              peer->interface_number, SHOAL_PEER_INTERFACE));
   }
   return peer;
 }
@@ -103,7 +110,8 @@ Result<std::unique_ptr<Library>> load_peer(const std::string& name, const Option
   config.exchange = exchange;
   config.exchange_context = &communicator;
   Status started;
-  if ((*peer)->init(&config) != 0) started = Status(StatusCode::unsupported, fmt::format("--peer {}: {}", name, (*peer)->last_error()));
+  if ((*peer)->init(&config) != 0)
+    started = Status(StatusCode::unsupported, fmt::format("--peer {}: {}", name, (*peer)->last_error()));
   if (Status status = agree(communicator, started); !status.ok()) return status;
   return std::unique_ptr<Library>(std::make_unique<PeerLibrary>(*peer));
 }

@@ -57,32 +57,51 @@ int outcome(int code) {
 
 MPI_Datatype mpi_type(int type) {
   switch (static_cast<DataType>(type)) {
-    case DataType::float32: return MPI_FLOAT;
-    case DataType::float64: return MPI_DOUBLE;
-    case DataType::int8: return MPI_INT8_T;
-    case DataType::int16: return MPI_INT16_T;
-    case DataType::int32: return MPI_INT32_T;
-    case DataType::int64: return MPI_INT64_T;
-    case DataType::uint8: return MPI_UINT8_T;
-    case DataType::uint16: return MPI_UINT16_T;
-    case DataType::uint32: return MPI_UINT32_T;
-    case DataType::uint64: return MPI_UINT64_T;
+    case DataType::float32:
+      return MPI_FLOAT;
+    case DataType::float64:
+      return MPI_DOUBLE;
+    case DataType::int8:
+      return MPI_INT8_T;
+    case DataType::int16:
+      return MPI_INT16_T;
+    case DataType::int32:
+      return MPI_INT32_T;
+    case DataType::int64:
+      return MPI_INT64_T;
+    case DataType::uint8:
+      return MPI_UINT8_T;
+    case DataType::uint16:
+      return MPI_UINT16_T;
+    case DataType::uint32:
+      return MPI_UINT32_T;
+    case DataType::uint64:
+      return MPI_UINT64_T;
     case DataType::float16:
-    case DataType::bfloat16: return MPI_DATATYPE_NULL;
+    case DataType::bfloat16:
+      return MPI_DATATYPE_NULL;
   }
   return MPI_DATATYPE_NULL;
 }
 
 MPI_Op mpi_op(int op) {
   switch (static_cast<ReduceOp>(op)) {
-    case ReduceOp::sum: return MPI_SUM;
-    case ReduceOp::prod: return MPI_PROD;
-    case ReduceOp::min: return MPI_MIN;
-    case ReduceOp::max: return MPI_MAX;
-    case ReduceOp::band: return MPI_BAND;
-    case ReduceOp::bor: return MPI_BOR;
-    case ReduceOp::bxor: return MPI_BXOR;
-    case ReduceOp::avg: return MPI_OP_NULL;
+    case ReduceOp::sum:
+      return MPI_SUM;
+    case ReduceOp::prod:
+      return MPI_PROD;
+    case ReduceOp::min:
+      return MPI_MIN;
+    case ReduceOp::max:
+      return MPI_MAX;
+    case ReduceOp::band:
+      return MPI_BAND;
+    case ReduceOp::bor:
+      return MPI_BOR;
+    case ReduceOp::bxor:
+      return MPI_BXOR;
+    case ReduceOp::avg:
+      return MPI_OP_NULL;
   }
   return MPI_OP_NULL;
 }
@@ -100,8 +119,8 @@ bool write_control_variable(const char* name, int value) {
     int scope = 0;
     MPI_Datatype type = MPI_DATATYPE_NULL;
     MPI_T_enum enumeration = MPI_T_ENUM_NULL;
-    if (MPI_T_cvar_get_info(i, found, &found_length, &verbosity, &type, &enumeration, nullptr, &description_length, &binding, &scope) !=
-            MPI_SUCCESS ||
+    if (MPI_T_cvar_get_info(i, found, &found_length, &verbosity, &type, &enumeration, nullptr, &description_length, &binding,
+                            &scope) != MPI_SUCCESS ||
         std::strcmp(found, name) != 0) {
       continue;
     }
@@ -125,8 +144,8 @@ bool add_variant(const char* name, int rank) {
 }
 
 /// Names of the values of coll_tuned_allreduce_algorithm, by value; 0 leaves the choice to the library.
-constexpr const char* kAlgorithms[] = {"default",        "basic_linear", "nonoverlapping", "recursive_doubling",
-                                       "ring", "segmented_ring", "rabenseifner"};
+constexpr const char* kAlgorithms[] = {"default", "basic_linear",   "nonoverlapping", "recursive_doubling",
+                                       "ring",    "segmented_ring", "rabenseifner"};
 
 const char* version() { return state().version.c_str(); }
 
@@ -145,20 +164,24 @@ int init(const shoal_peer_config* config) {
   }
   // Open MPI's own components look up symbols of libmpi globally; shoal_perf loads peers locally.
   Dl_info library{};
-  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) != 0) dlopen(library.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
-  // Without this switch, which is read once, a forced algorithm is ignored; with it and none forced the choice is the usual one.
+  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) != 0)
+    dlopen(library.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+  // Without this switch, which is read once, a forced algorithm is ignored; with it and none forced the choice is the usual
+  // one.
   if (config->try_all_algorithms != 0) setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
   int initialised = 0;
   MPI_Initialized(&initialised);
   int provided = 0;
   if (initialised == 0) {
-    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided); code != MPI_SUCCESS) return outcome(code);
+    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided); code != MPI_SUCCESS)
+      return outcome(code);
     state().initialised_here = true;
   }
   read_version();
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (size != config->size) return fail("mpirun started " + std::to_string(size) + " ranks, shoal has " + std::to_string(config->size));
+  if (size != config->size)
+    return fail("mpirun started " + std::to_string(size) + " ranks, shoal has " + std::to_string(config->size));
   if (!add_variant(kAlgorithms[0], config->rank)) return fail("MPI_Comm_split failed");
   state().rank = config->rank;
   if (config->try_all_algorithms == 0) return 0;
@@ -184,8 +207,8 @@ const char* why_unsupported(int collective, int type, int op, std::size_t count)
 }
 
 int all_reduce(const void* input, void* output, std::size_t count, int type, int op) {
-  return outcome(MPI_Allreduce(input == output ? MPI_IN_PLACE : input, output, static_cast<int>(count), mpi_type(type), mpi_op(op),
-                               communicator()));
+  return outcome(MPI_Allreduce(input == output ? MPI_IN_PLACE : input, output, static_cast<int>(count), mpi_type(type),
+                               mpi_op(op), communicator()));
 }
 
 int broadcast(void* buffer, std::size_t count, int type, int root) {
@@ -198,7 +221,8 @@ int all_gather(const void* input, void* output, std::size_t count, int type) {
   const std::size_t own_offset = static_cast<std::size_t>(state().rank) * count * static_cast<std::size_t>(element_bytes);
   const bool in_place = input == static_cast<std::byte*>(output) + own_offset;
   const int elements = static_cast<int>(count);
-  return outcome(MPI_Allgather(in_place ? MPI_IN_PLACE : input, elements, mpi_type(type), output, elements, mpi_type(type), communicator()));
+  return outcome(MPI_Allgather(in_place ? MPI_IN_PLACE : input, elements, mpi_type(type), output, elements, mpi_type(type),
+                               communicator()));
 }
 
 int barrier() { return outcome(MPI_Barrier(communicator())); }
@@ -223,8 +247,8 @@ void finalize() {
 }  // namespace
 
 extern "C" const shoal_peer* shoal_peer_get(void) {
-  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "openmpi",  "auto",     version, init,     why_unsupported, all_reduce,
-                                  broadcast,            all_gather, barrier,    variants, variant_name, use_variant,
-                                  last_error,           finalize};
+  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "openmpi",  "auto",     version, init,     why_unsupported,
+                                  all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+                                  use_variant,          last_error, finalize};
   return &peer;
 }

@@ -25,7 +25,8 @@ std::vector<std::string> interpreters() {
   std::vector<std::string> found;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(cache_folder() / "shoal", ignored)) {
-    if (entry.path().filename().string().rfind("venv-torch-", 0) == 0) found.push_back((entry.path() / "bin" / "python").string());
+    if (entry.path().filename().string().rfind("venv-torch-", 0) == 0)
+      found.push_back((entry.path() / "bin" / "python").string());
   }
   found.push_back("python3");
   return found;
@@ -51,9 +52,11 @@ Status draw(const std::string& json_path, const std::string& svg_path) {
     const int code = run({python, SHOAL_PERF_PLOT_SCRIPT, json_path, svg_path});
     if (code == 0) return {};
     if (code == -1 || code == 127 || code == kNoMatplotlib) continue;
-    return Status(StatusCode::system_error, fmt::format("--plot {}: {} {} ended with {}", svg_path, python, SHOAL_PERF_PLOT_SCRIPT, code));
+    return Status(StatusCode::system_error,
+                  fmt::format("--plot {}: {} {} ended with {}", svg_path, python, SHOAL_PERF_PLOT_SCRIPT, code));
   }
-  return Status(StatusCode::unsupported, fmt::format("--plot {}: no Python with matplotlib here; install python3-matplotlib", svg_path));
+  return Status(StatusCode::unsupported,
+                fmt::format("--plot {}: no Python with matplotlib here; install python3-matplotlib", svg_path));
 }
 
 }  // namespace shoal::perf

@@ -50,9 +50,7 @@ struct Row {
   std::string unsupported;  ///< why there is no figure; "" where there is one
 
   /// The form that reports use where they show only one.
-  [[nodiscard]] const Record* main() const {
-    return out_of_place ? &*out_of_place : in_place ? &*in_place : nullptr;
-  }
+  [[nodiscard]] const Record* main() const { return out_of_place ? &*out_of_place : in_place ? &*in_place : nullptr; }
 };
 
 /// Time of `library` over shoal's time in one form (&Row::out_of_place or &Row::in_place), at every size that both measured.
@@ -61,11 +59,12 @@ struct Ratio {
   double value = 0;
 };
 [[nodiscard]] std::vector<Ratio> ratios_to_shoal(std::span<const Row> rows, const std::string& library,
-                                                std::optional<Record> Row::*form);
+                                                 std::optional<Record> Row::*form);
 /// Geometric mean over the sizes of at least `least_bytes`; 0 where there is none.
 [[nodiscard]] double mean_ratio(std::span<const Ratio> ratios, std::size_t least_bytes);
 
-/// "results" holds each row's main form, "results_in_place" the in-place form of rows that have both. Numbers that do not exist are null.
+/// "results" holds each row's main form, "results_in_place" the in-place form of rows that have both. Numbers that do not exist
+/// are null.
 [[nodiscard]] nlohmann::ordered_json to_json(const Record& record);
 [[nodiscard]] nlohmann::ordered_json document(const nlohmann::ordered_json& machine, const std::string& command,
                                               std::span<const Row> rows);

@@ -34,8 +34,8 @@ ReduceOp pattern_op(const Call& call) { return call.kind == CollectiveKind::all_
 
 }  // namespace
 
-Result<Runner> Runner::create(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries,
-                              double goodput_gbs) {
+Result<Runner> Runner::create(Communicator& communicator, const Options& options,
+                              std::vector<std::unique_ptr<Library>> libraries, double goodput_gbs) {
   Runner runner(communicator, options, std::move(libraries), goodput_gbs);
   const std::size_t largest = *std::max_element(options.sizes_bytes.begin(), options.sizes_bytes.end());
   const std::size_t one_element_each = sizeof(double) * static_cast<std::size_t>(communicator.size());
@@ -55,14 +55,17 @@ Result<Runner> Runner::create(Communicator& communicator, const Options& options
 std::vector<Runner::Form> Runner::forms() const {
   switch (options_.collective) {
     case CollectiveKind::all_reduce:
-    case CollectiveKind::all_gather: return {Form::out_of_place, Form::in_place};
-    default: return {Form::in_place};
+    case CollectiveKind::all_gather:
+      return {Form::out_of_place, Form::in_place};
+    default:
+      return {Form::in_place};
   }
 }
 
 std::size_t Runner::count_of(DataType type, std::size_t bytes) const {
   if (bytes == 0) return 0;
-  const std::size_t shares = options_.collective == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
+  const std::size_t shares =
+      options_.collective == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
   return std::max<std::size_t>(1, bytes / size_of(type) / shares);
 }
 
@@ -76,7 +79,8 @@ Call Runner::bind(Call call, Form form) {
   call.input = input_.data();
   if (form == Form::in_place) {
     const bool gathers = call.kind == CollectiveKind::all_gather;
-    call.input = output_.data() + (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
+    call.input =
+        output_.data() + (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
   }
   return call;
 }
@@ -95,15 +99,20 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
 
   std::size_t wrong = 0;
   switch (call.kind) {
-    case CollectiveKind::all_reduce: wrong = pattern.count_wrong_result(output, call.count); break;
-    case CollectiveKind::broadcast: wrong = pattern.count_wrong_input(output, call.count, call.root); break;
+    case CollectiveKind::all_reduce:
+      wrong = pattern.count_wrong_result(output, call.count);
+      break;
+    case CollectiveKind::broadcast:
+      wrong = pattern.count_wrong_input(output, call.count, call.root);
+      break;
     case CollectiveKind::all_gather:
       for (int source = 0; source < communicator_.size(); ++source) {
         const std::size_t at = static_cast<std::size_t>(source) * call.count * size_of(call.type);
         wrong += pattern.count_wrong_input(output + at, call.count, source);
       }
       break;
-    case CollectiveKind::barrier: break;
+    case CollectiveKind::barrier:
+      break;
   }
   if (form == Form::out_of_place) wrong += pattern.count_wrong_input(call.input, call.count, rank);
   return wrong;
@@ -292,7 +301,8 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
   if (Status status = run_rounds(contestants, call); !status.ok()) return status;
   if (Status status = combine_ranks(contestants); !status.ok()) return status;
   for (const Contestant& contestant : contestants) {
-    const auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == contestant.library->name(); });
+    const auto row =
+        std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == contestant.library->name(); });
     (contestant.form == Form::out_of_place ? row->out_of_place : row->in_place) = record_of(contestant, call);
   }
   return rows;

@@ -26,9 +26,10 @@ namespace shoal::perf {
 /// Thread rule: one thread; every method is collective.
 class Runner {
  public:
-  /// `libraries[0]` is shoal. `goodput_gbs` is 0 where no limit is known. Errors: system_error when memory is short, on any rank.
-  static Result<Runner> create(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries,
-                               double goodput_gbs);
+  /// `libraries[0]` is shoal. `goodput_gbs` is 0 where no limit is known. Errors: system_error when memory is short, on any
+  /// rank.
+  static Result<Runner> create(Communicator& communicator, const Options& options,
+                               std::vector<std::unique_ptr<Library>> libraries, double goodput_gbs);
 
   /// One row for each library, shoal's first. The figures are on every rank.
   Result<std::vector<Row>> measure(DataType type, ReduceOp op, std::size_t bytes);
@@ -50,7 +51,8 @@ class Runner {
     double cpu_s = 0;
   };
 
-  Runner(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries, double goodput_gbs)
+  Runner(Communicator& communicator, const Options& options, std::vector<std::unique_ptr<Library>> libraries,
+         double goodput_gbs)
       : communicator_(communicator), options_(options), libraries_(std::move(libraries)), goodput_gbs_(goodput_gbs) {}
 
   [[nodiscard]] std::vector<Form> forms() const;

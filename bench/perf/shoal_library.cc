@@ -26,10 +26,14 @@ class ShoalLibrary final : public Library {
  private:
   Status run_blocking(const Call& call) {
     switch (call.kind) {
-      case CollectiveKind::all_reduce: return communicator_.all_reduce(call.input, call.output, call.count, call.type, call.op, options_);
-      case CollectiveKind::broadcast: return communicator_.broadcast(call.output, call.count, call.type, call.root, options_);
-      case CollectiveKind::all_gather: return communicator_.all_gather(call.input, call.output, call.count, call.type, options_);
-      case CollectiveKind::barrier: return communicator_.barrier(options_);
+      case CollectiveKind::all_reduce:
+        return communicator_.all_reduce(call.input, call.output, call.count, call.type, call.op, options_);
+      case CollectiveKind::broadcast:
+        return communicator_.broadcast(call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::all_gather:
+        return communicator_.all_gather(call.input, call.output, call.count, call.type, options_);
+      case CollectiveKind::barrier:
+        return communicator_.barrier(options_);
     }
     return Status(StatusCode::invalid_argument, "unknown collective");
   }
@@ -43,9 +47,12 @@ class ShoalLibrary final : public Library {
     switch (call.kind) {
       case CollectiveKind::all_reduce:
         return communicator_.all_reduce_async(call.input, call.output, call.count, call.type, call.op, options_);
-      case CollectiveKind::broadcast: return communicator_.broadcast_async(call.output, call.count, call.type, call.root, options_);
-      case CollectiveKind::all_gather: return communicator_.all_gather_async(call.input, call.output, call.count, call.type, options_);
-      case CollectiveKind::barrier: return communicator_.barrier_async(options_);
+      case CollectiveKind::broadcast:
+        return communicator_.broadcast_async(call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::all_gather:
+        return communicator_.all_gather_async(call.input, call.output, call.count, call.type, options_);
+      case CollectiveKind::barrier:
+        return communicator_.barrier_async(options_);
     }
     return Status(StatusCode::invalid_argument, "unknown collective");
   }

@@ -35,8 +35,8 @@ Result<std::size_t> parse_size(std::string_view text) {
 
 Result<std::vector<std::size_t>> list_sizes(const SizeRange& range) {
   if (range.begin_bytes > range.end_bytes) {
-    return Status(StatusCode::invalid_argument, fmt::format("the smallest size (-b {}) is above the largest (-e {})",
-                                                            range.begin_bytes, range.end_bytes));
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("the smallest size (-b {}) is above the largest (-e {})", range.begin_bytes, range.end_bytes));
   }
   if (range.step_bytes == 0 && range.factor < 2) {
     return Status(StatusCode::invalid_argument,

@@ -27,10 +27,14 @@ double geometric_mean(std::span<const double> values) {
 double combine(std::span<const double> times, RankTime how) {
   if (times.empty()) return 0;
   switch (how) {
-    case RankTime::rank_0: return times.front();
-    case RankTime::average: return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
-    case RankTime::minimum: return *std::min_element(times.begin(), times.end());
-    case RankTime::maximum: return *std::max_element(times.begin(), times.end());
+    case RankTime::rank_0:
+      return times.front();
+    case RankTime::average:
+      return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+    case RankTime::minimum:
+      return *std::min_element(times.begin(), times.end());
+    case RankTime::maximum:
+      return *std::max_element(times.begin(), times.end());
   }
   return 0;
 }
@@ -38,10 +42,14 @@ double combine(std::span<const double> times, RankTime how) {
 double bus_factor(CollectiveKind kind, int ranks) noexcept {
   const double n = ranks;
   switch (kind) {
-    case CollectiveKind::all_reduce: return 2 * (n - 1) / n;
-    case CollectiveKind::all_gather: return (n - 1) / n;
-    case CollectiveKind::broadcast: return 1;
-    case CollectiveKind::barrier: return 0;
+    case CollectiveKind::all_reduce:
+      return 2 * (n - 1) / n;
+    case CollectiveKind::all_gather:
+      return (n - 1) / n;
+    case CollectiveKind::broadcast:
+      return 1;
+    case CollectiveKind::barrier:
+      return 0;
   }
   return 0;
 }

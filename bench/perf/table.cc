@@ -17,7 +17,8 @@ std::string seven(double value) {
 std::string figures(const std::optional<Record>& record) {
   if (!record) return fmt::format("{:>9}{:>8}{:>8}{:>7}", "N/A", "N/A", "N/A", "N/A");
   const std::string wrong = record->collective == CollectiveKind::barrier ? "N/A" : fmt::format("{}", record->wrong);
-  return fmt::format("{:>9}{:>8}{:>8}{:>7}", seven(record->latency_us), seven(record->algbw_gbs), seven(record->busbw_gbs), wrong);
+  return fmt::format("{:>9}{:>8}{:>8}{:>7}", seven(record->latency_us), seven(record->algbw_gbs), seven(record->busbw_gbs),
+                     wrong);
 }
 
 std::string ratio_text(const Row& row, const std::optional<Record>& record, const std::optional<Record>& shoal) {
@@ -32,7 +33,8 @@ std::string table_header() {
   text += fmt::format("#{:>59}{:>32}{:>32}\n", "", "out-of-place          ", "in-place          ");
   text += fmt::format("#{:>12}{:>13}{:>10}{:>9}{:>8}", "size", "count", "type", "redop", "root");
   for (int form = 0; form < 2; ++form) text += fmt::format("{:>9}{:>8}{:>8}{:>7}", "time", "algbw", "busbw", "#wrong");
-  text += fmt::format("{:>9}{:>8}{:>7}{:>9}{:>9}  {:<8} {:<20} {}\n", "p10", "p90", "%limit", "ratio", "in-place", "library", "algorithm", "transport");
+  text += fmt::format("{:>9}{:>8}{:>7}{:>9}{:>9}  {:<8} {:<20} {}\n", "p10", "p90", "%limit", "ratio", "in-place", "library",
+                      "algorithm", "transport");
   text += fmt::format("#{:>12}{:>13}{:>10}{:>9}{:>8}", "(B)", "(elements)", "", "", "");
   for (int form = 0; form < 2; ++form) text += fmt::format("{:>9}{:>8}{:>8}{:>7}", "(us)", "(GB/s)", "(GB/s)", "");
   text += fmt::format("{:>9}{:>8}\n", "(us)", "(us)");
@@ -42,8 +44,8 @@ std::string table_header() {
 std::string table_row(const Row& row, DataType type, ReduceOp op, const Row& shoal) {
   const Record* main = row.main();
   const bool reduces = main == nullptr || main->collective == CollectiveKind::all_reduce;
-  std::string text = fmt::format("{:>13}{:>13}{:>10}{:>9}{:>8}", row.bytes, row.count, to_string(type), reduces ? to_string(op) : "none",
-                                 row.root);
+  std::string text = fmt::format("{:>13}{:>13}{:>10}{:>9}{:>8}", row.bytes, row.count, to_string(type),
+                                 reduces ? to_string(op) : "none", row.root);
   if (main == nullptr) return text + fmt::format("  {}: {}\n", row.library, row.unsupported);
   text += figures(row.out_of_place) + figures(row.in_place);
   text += fmt::format("{:>9}{:>8}", seven(main->latency_us_p10), seven(main->latency_us_p90));
@@ -54,7 +56,8 @@ std::string table_row(const Row& row, DataType type, ReduceOp op, const Row& sho
 }
 
 std::string table_tail(std::size_t wrong, double average) {
-  return fmt::format("# Out of bounds values : {} {}\n# Avg bus bandwidth    : {:.6g}\n", wrong, wrong == 0 ? "OK" : "FAILED", average);
+  return fmt::format("# Out of bounds values : {} {}\n# Avg bus bandwidth    : {:.6g}\n", wrong, wrong == 0 ? "OK" : "FAILED",
+                     average);
 }
 
 std::string ratio_lines(std::span<const Row> rows, const std::string& peer) {
@@ -64,8 +67,8 @@ std::string ratio_lines(std::span<const Row> rows, const std::string& peer) {
     const std::vector<Ratio> ratios = ratios_to_shoal(rows, peer, form);
     if (ratios.empty()) continue;
     const double large = mean_ratio(ratios, kLargeBytes);
-    text += fmt::format("# {} time / shoal time, {:<12} : {:.3f} over all sizes, {} from 64 KiB (geometric means)\n", peer, name,
-                        mean_ratio(ratios, 0), large > 0 ? fmt::format("{:.3f}", large) : "none");
+    text += fmt::format("# {} time / shoal time, {:<12} : {:.3f} over all sizes, {} from 64 KiB (geometric means)\n", peer,
+                        name, mean_ratio(ratios, 0), large > 0 ? fmt::format("{:.3f}", large) : "none");
   }
   return text;
 }

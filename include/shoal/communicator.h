@@ -67,8 +67,8 @@ struct CallOptions {
 
 /// What the last call of a kind ran, for reports.
 struct CallReport {
-  std::string algorithm;   ///< "direct", "hierarchical", ...
-  std::string transport;   ///< "shm", "tcp", "shm+tcp", "local"
+  std::string algorithm;  ///< "direct", "hierarchical", ...
+  std::string transport;  ///< "shm", "tcp", "shm+tcp", "local"
   double predicted_us = 0;
 };
 
@@ -78,9 +78,8 @@ struct CallReport {
 /// unchanged until the Work ends. Many may be in flight. `output == input` is in place (all_gather: `input == output + rank *
 /// count`); any other overlap is invalid. Zero elements are valid.
 ///
-/// The first error closes the communicator on every rank with that cause; every call in flight fails with it and later ones fail
-/// at once.
-/// Thread rule: calls may come from any thread, but every rank must make them in the same order.
+/// The first error closes the communicator on every rank with that cause; every call in flight fails with it and later ones
+/// fail at once. Thread rule: calls may come from any thread, but every rank must make them in the same order.
 class Communicator {
  public:
   /// Joins the job described by the environment of `shoal run`, mpirun, torchrun or srun; one rank where there is none.

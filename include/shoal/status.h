@@ -57,7 +57,7 @@ Status system_error(std::string_view what, int errno_value);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor): `return value;` is the point
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor): `return value;` is the point
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!status_.ok() && "a Result without a value needs an error");
   }

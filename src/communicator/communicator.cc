@@ -74,7 +74,8 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
   if (launch->size > 1) {
     auto opened = open_store(*launch, deadline);
     if (!opened.ok()) {
-      return Status(opened.status().code(), fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
+      return Status(opened.status().code(),
+                    fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
     }
     store = std::move(opened).value();
     return create(*store, launch->rank, launch->size, std::move(options));
@@ -124,7 +125,8 @@ CommunicatorImpl::Call all_gather_call(const void* input, void* output, std::siz
 
 }  // namespace
 
-Status Communicator::all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, CallOptions options) {
+Status Communicator::all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                CallOptions options) {
   return impl_->run(all_reduce_call(input, output, count, type, op), options);
 }
 Result<Work> Communicator::all_reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
@@ -140,7 +142,8 @@ Result<Work> Communicator::broadcast_async(void* buffer, std::size_t count, Data
 Status Communicator::all_gather(const void* input, void* output, std::size_t count, DataType type, CallOptions options) {
   return impl_->run(all_gather_call(input, output, count, type), options);
 }
-Result<Work> Communicator::all_gather_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options) {
+Result<Work> Communicator::all_gather_async(const void* input, void* output, std::size_t count, DataType type,
+                                            CallOptions options) {
   return impl_->start(all_gather_call(input, output, count, type), options);
 }
 Status Communicator::barrier(CallOptions options) { return impl_->run(impl_->barrier_call(), options); }

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
+#include "src/algorithms/algorithm.h"
 #include "src/engine/progress_thread.h"
 #include "src/selector/selector.h"
-#include "src/algorithms/algorithm.h"
 
 namespace shoal::internal {
 namespace {
@@ -34,7 +34,10 @@ CommunicatorImpl::~CommunicatorImpl() {
 }
 
 CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
-  return {{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0}, barrier_bytes_.data(), barrier_bytes_.data() + 32, true};
+  return {{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0},
+          barrier_bytes_.data(),
+          barrier_bytes_.data() + 32,
+          true};
 }
 
 Status CommunicatorImpl::check(const Call& call, const CallOptions& options) const {
@@ -42,11 +45,13 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options) con
   const int ranks = executor_->topology().ranks();
   const std::string name(to_string(call.barrier ? CollectiveKind::barrier : c.kind));
   const auto invalid = [&](const std::string& what) { return Status(StatusCode::invalid_argument, name + ": " + what); };
-  if (executor_->closed()) return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
+  if (executor_->closed())
+    return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
   if (size_of(c.type) == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(c.type)));
   if (c.kind == CollectiveKind::all_reduce && !supports(c.type, c.op)) {
-    return invalid(static_cast<int>(c.op) >= kReduceOpCount ? fmt::format("unknown reduction {}", static_cast<int>(c.op))
-                                                            : fmt::format("{} is not defined on {}", to_string(c.op), to_string(c.type)));
+    return invalid(static_cast<int>(c.op) >= kReduceOpCount
+                       ? fmt::format("unknown reduction {}", static_cast<int>(c.op))
+                       : fmt::format("{} is not defined on {}", to_string(c.op), to_string(c.type)));
   }
   const std::size_t factor = output_factor(c, ranks);
   if (c.count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(c.type) / factor) {
@@ -64,10 +69,12 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options) con
   if (!needs_input) return {};
   const auto* input = static_cast<const std::byte*>(call.input);
   const auto* output = static_cast<const std::byte*>(call.output);
-  const std::size_t own_offset = c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
+  const std::size_t own_offset =
+      c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
   if (input != output + own_offset && overlap(input, c.input_bytes(), output, c.input_bytes() * factor)) {
-    return invalid(c.kind == CollectiveKind::all_gather ? "input and output overlap; in place means input == output + rank * count"
-                                                        : "input and output overlap without being equal");
+    return invalid(c.kind == CollectiveKind::all_gather
+                       ? "input and output overlap; in place means input == output + rank * count"
+                       : "input and output overlap without being equal");
   }
   return {};
 }
@@ -93,14 +100,16 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
 Result<Operation*> CommunicatorImpl::prepare(const Call& call, const CallOptions& options) {
   if (Status status = check(call, options); !status.ok()) return status;
   const Collective& c = call.collective;
-  const std::size_t own_offset = c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
+  const std::size_t own_offset =
+      c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
   const bool in_place = c.count > 0 && c.kind != CollectiveKind::broadcast &&
                         call.input == static_cast<const std::byte*>(call.output) + own_offset;
   std::unique_ptr<Plan> owned;
   const auto plan = find_plan({c, in_place, call.barrier, options.algorithm}, &owned);
   if (!plan.ok()) return plan.status();
   if (owned == nullptr) last_plan_.store(*plan, std::memory_order_relaxed);
-  return executor_->acquire(*plan, std::move(owned), Clock::now() + options.timeout.value_or(options_.timeout), call.input, call.output);
+  return executor_->acquire(*plan, std::move(owned), Clock::now() + options.timeout.value_or(options_.timeout), call.input,
+                            call.output);
 }
 
 Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {

@@ -52,7 +52,8 @@ Status ControlPlane::poll(bool* moved) {
       peer.failed = true;
       *moved = true;
       if (!has_left(rank) && cause.ok()) {
-        cause = {StatusCode::peer_failed, fmt::format("rank {} died or lost its connection ({})", rank, peer.link->status().message())};
+        cause = {StatusCode::peer_failed,
+                 fmt::format("rank {} died or lost its connection ({})", rank, peer.link->status().message())};
       }
     }
   }

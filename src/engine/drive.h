@@ -13,9 +13,8 @@
 
 namespace shoal {
 
-/// Drives `executors` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd` (or -1) is
-/// one more descriptor to wake up for.
-/// Allocates only where `descriptors` has to grow.
+/// Drives `executors` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
+/// (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
 void drive(std::span<Executor* const> executors, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
            std::chrono::steady_clock::time_point limit, Done done) {

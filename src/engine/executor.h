@@ -40,8 +40,9 @@ struct ExecutorParts {
 
 /// Runs calls in the order of their sequence numbers.
 ///
-/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's progress
-/// thread while calls are in flight that nobody waits for. A thread that finds the seat taken leaves its call in the inbox.
+/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's
+/// progress thread while calls are in flight that nobody waits for. A thread that finds the seat taken leaves its call in the
+/// inbox.
 ///
 /// Order on the wire: on every link the tiles of call n precede those of call n + 1, and each call starts with the caller's
 /// signature. So the calls of a communicator form one long Program, and what the Verifier proves of each holds for all.
@@ -118,7 +119,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
     RingQueue<Turn> senders;
     RingQueue<Turn> receivers;
     RingQueue<Outstanding> outstanding;
-    std::uint64_t taken = 0;  // tiles that the link has taken so far
+    std::uint64_t taken = 0;                             // tiles that the link has taken so far
     std::chrono::steady_clock::time_point gone_since{};  // broken, or the peer has left, with a call unfinished
   };
 
@@ -163,18 +164,18 @@ class Executor : public std::enable_shared_from_this<Executor> {
   int kick_fd_ = -1;  // wakes a driver that sleeps in poll
 
   // Driver's.
-  std::vector<internal::Operation*> waiting_;         // out of the inbox, not yet their turn
-  RingQueue<internal::Operation*> active_;            // started, by sequence
-  RingQueue<internal::Operation*> one_shots_;         // started, over windows, by sequence
+  std::vector<internal::Operation*> waiting_;  // out of the inbox, not yet their turn
+  RingQueue<internal::Operation*> active_;     // started, by sequence
+  RingQueue<internal::Operation*> one_shots_;  // started, over windows, by sequence
   std::uint64_t next_start_ = 0;
   std::uint64_t one_shot_count_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
-  std::array<CallSignature, kLedgerSize> ledger_{};   // of the latest started calls, by sequence
+  std::array<CallSignature, kLedgerSize> ledger_{};  // of the latest started calls, by sequence
   Waiter caller_waiter_;
 
   std::atomic<bool> closed_{false};
   std::atomic<bool> announced_{false};  // the peers have been told
-  mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
+  mutable std::mutex cause_mutex_;      // guards cause_; never taken on the path of a call that goes well
   Status cause_;
 };
 

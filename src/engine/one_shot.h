@@ -11,8 +11,9 @@
 
 namespace shoal {
 
-/// What a rank shows its node in a one-shot call. A window has two slots, used in turn: a rank may write slot k % 2 again for call
-/// k + 2 because it has then seen every peer's contribution to call k + 1, which each made after it had finished with call k.
+/// What a rank shows its node in a one-shot call. A window has two slots, used in turn: a rank may write slot k % 2 again for
+/// call k + 2 because it has then seen every peer's contribution to call k + 1, which each made after it had finished with call
+/// k.
 ///
 /// Small payloads lie beside the flag, in the line that the peers read anyway; larger ones follow.
 struct alignas(64) OneShotSlot {

@@ -31,8 +31,8 @@ struct LinkProgress {
   std::size_t send_issued_bytes = 0;  ///< of the current send
 };
 
-/// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the pool
-/// is exhausted or the Plan is not cached, it goes with that reference.
+/// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the
+/// pool is exhausted or the Plan is not cached, it goes with that reference.
 ///
 /// Thread rule: the run state belongs to the executor's driver. The outcome is written once, before `state_` says done;
 /// everything under "any thread" may be called from any thread.
@@ -75,7 +75,7 @@ class Operation {
   std::size_t open_instructions = 0;    ///< not finished yet
   std::size_t open_links = 0;           ///< whose signatures have not been exchanged both ways
   std::size_t next_local_step = 0;
-  bool published = false;               ///< one_shot over windows: our contribution is visible
+  bool published = false;  ///< one_shot over windows: our contribution is visible
   Operation* next_in_inbox = nullptr;
   std::atomic<bool> in_use{false};
 

@@ -11,9 +11,9 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kMinTileBytes = 8 * 1024;         // below this the cost of a tile exceeds what pipelining gains
+constexpr std::size_t kMinTileBytes = 8 * 1024;          // below this the cost of a tile exceeds what pipelining gains
 constexpr std::size_t kMinNetworkTileBytes = 32 * 1024;  // a network tile costs system calls on both sides
-constexpr std::size_t kTilesPerMessage = 4;             // enough for sender and receiver to overlap
+constexpr std::size_t kTilesPerMessage = 4;              // enough for sender and receiver to overlap
 
 std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
 
@@ -63,7 +63,8 @@ void add_conflicts(const Instruction& earlier, std::uint32_t earlier_index, cons
 }
 
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology) {
-  const std::string words = fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), plan.tile_bytes, program.message_chunks);
+  const std::string words =
+      fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), plan.tile_bytes, program.message_chunks);
   // FNV-1a: every rank must get the same number, so no std::hash.
   std::uint64_t hash = 14695981039346656037ULL;
   for (const char c : words) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
@@ -102,15 +103,15 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   plan->ranks = context.topology->ranks();
 
   const Collective& collective = key.collective;
-  const std::size_t input_offset = collective.kind == CollectiveKind::all_gather
-                                       ? collective.input_bytes() * static_cast<std::size_t>(context.rank)
-                                       : 0;
-  const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place, input_offset};
+  const std::size_t input_offset =
+      collective.kind == CollectiveKind::all_gather ? collective.input_bytes() * static_cast<std::size_t>(context.rank) : 0;
+  const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place,
+                         input_offset};
   plan->scratch_bytes = program.scratch_chunks * resolve.layout.scratch_chunk_bytes();
 
-  std::vector<std::uint32_t> lane_of;                       // lane of each instruction
+  std::vector<std::uint32_t> lane_of;                                       // lane of each instruction
   std::vector<std::int32_t> plan_link_of(context.link_of_rank.size(), -1);  // rank -> index in plan->links
-  std::vector<std::vector<int>> peers_of;                   // ranks of each instruction's edges
+  std::vector<std::vector<int>> peers_of;                                   // ranks of each instruction's edges
   std::size_t largest_message = 0;
   const auto link_entry = [&](int peer) -> PlanLink& {
     auto& index = plan_link_of[static_cast<std::size_t>(peer)];
@@ -125,8 +126,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     const Step& step = program.steps[s];
     const bool has_peer = step.op == StepOp::send || step.op == StepOp::recv || step.op == StepOp::recv_reduce;
     if (has_peer && (step.peer < 0 || step.peer >= plan->ranks || step.peer == context.rank)) {
-      return Status(StatusCode::internal, fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank,
-                                                      step.peer));
+      return Status(StatusCode::internal,
+                    fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank, step.peer));
     }
     const auto [slice, bytes] = resolve(reads_source(step.op) ? step.source : step.target);
     // A link that a call uses always carries its signature, even where there are no bytes to move.
@@ -169,14 +170,16 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     }
   }
 
-  // Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand between.
+  // Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand
+  // between.
   for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
     Instruction& instruction = plan->instructions[i];
     std::vector<int>& peers = peers_of[i];
     std::sort(peers.begin(), peers.end());
     instruction.first_edge = static_cast<std::uint32_t>(plan->edges.size());
     instruction.edge_count = static_cast<std::uint32_t>(peers.size());
-    instruction.own_position = static_cast<std::uint32_t>(std::lower_bound(peers.begin(), peers.end(), context.rank) - peers.begin());
+    instruction.own_position =
+        static_cast<std::uint32_t>(std::lower_bound(peers.begin(), peers.end(), context.rank) - peers.begin());
     for (const int peer : peers) {
       const auto plan_link = static_cast<std::uint32_t>(plan_link_of[static_cast<std::size_t>(peer)]);
       const PlanLink& link = plan->links[plan_link];
@@ -191,7 +194,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   std::vector<PlanDependency> found;
   std::vector<std::vector<std::uint32_t>> by_lane(program.lanes);
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) {
-    if (lane_of[i] >= by_lane.size()) return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, lane_of[i]));
+    if (lane_of[i] >= by_lane.size())
+      return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, lane_of[i]));
     auto& lane = by_lane[lane_of[i]];
     found.clear();
     for (const std::uint32_t earlier : lane) add_conflicts(plan->instructions[earlier], earlier, plan->instructions[i], found);
@@ -218,7 +222,13 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   plan->tile_bytes = choose_tile(context, largest_message);
   plan->one_shot_window = program.algorithm == "one_shot" && collective.kind == CollectiveKind::all_reduce &&
                           collective.input_bytes() <= context.window_bytes;
-  plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind, collective.type, collective.op, 0, collective.root, collective.count, 0};
+  plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
+                     collective.type,
+                     collective.op,
+                     0,
+                     collective.root,
+                     collective.count,
+                     0};
   plan->signature.plan_fingerprint = fingerprint(*plan, program, *context.topology);
   return plan;
 }

@@ -46,7 +46,8 @@ struct PlanDependency {
   std::int64_t shift_bytes = 0;
 };
 
-/// One end of a message: the link's index in the communicator and in Plan::links, and which message of the call on this link it is.
+/// One end of a message: the link's index in the communicator and in Plan::links, and which message of the call on this link it
+/// is.
 struct PlanEdge {
   std::uint32_t link = 0;
   std::uint32_t plan_link = 0;
@@ -92,9 +93,9 @@ struct Plan {
   std::vector<Instruction> instructions;
   std::vector<PlanEdge> edges;
   std::vector<PlanDependency> dependencies;
-  std::vector<PlanLink> links;             ///< links that this call uses
-  std::vector<std::uint32_t> local_steps;  ///< copy and reduce instructions
-  bool one_shot_window = false;            ///< may run fused over the shared windows (see one_shot.h)
+  std::vector<PlanLink> links;                               ///< links that this call uses
+  std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
+  bool one_shot_window = false;                              ///< may run fused over the shared windows (see one_shot.h)
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };
 

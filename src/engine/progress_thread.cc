@@ -106,14 +106,14 @@ void ProgressThread::loop() {
     }
     news_.store(false, std::memory_order_seq_cst);
     for (const auto& executor : known) {
-      if (executor->wants_thread.exchange(false) && executor->busy() && executor->try_take_seat()) driven.push_back(executor.get());
+      if (executor->wants_thread.exchange(false) && executor->busy() && executor->try_take_seat())
+        driven.push_back(executor.get());
     }
     if (!driven.empty()) {
       const auto interrupted = [&] { return news_.load() || generation_.load() != seen_generation_.load(); };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
-      drive(driven, waiter, wake_fd_, descriptors, std::chrono::steady_clock::time_point::max(), [&] {
-        return interrupted() || std::none_of(driven.begin(), driven.end(), [](Executor* e) { return e->busy(); });
-      });
+      drive(driven, waiter, wake_fd_, descriptors, std::chrono::steady_clock::time_point::max(),
+            [&] { return interrupted() || std::none_of(driven.begin(), driven.end(), [](Executor* e) { return e->busy(); }); });
       sleeps_.store(false, std::memory_order_relaxed);
       for (Executor* executor : driven) executor->leave_seat();  // those still busy notify this thread again
       driven.clear();

@@ -6,10 +6,14 @@ namespace shoal {
 
 std::string to_string(const CallSignature& s) {
   switch (s.kind) {
-    case CollectiveKind::barrier: return "barrier";
-    case CollectiveKind::broadcast: return fmt::format("broadcast {} x {} from rank {}", to_string(s.type), s.count, s.root);
-    case CollectiveKind::all_gather: return fmt::format("all_gather {} x {}", to_string(s.type), s.count);
-    case CollectiveKind::all_reduce: return fmt::format("all_reduce {} x {} {}", to_string(s.type), s.count, to_string(s.op));
+    case CollectiveKind::barrier:
+      return "barrier";
+    case CollectiveKind::broadcast:
+      return fmt::format("broadcast {} x {} from rank {}", to_string(s.type), s.count, s.root);
+    case CollectiveKind::all_gather:
+      return fmt::format("all_gather {} x {}", to_string(s.type), s.count);
+    case CollectiveKind::all_reduce:
+      return fmt::format("all_reduce {} x {} {}", to_string(s.type), s.count, to_string(s.op));
   }
   return fmt::format("an unknown collective (kind {})", static_cast<int>(s.kind));
 }

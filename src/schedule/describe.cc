@@ -6,11 +6,16 @@ namespace shoal {
 
 std::string_view to_string(StepOp op) noexcept {
   switch (op) {
-    case StepOp::send: return "send";
-    case StepOp::recv: return "recv";
-    case StepOp::recv_reduce: return "recv_reduce";
-    case StepOp::copy: return "copy";
-    case StepOp::reduce: return "reduce";
+    case StepOp::send:
+      return "send";
+    case StepOp::recv:
+      return "recv";
+    case StepOp::recv_reduce:
+      return "recv_reduce";
+    case StepOp::copy:
+      return "copy";
+    case StepOp::reduce:
+      return "reduce";
   }
   return "?";
 }
@@ -27,14 +32,18 @@ std::string describe_step(const Program& program, std::size_t step) {
   const Step& s = program.steps[step];
   const auto place = fmt::format("rank {} step {}", program.rank, step);
   switch (s.op) {
-    case StepOp::send: return fmt::format("{} (send {} to rank {})", place, to_string(s.source), s.peer);
-    case StepOp::recv: return fmt::format("{} (recv {} from rank {})", place, to_string(s.target), s.peer);
+    case StepOp::send:
+      return fmt::format("{} (send {} to rank {})", place, to_string(s.source), s.peer);
+    case StepOp::recv:
+      return fmt::format("{} (recv {} from rank {})", place, to_string(s.target), s.peer);
     case StepOp::recv_reduce: {
       const std::string own = s.source == s.target ? "" : fmt::format(" = {} and", to_string(s.source));
       return fmt::format("{} (recv_reduce {}{} from rank {})", place, to_string(s.target), own, s.peer);
     }
-    case StepOp::copy: return fmt::format("{} (copy {} = {})", place, to_string(s.target), to_string(s.source));
-    case StepOp::reduce: return fmt::format("{} (reduce {} with {})", place, to_string(s.target), to_string(s.source));
+    case StepOp::copy:
+      return fmt::format("{} (copy {} = {})", place, to_string(s.target), to_string(s.source));
+    case StepOp::reduce:
+      return fmt::format("{} (reduce {} with {})", place, to_string(s.target), to_string(s.source));
   }
   return place + " (unknown op)";
 }

@@ -432,7 +432,9 @@ class Execution {
         read(unit, source, step.source, chunk);
         values_->assign(link_value(unit.first_part), source);
         break;
-      case StepOp::recv: values_->assign(target, link_value(unit.first_part)); break;
+      case StepOp::recv:
+        values_->assign(target, link_value(unit.first_part));
+        break;
       case StepOp::recv_reduce:
         read(unit, source, step.source, chunk);
         values_->assign(target, source);
@@ -560,9 +562,12 @@ class Execution {
   [[nodiscard]] bool expected(std::uint32_t chunk, int rank) const {
     switch (schedule_.collective.kind) {
       case CollectiveKind::all_reduce:
-      case CollectiveKind::barrier: return true;
-      case CollectiveKind::broadcast: return rank == schedule_.collective.root;
-      case CollectiveKind::all_gather: return chunk / map_.input_chunks() == static_cast<std::uint32_t>(rank);
+      case CollectiveKind::barrier:
+        return true;
+      case CollectiveKind::broadcast:
+        return rank == schedule_.collective.root;
+      case CollectiveKind::all_gather:
+        return chunk / map_.input_chunks() == static_cast<std::uint32_t>(rank);
     }
     return false;
   }

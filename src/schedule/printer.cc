@@ -16,13 +16,17 @@ namespace {
 /// What a step does, without its rank and number.
 std::string action(const Step& step) {
   switch (step.op) {
-    case StepOp::send: return fmt::format("send {} to {}", to_string(step.source), step.peer);
-    case StepOp::recv: return fmt::format("recv {} from {}", to_string(step.target), step.peer);
+    case StepOp::send:
+      return fmt::format("send {} to {}", to_string(step.source), step.peer);
+    case StepOp::recv:
+      return fmt::format("recv {} from {}", to_string(step.target), step.peer);
     case StepOp::recv_reduce:
       if (step.source == step.target) return fmt::format("recv_reduce {} from {}", to_string(step.target), step.peer);
       return fmt::format("recv_reduce {} = {} and from {}", to_string(step.target), to_string(step.source), step.peer);
-    case StepOp::copy: return fmt::format("copy {} = {}", to_string(step.target), to_string(step.source));
-    case StepOp::reduce: return fmt::format("reduce {} with {}", to_string(step.target), to_string(step.source));
+    case StepOp::copy:
+      return fmt::format("copy {} = {}", to_string(step.target), to_string(step.source));
+    case StepOp::reduce:
+      return fmt::format("reduce {} with {}", to_string(step.target), to_string(step.source));
   }
   return "?";
 }

@@ -69,10 +69,13 @@ class StaticCheck {
     if (buffer == Buffer::scratch) return program.scratch_chunks;
     if (buffer == Buffer::output) return program.message_chunks;
     switch (schedule_.collective.kind) {
-      case CollectiveKind::all_reduce: return program.message_chunks;
-      case CollectiveKind::all_gather: return program.message_chunks / static_cast<std::uint32_t>(ranks());
+      case CollectiveKind::all_reduce:
+        return program.message_chunks;
+      case CollectiveKind::all_gather:
+        return program.message_chunks / static_cast<std::uint32_t>(ranks());
       case CollectiveKind::broadcast:
-      case CollectiveKind::barrier: return 0;
+      case CollectiveKind::barrier:
+        return 0;
     }
     return 0;
   }
@@ -179,14 +182,22 @@ class StaticCheck {
 
 std::string_view to_string(FaultKind kind) noexcept {
   switch (kind) {
-    case FaultKind::malformed: return "malformed";
-    case FaultKind::input_written: return "input_written";
-    case FaultKind::unmatched: return "unmatched";
-    case FaultKind::size_mismatch: return "size_mismatch";
-    case FaultKind::race: return "race";
-    case FaultKind::undefined_read: return "undefined_read";
-    case FaultKind::deadlock: return "deadlock";
-    case FaultKind::wrong_result: return "wrong_result";
+    case FaultKind::malformed:
+      return "malformed";
+    case FaultKind::input_written:
+      return "input_written";
+    case FaultKind::unmatched:
+      return "unmatched";
+    case FaultKind::size_mismatch:
+      return "size_mismatch";
+    case FaultKind::race:
+      return "race";
+    case FaultKind::undefined_read:
+      return "undefined_read";
+    case FaultKind::deadlock:
+      return "deadlock";
+    case FaultKind::wrong_result:
+      return "wrong_result";
   }
   return "?";
 }

@@ -60,7 +60,8 @@ class NodeEstimate {
       if (step.op == StepOp::copy) demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
       // The own operand, which the first receive of a fold brings in.
-      if (step.op == StepOp::recv_reduce && step.source.buffer != step.target.buffer) demand.core_us += costs_.copy_us(program.rank, bytes);
+      if (step.op == StepOp::recv_reduce && step.source.buffer != step.target.buffer)
+        demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.peer < 0) continue;
       const double moved_us = costs_.port_us(program.rank, step.peer, bytes);
       if (topology_.link_class(program.rank, step.peer) != LinkClass::network) {

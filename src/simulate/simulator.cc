@@ -195,9 +195,15 @@ class Simulator {
           compute(unit, costs_.port_us(step.peer, rank, unit.bytes), costs_.port_us(step.peer, rank, tile));
         }
         break;
-      case StepOp::recv_reduce: compute(unit, fold_us(unit, unit.bytes), fold_us(unit, tile)); break;
-      case StepOp::reduce: compute(unit, costs_.reduce_us(rank, unit.bytes), costs_.reduce_us(rank, tile)); break;
-      case StepOp::copy: compute(unit, costs_.copy_us(rank, unit.bytes), costs_.copy_us(rank, tile)); break;
+      case StepOp::recv_reduce:
+        compute(unit, fold_us(unit, unit.bytes), fold_us(unit, tile));
+        break;
+      case StepOp::reduce:
+        compute(unit, costs_.reduce_us(rank, unit.bytes), costs_.reduce_us(rank, tile));
+        break;
+      case StepOp::copy:
+        compute(unit, costs_.copy_us(rank, unit.bytes), costs_.copy_us(rank, tile));
+        break;
     }
   }
 

@@ -21,12 +21,12 @@ struct Simulation {
 
 /// Runs `schedule` under an alpha-beta-gamma model with the costs of its Topology.
 ///
-/// A message of n bytes takes latency_us + n * us_per_byte (Hockney). Over a network it occupies the port of the sender's and of
-/// the receiver's node for n * us_per_byte and a part of the latency (the overhead of LogP, which makes many small messages
-/// dear). Through shared memory it is the ranks' own cores that move it, once in and once out, beside what they compute: copying
-/// and folding take turns on each rank. Folding an operand takes reduce_us_per_byte on top. Where a node has fewer cores than
-/// ranks, what its cores do takes that much longer, and every hop between its ranks waits for a switch between them. A step
-/// hands its result on tile by tile: the next step starts a tile later and ends no earlier than a tile after it.
+/// A message of n bytes takes latency_us + n * us_per_byte (Hockney). Over a network it occupies the port of the sender's and
+/// of the receiver's node for n * us_per_byte and a part of the latency (the overhead of LogP, which makes many small messages
+/// dear). Through shared memory it is the ranks' own cores that move it, once in and once out, beside what they compute:
+/// copying and folding take turns on each rank. Folding an operand takes reduce_us_per_byte on top. Where a node has fewer
+/// cores than ranks, what its cores do takes that much longer, and every hop between its ranks waits for a switch between them.
+/// A step hands its result on tile by tile: the next step starts a tile later and ends no earlier than a tile after it.
 ///
 /// What it does not know: congestion inside the network, memory bandwidth shared by a node, time lost to wake-ups. It ranks
 /// algorithms; it does not promise microseconds.

@@ -6,16 +6,26 @@ namespace shoal {
 
 std::string_view to_string(StatusCode code) noexcept {
   switch (code) {
-    case StatusCode::ok: return "ok";
-    case StatusCode::invalid_argument: return "invalid_argument";
-    case StatusCode::mismatch: return "mismatch";
-    case StatusCode::timeout: return "timeout";
-    case StatusCode::peer_failed: return "peer_failed";
-    case StatusCode::aborted: return "aborted";
-    case StatusCode::system_error: return "system_error";
-    case StatusCode::unsupported: return "unsupported";
-    case StatusCode::not_found: return "not_found";
-    case StatusCode::internal: return "internal";
+    case StatusCode::ok:
+      return "ok";
+    case StatusCode::invalid_argument:
+      return "invalid_argument";
+    case StatusCode::mismatch:
+      return "mismatch";
+    case StatusCode::timeout:
+      return "timeout";
+    case StatusCode::peer_failed:
+      return "peer_failed";
+    case StatusCode::aborted:
+      return "aborted";
+    case StatusCode::system_error:
+      return "system_error";
+    case StatusCode::unsupported:
+      return "unsupported";
+    case StatusCode::not_found:
+      return "not_found";
+    case StatusCode::internal:
+      return "internal";
   }
   return "?";
 }

@@ -1,5 +1,5 @@
-// The engine on the loopback transport: seeded delays, reordering across links, refused sends, late copies, deaths. Every seed ends with
-// the right result on every rank or, where a rank was killed, with an error on all that were not done; none hangs.
+// The engine on the loopback transport: seeded delays, reordering across links, refused sends, late copies, deaths. Every seed
+// ends with the right result on every rank or, where a rank was killed, with an error on all that were not done; none hangs.
 //
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
 #include <gtest/gtest.h>
@@ -83,7 +83,8 @@ std::int32_t value(int rank, std::size_t call, std::size_t i) {
 std::int32_t expected(const Scenario& scenario, std::size_t call, std::size_t i) {
   const Collective& collective = scenario.calls[call].collective;
   if (collective.kind == CollectiveKind::broadcast) return value(collective.root, call, i);
-  if (collective.kind == CollectiveKind::all_gather) return value(static_cast<int>(i / collective.count), call, i % collective.count);
+  if (collective.kind == CollectiveKind::all_gather)
+    return value(static_cast<int>(i / collective.count), call, i % collective.count);
   std::int32_t sum = 0;
   for (int r = 0; r < scenario.topology.ranks(); ++r) sum += value(r, call, i);
   return sum;
@@ -131,7 +132,8 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   return executor;
 }
 
-// What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not right.
+// What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not
+// right.
 std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int rank, bool* wrong) {
   const auto executor = make_executor(scenario, data, control, rank);
   std::vector<std::vector<std::int32_t>> inputs(scenario.calls.size());
@@ -141,7 +143,8 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
   for (std::size_t k = 0; k < scenario.calls.size(); ++k) {
     const auto& call = scenario.calls[k];
     const Collective& collective = call.collective;
-    const std::size_t factor = collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(scenario.topology.ranks()) : 1;
+    const std::size_t factor =
+        collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(scenario.topology.ranks()) : 1;
     for (std::size_t i = 0; i < collective.count; ++i) inputs[k].push_back(value(rank, k, i));
     outputs[k].assign(collective.count * factor, -1);
     if (call.in_place || (collective.kind == CollectiveKind::broadcast && rank == collective.root)) outputs[k] = inputs[k];
@@ -149,11 +152,13 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
     auto program = build_program(*call.algorithm, scenario.topology, collective, rank);
     auto plan = std::move(make_plan(executor->plan_context(), key, *program)).value();
     Plan* raw = plan.get();
-    internal::Operation* operation =
-        executor->acquire(raw, std::move(plan), deadline, call.in_place ? outputs[k].data() : inputs[k].data(), outputs[k].data());
+    internal::Operation* operation = executor->acquire(raw, std::move(plan), deadline,
+                                                       call.in_place ? outputs[k].data() : inputs[k].data(), outputs[k].data());
     operations.push_back(operation);
-    if (call.async) executor->post(operation);
-    else executor->run(operation);
+    if (call.async)
+      executor->post(operation);
+    else
+      executor->run(operation);
   }
   std::string error;
   for (std::size_t k = 0; k < operations.size(); ++k) {
@@ -190,7 +195,8 @@ void run_seed(std::uint64_t seed) {
   const auto start = Clock::now();
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
-      errors[static_cast<std::size_t>(rank)] = run_rank(scenario, data_ends, control_ends, rank, &wrong[static_cast<std::size_t>(rank)]);
+      errors[static_cast<std::size_t>(rank)] =
+          run_rank(scenario, data_ends, control_ends, rank, &wrong[static_cast<std::size_t>(rank)]);
     });
   }
   for (auto& thread : threads) thread.join();

@@ -70,7 +70,8 @@ Status reduce(Communicator& c, std::size_t count, DataType type = DataType::floa
 
 // The odd rank of three differs in one way; everybody must be told, with both sides, soon.
 void expect_mismatch(const char* transports, const std::function<Status(Communicator&)>& usual,
-                     const std::function<Status(Communicator&)>& odd, const std::string& usual_words, const std::string& odd_words) {
+                     const std::function<Status(Communicator&)>& odd, const std::string& usual_words,
+                     const std::string& odd_words) {
   const auto all = reports(3, over(transports), [&](Communicator& c, Clock::time_point* start) {
     Status status = reduce(c, 10);
     if (!status.ok()) return status;
@@ -88,30 +89,35 @@ void expect_mismatch(const char* transports, const std::function<Status(Communic
 
 TEST_P(Fault, DifferentCount) {
   for (const std::size_t count : {0UL, 1UL, 5000UL, 1000000UL}) {
-    expect_mismatch(GetParam(), [=](Communicator& c) { return reduce(c, count); }, [=](Communicator& c) { return reduce(c, count + 1); },
-                    fmt::format("float32 x {} sum", count), fmt::format("float32 x {} sum", count + 1));
+    expect_mismatch(
+        GetParam(), [=](Communicator& c) { return reduce(c, count); }, [=](Communicator& c) { return reduce(c, count + 1); },
+        fmt::format("float32 x {} sum", count), fmt::format("float32 x {} sum", count + 1));
   }
-  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 10); }, [](Communicator& c) { return reduce(c, 1000000); },
-                  "x 10 sum", "x 1000000 sum");
+  expect_mismatch(
+      GetParam(), [](Communicator& c) { return reduce(c, 10); }, [](Communicator& c) { return reduce(c, 1000000); }, "x 10 sum",
+      "x 1000000 sum");
 }
 
 TEST_P(Fault, DifferentType) {
-  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 100); }, [](Communicator& c) { return reduce(c, 100, DataType::int32); },
-                  "float32 x 100", "int32 x 100");
+  expect_mismatch(
+      GetParam(), [](Communicator& c) { return reduce(c, 100); },
+      [](Communicator& c) { return reduce(c, 100, DataType::int32); }, "float32 x 100", "int32 x 100");
 }
 
 TEST_P(Fault, DifferentOperation) {
-  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 100000); },
-                  [](Communicator& c) { return reduce(c, 100000, DataType::float32, ReduceOp::max); }, "100000 sum", "100000 max");
+  expect_mismatch(
+      GetParam(), [](Communicator& c) { return reduce(c, 100000); },
+      [](Communicator& c) { return reduce(c, 100000, DataType::float32, ReduceOp::max); }, "100000 sum", "100000 max");
 }
 
 TEST_P(Fault, DifferentCollective) {
-  expect_mismatch(GetParam(), [](Communicator& c) { return reduce(c, 1000); },
-                  [](Communicator& c) {
-                    std::vector<float> data(1000);
-                    return c.broadcast(data.data(), data.size(), DataType::float32, 0);
-                  },
-                  "all_reduce", "broadcast");
+  expect_mismatch(
+      GetParam(), [](Communicator& c) { return reduce(c, 1000); },
+      [](Communicator& c) {
+        std::vector<float> data(1000);
+        return c.broadcast(data.data(), data.size(), DataType::float32, 0);
+      },
+      "all_reduce", "broadcast");
 }
 
 TEST_P(Fault, DifferentRoot) {
@@ -257,7 +263,8 @@ TEST(Start, UnknownAlgorithmAndTransportFailOnEveryRank) {
       (algorithm ? options.algorithm : options.transports) = "carrier_pigeon";
       return testing::join(directory, rank, size, options).status().to_string();
     });
-    for (const auto& outcome : outcomes) EXPECT_THAT(outcome.output, AllOf(HasSubstr("unknown"), HasSubstr("carrier_pigeon"), HasSubstr("known:")));
+    for (const auto& outcome : outcomes)
+      EXPECT_THAT(outcome.output, AllOf(HasSubstr("unknown"), HasSubstr("carrier_pigeon"), HasSubstr("known:")));
   }
 }
 
@@ -302,7 +309,8 @@ TEST(Call, BadArgumentsAreRefusedAndLeaveTheCommunicatorUsable) {
   refused(c.barrier(negative), "timeout");
   CallOptions unknown;
   unknown.algorithm = "carrier_pigeon";
-  EXPECT_THAT(c.all_reduce(data.data(), data.data(), 8, DataType::float32, ReduceOp::sum, unknown).to_string(), HasSubstr("carrier_pigeon"));
+  EXPECT_THAT(c.all_reduce(data.data(), data.data(), 8, DataType::float32, ReduceOp::sum, unknown).to_string(),
+              HasSubstr("carrier_pigeon"));
   EXPECT_TRUE(c.all_reduce(data.data(), data.data(), 64, DataType::float32, ReduceOp::sum).ok());
   EXPECT_EQ(data[63], 1.0F);
 }

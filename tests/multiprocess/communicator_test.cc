@@ -29,7 +29,8 @@ std::string check_all_reduce(Communicator& c, std::size_t count, bool in_place, 
   for (std::size_t i = 0; i < count; ++i) input[i] = value_of(c.rank(), i);
   std::vector<float> output = in_place ? input : std::vector<float>(count, -1.0F);
   const std::vector<float> before = input;
-  const Status status = c.all_reduce(in_place ? output.data() : input.data(), output.data(), count, DataType::float32, ReduceOp::sum, options);
+  const Status status =
+      c.all_reduce(in_place ? output.data() : input.data(), output.data(), count, DataType::float32, ReduceOp::sum, options);
   if (!status.ok()) return status.to_string();
   if (input != before) return "the input was changed";
   for (std::size_t i = 0; i < count; ++i) {
@@ -68,13 +69,15 @@ TEST_P(AllReduce, GivesTheSumAtEverySize) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, AllReduce,
-                         ::testing::Values(Case{1, "", ""}, Case{2, "", ""}, Case{3, "", ""}, Case{4, "", ""}, Case{2, "tcp", ""},
-                                           Case{3, "tcp", ""}, Case{2, "shm", "direct"}, Case{3, "shm", "ring"},
-                                           Case{4, "shm", "recursive_doubling"}, Case{3, "shm", "one_shot"}, Case{4, "shm", "hierarchical"},
-                                           Case{3, "tcp", "ring"}, Case{4, "tcp", "recursive_doubling"}, Case{5, "tcp", "one_shot"},
+                         ::testing::Values(Case{1, "", ""}, Case{2, "", ""}, Case{3, "", ""}, Case{4, "", ""},
+                                           Case{2, "tcp", ""}, Case{3, "tcp", ""}, Case{2, "shm", "direct"},
+                                           Case{3, "shm", "ring"}, Case{4, "shm", "recursive_doubling"},
+                                           Case{3, "shm", "one_shot"}, Case{4, "shm", "hierarchical"}, Case{3, "tcp", "ring"},
+                                           Case{4, "tcp", "recursive_doubling"}, Case{5, "tcp", "one_shot"},
                                            Case{5, "tcp", "direct"}),
                          [](const auto& info) {
-                           std::string name = fmt::format("{}_{}_{}", info.param.ranks, info.param.transports, info.param.algorithm);
+                           std::string name =
+                               fmt::format("{}_{}_{}", info.param.ranks, info.param.transports, info.param.algorithm);
                            std::replace(name.begin(), name.end(), ',', '_');
                            return name;
                          });
@@ -133,9 +136,11 @@ TEST(Communicator, BroadcastAllGatherBarrier) {
         for (int root = 0; root < c.size(); ++root) {
           std::vector<std::int32_t> data(count);
           for (std::size_t i = 0; i < count; ++i) data[i] = c.rank() == root ? static_cast<std::int32_t>(i) + root : -1;
-          if (const Status status = c.broadcast(data.data(), count, DataType::int32, root); !status.ok()) return status.to_string();
+          if (const Status status = c.broadcast(data.data(), count, DataType::int32, root); !status.ok())
+            return status.to_string();
           for (std::size_t i = 0; i < count; ++i) {
-            if (data[i] != static_cast<std::int32_t>(i) + root) return fmt::format("broadcast from {}: element {} is {}", root, i, data[i]);
+            if (data[i] != static_cast<std::int32_t>(i) + root)
+              return fmt::format("broadcast from {}: element {} is {}", root, i, data[i]);
           }
         }
         const std::size_t mine = count * static_cast<std::size_t>(c.rank());
@@ -148,7 +153,8 @@ TEST(Communicator, BroadcastAllGatherBarrier) {
           if (!status.ok()) return status.to_string();
           for (std::size_t i = 0; i < all.size(); ++i) {
             const auto expected = static_cast<std::int32_t>((i % count) * 10 + i / count);
-            if (all[i] != expected) return fmt::format("all_gather of {}: element {} is {}, not {}", count, i, all[i], expected);
+            if (all[i] != expected)
+              return fmt::format("all_gather of {}: element {} is {}, not {}", count, i, all[i], expected);
           }
         }
         if (const Status status = c.barrier(); !status.ok()) return status.to_string();
@@ -167,18 +173,23 @@ TEST(Communicator, AverageAndOtherOperations) {
       const auto reduce = [&](ReduceOp op, auto make, auto expected) -> std::string {
         std::vector<std::int64_t> data(count);
         for (std::size_t i = 0; i < count; ++i) data[i] = make(c.rank(), i);
-        if (const Status status = c.all_reduce(data.data(), data.data(), count, DataType::int64, op); !status.ok()) return status.to_string();
+        if (const Status status = c.all_reduce(data.data(), data.data(), count, DataType::int64, op); !status.ok())
+          return status.to_string();
         for (std::size_t i = 0; i < count; ++i) {
-          if (data[i] != expected(i)) return fmt::format("{}: element {} is {}, not {}", to_string(op), i, data[i], expected(i));
+          if (data[i] != expected(i))
+            return fmt::format("{}: element {} is {}, not {}", to_string(op), i, data[i], expected(i));
         }
         return {};
       };
       const auto value = [](int rank, std::size_t i) { return static_cast<std::int64_t>(i % 17) + rank * 5 + 1; };
-      std::string error = reduce(ReduceOp::avg, value, [&](std::size_t i) { return (value(0, i) + value(1, i) + value(2, i)) / 3; });
-      if (error.empty()) error = reduce(ReduceOp::prod, value, [&](std::size_t i) { return value(0, i) * value(1, i) * value(2, i); });
+      std::string error =
+          reduce(ReduceOp::avg, value, [&](std::size_t i) { return (value(0, i) + value(1, i) + value(2, i)) / 3; });
+      if (error.empty())
+        error = reduce(ReduceOp::prod, value, [&](std::size_t i) { return value(0, i) * value(1, i) * value(2, i); });
       if (error.empty()) error = reduce(ReduceOp::min, value, [&](std::size_t i) { return value(0, i); });
       if (error.empty()) error = reduce(ReduceOp::max, value, [&](std::size_t i) { return value(2, i); });
-      if (error.empty()) error = reduce(ReduceOp::bxor, value, [&](std::size_t i) { return value(0, i) ^ value(1, i) ^ value(2, i); });
+      if (error.empty())
+        error = reduce(ReduceOp::bxor, value, [&](std::size_t i) { return value(0, i) ^ value(1, i) ^ value(2, i); });
       return error;
     });
   }

@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-
 struct Outcome {
   int code = -1;
   std::string output;  ///< both streams
@@ -84,8 +83,8 @@ TEST(Perf, MeasuresTwoRanksAndWritesTheResults) {
 }
 
 TEST(Perf, ChecksEveryCollectiveTypeAndOperation) {
-  for (const char* arguments : {"-d all -o all -c 2", "--collective broadcast -r 1 -d int8,double", "--collective all_gather -d half", "-z 0",
-                                "--collective barrier"}) {
+  for (const char* arguments : {"-d all -o all -c 2", "--collective broadcast -r 1 -d int8,double",
+                                "--collective all_gather -d half", "-z 0", "--collective barrier"}) {
     const Outcome outcome = perf_on(3, arguments + std::string(" -n 1 --rounds 1"));
     EXPECT_EQ(outcome.code, 0) << arguments << "\n" << outcome.output;
     EXPECT_THAT(outcome.output, HasSubstr("# Out of bounds values : 0 OK")) << arguments;

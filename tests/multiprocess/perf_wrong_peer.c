@@ -47,8 +47,8 @@ static int use_variant(int variant) {
 static const char* last_error(void) { return ""; }
 static void finalize(void) {}
 
-static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "wrong",    "none",   version,  init,         why_unsupported, all_reduce,
-                                broadcast,            all_gather, barrier,  variants, variant_name, use_variant,     last_error,
-                                finalize};
+static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "wrong",    "none",     version, init,     why_unsupported,
+                                all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+                                use_variant,          last_error, finalize};
 
 const shoal_peer* shoal_peer_get(void) { return &peer; }

@@ -64,20 +64,23 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
     ::waitpid(outcome.pid, &status, 0);
     outcome.killed = WIFSIGNALED(status);
     outcome.code = outcome.killed ? WTERMSIG(status) : WEXITSTATUS(status);
-    outcome.output = in_time ? read_all(pipes[static_cast<std::size_t>(rank)]) : "hung: killed by the test after its time was up";
+    outcome.output =
+        in_time ? read_all(pipes[static_cast<std::size_t>(rank)]) : "hung: killed by the test after its time was up";
     ::close(pipes[static_cast<std::size_t>(rank)]);
   }
   std::filesystem::remove_all(directory);
   return outcomes;
 }
 
-Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size, const CommunicatorOptions& options) {
+Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size,
+                                           const CommunicatorOptions& options) {
   auto store = make_file_store(directory);
   if (!store.ok()) return store.status();
   return Communicator::create(**store, rank, size, options);
 }
 
-void expect_ranks(int size, const CommunicatorOptions& options, const std::function<std::string(Communicator&)>& body, double seconds) {
+void expect_ranks(int size, const CommunicatorOptions& options, const std::function<std::string(Communicator&)>& body,
+                  double seconds) {
   const auto outcomes = run_ranks(
       size,
       [&](int rank, int ranks, const std::string& directory) -> std::string {

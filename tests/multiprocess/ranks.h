@@ -31,6 +31,7 @@ void expect_ranks(int size, const CommunicatorOptions& options,
                   const std::function<std::string(Communicator& communicator)>& body, double seconds = 60);
 
 /// Makes the Communicator of `rank` over a file store in `directory`.
-Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size, const CommunicatorOptions& options);
+Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size,
+                                           const CommunicatorOptions& options);
 
 }  // namespace shoal::testing

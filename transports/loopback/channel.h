@@ -20,7 +20,8 @@ namespace shoal::loopback {
 
 using Clock = std::chrono::steady_clock;
 
-/// A number that looks random and depends on nothing but the arguments (the finisher of splitmix64, Steele et al., OOPSLA 2014).
+/// A number that looks random and depends on nothing but the arguments (the finisher of splitmix64, Steele et al., OOPSLA
+/// 2014).
 inline std::uint64_t mix(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -56,7 +57,9 @@ struct Fate {
 class Channel {
  public:
   Channel(const LoopbackOptions& options, int from, int to)
-      : fate_(Fate::of(options, from, to)), late_copy_(options.late_copy), slots_(static_cast<std::size_t>(options.capacity_tiles)),
+      : fate_(Fate::of(options, from, to)),
+        late_copy_(options.late_copy),
+        slots_(static_cast<std::size_t>(options.capacity_tiles)),
         refusals_left_(fate_.refusals(0)) {
     // Not touched before the first tile comes, so unused links take no memory.
     for (Slot& slot : slots_) slot.memory = std::make_unique_for_overwrite<std::byte[]>(options.tile_bytes);
@@ -122,8 +125,8 @@ class Channel {
     return view;
   }
 
-  /// No more tiles. Those taken so far still come if `deliver`; otherwise those whose payload still stands at the sender are lost, for
-  /// its memory may be gone.
+  /// No more tiles. Those taken so far still come if `deliver`; otherwise those whose payload still stands at the sender are
+  /// lost, for its memory may be gone.
   void close(bool deliver) {
     const std::lock_guard lock(mutex_);
     if (closed_) return;

@@ -27,8 +27,10 @@ using namespace loopback;
 /// A descriptor to wait on: readable when another thread calls wake(), or at a time set by arm().
 class Alarm {
  public:
-  Alarm() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
-            epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  Alarm()
+      : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
     for (const int fd : {event_, timer_}) {
       epoll_event event{};
       event.events = EPOLLIN;
@@ -104,10 +106,12 @@ struct LoopbackHub::State {
 
   [[nodiscard]] int ranks() const { return static_cast<int>(rank.size()); }
   Rank& at(int index) { return rank[static_cast<std::size_t>(index)]; }
-  Channel& channel(int from, int to) { return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)]; }
+  Channel& channel(int from, int to) {
+    return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)];
+  }
 
-  /// Wakes a rank that blocks or is about to. `sleeping` only changes by exchanges, which stand in one order: either this one sees the
-  /// sleeper, or the sleeper's (prepare_wait()) acquires what the caller wrote before.
+  /// Wakes a rank that blocks or is about to. `sleeping` only changes by exchanges, which stand in one order: either this one
+  /// sees the sleeper, or the sleeper's (prepare_wait()) acquires what the caller wrote before.
   void wake(int index) {
     Rank& r = at(index);
     if (r.sleeping.exchange(false, std::memory_order_acq_rel)) r.alarm.wake();
@@ -137,7 +141,11 @@ using State = LoopbackHub::State;
 class LoopbackLink final : public Link {
  public:
   LoopbackLink(std::shared_ptr<State> state, std::shared_ptr<std::vector<LoopbackLink*>> registry, int rank, int peer)
-      : state_(std::move(state)), registry_(std::move(registry)), rank_(rank), peer_(peer), out_(state_->channel(rank, peer)),
+      : state_(std::move(state)),
+        registry_(std::move(registry)),
+        rank_(rank),
+        peer_(peer),
+        out_(state_->channel(rank, peer)),
         in_(state_->channel(peer, rank)) {
     registry_->push_back(this);
   }
@@ -149,10 +157,16 @@ class LoopbackLink final : public Link {
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
     if (!status_.ok()) return false;
     switch (out_.offer(header, data)) {
-      case Channel::Offer::broken: return false;
-      case Channel::Offer::full: waits_ = true; return false;
-      case Channel::Offer::refused: refused_ = true; return false;
-      case Channel::Offer::taken: break;
+      case Channel::Offer::broken:
+        return false;
+      case Channel::Offer::full:
+        waits_ = true;
+        return false;
+      case Channel::Offer::refused:
+        refused_ = true;
+        return false;
+      case Channel::Offer::taken:
+        break;
     }
     waits_ = refused_ = false;
     state_->wake(peer_);
@@ -208,8 +222,8 @@ class LoopbackLink final : public Link {
     if (refused_) return true;
     const Channel::View view = look();
     if (view.next_due) due = due ? std::min(*due, *view.next_due) : *view.next_due;
-    return view.arrived > arrived_ || (!shown_ && view.arrived > released_) || (waits_ && out_.has_room()) || out_.copied() > copied_ ||
-           (status_.ok() && broken(view));
+    return view.arrived > arrived_ || (!shown_ && view.arrived > released_) || (waits_ && out_.has_room()) ||
+           out_.copied() > copied_ || (status_.ok() && broken(view));
   }
 
   static void kill(State& state, int rank) {
@@ -264,15 +278,17 @@ class LoopbackTransport final : public Transport {
                                                         std::to_string(state_->ranks()) + " ranks");
       }
       if (addresses[i] != "loopback:" + std::to_string(peers[i])) {
-        return Status(StatusCode::invalid_argument, "loopback: \"" + addresses[i] + "\" is not the address of rank " +
-                                                        std::to_string(peers[i]));
+        return Status(StatusCode::invalid_argument,
+                      "loopback: \"" + addresses[i] + "\" is not the address of rank " + std::to_string(peers[i]));
       }
     }
     connected_ = true;
     std::unique_lock lock(state_->mutex);
     state_->at(rank_).connected = true;
     state_->arrivals.notify_all();
-    const auto missing = [&] { return std::find_if(peers.begin(), peers.end(), [&](int p) { return !state_->at(p).connected; }); };
+    const auto missing = [&] {
+      return std::find_if(peers.begin(), peers.end(), [&](int p) { return !state_->at(p).connected; });
+    };
     if (!state_->arrivals.wait_until(lock, deadline, [&] { return missing() == peers.end(); })) {
       std::string text = "loopback: these ranks did not come by the deadline:";
       for (const int peer : peers) {
@@ -324,7 +340,8 @@ class LoopbackTransport final : public Transport {
   /// The channels that this end receives from, and its window.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     const LoopbackOptions& options = state_->options;
-    return static_cast<std::size_t>(state_->ranks() - 1) * static_cast<std::size_t>(options.capacity_tiles) * options.tile_bytes +
+    return static_cast<std::size_t>(state_->ranks() - 1) * static_cast<std::size_t>(options.capacity_tiles) *
+               options.tile_bytes +
            options.window_bytes;
   }
 
@@ -343,7 +360,8 @@ Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& option
   if (options.tile_bytes < 1 || options.tile_bytes > (std::size_t{64} << 20)) return bad("tile_bytes must be 1 .. 64 MiB");
   if (options.capacity_tiles < 2 || options.capacity_tiles > 4096) return bad("capacity_tiles must be 2 .. 4096");
   if (options.mean_delay.count() < 0) return bad("mean_delay must not be negative");
-  if (!(options.refuse_probability >= 0 && options.refuse_probability <= 0.9)) return bad("refuse_probability must be 0 .. 0.9");
+  if (!(options.refuse_probability >= 0 && options.refuse_probability <= 0.9))
+    return bad("refuse_probability must be 0 .. 0.9");
   if (options.kill_rank < -1 || options.kill_rank >= ranks) return bad("kill_rank must be a rank of the hub or -1");
   auto state = std::make_shared<State>(ranks, options);
   for (const State::Rank& rank : state->rank) {
@@ -354,8 +372,8 @@ Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& option
 
 Result<std::unique_ptr<Transport>> LoopbackHub::make_transport(int rank) {
   if (rank < 0 || rank >= state_->ranks()) {
-    return Status(StatusCode::invalid_argument,
-                  "loopback: rank " + std::to_string(rank) + " is outside a hub of " + std::to_string(state_->ranks()) + " ranks");
+    return Status(StatusCode::invalid_argument, "loopback: rank " + std::to_string(rank) + " is outside a hub of " +
+                                                    std::to_string(state_->ranks()) + " ranks");
   }
   const std::lock_guard lock(state_->mutex);
   if (std::exchange(state_->at(rank).made, true)) {

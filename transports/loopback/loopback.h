@@ -12,16 +12,16 @@
 
 namespace shoal {
 
-/// What the wire does. The same options and seed make the same decision for the same tile of the same link in every run; decisions
-/// depend on (seed, sender, receiver, number of the tile on the link) and never on time.
+/// What the wire does. The same options and seed make the same decision for the same tile of the same link in every run;
+/// decisions depend on (seed, sender, receiver, number of the tile on the link) and never on time.
 struct LoopbackOptions {
   std::uint64_t seed = 1;
   std::size_t tile_bytes = 64 * 1024;  ///< largest payload, 1 byte .. 64 MiB
   int capacity_tiles = 8;              ///< tiles that fit between a sender and a receiver: 2 .. 4096
   std::size_t window_bytes = 0;        ///< shared_window() of each rank; 0 = none
 
-  /// Each tile becomes visible after a delay drawn uniformly from [0, 2 * mean], but not before its predecessor on the link. Links
-  /// draw on their own, so tiles of different links overtake each other. Zero: visible at once.
+  /// Each tile becomes visible after a delay drawn uniformly from [0, 2 * mean], but not before its predecessor on the link.
+  /// Links draw on their own, so tiles of different links overtake each other. Zero: visible at once.
   std::chrono::microseconds mean_delay{0};
   /// Chance, 0 .. 0.9, that an attempt to send a tile is refused although there is room.
   double refuse_probability = 0;
@@ -43,8 +43,8 @@ class LoopbackHub {
   /// The end of `rank`; once for each rank. Errors: invalid_argument for a rank outside the hub or made before.
   Result<std::unique_ptr<Transport>> make_transport(int rank);
 
-  /// What the others see when the process of `rank` dies: tiles that it had sent still come when they are due, then its links fail
-  /// with peer_failed. Its own links fail at once.
+  /// What the others see when the process of `rank` dies: tiles that it had sent still come when they are due, then its links
+  /// fail with peer_failed. Its own links fail at once.
   void kill(int rank);
 
   struct State;

@@ -227,7 +227,8 @@ class Rendezvous {
       case RecordReader::Outcome::ended:
         if (!inbound.confirming) count_stranger("it closed without introducing itself");
         return false;
-      case RecordReader::Outcome::whole: break;
+      case RecordReader::Outcome::whole:
+        break;
     }
     const auto said = decode_hello(inbound.reader.bytes);
     inbound.reader.got = 0;
@@ -343,7 +344,8 @@ class Rendezvous {
       case RecordReader::Outcome::ended:
         return retry(outbound,
                      error != 0 ? words(error) : "it closed the connection during the handshake (is it another job's?)");
-      case RecordReader::Outcome::whole: break;
+      case RecordReader::Outcome::whole:
+        break;
     }
     Peer& peer = peers_[outbound.peer];
     const auto said = decode_hello(outbound.reader.bytes);
