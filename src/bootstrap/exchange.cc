@@ -16,7 +16,8 @@ Result<std::vector<std::string>> exchange(Store& store, std::string_view name, i
   for (int r = 0; r < size; ++r) {
     auto value = store.get(fmt::format("{}/{}", name, r), deadline);
     if (!value.ok()) {
-      return Status(value.status().code(), fmt::format("start-up ({}): rank {} of {} has not come: {}", name, r, size, value.status().message()));
+      return Status(value.status().code(),
+                    fmt::format("start-up ({}): rank {} of {} has not come: {}", name, r, size, value.status().message()));
     }
     all.push_back(std::move(value).value());
   }

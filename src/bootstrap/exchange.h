@@ -11,7 +11,8 @@
 
 namespace shoal {
 
-/// Every rank contributes `mine`; every rank gets all contributions, by rank. Errors: timeout, naming the first rank that is missing.
+/// Every rank contributes `mine`; every rank gets all contributions, by rank. Errors: timeout, naming the first rank that is
+/// missing.
 Result<std::vector<std::string>> exchange(Store& store, std::string_view name, int rank, int size, std::string_view mine,
                                           std::chrono::steady_clock::time_point deadline);
 

@@ -42,7 +42,8 @@ class FileStore final : public Store {
     file.write(value.data(), static_cast<std::streamsize>(value.size()));
     file.close();
     if (!file) return system_error(fmt::format("file store: write {}", temporary), errno);
-    if (std::rename(temporary.c_str(), path.c_str()) != 0) return system_error(fmt::format("file store: rename to {}", path), errno);
+    if (std::rename(temporary.c_str(), path.c_str()) != 0)
+      return system_error(fmt::format("file store: rename to {}", path), errno);
     return {};
   }
 
@@ -53,7 +54,8 @@ class FileStore final : public Store {
         return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
       }
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-      if (left <= 0) return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' did not come in time", directory_, key));
+      if (left <= 0)
+        return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' did not come in time", directory_, key));
       // inotify says when a file appears; a network file system tells nothing of other hosts, hence the slices.
       pollfd descriptor{watch_.get(), POLLIN, 0};
       if (::poll(&descriptor, 1, static_cast<int>(std::min<long long>(left, 200))) > 0) {

@@ -23,6 +23,9 @@ std::string get(const Environment& environment, const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
+// As for settings, an empty variable counts as one that is not set.
+bool has(const Environment& environment, const char* name) { return !get(environment, name).empty(); }
+
 Result<int> number(const Environment& environment, const char* name, int low, int high) {
   const std::string text = get(environment, name);
   if (text.empty()) return Status(StatusCode::invalid_argument, fmt::format("{} is not set; the launcher should set it", name));
@@ -39,7 +42,7 @@ constexpr int kMaxRanks = 65536;
 // SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT win over whatever the launcher says.
 Status override_master(const Environment& environment, Launch* launch) {
   if (const std::string host = get(environment, "SHOAL_MASTER_ADDR"); !host.empty()) launch->master_host = host;
-  if (environment("SHOAL_MASTER_PORT") != nullptr) {
+  if (has(environment, "SHOAL_MASTER_PORT")) {
     const auto port = number(environment, "SHOAL_MASTER_PORT", 1, 65535);
     if (!port.ok()) return port.status();
     launch->master_port = *port;
@@ -61,46 +64,63 @@ Status read_rank_and_size(const Environment& environment, const char* rank_name,
 }  // namespace
 
 std::string first_slurm_host(const std::string& node_list) {
-  const std::size_t bracket = node_list.find('[');
-  const std::size_t comma = node_list.find(',');
-  if (bracket == std::string::npos || comma < bracket) return node_list.substr(0, comma);
-  const std::size_t end = node_list.find_first_of("-,]", bracket);
-  if (end == std::string::npos) return {};
-  const std::size_t close = node_list.find(']', bracket);
-  if (close == std::string::npos) return {};
-  const std::size_t suffix_end = node_list.find(',', close);
-  const std::string suffix = node_list.substr(close + 1, suffix_end == std::string::npos ? std::string::npos : suffix_end - close - 1);
-  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1) + suffix;
+  std::string host;
+  for (std::size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] == ']') return {};
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    const std::size_t end = node_list.find_first_of("-,]", i);  // of the first number
+    const std::size_t close = node_list.find(']', i);
+    if (close == std::string::npos || end == i + 1) return {};
+    host.append(node_list, i + 1, end - i - 1);
+    i = close;
+  }
+  return host;
 }
 
 Result<Launch> detect_launch(const Environment& environment) {
   Launch launch;
   Status status;
-  if (environment("SHOAL_RANK") != nullptr) {
+  const char* address_source = "";  // the variables that should have said where rank 0 is
+  if (has(environment, "SHOAL_RANK")) {
     launch.launcher = "shoal run";
     status = read_rank_and_size(environment, "SHOAL_RANK", "SHOAL_SIZE", &launch);
-  } else if (environment("OMPI_COMM_WORLD_RANK") != nullptr) {
+  } else if (has(environment, "OMPI_COMM_WORLD_RANK")) {
     launch.launcher = "mpirun";
     launch.job = get(environment, "PMIX_NAMESPACE");
     status = read_rank_and_size(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &launch);
-  } else if (environment("RANK") != nullptr && environment("WORLD_SIZE") != nullptr) {
+  } else if (has(environment, "RANK") && has(environment, "WORLD_SIZE")) {
     launch.launcher = "torchrun";
+    address_source = "MASTER_ADDR gives ";
     launch.job = get(environment, "TORCHELASTIC_RUN_ID");
     launch.master_host = get(environment, "MASTER_ADDR");
     status = read_rank_and_size(environment, "RANK", "WORLD_SIZE", &launch);
-    if (status.ok() && launch.size > 1 && environment("SHOAL_MASTER_PORT") == nullptr) {
+    if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
       const auto port = number(environment, "MASTER_PORT", 1, 65535 - kPortsAfterTorchrun);
-      if (port.ok()) launch.master_port = *port + kPortsAfterTorchrun;
-      else status = port.status();
+      if (port.ok())
+        launch.master_port = *port + kPortsAfterTorchrun;
+      else
+        status = port.status();
     }
-  } else if (environment("SLURM_PROCID") != nullptr && environment("SLURM_STEP_NUM_TASKS") != nullptr) {
+  } else if (has(environment, "SLURM_PROCID") && has(environment, "SLURM_STEP_NUM_TASKS")) {
     launch.launcher = "srun";
+    address_source = "SLURM_STEP_NODELIST gives ";
     launch.job = get(environment, "SLURM_JOB_ID") + "." + get(environment, "SLURM_STEP_ID");
     launch.master_host = first_slurm_host(get(environment, "SLURM_STEP_NODELIST"));
     status = read_rank_and_size(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", &launch);
-    if (const auto id = number(environment, "SLURM_JOB_ID", 0, 2147483647); status.ok() && id.ok()) {
-      launch.master_port = kSlurmFirstPort + *id % kSlurmPorts;
+    if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
+      const auto id = number(environment, "SLURM_JOB_ID", 0, 2147483647);
+      if (id.ok())
+        launch.master_port = kSlurmFirstPort + *id % kSlurmPorts;
+      else
+        status = id.status();
     }
+  } else if (has(environment, "RANK") || has(environment, "WORLD_SIZE")) {
+    // Half of torchrun's environment: going on as the only rank would train on wrong gradients.
+    launch.launcher = "torchrun";
+    status = read_rank_and_size(environment, "RANK", "WORLD_SIZE", &launch);
   } else {
     launch.launcher = "none";
     return launch;
@@ -110,7 +130,8 @@ Result<Launch> detect_launch(const Environment& environment) {
   const bool needs_address = launch.size > 1 && launch.launcher != "mpirun";
   if (needs_address && (launch.master_host.empty() || launch.master_port == 0)) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("environment of {}: no address for rank 0; set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT", launch.launcher));
+                  fmt::format("environment of {}: {}no address for rank 0; set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT",
+                              launch.launcher, address_source));
   }
   return launch;
 }

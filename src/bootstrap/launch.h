@@ -24,14 +24,15 @@ struct Launch {
 /// Looks up one variable; null where unset. Settable for tests.
 using Environment = std::function<const char*(const char*)>;
 
-/// Reads the environments of `shoal run`, mpirun, srun and torchrun, in this order; one rank where none is there.
-/// Errors: invalid_argument, naming the variable that is missing or makes no sense.
+/// Reads the environments of `shoal run`, mpirun, torchrun and srun, in this order (a launcher may itself run under srun); one
+/// rank where none is there. A variable that is empty counts as not set. Errors: invalid_argument, naming the variable that is
+/// missing or makes no sense.
 Result<Launch> detect_launch(const Environment& environment);
 
 /// The Store that the ranks of `launch` meet at.
 Result<std::unique_ptr<Store>> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline);
 
-/// The first host of a Slurm node list: "node[03-07,9],x1" -> "node03". Empty for malformed lists.
+/// The first host of a Slurm node list: "node[03-07,9],x1" -> "node03", "r[1-2]n[5-6]" -> "r1n5". Empty for malformed lists.
 std::string first_slurm_host(const std::string& node_list);
 
 }  // namespace shoal

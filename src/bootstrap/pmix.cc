@@ -34,7 +34,8 @@ struct PmixLibrary {
 
   static Result<PmixLibrary> load() {
     void* handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
-    if (handle == nullptr) return Status(StatusCode::unsupported, fmt::format("mpirun without PMIx ({}); {}", ::dlerror(), kAdvice));
+    if (handle == nullptr)
+      return Status(StatusCode::unsupported, fmt::format("mpirun without PMIx ({}); {}", ::dlerror(), kAdvice));
     PmixLibrary library;
     const auto find = [handle](auto& function, const char* name) {
       function = reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(handle, name));
@@ -84,7 +85,8 @@ Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono
     std::memset(&value, 0, sizeof value);
     value.type = PMIX_STRING;
     value.data.string = address.data();
-    if (const int code = library->put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS) return pmix_error("PMIx_Put", code);
+    if (const int code = library->put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS)
+      return pmix_error("PMIx_Put", code);
     if (const int code = library->commit(); code != PMIX_SUCCESS) return pmix_error("PMIx_Commit", code);
   }
   pmix_info_t collect;
@@ -104,7 +106,8 @@ Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono
   address = value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "";
   const std::size_t space = address.find(' ');
   const int port = space == std::string::npos ? 0 : std::atoi(address.c_str() + space + 1);
-  if (port <= 0 || port > 65535) return Status(StatusCode::internal, fmt::format("rank 0 published '{}' as its address", address));
+  if (port <= 0 || port > 65535)
+    return Status(StatusCode::internal, fmt::format("rank 0 published '{}' as its address", address));
   return make_tcp_store(address.substr(0, space), port, false, launch.job, deadline);
 }
 

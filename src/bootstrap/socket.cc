@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -47,6 +48,16 @@ int wait_for(int fd, short events, Clock::time_point deadline) {
     if (ready > 0) return 0;
     if (ready < 0 && errno != EINTR) return errno;
   }
+}
+
+bool connected_to_itself(int fd) {
+  sockaddr_storage own{};
+  sockaddr_storage other{};
+  socklen_t own_length = sizeof own;
+  socklen_t other_length = sizeof other;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         ::getpeername(fd, reinterpret_cast<sockaddr*>(&other), &other_length) == 0 && own_length == other_length &&
+         std::memcmp(&own, &other, own_length) == 0;
 }
 
 Status stream_error(const char* what, int error) {
@@ -100,7 +111,8 @@ Result<int> free_port(const std::string& host) {
   if (!listener.ok()) return listener.status();
   sockaddr_storage address{};
   socklen_t length = sizeof address;
-  if (::getsockname(listener->get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return system_error("getsockname", errno);
+  if (::getsockname(listener->get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    return system_error("getsockname", errno);
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
@@ -117,7 +129,8 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
     }
     const int on = 1;
     ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) return socket;
+    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
+      return socket;
     error = errno;
   }
   // A name that leads elsewhere (a load balancer, a headless service): serve every address of this host instead.
@@ -131,17 +144,21 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
   std::string unresolved;
   do {
     auto addresses = resolve(host, port, false);
-    if (!addresses.ok()) unresolved = addresses.status().message();  // a pod's name may appear a little later
-    for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr; address = address->ai_next) {
+    unresolved = addresses.ok() ? "" : addresses.status().message();  // a pod's name may appear a little later
+    for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
+         address = address->ai_next) {
       Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (socket.get() < 0) return system_error("socket", errno);
-      error = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
-      if (error == EINPROGRESS) {
-        error = wait_for(socket.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
-        socklen_t length = sizeof error;
-        if (error == 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+      int attempt = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
+      if (attempt == EINPROGRESS) {
+        attempt = wait_for(socket.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+        socklen_t length = sizeof attempt;
+        if (attempt == 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &attempt, &length);
       }
-      if (error == 0) {
+      // A connection to a free port of this host may get that very port as its own and so meet itself.
+      if (attempt == 0 && connected_to_itself(socket.get())) attempt = ECONNREFUSED;
+      if (attempt != ETIMEDOUT) error = attempt;  // an answer says more than the lack of one to the last attempt
+      if (attempt == 0) {
         const int on = 1;
         ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         return socket;
@@ -153,7 +170,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   } while (Clock::now() < deadline);
   if (!unresolved.empty()) return Status(StatusCode::timeout, fmt::format("connect to {}:{}: {}", host, port, unresolved));
-  return Status(StatusCode::timeout, fmt::format("connect to {}:{}: {}", host, port, system_error("", error).message()));
+  return Status(StatusCode::timeout, system_error(fmt::format("connect to {}:{}", host, port), error).message());
 }
 
 Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point deadline) {

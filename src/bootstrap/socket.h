@@ -26,8 +26,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the first
-/// interface that is up and not a loopback, else 127.0.0.1.
+/// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the
+/// first interface that is up and not a loopback, else 127.0.0.1.
 std::string own_address();
 
 /// A TCP port of `host` that nobody listens on right now.

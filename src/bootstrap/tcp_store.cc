@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -33,8 +33,11 @@ constexpr std::uint32_t kVersion = 1;
 constexpr std::uint32_t kMaxKeyBytes = 4096;
 constexpr std::uint32_t kMaxValueBytes = 1 << 20;
 constexpr std::size_t kMaxConnections = 16384;
+constexpr std::size_t kMaxStrangers = 256;         // connections that have not said hello; above, they queue in the kernel
 constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client does not read
 constexpr auto kHelloPatience = std::chrono::seconds(10);
+constexpr auto kCrowdedPatience = std::chrono::seconds(1);         // where strangers keep others from coming in
+constexpr auto kDescriptorPause = std::chrono::milliseconds(100);  // before accept is tried again after it failed
 
 enum Answer : char { kWelcome = 0, kOtherJob = 1, kOtherVersion = 2 };
 enum Request : char { kSet = 1, kGet = 2 };
@@ -87,7 +90,10 @@ class Parser {
 class Server {
  public:
   Server(Descriptor listener, std::string job)
-      : listener_(std::move(listener)), job_(std::move(job)), stop_event_(::eventfd(0, EFD_CLOEXEC)), thread_([this] { serve(); }) {}
+      : listener_(std::move(listener)),
+        job_(std::move(job)),
+        stop_event_(::eventfd(0, EFD_CLOEXEC)),
+        thread_([this] { serve(); }) {}
   ~Server() {
     const std::uint64_t one = 1;
     while (::write(stop_event_.get(), &one, sizeof one) < 0 && errno == EINTR) {
@@ -112,11 +118,20 @@ class Server {
   void serve() {
     std::vector<pollfd> descriptors;
     for (;;) {
-      descriptors.assign({{stop_event_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}});
+      const auto strangers =
+          std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.welcome; });
+      const bool crowded = static_cast<std::size_t>(strangers) >= kMaxStrangers;
+      const bool paused = Clock::now() < accept_again_;
+      const short listen_for = crowded || paused ? 0 : POLLIN;
+      descriptors.assign({{stop_event_.get(), POLLIN, 0}, {listener_.get(), listen_for, 0}});
       for (const Client& client : clients_) {
         descriptors.push_back({client.socket.get(), static_cast<short>(client.unsent.empty() ? POLLIN : POLLIN | POLLOUT), 0});
       }
-      if (::poll(descriptors.data(), descriptors.size(), 1000) < 0 && errno != EINTR) return;
+      const auto timeout = paused ? kDescriptorPause : std::chrono::milliseconds(1000);
+      if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
+        if (errno != EINTR) return;
+        continue;  // the answers of poll mean nothing now
+      }
       if ((descriptors[0].revents & POLLIN) != 0) return;
       std::size_t i = 2;
       for (Client& client : clients_) {
@@ -124,17 +139,24 @@ class Server {
       }
       for (Client& client : clients_) send_unsent(client);
       const auto now = Clock::now();
-      clients_.remove_if([now](const Client& client) {
-        return client.broken || (client.last_answer && client.unsent.empty()) || (!client.welcome && now - client.since > kHelloPatience);
+      const auto patience = crowded ? kCrowdedPatience : kHelloPatience;
+      clients_.remove_if([now, patience](const Client& client) {
+        return client.broken || (client.last_answer && client.unsent.empty()) ||
+               (!client.welcome && now - client.since > patience);
       });
-      if ((descriptors[1].revents & POLLIN) != 0) accept_clients();
+      if ((descriptors[1].revents & POLLIN) != 0) accept_clients(kMaxStrangers - static_cast<std::size_t>(strangers));
     }
   }
 
-  void accept_clients() {
-    for (;;) {
+  void accept_clients(std::size_t limit) {
+    for (std::size_t i = 0; i < limit; ++i) {
       const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd < 0) return;
+      if (fd < 0) {
+        // Out of descriptors: the connection stays in the queue, and poll would report it over and over.
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+          accept_again_ = Clock::now() + kDescriptorPause;
+        return;
+      }
       Descriptor socket(fd);
       if (clients_.size() >= kMaxConnections) continue;
       clients_.emplace_back();
@@ -232,52 +254,8 @@ class Server {
   Descriptor stop_event_;
   std::map<std::string, std::string> values_;
   std::list<Client> clients_;
+  Clock::time_point accept_again_{};
   std::thread thread_;  // last: starts when everything else is there
-};
-
-class TcpStore final : public Store {
- public:
-  TcpStore(std::unique_ptr<Server> server, Descriptor socket, std::string where)
-      : server_(std::move(server)), socket_(std::move(socket)), where_(std::move(where)) {}
-
-  Status set(std::string_view key, std::string_view value) override {
-    if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes) {
-      return {StatusCode::invalid_argument, fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
-    }
-    std::string request(1, kSet);
-    append_block(request, key);
-    append_block(request, value);
-    const auto deadline = Clock::now() + kAnswerPatience;
-    if (Status status = send_all(socket_.get(), request.data(), request.size(), deadline); !status.ok()) return explain(status, key);
-    char answer = 0;
-    return explain(receive_all(socket_.get(), &answer, 1, deadline), key);
-  }
-
-  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
-    std::string request(1, kGet);
-    append_block(request, key);
-    std::uint32_t length = 0;
-    Status status = send_all(socket_.get(), request.data(), request.size(), deadline);
-    if (status.ok()) status = receive_all(socket_.get(), &length, sizeof length, deadline);
-    if (!status.ok()) return explain(status, key);
-    if (length > kMaxValueBytes) return Status(StatusCode::system_error, fmt::format("store at {}: not a shoal store", where_));
-    std::string value(length, '\0');
-    status = receive_all(socket_.get(), value.data(), length, deadline);
-    if (!status.ok()) return explain(status, key);
-    return value;
-  }
-
- private:
-  static constexpr auto kAnswerPatience = std::chrono::seconds(60);
-
-  [[nodiscard]] Status explain(const Status& status, std::string_view key) const {
-    if (status.ok()) return status;
-    return {status.code(), fmt::format("store at {}, key '{}': {}", where_, key, status.message())};
-  }
-
-  std::unique_ptr<Server> server_;  // on the rank that serves
-  Descriptor socket_;
-  std::string where_;
 };
 
 Status say_hello(int fd, std::string_view job, const std::string& where, Clock::time_point deadline) {
@@ -295,11 +273,84 @@ Status say_hello(int fd, std::string_view job, const std::string& where, Clock::
   if (!status.ok()) return {status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message())};
   if (answer == kOtherJob) {
     return {StatusCode::invalid_argument,
-            fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where, theirs, job)};
+            fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where, theirs,
+                        job)};
   }
   if (answer != kWelcome) return {StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where)};
   return {};
 }
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job)
+      : server_(std::move(server)), host_(host), port_(port), job_(job), where_(fmt::format("{}:{}", host, port)) {}
+
+  Status set(std::string_view key, std::string_view value) override {
+    if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes) {
+      return {StatusCode::invalid_argument,
+              fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
+    }
+    const auto deadline = Clock::now() + kAnswerPatience;
+    std::string request(1, kSet);
+    append_block(request, key);
+    append_block(request, value);
+    char answer = 0;
+    Status status = connect(deadline);
+    if (status.ok()) status = send_all(socket_->get(), request.data(), request.size(), deadline);
+    if (status.ok()) status = receive_all(socket_->get(), &answer, 1, deadline);
+    return explain(status, key);
+  }
+
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    if (key.size() > kMaxKeyBytes) {
+      return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
+    }
+    std::string request(1, kGet);
+    append_block(request, key);
+    std::uint32_t length = 0;
+    std::string value;
+    Status status = connect(deadline);
+    if (status.ok()) status = send_all(socket_->get(), request.data(), request.size(), deadline);
+    if (status.ok()) status = receive_all(socket_->get(), &length, sizeof length, deadline);
+    if (status.ok() && length > kMaxValueBytes) status = Status(StatusCode::system_error, "it is not a shoal store");
+    if (status.ok()) {
+      value.resize(length);
+      status = receive_all(socket_->get(), value.data(), length, deadline);
+    }
+    if (!status.ok()) return explain(status, key);
+    return value;
+  }
+
+  /// Connects where there is no connection. Errors: those of connect_to and say_hello.
+  Status connect(Clock::time_point deadline) {
+    if (!lost_.ok() || socket_) return lost_;
+    auto socket = connect_to(host_, port_, deadline);
+    if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
+    if (Status status = say_hello(socket->get(), job_, where_, deadline); !status.ok()) return status;
+    socket_ = std::move(socket).value();
+    return {};
+  }
+
+ private:
+  static constexpr auto kAnswerPatience = std::chrono::seconds(60);
+
+  // An answer that came too late would be taken for that to the next request, so a call that has failed ends the connection.
+  // After a timeout the next call makes another one; a server that is gone stays gone.
+  [[nodiscard]] Status explain(const Status& status, std::string_view key) {
+    if (status.ok()) return status;
+    socket_.reset();
+    if (status.code() != StatusCode::timeout) lost_ = status;
+    return {status.code(), fmt::format("store at {}, key '{}': {}", where_, key, status.message())};
+  }
+
+  std::unique_ptr<Server> server_;  // on the rank that serves
+  std::string host_;
+  int port_;
+  std::string job_;
+  std::string where_;
+  std::optional<Descriptor> socket_;
+  Status lost_;
+};
 
 }  // namespace
 
@@ -315,13 +366,9 @@ Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port,
     }
     server = std::make_unique<Server>(std::move(listener).value(), std::string(job));
   }
-  const std::string where = fmt::format("{}:{}", host, port);
-  auto socket = connect_to(host, port, deadline);
-  if (!socket.ok()) {
-    return Status(socket.status().code(), fmt::format("rank 0's store cannot be reached: {}", socket.status().message()));
-  }
-  if (Status status = say_hello(socket->get(), job, where, deadline); !status.ok()) return status;
-  return std::unique_ptr<Store>(std::make_unique<TcpStore>(std::move(server), std::move(socket).value(), where));
+  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job);
+  if (Status status = store->connect(deadline); !status.ok()) return status;
+  return std::unique_ptr<Store>(std::move(store));
 }
 
 }  // namespace shoal

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <charconv>
-#include <cmath>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -19,12 +18,15 @@ constexpr std::array kSettings{
     Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
     Setting{"SHOAL_SOCKET_IFNAME", "", "network interface for all traffic, for example eth0"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
-    Setting{"SHOAL_ALGORITHM", "", "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
+    Setting{"SHOAL_ALGORITHM", "",
+            "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
     Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
     Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "2", "TCP connections to each peer, 1 to 16 (rank 0's counts)"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
 };
+
+constexpr double kMaxSeconds = 1e9;
 
 Status bad(std::string_view name, std::string_view value, const std::string& wanted) {
   return {StatusCode::invalid_argument, fmt::format("{}='{}' is not {}", name, value, wanted)};
@@ -58,7 +60,10 @@ Result<double> seconds_setting(std::string_view name) {
   const std::string text = setting(name);
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || *end != '\0' || !std::isfinite(value) || value <= 0) return bad(name, text, "a positive number of seconds");
+  // The bound keeps sums with the clock, which counts nanoseconds in 64 bits, within their range.
+  if (end == text.c_str() || *end != '\0' || !(value > 0) || value > kMaxSeconds) {
+    return bad(name, text, "a positive number of seconds, at most 1e9");
+  }
   return value;
 }
 

@@ -20,14 +20,14 @@ struct Setting {
 /// All variables that shoal reads, in the order of the documentation.
 std::span<const Setting> settings();
 
-/// The variable's text, or its default. Precondition: `name` is in settings() (checked: aborts in any build). The environment is
-/// read at every call; callers read once, at start-up.
+/// The variable's text, or its default. Precondition: `name` is in settings() (checked: aborts in any build). The environment
+/// is read at every call; callers read once, at start-up.
 std::string setting(std::string_view name);
 
 /// As a whole number from `low` to `high`. Errors: invalid_argument, naming the variable, its value and the range.
 Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, std::int64_t high);
 
-/// As a positive number of seconds. Errors as above.
+/// As a positive number of seconds, at most 1e9. Errors as above.
 Result<double> seconds_setting(std::string_view name);
 
 /// Bytes from "65536", "64K", "64KiB", "4MiB", "1G" (powers of 1024). Errors: invalid_argument.
