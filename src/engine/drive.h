@@ -13,11 +13,15 @@
 
 namespace shoal {
 
+/// Descriptors that an executor waits for at most: its own, those of its transports and of the control plane.
+inline constexpr std::size_t kMaxWaitFds = 8;
+
 /// Drives `executors` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
 /// (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
 void drive(std::span<Executor* const> executors, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
            std::chrono::steady_clock::time_point limit, Done done) {
+  descriptors.reserve(1 + kMaxWaitFds * executors.size());  // now, not in the call that first has to sleep
   const auto for_all = [&](auto&& action) {
     bool any = false;
     for (Executor* executor : executors) any |= action(*executor);

@@ -27,6 +27,7 @@ constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;   // TileHeader::edge of a signa
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr std::size_t kMaxFold = 256;
+constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
 
 using Clock = std::chrono::steady_clock;
 
@@ -66,6 +67,7 @@ Executor::Executor(ExecutorParts parts)
   for (std::size_t i = 0; i < parts_.links.size(); ++i) {
     links_[i].link = parts_.links[i].get();
     links_[i].taken = links_[i].link->sent_tiles();  // start-up may have used the link
+    links_[i].outstanding.reserve(kTilesInFlight);
     link_of_rank_[static_cast<std::size_t>(links_[i].link->peer())] = static_cast<int>(i);
     tile = std::min(tile, links_[i].link->max_tile_bytes());
   }
@@ -83,6 +85,7 @@ Executor::Executor(ExecutorParts parts)
   }
   plan_context_ = {&parts_.topology, parts_.rank, link_of_rank_, tile,
                    windows_.empty() ? 0 : one_shot_capacity(windows_.front().size())};
+  caller_descriptors_.reserve(1 + kMaxWaitFds);
 }
 
 Executor::~Executor() {
@@ -117,9 +120,8 @@ void Executor::run(Operation* operation) {
   operation->add_reference();
   in_flight_.fetch_add(1, std::memory_order_relaxed);
   waiting_.push_back(operation);
-  static thread_local std::vector<pollfd> descriptors;
   Executor* self = this;
-  drive(std::span(&self, 1), caller_waiter_, -1, descriptors, Clock::time_point::max(), [&] { return operation->done(); });
+  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(), [&] { return operation->done(); });
   leave_seat();
 }
 
@@ -129,9 +131,8 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
       operation->sleep_until(deadline);
       continue;
     }
-    static thread_local std::vector<pollfd> descriptors;
     Executor* self = this;
-    drive(std::span(&self, 1), caller_waiter_, -1, descriptors, deadline,
+    drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, deadline,
           [&] { return operation->done() || Clock::now() >= deadline; });
     leave_seat();
   }

@@ -172,6 +172,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   static constexpr std::size_t kLedgerSize = 256;
   std::array<CallSignature, kLedgerSize> ledger_{};  // of the latest started calls, by sequence
   Waiter caller_waiter_;
+  std::vector<pollfd> caller_descriptors_;  // what a caller that drives sleeps on
 
   std::atomic<bool> closed_{false};
   std::atomic<bool> announced_{false};  // the peers have been told

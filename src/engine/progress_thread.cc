@@ -101,6 +101,8 @@ void ProgressThread::loop() {
         const std::scoped_lock lock(mutex_);
         known = executors_;
       }
+      driven.reserve(known.size());  // what calls need later is taken here
+      descriptors.reserve(1 + kMaxWaitFds * known.size());
       seen_generation_.store(generation);
       seen_generation_.notify_all();
     }

@@ -17,6 +17,11 @@ class RingQueue {
   [[nodiscard]] T& front() noexcept { return assert(!empty()), slots_[head_ & (slots_.size() - 1)]; }
   [[nodiscard]] T& operator[](std::size_t i) noexcept { return slots_[(head_ + i) & (slots_.size() - 1)]; }
 
+  /// Makes room for `count` entries. Precondition: empty.
+  void reserve(std::size_t count) {
+    assert(empty());
+    while (slots_.size() < count) grow();
+  }
   void push(T value) {
     if (size() == slots_.size()) grow();
     slots_[tail_++ & (slots_.size() - 1)] = std::move(value);

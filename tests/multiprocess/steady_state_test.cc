@@ -1,0 +1,235 @@
+// What repeated calls cost beside moving bytes: no allocation, memory that does not grow with the message.
+//
+// The test program has its own malloc, which counts while told to. Not built under sanitizers, which bring theirs.
+#include <execinfo.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+extern "C" {
+void* __libc_malloc(std::size_t);
+void* __libc_calloc(std::size_t, std::size_t);
+void* __libc_realloc(void*, std::size_t);
+void* __libc_memalign(std::size_t, std::size_t);
+}
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<int> allocations{0};
+// Where the first one came from, for the message.
+std::array<void*, 24> first_stack;
+std::atomic<int> first_depth{0};
+thread_local bool in_count = false;
+
+void count_allocation() {
+  if (!counting.load(std::memory_order_relaxed) || in_count) return;
+  in_count = true;
+  if (allocations.fetch_add(1) == 0) first_depth.store(::backtrace(first_stack.data(), static_cast<int>(first_stack.size())));
+  in_count = false;
+}
+
+}  // namespace
+
+// operator new of libstdc++ comes here as well.
+extern "C" {
+void* malloc(std::size_t bytes) { return count_allocation(), __libc_malloc(bytes); }
+void* calloc(std::size_t count, std::size_t bytes) { return count_allocation(), __libc_calloc(count, bytes); }
+void* realloc(void* old, std::size_t bytes) { return count_allocation(), __libc_realloc(old, bytes); }
+void* memalign(std::size_t alignment, std::size_t bytes) { return count_allocation(), __libc_memalign(alignment, bytes); }
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) { return count_allocation(), __libc_memalign(alignment, bytes); }
+int posix_memalign(void** result, std::size_t alignment, std::size_t bytes) {
+  count_allocation();
+  *result = __libc_memalign(alignment, bytes);
+  return *result == nullptr ? ENOMEM : 0;
+}
+}
+
+namespace shoal {
+namespace {
+
+using testing::expect_ranks;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::string first_allocation() {
+  std::string text;
+  char** names = ::backtrace_symbols(first_stack.data(), first_depth.load());
+  for (int i = 0; names != nullptr && i < first_depth.load(); ++i) text += fmt::format("\n  {}", names[i]);
+  std::free(names);
+  return text;
+}
+
+// Its first use allocates.
+void load_unwinder() {
+  std::array<void*, 4> stack;
+  ::backtrace(stack.data(), static_cast<int>(stack.size()));
+}
+
+// `body` in this process, with all its threads, allocates nothing.
+template <typename Body>
+std::string expect_no_allocation(const char* what, Body body) {
+  allocations = 0;
+  counting = true;
+  const Status status = body();
+  counting = false;
+  if (!status.ok()) return status.to_string();
+  if (allocations.load() != 0)
+    return fmt::format("{}: {} allocations, the first:{}", what, allocations.load(), first_allocation());
+  return {};
+}
+
+TEST(SteadyState, TheCounterCounts) {
+  load_unwinder();
+  const std::string error = expect_no_allocation("a string", [] {
+    const std::string text(1000, 'x');
+    return Status(StatusCode::ok, text.substr(1));
+  });
+  EXPECT_NE(error.find("allocations"), std::string::npos) << "'" << error << "'";
+}
+
+struct Case {
+  const char* transports;
+  int ranks;
+  std::size_t bytes;
+};
+
+class RepeatedCalls : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RepeatedCalls, AllocateNothing) {
+  const auto [transports, ranks, bytes] = GetParam();
+  CommunicatorOptions options;
+  options.transports = transports;
+  const std::size_t count = bytes / sizeof(float);
+  expect_ranks(ranks, options, [count](Communicator& c) -> std::string {
+    constexpr std::size_t kInFlight = 4;
+    constexpr int kCalls = 1000;
+    load_unwinder();
+    std::vector<std::vector<float>> buffers(2 * kInFlight, std::vector<float>(count, 0.0F));
+    const auto blocking = [&](int calls) {
+      Status status;
+      for (int i = 0; i < calls && status.ok(); ++i) {
+        status = c.all_reduce(buffers[0].data(), buffers[0].data(), count, DataType::float32, ReduceOp::sum);
+      }
+      return status;
+    };
+    std::array<Work, 2 * kInFlight> works;
+    const auto asynchronous = [&](int rounds, std::size_t in_flight) -> Status {
+      for (int i = 0; i < rounds; ++i) {
+        for (std::size_t k = 0; k < in_flight; ++k) {
+          auto work = c.all_reduce_async(buffers[k].data(), buffers[k].data(), count, DataType::float32, ReduceOp::sum);
+          if (!work.ok()) return work.status();
+          works[k] = std::move(*work);
+        }
+        for (std::size_t k = 0; k < in_flight; ++k) {
+          if (Status status = works[k].wait(); !status.ok()) return status;
+        }
+      }
+      return {};
+    };
+    // Twice as many in flight as later: what the engine keeps for them has its size then, however the threads meet.
+    if (const Status status = asynchronous(10, 2 * kInFlight); !status.ok()) return status.to_string();
+    for (Work& work : works) work = Work();
+    // And one that nobody waits for: the progress thread has settled in when it is done.
+    auto alone = c.all_reduce_async(buffers[0].data(), buffers[0].data(), count, DataType::float32, ReduceOp::sum);
+    if (!alone.ok()) return alone.status().to_string();
+    while (!alone->is_completed()) ::sched_yield();
+    alone = Work();
+    if (const Status status = blocking(20); !status.ok()) return status.to_string();
+    std::string error = expect_no_allocation("blocking", [&] { return blocking(kCalls); });
+    if (error.empty()) {
+      error =
+          expect_no_allocation("asynchronous", [&] { return asynchronous(kCalls / static_cast<int>(kInFlight), kInFlight); });
+    }
+    // Whoever is done first must not leave while others count: the end of a peer costs allocations.
+    static_cast<void>(c.barrier());
+    return error;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, RepeatedCalls,
+                         ::testing::Values(Case{"shm", 2, 8}, Case{"shm", 2, 4096}, Case{"shm", 2, kMiB}, Case{"shm", 3, 4096},
+                                           Case{"tcp", 2, 8}, Case{"tcp", 2, 4096}, Case{"tcp", 2, kMiB}, Case{"tcp", 3, 4096}),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}_ranks_{}_bytes", info.param.transports, info.param.ranks,
+                                              info.param.bytes);
+                         });
+
+std::size_t resident_bytes() {
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// One call of 8 bytes, one of 64 MiB; what they leave behind. The user's buffer is resident before.
+std::string check_memory(Communicator& c) {
+  std::vector<float> buffer(64 * kMiB / sizeof(float), 1.0F);
+  const auto call = [&](std::size_t count) {
+    return c.all_reduce(buffer.data(), buffer.data(), count, DataType::float32, ReduceOp::max);
+  };
+  if (const Status status = call(2); !status.ok()) return status.to_string();
+  const std::size_t held = c.memory_bytes();
+  const std::size_t resident = resident_bytes();
+  if (const Status status = call(buffer.size()); !status.ok()) return status.to_string();
+  if (c.memory_bytes() != held) return fmt::format("memory_bytes() went from {} to {}", held, c.memory_bytes());
+  if (held == 0 || held > 32 * kMiB) return fmt::format("memory_bytes() is {}", held);
+  // Rings become resident when they are used first; what the peers wrote counts here too. The rest is code and heap.
+  const std::size_t limit = static_cast<std::size_t>(c.size()) * held + 4 * kMiB;
+  const std::size_t now = resident_bytes();
+  if (now > resident + limit) {
+    return fmt::format("64 MiB by {} took {} bytes more, the communicator says that it holds {}", c.last_call().algorithm,
+                       now - resident, held);
+  }
+  return {};
+}
+
+TEST(SteadyState, MemoryDoesNotGrowWithTheMessage) {
+  for (const int ranks : {2, 3}) {
+    for (const char* transports : {"shm", "tcp"}) {
+      for (const char* algorithm : {"", "ring", "recursive_doubling"}) {
+        SCOPED_TRACE(fmt::format("{} ranks, {}, '{}'", ranks, transports, algorithm));
+        CommunicatorOptions options;
+        options.transports = transports;
+        options.algorithm = algorithm;
+        expect_ranks(ranks, options, check_memory);
+      }
+    }
+  }
+}
+
+// Ranks with another host name count as another node, so the stages between nodes run here too.
+TEST(SteadyState, MemoryDoesNotGrowWithTheMessageBetweenNodes) {
+  const auto rename_host = [](int rank) {
+    if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return false;
+    const std::string name = fmt::format("shoal-test-{}", rank / 2);
+    return ::sethostname(name.data(), name.size()) == 0;
+  };
+  const auto probe =
+      testing::run_ranks(1, [&](int rank, int, const std::string&) -> std::string { return rename_host(rank) ? "" : "no"; });
+  if (!probe[0].output.empty()) GTEST_SKIP() << "this process may not make UTS namespaces";
+  const auto outcomes = testing::run_ranks(4, [&](int rank, int size, const std::string& directory) -> std::string {
+    if (!rename_host(rank)) return "the host keeps its name";
+    auto communicator = testing::join(directory, rank, size, {});
+    if (!communicator.ok()) return communicator.status().to_string();
+    if ((*communicator)->nodes() != 2) return fmt::format("{} nodes", (*communicator)->nodes());
+    return check_memory(**communicator);
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+}  // namespace
+}  // namespace shoal
