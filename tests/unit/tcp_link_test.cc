@@ -200,6 +200,36 @@ class Relay {
   std::vector<std::thread> pumps_;
 };
 
+// The link's own timer may find room in the moment in which the event that says so is on its way. Whoever is about to sleep
+// then must not miss it: no second event follows.
+TEST(TcpLink, RoomThatTheTimerFindsFirstKeepsTheSenderAwake) {
+  auto ends = make_pair_of(1, 64 << 10);
+  Link& link = ends[0].link(1);
+  const auto tile = random_bytes(64 << 10, 12);
+  const TileHeader header{1, 2, 3, static_cast<std::uint32_t>(tile.size()), 0};
+  std::uint64_t taken = 0;
+  // Until nothing moves for a while: the queue, both kernel buffers and the window are full.
+  for (auto calm = Clock::now(); Clock::now() - calm < std::chrono::milliseconds(100);) {
+    if (link.try_send(header, tile)) ++taken, calm = Clock::now();
+    if (ends[0].transport->progress()) calm = Clock::now();
+  }
+  const std::uint64_t sent = link.sent_tiles();
+  ASSERT_LT(sent, taken);
+  // The timer, once a second, comes before the receiver makes room; the sender looks at neither.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  for (std::uint64_t i = 0; i < sent; ++i) {
+    ASSERT_TRUE(drive(ends[1], [&] { return ends[1].link(0).peek() != nullptr; }));
+    ends[1].link(0).release();
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const bool may_sleep = ends[0].transport->prepare_wait();
+  if (link.sent_tiles() != sent) {
+    EXPECT_FALSE(may_sleep) << "room was found, and nobody was told";
+    ends[0].transport->finish_wait();
+    EXPECT_TRUE(ends[0].transport->progress());
+  }
+}
+
 TEST(TcpLink, ASlowSocketCarriesFewerTilesAndTheOrderHolds) {
   constexpr int kSockets = 4;
   constexpr int kSlow = 1;

@@ -312,34 +312,40 @@ void TcpLink::fail(const std::string& what) {
   close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
 }
 
-void TcpLink::watch() {
-  if (!status_.ok()) return;
+bool TcpLink::watch() {
+  if (!status_.ok()) return false;
   if (closing_) {
     const auto now = std::chrono::steady_clock::now();
     if (received_bytes_ != watched_bytes_) {
       watched_bytes_ = received_bytes_;
       watched_since_ = now;
-    } else if (now - watched_since_ >= kClosingPatience) {
-      set_broken();
-      // What the kernel holds already can still be read; after it each socket shows its end.
-      for (Flow& flow : flows_) {
-        if (flow.ended) continue;
-        ::shutdown(flow.socket.get(), SHUT_RDWR);
-        hang_up(flow);
-      }
+      return false;
     }
-    return;
+    if (now - watched_since_ < kClosingPatience) return false;
+    set_broken();
+    // What the kernel holds already can still be read; after it each socket shows its end.
+    for (Flow& flow : flows_) {
+      if (flow.ended) continue;
+      ::shutdown(flow.socket.get(), SHUT_RDWR);
+      hang_up(flow);
+    }
+    return true;
   }
+  bool moved = false;
   for (Flow& flow : flows_) {
-    if (flow.blocked) send_more(flow);
+    // May find what an event is about to report. That event will then find nothing, so who is about to sleep must hear of it
+    // now.
+    if (flow.blocked) moved |= send_more(flow);
     // Unlike TCP_USER_TIMEOUT this spares a peer that is only slow: it answers each probe of its closed window.
     tcp_info info{};
     socklen_t bytes = sizeof info;
     if (flow.ended || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
     if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries && info.tcpi_last_ack_recv >= kVanishedMs) {
-      return fail(fmt::format("has not answered for {:.1f} s: its host or the network is down", info.tcpi_last_ack_recv / 1e3));
+      fail(fmt::format("has not answered for {:.1f} s: its host or the network is down", info.tcpi_last_ack_recv / 1e3));
+      return true;
     }
   }
+  return moved;
 }
 
 std::size_t TcpLink::memory_bytes() const noexcept {

@@ -80,7 +80,8 @@ class TcpLink final : public Link {
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool closing() const noexcept { return closing_ && status_.ok(); }
   /// Called a few times a second: gives up on sockets that stay silent while the link closes, and on a host that has vanished.
-  void watch();
+  /// True where that, or another try to send, moved anything.
+  bool watch();
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   /// Ends the link from this side. Tiles that have arrived can still be peeked.
   void close(Status reason);

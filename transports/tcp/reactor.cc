@@ -130,7 +130,7 @@ bool Reactor::collect() {
   for (int i = 0; i < count; ++i) {
     const std::uint32_t what = events[i].events;
     if (events[i].data.ptr == nullptr) {
-      watch_links();
+      moved |= watch_links();
       continue;
     }
     Flow& flow = *static_cast<Flow*>(events[i].data.ptr);
@@ -157,13 +157,15 @@ bool Reactor::prepare_wait() {
 
 void Reactor::finish_wait() { news_ |= collect(); }
 
-void Reactor::watch_links() {
+bool Reactor::watch_links() {
   std::uint64_t ticks = 0;
   while (::read(timer_.get(), &ticks, sizeof ticks) < 0 && errno == EINTR) {
   }
-  for (TcpLink* link : links_) link->watch();
+  bool moved = false;
+  for (TcpLink* link : links_) moved |= link->watch();
   const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
   set_timer(closing ? kClosingWatchMs : kCalmWatchMs);
+  return moved;
 }
 
 void Reactor::set_timer(long period_ms) noexcept {

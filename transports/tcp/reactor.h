@@ -49,7 +49,7 @@ class Reactor {
   bool collect();
   bool read_ready();
   bool read_directly();
-  void watch_links();
+  bool watch_links();
   void set_timer(long period_ms) noexcept;
 
   Descriptor epoll_;
