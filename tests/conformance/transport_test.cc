@@ -537,9 +537,9 @@ TEST_P(TransportConformance, TilesOutliveThePeerThatClosed) {
     rank.await_announcement();
     expect_three_tiles_then_failure(rank);
     // The others still talk.
+    const std::byte data[4] = {};  // until sent_tiles() says that it is no longer needed
     for (const int peer : rank.peers()) {
       if (peer == 0) continue;
-      const std::byte data[4] = {};
       ASSERT_TRUE(rank.send(peer, {0, 0, 0, 4, 0}, data));
     }
     for (const int peer : rank.peers()) {
