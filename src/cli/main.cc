@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
   shoal::add_explain_command(app, &exit_status);
   shoal::add_simulate_command(app, &exit_status);
   shoal::add_print_command(app, &exit_status);
+  shoal::add_env_command(app, &exit_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

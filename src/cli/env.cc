@@ -1,0 +1,33 @@
+// `shoal env`: every setting with its value and where that comes from.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "src/cli/commands.h"
+#include "src/settings/settings.h"
+
+namespace shoal {
+namespace {
+
+std::string shown(const std::string& text) { return text.empty() ? "-" : text; }
+
+void print_settings() {
+  fmt::print("{:<24} {:<10} {:<24} {:<12} {}\n", "name", "default", "value", "origin", "what");
+  for (const Setting& one : settings()) {
+    const char* given = std::getenv(one.name);
+    const bool from_environment = given != nullptr && *given != '\0';
+    fmt::print("{:<24} {:<10} {:<24} {:<12} {}\n", one.name, shown(one.fallback), shown(setting(one.name)),
+               from_environment ? "environment" : "default", one.help);
+  }
+}
+
+}  // namespace
+
+void add_env_command(CLI::App& app, int*) {
+  auto* command =
+      app.add_subcommand("env", "Lists every setting: default, value, where the value comes from, and what it does");
+  command->callback(print_settings);
+}
+
+}  // namespace shoal
