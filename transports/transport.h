@@ -18,7 +18,7 @@ namespace shoal {
 struct TileHeader {
   std::uint32_t communicator = 0;  ///< which communicator of the process
   std::uint32_t sequence = 0;      ///< which call on it (modulo 2^32)
-  std::uint32_t edge = 0;          ///< which message of the call on this link: the k-th send of the Program; kCallEdge = the signature
+  std::uint32_t edge = 0;  ///< which message of the call on this link: the k-th send of the Program; kCallEdge = the signature
   std::uint32_t size_bytes = 0;    ///< payload that follows; at most Link::max_tile_bytes()
   std::uint64_t offset_bytes = 0;  ///< where the payload starts within that message
 
@@ -32,8 +32,8 @@ struct Arrival {
   std::span<const std::byte> data;
 };
 
-/// One ordered connection to one peer: tiles arrive whole, unchanged, once, in the order in which they were sent, even where the
-/// wire below (several sockets, unordered datagrams) keeps no order.
+/// One ordered connection to one peer: tiles arrive whole, unchanged, once, in the order in which they were sent, even where
+/// the wire below (several sockets, unordered datagrams) keeps no order.
 ///
 /// Nothing here blocks, allocates or logs after the connection is made.
 /// Thread rule: one thread at a time (the engine's driver); hand-over between threads needs the engine's lock.
@@ -53,8 +53,8 @@ class Link {
   /// size fit between sender and receiver. `data` must stay unchanged until the tile counts in sent_tiles().
   /// Precondition: header.size_bytes == data.size() <= max_tile_bytes(). On a broken link: false.
   virtual bool try_send(const TileHeader& header, std::span<const std::byte> data) = 0;
-  /// How many of the tiles taken by try_send no longer need their source memory, counted in the order of sending: the n-th tile's
-  /// memory is free when sent_tiles() >= n. Cheap.
+  /// How many of the tiles taken by try_send no longer need their source memory, counted in the order of sending: the n-th
+  /// tile's memory is free when sent_tiles() >= n. On some wires it grows only while the peer makes progress. Cheap.
   [[nodiscard]] virtual std::uint64_t sent_tiles() const noexcept = 0;
 
   /// The oldest tile that has arrived whole and is not released; null where none has.
@@ -71,7 +71,8 @@ class Link {
 ///
 /// Life: address() on every rank -> the addresses are exchanged -> connect() on every rank with all peers -> links are used ->
 /// destruction (the peers see their links broken).
-/// Thread rule: one thread at a time, as for Link, but wake() which may be called from any thread.
+/// The links and the transport may be destroyed in either order.
+/// Thread rule: one thread at a time, as for Link; the links of a transport count as part of it.
 class Transport {
  public:
   Transport() = default;
@@ -95,14 +96,16 @@ class Transport {
 
   /// A descriptor to wait for with poll(POLLIN) when there is nothing to do; -1 where the transport needs none.
   [[nodiscard]] virtual int wait_fd() const noexcept = 0;
-  /// To be called before blocking on wait_fd(): from now on anything that progress() or peek() could use makes wait_fd() readable.
-  /// False where something is there already: do not block.
+  /// To be called before blocking on wait_fd(): from now on anything new that progress() or peek() could use makes wait_fd()
+  /// readable. False where something new is there already: do not block. New is what the user has not been shown: a tile that
+  /// peek() has shown wakes nobody, and room counts only after a try_send() that found none. So do all that can be done first.
   virtual bool prepare_wait() = 0;
   /// To be called after blocking; drains wait_fd().
   virtual void finish_wait() = 0;
 
-  /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at the start,
-  /// 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no such thing.
+  /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at
+  /// the start, 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no
+  /// such thing. Whoever waits for a change in a window looks at it again between prepare_wait() and blocking.
   [[nodiscard]] virtual std::span<std::byte> shared_window(int rank) noexcept {
     static_cast<void>(rank);
     return {};

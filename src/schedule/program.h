@@ -49,10 +49,10 @@ enum class StepOp : std::uint8_t {
 /// One step of one rank.
 struct Step {
   StepOp op = StepOp::copy;
-  std::int32_t peer = -1;    ///< rank at the other end; -1 for copy and reduce
-  std::uint32_t lane = 0;    ///< independent strand that the step belongs to
-  Slice source;              ///< unused by recv
-  Slice target;              ///< unused by send
+  std::int32_t peer = -1;  ///< rank at the other end; -1 for copy and reduce
+  std::uint32_t lane = 0;  ///< independent strand that the step belongs to
+  Slice source;            ///< unused by recv
+  Slice target;            ///< unused by send
 
   bool operator==(const Step&) const = default;
 };
@@ -64,13 +64,15 @@ struct Step {
 /// (2) The k-th send to a peer meets the peer's k-th recv or recv_reduce from this rank, whatever the lanes; tiles of one link
 /// travel in that order. (3) A send is done when its bytes have left the source; a link holds at least one tile in flight.
 ///
-/// Consecutive recv_reduce steps of a lane with the same target are one n-way reduction: an engine may fold all operands in
-/// one pass, in ascending rank order, with one rounding.
+/// Consecutive recv_reduce steps of a lane with the same target are one n-way reduction: an engine must fold all operands, its
+/// own among them, in ascending rank order and with one rounding, so that every rank gets the same bits; it may do so in one
+/// pass.
 struct Program {
   int rank = 0;
   std::string algorithm;             ///< "ring", "hierarchical(direct)", ...
   std::uint32_t message_chunks = 1;  ///< chunks that the whole message (the larger of input and output) is cut into
-  std::uint32_t scratch_chunks = 0;  ///< chunks of scratch that the steps name; chunk i of scratch has the size of the largest chunk
+  std::uint32_t scratch_chunks =
+      0;  ///< chunks of scratch that the steps name; chunk i of scratch has the size of the largest chunk
   std::uint32_t lanes = 1;
   std::vector<Step> steps;
 };
