@@ -25,7 +25,8 @@ constexpr auto kPatience = std::chrono::seconds(5);
 // One end of a probed link. Both ends run the same script; the lower rank leads and measures.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link, bool leads) : transport_(transport), link_(link), leads_(leads), tile_(link.max_tile_bytes()) {}
+  Prober(Transport& transport, Link& link, bool leads)
+      : transport_(transport), link_(link), leads_(leads), tile_(link.max_tile_bytes()) {}
 
   std::optional<LinkCost> run(std::size_t stream_bytes) {
     std::array<double, kRoundTrips> round_trips{};
@@ -117,7 +118,9 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
       Prober prober(*parts.transports[parts.transport_of_link[index]], **link, parts.rank == 0);
       const auto cost = prober.run(wire == LinkClass::network ? kNetworkStreamBytes : kMemoryStreamBytes);
-      if (!cost) return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer, (*link)->status().ok() ? "no answer" : (*link)->status().message())};
+      if (!cost)
+        return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
+                                                     (*link)->status().ok() ? "no answer" : (*link)->status().message())};
       topology.cost[static_cast<std::size_t>(wire)] = *cost;
     }
     if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
@@ -128,7 +131,8 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
     return store.set("costs", costs.dump());
   }
   const auto text = store.get("costs", deadline);
-  if (!text.ok()) return {text.status().code(), fmt::format("start-up: rank 0 has not measured the links: {}", text.status().message())};
+  if (!text.ok())
+    return {text.status().code(), fmt::format("start-up: rank 0 has not measured the links: {}", text.status().message())};
   const Json costs = Json::parse(*text, nullptr, false);
   if (!costs.is_object() || !costs.contains("links") || costs["links"].size() != kLinkClassCount) {
     return {StatusCode::internal, "rank 0 published malformed costs"};

@@ -49,9 +49,12 @@ Result<JobConfig> decide(const CommunicatorOptions& options) {
     for (std::size_t start = 0; start <= options.transports.size();) {
       const std::size_t end = std::min(options.transports.find(',', start), options.transports.size());
       const std::string name = options.transports.substr(start, end - start);
-      if (name == "shm") config.use_shm = true;
-      else if (name == "tcp") config.use_tcp = true;
-      else return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp", name));
+      if (name == "shm")
+        config.use_shm = true;
+      else if (name == "tcp")
+        config.use_tcp = true;
+      else
+        return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp", name));
       start = end + 1;
     }
   }
@@ -79,8 +82,10 @@ std::string to_text(const JobConfig& config) {
 
 Result<JobConfig> config_from_text(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
-  if (json.is_object() && json.contains("error")) return Status(StatusCode::invalid_argument, "rank 0: " + json.value("error", ""));
-  if (!json.is_object() || !json.contains("job_id")) return Status(StatusCode::internal, "rank 0 published a malformed configuration");
+  if (json.is_object() && json.contains("error"))
+    return Status(StatusCode::invalid_argument, "rank 0: " + json.value("error", ""));
+  if (!json.is_object() || !json.contains("job_id"))
+    return Status(StatusCode::internal, "rank 0 published a malformed configuration");
   JobConfig config;
   config.job_id = json.value("job_id", config.job_id);
   config.algorithm = json.value("algorithm", config.algorithm);
@@ -120,7 +125,8 @@ struct Wiring {
   std::vector<int> peers;
 };
 
-Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::vector<std::string>& addresses, Clock::time_point deadline) {
+Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::vector<std::string>& addresses,
+                                                   Clock::time_point deadline) {
   std::vector<std::string> theirs;
   for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
   return wiring.transport->connect(wiring.peers, theirs, deadline);
@@ -128,7 +134,8 @@ Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::ve
 
 TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_t salt) {
   TcpOptions options;
-  options.interface_or_address = setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
+  options.interface_or_address =
+      setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.tile_bytes;
   options.job_id = config.job_id ^ salt;  // control and data links must not be taken for each other
@@ -180,8 +187,10 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
     control.peers.push_back(peer);
     const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
     if (!(same_node && config->use_shm) && !config->use_tcp) {
-      return Status(StatusCode::unsupported,
-                    fmt::format("rank {} is on another node, which shm does not reach; allow tcp as well (SHOAL_TRANSPORTS=shm,tcp)", peer));
+      return Status(
+          StatusCode::unsupported,
+          fmt::format("rank {} is on another node, which shm does not reach; allow tcp as well (SHOAL_TRANSPORTS=shm,tcp)",
+                      peer));
     }
     (same_node && config->use_shm ? shm : tcp).peers.push_back(peer);
   }
@@ -208,7 +217,9 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
     tcp.transport = std::move(made).value();
   }
 
-  const auto address_of = [](const Wiring& wiring) { return wiring.transport == nullptr ? std::string() : wiring.transport->address(); };
+  const auto address_of = [](const Wiring& wiring) {
+    return wiring.transport == nullptr ? std::string() : wiring.transport->address();
+  };
   const auto control_addresses = exchange(*store, "control", rank, size, address_of(control), deadline);
   if (!control_addresses.ok()) return control_addresses.status();
   const auto shm_addresses = exchange(*store, "shm", rank, size, address_of(shm), deadline);

@@ -49,7 +49,7 @@ HWY_INLINE void store_bytes(D d, hn::Vec<D> value, std::byte* to) {
 }
 
 /// Products that wrap, also where the instruction set has none of that width. Signed and unsigned have the same bits.
-template <class D, typename T = hn::TFromD<D> >
+template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     return hn::Mul(a, b);
@@ -79,7 +79,7 @@ HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
 
 /// IEEE 754-2019 minimum and maximum: a NaN in either wins (a's where both are), -0 lies below +0. What the instruction sets
 /// offer differs between them and depends on the order of the operands.
-template <class D, typename T = hn::TFromD<D> >
+template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     const auto smaller = hn::IfThenElse(hn::Lt(a, b), a, b);
@@ -89,7 +89,7 @@ HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
     return hn::Min(a, b);
   }
 }
-template <class D, typename T = hn::TFromD<D> >
+template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> maximum(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
     const auto larger = hn::IfThenElse(hn::Lt(b, a), a, b);

@@ -61,8 +61,10 @@ Executor::Executor(ExecutorParts parts)
       link_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
       links_(parts_.links.size()),
       kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      caller_waiter_(static_cast<int>(parts_.topology.ranks_of_node(parts_.topology.node_of_rank[static_cast<std::size_t>(parts_.rank)]).size()) <=
-                     parts_.cores) {
+      caller_waiter_(
+          static_cast<int>(
+              parts_.topology.ranks_of_node(parts_.topology.node_of_rank[static_cast<std::size_t>(parts_.rank)]).size()) <=
+          parts_.cores) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   for (std::size_t i = 0; i < parts_.links.size(); ++i) {
     links_[i].link = parts_.links[i].get();
@@ -121,7 +123,8 @@ void Executor::run(Operation* operation) {
   in_flight_.fetch_add(1, std::memory_order_relaxed);
   waiting_.push_back(operation);
   Executor* self = this;
-  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(), [&] { return operation->done(); });
+  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
+        [&] { return operation->done(); });
   leave_seat();
 }
 
@@ -213,7 +216,8 @@ bool Executor::progress() {
 
 void Executor::mark_done(Operation* operation, std::uint32_t instruction, std::size_t bytes) {
   operation->done_bytes[instruction] += bytes;
-  if (operation->done_bytes[instruction] == operation->plan->instructions[instruction].size_bytes) --operation->open_instructions;
+  if (operation->done_bytes[instruction] == operation->plan->instructions[instruction].size_bytes)
+    --operation->open_instructions;
 }
 
 void Executor::mark_sent(Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes) {
@@ -289,7 +293,8 @@ bool Executor::advance_receive(LinkState& state) {
   }
   const Arrival* head = state.link->peek();
   if (head == nullptr) return false;
-  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) return fail(out_of_step(state, *head, *operation));
+  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence()))
+    return fail(out_of_step(state, *head, *operation));
   if (!progress.call_received) return receive_signature(state, operation, plan_link, *head);
   return receive_tile(state, operation, plan_link, *head);
 }
@@ -316,8 +321,9 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   const std::size_t done = operation->done_bytes[index];
   const std::size_t tile = std::min(operation->plan->tile_bytes, instruction.size_bytes - done);
   if (head.header.edge != progress.receive_index || head.header.offset_bytes != done || head.data.size() != tile) {
-    return fail({StatusCode::internal, fmt::format("rank {} sent an unexpected tile: edge {} offset {} size {}", state.link->peer(),
-                                                   head.header.edge, head.header.offset_bytes, head.data.size())});
+    return fail(
+        {StatusCode::internal, fmt::format("rank {} sent an unexpected tile: edge {} offset {} size {}", state.link->peer(),
+                                           head.header.edge, head.header.offset_bytes, head.data.size())});
   }
   if (operation->allowed_bytes(index) < done + tile) return false;
   parts_.device->copy(operation->at(instruction.target) + done, head.data.data(), tile);
@@ -491,7 +497,8 @@ bool Executor::fail(Status cause) {
   // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
   bool moved = false;
   if (parts_.control != nullptr && !closed()) {
-    if (Status earlier = parts_.control->poll(&moved); earlier.code() != StatusCode::ok && earlier.code() != StatusCode::peer_failed) {
+    if (Status earlier = parts_.control->poll(&moved);
+        earlier.code() != StatusCode::ok && earlier.code() != StatusCode::peer_failed) {
       cause = std::move(earlier);
     }
   }
@@ -562,8 +569,8 @@ std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) co
   return next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
 }
 
-// A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier call, or
-// the peer is done with a call that we are still in.
+// A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier
+// call, or the peer is done with a call that we are still in.
 Status Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) const {
   const auto theirs = signature_in(head);
   const auto sequence = past_call(head.header.sequence);
@@ -571,9 +578,9 @@ Status Executor::out_of_step(const LinkState& state, const Arrival& head, const 
     return mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.link->peer(), *theirs);
   }
   return {StatusCode::mismatch,
-          fmt::format("rank {} is in {}, but rank {} is in call {}{}; every rank must make the same calls in the same order", parts_.rank,
-                      describe_call(operation.sequence(), operation.plan->signature), state.link->peer(), head.header.sequence,
-                      theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+          fmt::format("rank {} is in {}, but rank {} is in call {}{}; every rank must make the same calls in the same order",
+                      parts_.rank, describe_call(operation.sequence(), operation.plan->signature), state.link->peer(),
+                      head.header.sequence, theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
 }
 
 // Peers that are gone while a call in flight still needs them.
@@ -581,7 +588,8 @@ bool Executor::check_links() {
   const auto has_left = [&](int peer) { return parts_.control != nullptr && parts_.control->has_left(peer); };
   if (!one_shots_.empty() && one_shots_.front()->published) {
     for (std::size_t r = 0; r < windows_.size(); ++r) {
-      const bool shown = one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > one_shots_.front()->sequence();
+      const bool shown =
+          one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > one_shots_.front()->sequence();
       if (static_cast<int>(r) == parts_.rank || shown || !has_left(static_cast<int>(r))) continue;
       fail(left_too_early(static_cast<int>(r)));
       return true;
@@ -597,8 +605,8 @@ bool Executor::check_links() {
     // may be about to bring the reason for a break.
     if (now - state.gone_since < kGonePatience && parts_.control != nullptr) continue;
     fail(has_left(peer) ? left_too_early(peer)
-                        : Status(StatusCode::peer_failed,
-                                 fmt::format("rank {} died or lost its connection ({})", peer, state.link->status().message())));
+                        : Status(StatusCode::peer_failed, fmt::format("rank {} died or lost its connection ({})", peer,
+                                                                      state.link->status().message())));
     return true;
   }
   return false;
@@ -657,9 +665,10 @@ void Executor::append_wait_fds(std::vector<pollfd>& out) const {
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
   return {StatusCode::mismatch,
-          fmt::format("call {} differs between ranks: rank {} is in {}, rank {} is in {} (different {}); every rank must make the same "
-                      "calls in the same order",
-                      sequence, parts_.rank, to_string(mine), peer, to_string(theirs), difference(mine, theirs))};
+          fmt::format(
+              "call {} differs between ranks: rank {} is in {}, rank {} is in {} (different {}); every rank must make the same "
+              "calls in the same order",
+              sequence, parts_.rank, to_string(mine), peer, to_string(theirs), difference(mine, theirs))};
 }
 
 std::string Executor::late_report(const Operation& operation) const {
@@ -668,7 +677,8 @@ std::string Executor::late_report(const Operation& operation) const {
   const auto name = [](std::string& list, int rank) { list += (list.empty() ? "rank " : ", rank ") + std::to_string(rank); };
   if (operation.published) {
     for (std::size_t r = 0; r < windows_.size(); ++r) {
-      const bool shown = one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > operation.sequence();
+      const bool shown =
+          one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > operation.sequence();
       if (static_cast<int>(r) != parts_.rank && !shown) name(absent, static_cast<int>(r));
     }
   }
@@ -680,7 +690,8 @@ std::string Executor::late_report(const Operation& operation) const {
       name(slow, peer);
     }
   }
-  std::string report = fmt::format("{} timed out on rank {}", describe_call(operation.sequence(), operation.plan->signature), parts_.rank);
+  std::string report =
+      fmt::format("{} timed out on rank {}", describe_call(operation.sequence(), operation.plan->signature), parts_.rank);
   if (!absent.empty()) report += fmt::format("; not in the call: {}", absent);
   if (!slow.empty()) report += fmt::format("; in the call but data still missing: {}", slow);
   if (absent.empty() && slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
@@ -689,7 +700,8 @@ std::string Executor::late_report(const Operation& operation) const {
 
 void Executor::shut_down() {
   const auto close_if_busy = [this] {
-    if (busy()) close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
+    if (busy())
+      close({StatusCode::aborted, fmt::format("rank {} destroyed its communicator with calls in flight", parts_.rank)});
   };
   while (!try_take_seat()) {
     // A driver is at work; closing makes it leave soon, and one with nothing left to do is about to.

@@ -153,7 +153,8 @@ void Rank::close() {
 
 void Rank::die() { ::_exit(0); }
 
-void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bool connect, const std::function<void(Rank&)>& body) {
+void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bool connect,
+              const std::function<void(Rank&)>& body) {
   auto end = make_end(rank.rank_);
   if (!end.ok()) {
     ADD_FAILURE() << end.status().to_string();
@@ -236,7 +237,8 @@ void run_group(const TransportKind& kind, int size, const std::function<void(Ran
 
 Watchdog::Watchdog(std::chrono::seconds limit) {
   const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-  std::snprintf(watchdog_text, sizeof(watchdog_text), "%s.%s hangs: ended by the watchdog\n", test->test_suite_name(), test->name());
+  std::snprintf(watchdog_text, sizeof(watchdog_text), "%s.%s hangs: ended by the watchdog\n", test->test_suite_name(),
+                test->name());
   watchdog_seconds = static_cast<unsigned>(limit.count());
   ::signal(SIGALRM, on_alarm);
   ::alarm(watchdog_seconds);

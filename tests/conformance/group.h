@@ -35,11 +35,12 @@ class Rank {
   /// Lets await_announcement() of the others return; those drive their transport meanwhile. Once in a body.
   void announce();
   void await_announcement();
-  /// Drives the transport, blocking on its wait_fd() where it says so, until `done`, which must do all that it can do each time: as for
-  /// any user, what was left undone wakes nobody. False, with a test failure, where that takes longer than any machine
-  /// needs: something was lost, or a wake-up was missed.
+  /// Drives the transport, blocking on its wait_fd() where it says so, until `done`, which must do all that it can do each
+  /// time: as for any user, what was left undone wakes nobody. False, with a test failure, where that takes longer than any
+  /// machine needs: something was lost, or a wake-up was missed.
   bool until(const std::function<bool()>& done) { return wait(done, false); }
-  /// As until(), for conditions in shared windows: looks once more between prepare_wait() and blocking, as users of windows must.
+  /// As until(), for conditions in shared windows: looks once more between prepare_wait() and blocking, as users of windows
+  /// must.
   bool until_window(const std::function<bool()>& done) { return wait(done, true); }
 
   bool send(int peer, const TileHeader& header, std::span<const std::byte> data);
@@ -65,8 +66,8 @@ class Rank {
 };
 
 struct GroupOptions {
-  bool connect = true;       ///< connect before the body
-  bool meet_at_end = true;   ///< all ranks meet before any closes
+  bool connect = true;      ///< connect before the body
+  bool meet_at_end = true;  ///< all ranks meet before any closes
 };
 
 /// Runs `body` on `size` ranks; returns when all have ended. Failures of any rank fail the current test. Checks that no

@@ -17,8 +17,8 @@ namespace shoal::conformance {
 using MakeEnd = std::function<Result<std::unique_ptr<Transport>>(int rank)>;
 
 struct TransportKind {
-  std::string label;      ///< names the tests
-  std::string transport;  ///< what name() must return
+  std::string label;       ///< names the tests
+  std::string transport;   ///< what name() must return
   bool processes = false;  ///< every rank is a forked process; otherwise a thread
   bool windows = false;    ///< has shared_window()
   bool refuses = false;    ///< try_send may also be false for no reason

@@ -35,14 +35,17 @@ class Tile {
  public:
   Tile(int from, int to, std::uint32_t index, std::size_t size_bytes)
       : seed_(mix(static_cast<std::uint64_t>(from) << 48 ^ static_cast<std::uint64_t>(to) << 40 ^ index)), size_(size_bytes) {
-    header_ = {static_cast<std::uint32_t>(from), index, static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(size_bytes),
-               mix(seed_)};
+    header_ = {static_cast<std::uint32_t>(from), index, static_cast<std::uint32_t>(seed_),
+               static_cast<std::uint32_t>(size_bytes), mix(seed_)};
   }
   /// A size that is often small, sometimes zero, sometimes the largest, and sometimes anything.
   static Tile random_size(int from, int to, std::uint32_t index, std::size_t max_bytes) {
     const std::uint64_t draw = mix(mix(static_cast<std::uint64_t>(from * 64 + to)) ^ index);
     const std::uint64_t kind = draw % 64;
-    const std::size_t size = kind == 0 ? max_bytes : kind == 1 ? 0 : kind == 2 ? (draw >> 8) % (max_bytes + 1) : (draw >> 8) % 300;
+    const std::size_t size = kind == 0   ? max_bytes
+                             : kind == 1 ? 0
+                             : kind == 2 ? (draw >> 8) % (max_bytes + 1)
+                                         : (draw >> 8) % 300;
     return {from, to, index, std::min(size, max_bytes)};
   }
 
@@ -141,7 +144,9 @@ class TransportConformance : public testing::TestWithParam<std::tuple<TransportK
   }
   [[nodiscard]] static const TransportKind& kind() { return std::get<0>(GetParam()); }
   [[nodiscard]] static int size() { return std::get<1>(GetParam()); }
-  static void run(const std::function<void(Rank&)>& body, GroupOptions options = {}) { run_group(kind(), size(), body, options); }
+  static void run(const std::function<void(Rank&)>& body, GroupOptions options = {}) {
+    run_group(kind(), size(), body, options);
+  }
 
  private:
   Watchdog watchdog_{std::chrono::seconds(120)};
@@ -186,7 +191,8 @@ TEST_P(TransportConformance, LinksLeadToEveryPeer) {
 TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
   run([](Rank& rank) {
     const std::size_t max = rank.link(rank.peers()[0]).max_tile_bytes();
-    std::vector<std::size_t> sizes{0, 1, 7, 8, 31, 32, 33, 40, 63, 64, 65, 96, 127, 128, 129, 4095, 4096, 4097, max - 1, max, 0, max, 1};
+    std::vector<std::size_t> sizes{0,   1,   7,   8,    31,   32,   33,      40,  63, 64,  65, 96,
+                                   127, 128, 129, 4095, 4096, 4097, max - 1, max, 0,  max, 1};
     std::erase_if(sizes, [max](std::size_t size) { return size > max; });
     std::vector<SendBuffers> out;
     for (const int peer : rank.peers()) out.emplace_back(rank.link(peer));
@@ -201,7 +207,8 @@ TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
         }
         while (const Arrival* arrival = received[p] < sizes.size() ? rank.link(peer).peek() : nullptr) {
           const Tile expected(peer, rank.rank(), static_cast<std::uint32_t>(received[p]), sizes[received[p]]);
-          EXPECT_TRUE(expected.equals(*arrival)) << "tile " << received[p] << " of " << sizes[received[p]] << " bytes from " << peer;
+          EXPECT_TRUE(expected.equals(*arrival))
+              << "tile " << received[p] << " of " << sizes[received[p]] << " bytes from " << peer;
           rank.link(peer).release();
           ++received[p];
         }
@@ -232,9 +239,9 @@ TEST_P(TransportConformance, RandomTrafficBetweenAllPairsAtOnceKeepsOrderAndByte
           ++sent[p];
         }
         for (const Arrival* arrival; intact && (arrival = link.peek()) != nullptr; link.release()) {
-          intact = received[p] < tiles && Tile::random_size(peers[p], rank.rank(), static_cast<std::uint32_t>(received[p]),
-                                                            link.max_tile_bytes())
-                                              .equals(*arrival);
+          intact = received[p] < tiles &&
+                   Tile::random_size(peers[p], rank.rank(), static_cast<std::uint32_t>(received[p]), link.max_tile_bytes())
+                       .equals(*arrival);
           EXPECT_TRUE(intact) << "tile " << received[p] << " from rank " << peers[p] << " is lost, doubled or damaged";
           ++received[p];
         }
@@ -255,7 +262,8 @@ TEST_P(TransportConformance, TwoLargestTilesFitWithoutTheReceiver) {
           const Tile tile(0, peer, i, link.max_tile_bytes());
           alive.push_back(bytes_of(tile));
           bool taken = link.try_send(tile.header(), alive.back());
-          for (int again = 0; !taken && kind().refuses && again < 100; ++again) taken = link.try_send(tile.header(), alive.back());
+          for (int again = 0; !taken && kind().refuses && again < 100; ++again)
+            taken = link.try_send(tile.header(), alive.back());
           EXPECT_TRUE(taken) << "tile " << i;
         }
       }
@@ -470,7 +478,9 @@ TEST_P(TransportConformance, MemoryStaysTheSameUnderLoad) {
 /// Whether a message that speaks of ranks has this number in it.
 bool names_rank(const std::string& message, int rank) {
   const std::string number = std::to_string(rank);
-  const auto digit = [&](std::size_t i) { return i < message.size() && std::isdigit(static_cast<unsigned char>(message[i])) != 0; };
+  const auto digit = [&](std::size_t i) {
+    return i < message.size() && std::isdigit(static_cast<unsigned char>(message[i])) != 0;
+  };
   for (std::size_t at = message.find("rank"); (at = message.find(number, at)) != std::string::npos; ++at) {
     if (!digit(at - 1) && !digit(at + number.size())) return true;
   }
@@ -585,7 +595,9 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
 
     // Each rank counts in its window, and waits for all the others before it counts on.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 21);
-    const auto word = [&](int r) { return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data())); };
+    const auto word = [&](int r) {
+      return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data()));
+    };
     const auto everybody_at = [&](std::uint64_t count) {
       for (int r = 0; r < rank.size(); ++r) {
         if (word(r).load(std::memory_order_acquire) < count) return false;
@@ -623,8 +635,8 @@ std::string test_name(const testing::TestParamInfo<std::tuple<TransportKind, int
   return std::get<0>(info.param).label + "_" + std::to_string(std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportConformance, testing::Combine(testing::ValuesIn(transport_kinds()), testing::Values(2, 3, 5)),
-                         test_name);
+INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
+                         testing::Combine(testing::ValuesIn(transport_kinds()), testing::Values(2, 3, 5)), test_name);
 
 }  // namespace
 }  // namespace shoal::conformance

@@ -35,7 +35,9 @@ struct Net {
     }
     for (std::thread& thread : threads) thread.join();
   }
-  Link& link(int from, int to) { return *links[static_cast<std::size_t>(from)][static_cast<std::size_t>(to < from ? to : to - 1)]; }
+  Link& link(int from, int to) {
+    return *links[static_cast<std::size_t>(from)][static_cast<std::size_t>(to < from ? to : to - 1)];
+  }
 
   LoopbackHub hub;
   std::vector<std::unique_ptr<Transport>> ends;

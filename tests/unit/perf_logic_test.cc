@@ -94,8 +94,8 @@ Options parsed(const std::vector<std::string>& arguments) {
 }
 
 TEST(CommandLine, TakesShortAndLongForms) {
-  const Options brief = parsed({"-b", "8", "-e", "32", "-f", "2", "-n", "7", "-w", "3", "-c", "2", "-o", "max", "-d", "int32", "-a", "1",
-                                "-N", "0", "-T", "9", "-z", "0", "-J", "x.json"});
+  const Options brief = parsed({"-b",  "8",  "-e",    "32", "-f", "2",  "-n", "7",  "-w", "3",  "-c", "2",  "-o",
+                                "max", "-d", "int32", "-a", "1",  "-N", "0",  "-T", "9",  "-z", "0",  "-J", "x.json"});
   EXPECT_THAT(brief.sizes_bytes, ElementsAre(8, 16, 32));
   EXPECT_EQ(brief.iterations, 7);
   EXPECT_EQ(brief.warmup_iterations, 3);
@@ -108,9 +108,11 @@ TEST(CommandLine, TakesShortAndLongForms) {
   EXPECT_FALSE(brief.blocking);
   EXPECT_EQ(brief.json_path, "x.json");
 
-  const Options full = parsed({"--minbytes", "8", "--maxbytes", "32", "--stepbytes", "12", "--collective", "broadcast", "--root", "1",
-                               "--peer", "openmpi,gloo", "--openmpi-algorithms", "all", "--transport", "tcp", "--algorithm", "ring",
-                               "--memory", "ordinary", "--no-limit", "--json", "y.json", "--plot", "y.svg"});
+  const Options full = parsed(
+      {"--minbytes",  "8",    "--maxbytes", "32",           "--stepbytes",          "12",     "--collective", "broadcast",
+       "--root",      "1",    "--peer",     "openmpi,gloo", "--openmpi-algorithms", "all",    "--transport",  "tcp",
+       "--algorithm", "ring", "--memory",   "ordinary",     "--no-limit",           "--json", "y.json",       "--plot",
+       "y.svg"});
   EXPECT_THAT(full.sizes_bytes, ElementsAre(8, 20, 32));
   EXPECT_EQ(full.collective, CollectiveKind::broadcast);
   EXPECT_EQ(full.root, 1);
@@ -228,8 +230,8 @@ TEST(Figures, OfNothingAreZeroAndFinite) {
 }
 
 TEST(Ratios, ComparePeersWithShoalAtTheSameSize) {
-  const std::vector<Row> rows = {row_of(sample("shoal", 4, {2})), row_of(sample("gloo", 4, {1})), row_of(sample("shoal", 1 << 20, {100})),
-                                 row_of(sample("gloo", 1 << 20, {800}))};
+  const std::vector<Row> rows = {row_of(sample("shoal", 4, {2})), row_of(sample("gloo", 4, {1})),
+                                 row_of(sample("shoal", 1 << 20, {100})), row_of(sample("gloo", 1 << 20, {800}))};
   const auto ratios = ratios_to_shoal(rows, "gloo", &Row::in_place);
   ASSERT_EQ(ratios.size(), 2U);
   EXPECT_DOUBLE_EQ(ratios[0].value, 0.5);
@@ -247,9 +249,9 @@ TEST(Json, HasTheAgreedKeysInOrder) {
   const auto json = to_json(sample("shoal", 1 << 20, {100}));
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
-  EXPECT_THAT(keys, ElementsAre("library", "collective", "type", "op", "ranks", "nodes", "transport", "algorithm", "bytes", "latency_us",
-                                "latency_us_p10", "latency_us_p90", "algbw_gbs", "busbw_gbs", "limit_gbs", "limit_fraction",
-                                "cpu_s_per_gb", "wrong"));
+  EXPECT_THAT(keys, ElementsAre("library", "collective", "type", "op", "ranks", "nodes", "transport", "algorithm", "bytes",
+                                "latency_us", "latency_us_p10", "latency_us_p90", "algbw_gbs", "busbw_gbs", "limit_gbs",
+                                "limit_fraction", "cpu_s_per_gb", "wrong"));
   EXPECT_EQ(json["collective"], "all_reduce");
   EXPECT_EQ(json["type"], "float32");
   EXPECT_TRUE(to_json(sample("shoal", 4, {1}, 1))["limit_fraction"].is_null());
@@ -286,18 +288,20 @@ TEST(Table, HasTheColumnsOfNcclTestsThenItsOwn) {
   const std::vector<std::string> titles = words(table_header().substr(table_header().find('\n')));
   EXPECT_EQ(titles[0], "#");
   EXPECT_THAT(std::vector<std::string>(titles.begin() + 1, titles.begin() + 14),
-              ElementsAre("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong"));
+              ElementsAre("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "time", "algbw",
+                          "busbw", "#wrong"));
   const std::string line = table_row(row_of(sample("gloo", 1000000, {20000})), DataType::float32, ReduceOp::sum,
                                      row_of(sample("shoal", 1000000, {10000})));
-  EXPECT_THAT(words(line), ElementsAre("1000000", "250000", "float32", "sum", "-1", "20000", "0.050", "0.075", "0", "40000", "0.050", "0.075", "0",
-                                       "20000", "20000", "40.0", "2.00", "2.00", "gloo", "ring", "tcp"));
+  EXPECT_THAT(words(line), ElementsAre("1000000", "250000", "float32", "sum", "-1", "20000", "0.050", "0.075", "0", "40000",
+                                       "0.050", "0.075", "0", "20000", "20000", "40.0", "2.00", "2.00", "gloo", "ring", "tcp"));
 }
 
 TEST(Table, SaysWhyARowIsEmpty) {
   Row row;
   row.library = "openmpi";
   row.unsupported = "MPI has no such type";
-  EXPECT_THAT(table_row(row, DataType::float16, ReduceOp::sum, row_of(sample("shoal", 4, {1}))), HasSubstr("openmpi: MPI has no such type"));
+  EXPECT_THAT(table_row(row, DataType::float16, ReduceOp::sum, row_of(sample("shoal", 4, {1}))),
+              HasSubstr("openmpi: MPI has no such type"));
 }
 
 TEST(Table, EndsAsNcclTestsDoes) {

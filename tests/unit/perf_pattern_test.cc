@@ -27,14 +27,22 @@ class Element {
       fold_floating(decode_floating(type_, other.bytes_), op);
     } else {
       switch (type_) {
-        case DataType::int8: return fold_integer<std::int8_t>(other, op);
-        case DataType::int16: return fold_integer<std::int16_t>(other, op);
-        case DataType::int32: return fold_integer<std::int32_t>(other, op);
-        case DataType::int64: return fold_integer<std::int64_t>(other, op);
-        case DataType::uint8: return fold_integer<std::uint8_t>(other, op);
-        case DataType::uint16: return fold_integer<std::uint16_t>(other, op);
-        case DataType::uint32: return fold_integer<std::uint32_t>(other, op);
-        default: return fold_integer<std::uint64_t>(other, op);
+        case DataType::int8:
+          return fold_integer<std::int8_t>(other, op);
+        case DataType::int16:
+          return fold_integer<std::int16_t>(other, op);
+        case DataType::int32:
+          return fold_integer<std::int32_t>(other, op);
+        case DataType::int64:
+          return fold_integer<std::int64_t>(other, op);
+        case DataType::uint8:
+          return fold_integer<std::uint8_t>(other, op);
+        case DataType::uint16:
+          return fold_integer<std::uint16_t>(other, op);
+        case DataType::uint32:
+          return fold_integer<std::uint32_t>(other, op);
+        default:
+          return fold_integer<std::uint64_t>(other, op);
       }
     }
   }
@@ -45,14 +53,22 @@ class Element {
       return;
     }
     switch (type_) {
-      case DataType::int8: return divide_integer<std::int8_t>(ranks);
-      case DataType::int16: return divide_integer<std::int16_t>(ranks);
-      case DataType::int32: return divide_integer<std::int32_t>(ranks);
-      case DataType::int64: return divide_integer<std::int64_t>(ranks);
-      case DataType::uint8: return divide_integer<std::uint8_t>(ranks);
-      case DataType::uint16: return divide_integer<std::uint16_t>(ranks);
-      case DataType::uint32: return divide_integer<std::uint32_t>(ranks);
-      default: return divide_integer<std::uint64_t>(ranks);
+      case DataType::int8:
+        return divide_integer<std::int8_t>(ranks);
+      case DataType::int16:
+        return divide_integer<std::int16_t>(ranks);
+      case DataType::int32:
+        return divide_integer<std::int32_t>(ranks);
+      case DataType::int64:
+        return divide_integer<std::int64_t>(ranks);
+      case DataType::uint8:
+        return divide_integer<std::uint8_t>(ranks);
+      case DataType::uint16:
+        return divide_integer<std::uint16_t>(ranks);
+      case DataType::uint32:
+        return divide_integer<std::uint32_t>(ranks);
+      default:
+        return divide_integer<std::uint64_t>(ranks);
     }
   }
 
@@ -151,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EveryPair, ::testing::Values(1, 2, 3, 4, 7, 17, 
 
 TEST(Pattern, EveryRankCounts) {
   // Leaving any one rank out of a sum must show somewhere, also where not every rank contributes to every element.
-  for (const auto& [type, ranks] : {std::pair{DataType::float32, 5}, std::pair{DataType::int8, 200}, std::pair{DataType::bfloat16, 300}}) {
+  for (const auto& [type, ranks] :
+       {std::pair{DataType::float32, 5}, std::pair{DataType::int8, 200}, std::pair{DataType::bfloat16, 300}}) {
     const Pattern pattern(type, ReduceOp::sum, ranks, 1);
     const std::vector<std::byte> zeros(Pattern::kPeriod * size_of(type));
     for (int rank = 0; rank < ranks; ++rank) {

@@ -34,7 +34,8 @@ std::pair<Links, Links> connect(Transport& zero, Transport& one, int seconds = 3
   const int ranks[2] = {0, 1};
   const std::string addresses[2] = {zero.address(), one.address()};
   Links second = Status(StatusCode::internal, "not run");
-  std::thread other([&] { second = one.connect(std::span(ranks).first(1), std::span(addresses).first(1), in_seconds(seconds)); });
+  std::thread other(
+      [&] { second = one.connect(std::span(ranks).first(1), std::span(addresses).first(1), in_seconds(seconds)); });
   Links first = zero.connect(std::span(ranks).last(1), std::span(addresses).last(1), in_seconds(seconds));
   other.join();
   return {std::move(first), std::move(second)};
@@ -97,7 +98,9 @@ int stranger(const std::string& address) {
   to.sun_family = AF_UNIX;
   std::memcpy(to.sun_path, name.data(), name.size());
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to), static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())), 0);
+  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to),
+                      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())),
+            0);
   return fd;
 }
 

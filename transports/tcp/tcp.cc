@@ -22,7 +22,7 @@ constexpr std::size_t kMaxTileBytes = 16 << 20;
 constexpr int kBacklog = 4096;
 // A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
 // wait.
-constexpr int kUnsentBytes = 256 << 10;
+constexpr int kUnsentBytes = 1 << 20;
 
 void set_option(int socket, int level, int name, int value) noexcept {
   // Tuning only: a kernel that refuses one of these still moves the bytes.
