@@ -9,17 +9,21 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 
+#include "transports/shm/copy_choice.h"
+#include "transports/shm/streaming_copy.h"
 #include "transports/transport.h"
 
 namespace shoal::shm {
 
 inline constexpr std::size_t kLineBytes = 64;
 inline constexpr std::size_t kInlineBytes = 32;
+inline constexpr std::size_t kStreamFromBytes = 4096;  ///< smaller payloads are always copied by ordinary stores
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
@@ -77,7 +81,7 @@ class RingView {
 /// look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
 class RingSender {
  public:
-  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
+  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape), choice_(2 * shape.slots) {}
 
   /// Copies the tile into the next slot and publishes it; false where all slots are taken.
   bool try_send(const TileHeader& header, std::span<const std::byte> data) noexcept {
@@ -91,7 +95,7 @@ class RingSender {
     stop_waiting();
     SlotLine& slot = ring_.slot(position_);
     slot.header = header;
-    if (!data.empty()) std::memcpy(RingView::payload(slot, data.size()), data.data(), data.size());
+    if (!data.empty()) copy(RingView::payload(slot, data.size()), data);
     // Orders header and payload before the word that RingReceiver::visible() reads with acquire. Sequentially consistent, so that the
     // caller's next load of the receiver's `sleeping` word cannot pass it.
     slot.sequence.store(sent_ + 1, std::memory_order_seq_cst);
@@ -115,8 +119,24 @@ class RingSender {
   }
 
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  /// How large payloads are copied at present.
+  [[nodiscard]] CopyWay copy_way() const noexcept { return choice_.chosen(); }
 
  private:
+  void copy(std::byte* target, std::span<const std::byte> data) noexcept {
+    if (data.size() < kStreamFromBytes) {
+      std::memcpy(target, data.data(), data.size());
+      return;
+    }
+    const CopyChoice::Order order = choice_.next();
+    const auto start = order.timed ? Clock::now() : Clock::time_point{};
+    if (order.way == CopyWay::streaming) {
+      streaming_copy(target, data.data(), data.size());
+    } else {
+      std::memcpy(target, data.data(), data.size());
+    }
+    if (order.timed) choice_.record(static_cast<double>((Clock::now() - start).count()) / static_cast<double>(data.size()));
+  }
   bool has_room() noexcept {
     if (sent_ - known_released_ < ring_.slots()) return true;
     // Acquires the receiver's reads of the slots that it gave back (RingReceiver::release()) before they are overwritten.
@@ -130,7 +150,10 @@ class RingSender {
     ring_.control().sender_waits.store(0, std::memory_order_relaxed);
   }
 
+  using Clock = std::chrono::steady_clock;
+
   RingView ring_;
+  CopyChoice choice_;
   std::uint64_t sent_ = 0;
   std::uint64_t known_released_ = 0;  ///< the last `released` that was read; saves the transfer of that line while there is room
   std::size_t position_ = 0;          ///< sent_ modulo slots
