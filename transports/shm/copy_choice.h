@@ -16,9 +16,9 @@ enum class CopyWay : std::uint8_t {
 
 /// Picks by measurement, again and again, because a hypervisor may move a virtual core to another cache at any time.
 ///
-/// A round times kTimedTiles tiles each way, by the sender alone, and compares the quickest of each: what interrupts a copy only makes it
-/// slower. Between two rounds nothing is timed; the pause doubles while the choice stays the same.
-/// Thread rule: one thread at a time.
+/// A round times kTimedTiles tiles each way, by the sender alone, and compares the quickest of each: what interrupts a copy
+/// only makes it slower. Between two rounds nothing is timed; the pause doubles while the choice stays the same. Thread rule:
+/// one thread at a time.
 class CopyChoice {
  public:
   static constexpr std::uint64_t kTimedTiles = 4;
@@ -55,9 +55,7 @@ class CopyChoice {
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
-  static constexpr CopyWay other(CopyWay way) noexcept {
-    return way == CopyWay::cached ? CopyWay::streaming : CopyWay::cached;
-  }
+  static constexpr CopyWay other(CopyWay way) noexcept { return way == CopyWay::cached ? CopyWay::streaming : CopyWay::cached; }
 
   void end_round() noexcept {
     const CopyWay winner = best_[0] > kMargin * best_[1] ? CopyWay::streaming : CopyWay::cached;
@@ -69,9 +67,9 @@ class CopyChoice {
   }
 
   CopyWay chosen_ = CopyWay::cached;
-  std::uint64_t left_;                ///< tiles until the next round
+  std::uint64_t left_;  ///< tiles until the next round
   std::uint64_t pause_ = kFirstPause;
-  std::uint64_t timed_ = 0;           ///< tiles of this round; first those of the chosen way
+  std::uint64_t timed_ = 0;                     ///< tiles of this round; first those of the chosen way
   std::array<double, 2> best_{kNever, kNever};  ///< by CopyWay
 };
 

@@ -18,22 +18,22 @@ namespace shoal::shm {
 
 enum class MessageKind : std::uint32_t { hello = 1, roster = 2, welcome = 3, member = 4, ready = 5, go = 6, refusal = 7 };
 
-/// One message; all kinds have the same layout and use what they need. Only processes of one host and one build read it, and the
-/// protocol version is checked first.
+/// One message; all kinds have the same layout and use what they need. Only processes of one host and one build read it, and
+/// the protocol version is checked first.
 struct Message {
   std::uint64_t magic = 0;
   std::uint32_t version = 0;
   MessageKind kind{};
   std::uint64_t job_id = 0;
   std::array<std::byte, 16> secret{};
-  std::int32_t rank = 0;          ///< hello: who; member: whose descriptors
-  std::int32_t code = 0;          ///< refusal: StatusCode
-  std::uint64_t ranks_hash = 0;   ///< hello: of the sorted list of ranks
-  std::uint64_t tile_bytes = 0;   ///< hello
-  std::uint64_t slots = 0;        ///< hello
-  std::uint64_t window_bytes = 0; ///< hello
+  std::int32_t rank = 0;                    ///< hello: who; member: whose descriptors
+  std::int32_t code = 0;                    ///< refusal: StatusCode
+  std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
+  std::uint64_t tile_bytes = 0;             ///< hello
+  std::uint64_t slots = 0;                  ///< hello
+  std::uint64_t window_bytes = 0;           ///< hello
   std::array<std::uint8_t, 128> present{};  ///< roster: bit i = the i-th rank of the sorted list has come
-  std::array<char, 512> text{};   ///< refusal
+  std::array<char, 512> text{};             ///< refusal
 };
 static_assert(std::is_trivially_copyable_v<Message>);
 
@@ -53,7 +53,8 @@ struct Received {
 
 /// Sends one message with up to two descriptors; false where the peer is gone or its queue is full.
 bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors = {});
-/// Receives without blocking. `junk` where the bytes are not a message of this protocol; descriptors that came with it are closed.
+/// Receives without blocking. `junk` where the bytes are not a message of this protocol; descriptors that came with it are
+/// closed.
 Received receive_message(int socket);
 /// Milliseconds until `deadline` for poll(2), rounded up, at least 0.
 int poll_timeout_ms(std::chrono::steady_clock::time_point deadline);

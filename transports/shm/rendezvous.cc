@@ -56,7 +56,9 @@ bool same_user(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
 }
 
-SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) { return {ranks, settings.ring, settings.window_bytes}; }
+SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) {
+  return {ranks, settings.ring, settings.window_bytes};
+}
 
 std::size_t position_of(const std::vector<int>& ranks, int rank) {
   return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
@@ -73,7 +75,12 @@ class Leader {
  public:
   Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
          Member self, Deadline deadline)
-      : listener_(listener), secret_(secret), settings_(settings), ranks_(ranks), deadline_(deadline), sockets_(ranks.size()),
+      : listener_(listener),
+        secret_(secret),
+        settings_(settings),
+        ranks_(ranks),
+        deadline_(deadline),
+        sockets_(ranks.size()),
         ready_(ranks.size(), false) {
     group_.members.resize(ranks.size());
     group_.members[0] = std::move(self);
@@ -122,7 +129,8 @@ class Leader {
       if (Status status = read_unknown(); !status.ok()) return status;
       if (count > 0 && (items[0].revents & POLLIN) != 0) accept_one();
       if (count == 0 && std::chrono::steady_clock::now() >= deadline_) {
-        std::string text = "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
+        std::string text =
+            "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
         if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
         return {StatusCode::timeout, text};
       }
@@ -176,9 +184,9 @@ class Leader {
 
   [[nodiscard]] Status check_settings(const Message& hello) const {
     const auto differ = [&](const char* what, std::uint64_t theirs, std::uint64_t ours) {
-      return Status(StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " has " + what + " " + std::to_string(theirs) +
-                                              ", rank " + std::to_string(ranks_[0]) + " has " + std::to_string(ours) +
-                                              "; use the same settings on all ranks");
+      return Status(StatusCode::mismatch, "shm: rank " + std::to_string(hello.rank) + " has " + what + " " +
+                                              std::to_string(theirs) + ", rank " + std::to_string(ranks_[0]) + " has " +
+                                              std::to_string(ours) + "; use the same settings on all ranks");
     };
     if (hello.tile_bytes != settings_.ring.tile_bytes) return differ("tile_bytes", hello.tile_bytes, settings_.ring.tile_bytes);
     if (hello.slots != settings_.ring.slots) return differ("slots", hello.slots, settings_.ring.slots);
@@ -207,7 +215,8 @@ class Leader {
       if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::refusal) {
         return refusal_status(received.message);
       }
-      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::ready && group_.segment.mapped()) {
+      if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::ready &&
+          group_.segment.mapped()) {
         ready_[i] = true;
         continue;
       }
@@ -231,7 +240,8 @@ class Leader {
       }
       if (!sent) {
         sockets_[i] = Descriptor();
-        return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " went away or stopped reading while the ranks were "
+        return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) +
+                                             " went away or stopped reading while the ranks were "
                                              "connecting"};
       }
     }
@@ -241,7 +251,8 @@ class Leader {
   /// A Unix socket queues only a few messages; waits for the reader, at most until the deadline.
   bool send_patiently(int socket, const Message& message, std::initializer_list<int> descriptors) const {
     while (!send_message(socket, message, descriptors)) {
-      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || std::chrono::steady_clock::now() >= deadline_) return false;
+      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || std::chrono::steady_clock::now() >= deadline_)
+        return false;
       pollfd item{socket, POLLOUT, 0};
       ::poll(&item, 1, std::min(poll_timeout_ms(deadline_), 10));
     }
@@ -290,8 +301,9 @@ Result<Descriptor> dial(const std::string& name, int leader, Deadline deadline) 
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return socket;
     if (errno != EAGAIN && errno != EINTR) {
       const int error = errno;
-      return Status(StatusCode::peer_failed, system_error("shm: connecting to rank " + std::to_string(leader), error).message() +
-                                                 " (has it ended, or does it live on another host or network namespace?)");
+      return Status(StatusCode::peer_failed,
+                    system_error("shm: connecting to rank " + std::to_string(leader), error).message() +
+                        " (has it ended, or does it live on another host or network namespace?)");
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       return Status(StatusCode::timeout, "shm: rank " + std::to_string(leader) + " accepted no connection by the deadline");
@@ -347,8 +359,8 @@ Result<Group> lead_group(Listener& listener, const GroupSettings& settings, cons
   return Leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline).run();
 }
 
-Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings, const std::vector<int>& ranks,
-                         Member self, Deadline deadline) {
+Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
+                         const std::vector<int>& ranks, Member self, Deadline deadline) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
   AddressHead head;
@@ -358,17 +370,20 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   }
   std::memcpy(&head, leader_address.data(), sizeof(head));
   if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
-    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is none of this version of the transport");
+    return Status(StatusCode::invalid_argument,
+                  "shm: the address of " + leader_text + " is none of this version of the transport");
   }
   if (head.rank != leader || head.job_id != settings.job_id) {
-    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " + std::to_string(head.rank) +
+    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " +
+                                            std::to_string(head.rank) +
                                             (head.job_id == settings.job_id ? "" : " of another job"));
   }
 
   Result<Descriptor> dialled = dial(leader_address.substr(sizeof(head)), leader, deadline);
   if (!dialled.ok()) return dialled.status();
   const int socket = dialled->get();
-  if (!same_user(socket)) return Status(StatusCode::peer_failed, "shm: the socket of " + leader_text + " belongs to another user");
+  if (!same_user(socket))
+    return Status(StatusCode::peer_failed, "shm: the socket of " + leader_text + " belongs to another user");
   Message hello = make_message(MessageKind::hello);
   hello.job_id = settings.job_id;
   hello.secret = head.secret;
@@ -398,8 +413,11 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
     }
     if (received.outcome != ReceiveOutcome::message) return gone;
     switch (received.message.kind) {
-      case MessageKind::roster: missing = missing_in(received.message, ranks); break;
-      case MessageKind::refusal: return refusal_status(received.message);
+      case MessageKind::roster:
+        missing = missing_in(received.message, ranks);
+        break;
+      case MessageKind::refusal:
+        return refusal_status(received.message);
       case MessageKind::welcome: {
         if (received.descriptors.size() != 1) return gone;
         Result<Segment> segment = Segment::attach(layout_of(settings, ranks.size()), settings.job_id, received.descriptors[0]);
@@ -422,7 +440,8 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
         if (members != ranks.size() || !group.segment.mapped()) return gone;
         return group;
       case MessageKind::hello:
-      case MessageKind::ready: return gone;
+      case MessageKind::ready:
+        return gone;
     }
   }
 }

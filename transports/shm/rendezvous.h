@@ -65,14 +65,15 @@ class Listener {
   std::uint64_t job_id_ = 0;
 };
 
-/// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the others, makes the memory, hands it out. Strangers that
-/// connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ; peer_failed; system_error.
+/// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the others, makes the memory, hands it out.
+/// Strangers that connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ;
+/// peer_failed; system_error.
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                          std::chrono::steady_clock::time_point deadline);
 
-/// Run by every other rank, with the address of the lowest one. Errors: as lead_group(); invalid_argument for bytes that are no address
-/// of the lowest rank.
-Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings, const std::vector<int>& ranks,
-                         Member self, std::chrono::steady_clock::time_point deadline);
+/// Run by every other rank, with the address of the lowest one. Errors: as lead_group(); invalid_argument for bytes that are no
+/// address of the lowest rank.
+Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
+                         const std::vector<int>& ranks, Member self, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace shoal::shm

@@ -3,9 +3,9 @@
 //   Ring  = RingControl, then `slots` slots
 //   Slot  = one SlotLine, then room for one payload of tile_bytes, rounded up to whole cache lines
 //
-// The receiver polls the sequence word of the slot that comes next; the word shares its line with the header and with payloads of up
-// to 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where SIMD
-// loads are aligned.
+// The receiver polls the sequence word of the slot that comes next; the word shares its line with the header and with payloads
+// of up to 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where
+// SIMD loads are aligned.
 #pragma once
 
 #include <atomic>
@@ -37,8 +37,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics must wor
 
 /// The words beside the slots. Each has one writer and a cache line of its own.
 struct RingControl {
-  alignas(kLineBytes) std::atomic<std::uint64_t> released;      ///< tiles given back; written by the receiver
-  alignas(kLineBytes) std::atomic<std::uint32_t> sender_waits;  ///< 1 from a send that found no room until it found some; the sender's
+  alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< tiles given back; written by the receiver
+  alignas(kLineBytes)
+      std::atomic<std::uint32_t> sender_waits;  ///< 1 from a send that found no room until it found some; the sender's
 };
 static_assert(sizeof(RingControl) == 2 * kLineBytes);
 
@@ -77,8 +78,8 @@ class RingView {
 
 /// The sending end. Thread rule: one thread at a time.
 ///
-/// The caller wakes a sleeping receiver after a successful try_send(). The publication is a sequentially consistent store and the
-/// look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
+/// The caller wakes a sleeping receiver after a successful try_send(). The publication is a sequentially consistent store and
+/// the look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
 class RingSender {
  public:
   RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape), choice_(2 * shape.slots) {}
@@ -86,8 +87,8 @@ class RingSender {
   /// Copies the tile into the next slot and publishes it; false where all slots are taken.
   bool try_send(const TileHeader& header, std::span<const std::byte> data) noexcept {
     if (!has_room()) {
-      // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping` word
-      // (both seq_cst), so that a receiver that sees the one sees the other.
+      // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping`
+      // word (both seq_cst), so that a receiver that sees the one sees the other.
       if (!waits_) ring_.control().sender_waits.store(1, std::memory_order_seq_cst);
       waits_ = true;
       return false;
@@ -96,8 +97,8 @@ class RingSender {
     SlotLine& slot = ring_.slot(position_);
     slot.header = header;
     if (!data.empty()) copy(RingView::payload(slot, data.size()), data);
-    // Orders header and payload before the word that RingReceiver::visible() reads with acquire. Sequentially consistent, so that the
-    // caller's next load of the receiver's `sleeping` word cannot pass it.
+    // Orders header and payload before the word that RingReceiver::visible() reads with acquire. Sequentially consistent, so
+    // that the caller's next load of the receiver's `sleeping` word cannot pass it.
     slot.sequence.store(sent_ + 1, std::memory_order_seq_cst);
     position_ = ring_.next(position_);
     ++sent_;
@@ -114,7 +115,8 @@ class RingSender {
   }
   /// As take_room(), but changes nothing, and ordered after this rank's `sleeping` word was set.
   [[nodiscard]] bool room_before_sleep() noexcept {
-    // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees the sleeper.
+    // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees the
+    // sleeper.
     return waits_ && sent_ - ring_.control().released.load(std::memory_order_seq_cst) < ring_.slots();
   }
 
@@ -155,8 +157,9 @@ class RingSender {
   RingView ring_;
   CopyChoice choice_;
   std::uint64_t sent_ = 0;
-  std::uint64_t known_released_ = 0;  ///< the last `released` that was read; saves the transfer of that line while there is room
-  std::size_t position_ = 0;          ///< sent_ modulo slots
+  std::uint64_t known_released_ =
+      0;                      ///< the last `released` that was read; saves the transfer of that line while there is room
+  std::size_t position_ = 0;  ///< sent_ modulo slots
   bool waits_ = false;
 };
 
@@ -188,8 +191,8 @@ class RingReceiver {
     position_ = ring_.next(position_);
     ++released_;
     if (arrived_ < released_) arrived_ = released_, arrived_position_ = position_;
-    // Orders our reads of the slot before the sender's next write to it (RingSender::has_room()). Sequentially consistent, so that
-    // neither the load below nor the caller's load of the sender's `sleeping` word can pass it.
+    // Orders our reads of the slot before the sender's next write to it (RingSender::has_room()). Sequentially consistent, so
+    // that neither the load below nor the caller's load of the sender's `sleeping` word can pass it.
     ring_.control().released.store(released_, std::memory_order_seq_cst);
     return ring_.control().sender_waits.load(std::memory_order_seq_cst) != 0;
   }
@@ -205,7 +208,8 @@ class RingReceiver {
     return any;
   }
 
-  /// Whether there is a tile that peek() has not shown or take_arrivals() has not counted; ordered after this rank's `sleeping` word.
+  /// Whether there is a tile that peek() has not shown or take_arrivals() has not counted; ordered after this rank's `sleeping`
+  /// word.
   [[nodiscard]] bool news_before_sleep() const noexcept {
     return (!shown_ && present(position_, released_)) ||
            (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));

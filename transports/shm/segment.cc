@@ -63,15 +63,15 @@ Result<Segment> Segment::attach(const SegmentLayout& layout, std::uint64_t job_i
   if (::fstat(file.get(), &info) != 0) return system_error("shm: looking at the received shared memory", errno);
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
   if (static_cast<std::size_t>(info.st_size) != layout.segment_bytes() || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Status(StatusCode::mismatch, "shm: the received shared memory has " + std::to_string(info.st_size) + " bytes, sealed " +
-                                            (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 ? "yes" : "no") + "; expected " +
-                                            std::to_string(layout.segment_bytes()) + " sealed bytes");
+    return Status(StatusCode::mismatch, "shm: the received shared memory has " + std::to_string(info.st_size) +
+                                            " bytes, sealed " + (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 ? "yes" : "no") +
+                                            "; expected " + std::to_string(layout.segment_bytes()) + " sealed bytes");
   }
   if (Status status = segment.map(file); !status.ok()) return status;
   const SegmentHeader& header = segment.header();
-  if (header.magic != kSegmentMagic || header.version != kProtocolVersion || header.ranks != layout.ranks || header.job_id != job_id ||
-      header.tile_bytes != layout.ring.tile_bytes || header.slots != layout.ring.slots || header.window_bytes != layout.window_bytes ||
-      header.segment_bytes != layout.segment_bytes()) {
+  if (header.magic != kSegmentMagic || header.version != kProtocolVersion || header.ranks != layout.ranks ||
+      header.job_id != job_id || header.tile_bytes != layout.ring.tile_bytes || header.slots != layout.ring.slots ||
+      header.window_bytes != layout.window_bytes || header.segment_bytes != layout.segment_bytes()) {
     return Status(StatusCode::mismatch, "shm: the received shared memory was laid out by another version or for another job");
   }
   return segment;

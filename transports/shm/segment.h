@@ -30,7 +30,8 @@ struct SegmentHeader {
   std::uint64_t slots;
   std::uint64_t window_bytes;
   std::uint64_t segment_bytes;
-  alignas(kLineBytes) std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() look at one word
+  alignas(kLineBytes)
+      std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() look at one word
 };
 
 /// What one rank tells all others.
@@ -49,8 +50,8 @@ struct SegmentLayout {
   [[nodiscard]] std::size_t window_offset(std::size_t rank) const {
     return round_up(block_offset(ranks), kPageBytes) + rank * window_bytes;
   }
-  /// Rings of all pairs, by sender, then by receiver. Neighbouring rings start on different cache sets, since their size is no power
-  /// of two.
+  /// Rings of all pairs, by sender, then by receiver. Neighbouring rings start on different cache sets, since their size is no
+  /// power of two.
   [[nodiscard]] std::size_t ring_offset(std::size_t from, std::size_t to) const {
     return window_offset(ranks) + (from * (ranks - 1) + (to < from ? to : to - 1)) * ring.ring_bytes();
   }
@@ -69,7 +70,8 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  /// Makes an unnamed file of the right size that can neither shrink nor grow, writes the header and maps it. `file` receives it.
+  /// Makes an unnamed file of the right size that can neither shrink nor grow, writes the header and maps it. `file` receives
+  /// it.
   static Result<Segment> create(const SegmentLayout& layout, std::uint64_t job_id, Descriptor* file);
   /// Maps the file made by another rank after checking its size, its seals and its header.
   static Result<Segment> attach(const SegmentLayout& layout, std::uint64_t job_id, const Descriptor& file);
@@ -82,7 +84,9 @@ class Segment {
   [[nodiscard]] std::span<std::byte> window(std::size_t rank) const noexcept {
     return {memory_ + layout_.window_offset(rank), layout_.window_bytes};
   }
-  [[nodiscard]] std::byte* ring(std::size_t from, std::size_t to) const noexcept { return memory_ + layout_.ring_offset(from, to); }
+  [[nodiscard]] std::byte* ring(std::size_t from, std::size_t to) const noexcept {
+    return memory_ + layout_.ring_offset(from, to);
+  }
   [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
 
  private:

@@ -33,8 +33,8 @@ constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
 constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 
-/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer knows no fences; it sees an atomic operation of
-/// the same ordering.
+/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer knows no fences; it sees an atomic
+/// operation of the same ordering.
 void full_fence() noexcept {
 #ifdef __SANITIZE_THREAD__
   static std::atomic<int> word{0};
@@ -46,8 +46,8 @@ void full_fence() noexcept {
 
 /// Wakes the rank of `block` if it blocks or is about to.
 void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
-  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before, so either this load sees
-  // the sleeper or the sleeper's last look sees what was published.
+  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before, so either this
+  // load sees the sleeper or the sleeper's last look sees what was published.
   if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
   // The exchange lets one waker through. It acquires and releases nothing else that anybody depends on.
   if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
@@ -67,9 +67,13 @@ struct Session {
 class ShmLink final : public Link {
  public:
   ShmLink(std::shared_ptr<Session> session, int peer, std::size_t position, std::size_t own_position)
-      : session_(std::move(session)), peer_(peer), position_(position), tile_bytes_(segment().layout().ring.tile_bytes),
+      : session_(std::move(session)),
+        peer_(peer),
+        position_(position),
+        tile_bytes_(segment().layout().ring.tile_bytes),
         sender_(segment().ring(own_position, position), segment().layout().ring),
-        receiver_(segment().ring(position, own_position), segment().layout().ring), peer_block_(segment().block(position)),
+        receiver_(segment().ring(position, own_position), segment().layout().ring),
+        peer_block_(segment().block(position)),
         peer_wake_fd_(session_->group.members[position].wake.get()) {
     session_->links.push_back(this);
   }
@@ -135,8 +139,12 @@ class ShmLink final : public Link {
 class ShmTransport final : public Transport {
  public:
   ShmTransport(const ShmOptions& options, Listener listener, Member self, Descriptor epoll)
-      : options_(options), address_(listener.address()), listener_(std::move(listener)), self_(std::move(self)),
-        epoll_(std::move(epoll)), owner_(::getpid()) {}
+      : options_(options),
+        address_(listener.address()),
+        listener_(std::move(listener)),
+        self_(std::move(self)),
+        epoll_(std::move(epoll)),
+        owner_(::getpid()) {}
 
   ~ShmTransport() override {
     // A forked child that drops its copy must not close the parent's end.
@@ -166,7 +174,8 @@ class ShmTransport final : public Transport {
     Result<Group> group = [&] {
       if (position_ == 0) return lead_group(listener_, settings, ranks_, std::move(self), deadline);
       const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
-      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self), deadline);
+      return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self),
+                        deadline);
     }();
     listener_ = Listener();  // nobody else is expected
     if (!group.ok()) return group.status();
@@ -198,8 +207,8 @@ class ShmTransport final : public Transport {
 
   bool prepare_wait() override {
     if (session_ == nullptr) return true;
-    // Read by wake_if_sleeping() in the peers. Sequentially consistent, as are the looks below and what the peers publish: one of the
-    // two sides sees the other.
+    // Read by wake_if_sleeping() in the peers. Sequentially consistent, as are the looks below and what the peers publish: one
+    // of the two sides sees the other.
     segment().block(position_).sleeping.store(1, std::memory_order_seq_cst);
     // For what the caller looks at next in the shared windows; pairs with the fence in notify_peers().
     full_fence();
@@ -242,15 +251,16 @@ class ShmTransport final : public Transport {
                                                 std::to_string(addresses.size()) + " addresses"};
     }
     if (peers.size() >= static_cast<std::size_t>(kMaxRanks)) {
-      return {StatusCode::invalid_argument, "shm: a group of " + std::to_string(peers.size() + 1) + " ranks is larger than the " +
-                                                std::to_string(kMaxRanks) + " that share memory"};
+      return {StatusCode::invalid_argument, "shm: a group of " + std::to_string(peers.size() + 1) +
+                                                " ranks is larger than the " + std::to_string(kMaxRanks) +
+                                                " that share memory"};
     }
     ranks_.assign(peers.begin(), peers.end());
     ranks_.push_back(options_.rank);
     std::sort(ranks_.begin(), ranks_.end());
     if (std::adjacent_find(ranks_.begin(), ranks_.end()) != ranks_.end() || ranks_[0] < 0) {
-      return {StatusCode::invalid_argument, "shm: the peers of rank " + std::to_string(options_.rank) +
-                                                " must be distinct ranks from 0 on, without itself"};
+      return {StatusCode::invalid_argument,
+              "shm: the peers of rank " + std::to_string(options_.rank) + " must be distinct ranks from 0 on, without itself"};
     }
     position_ = position_of(options_.rank);
     return {};
@@ -306,7 +316,8 @@ class ShmTransport final : public Transport {
         [[maybe_unused]] const ssize_t size = ::read(self_.wake.get(), &ignored, sizeof(ignored));
         continue;
       }
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(), nullptr);  // it stays readable for ever
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(),
+                  nullptr);  // it stays readable for ever
       for (ShmLink* link : session_->links) {
         if (link->position() != position || link->broken()) continue;
         link->fail("the process of rank " + std::to_string(link->peer()) + " has ended");
@@ -340,10 +351,12 @@ class ShmTransport final : public Transport {
 
 Status check_options(const ShmOptions& options) {
   const auto bad = [](const std::string& what, auto value, const char* range) {
-    return Status(StatusCode::invalid_argument, "shm: " + what + " " + std::to_string(value) + " is out of range, use " + range);
+    return Status(StatusCode::invalid_argument,
+                  "shm: " + what + " " + std::to_string(value) + " is out of range, use " + range);
   };
   if (options.rank < 0) return bad("rank", options.rank, "0 or more");
-  if (options.tile_bytes < 1 || options.tile_bytes > kMaxTileBytes) return bad("tile_bytes", options.tile_bytes, "1 .. 67108864");
+  if (options.tile_bytes < 1 || options.tile_bytes > kMaxTileBytes)
+    return bad("tile_bytes", options.tile_bytes, "1 .. 67108864");
   if (options.slots < 2 || options.slots > kMaxSlots) return bad("slots", options.slots, "2 .. 4096");
   if (options.window_bytes > kMaxWindowBytes) return bad("window_bytes", options.window_bytes, "0 .. 1073741824");
   return {};
