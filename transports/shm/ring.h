@@ -82,7 +82,7 @@ class RingView {
 /// the look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
 class RingSender {
  public:
-  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape), choice_(2 * shape.slots) {}
+  RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
 
   /// Copies the tile into the next slot and publishes it; false where all slots are taken.
   bool try_send(const TileHeader& header, std::span<const std::byte> data) noexcept {
@@ -126,23 +126,21 @@ class RingSender {
 
  private:
   void copy(std::byte* target, std::span<const std::byte> data) noexcept {
-    if (data.size() < kStreamFromBytes) {
-      std::memcpy(target, data.data(), data.size());
-      return;
-    }
-    const CopyChoice::Order order = choice_.next();
-    const auto start = order.timed ? Clock::now() : Clock::time_point{};
-    if (order.way == CopyWay::streaming) {
+    if (data.size() >= kStreamFromBytes && choice_.chosen() == CopyWay::streaming) {
       streaming_copy(target, data.data(), data.size());
     } else {
       std::memcpy(target, data.data(), data.size());
     }
-    if (order.timed) choice_.record(static_cast<double>((Clock::now() - start).count()) / static_cast<double>(data.size()));
   }
   bool has_room() noexcept {
     if (sent_ - known_released_ < ring_.slots()) return true;
+    const auto start = Clock::now();
     // Acquires the receiver's reads of the slots that it gave back (RingReceiver::release()) before they are overwritten.
-    known_released_ = ring_.control().released.load(std::memory_order_acquire);
+    const std::uint64_t released = ring_.control().released.load(std::memory_order_acquire);
+    const bool changed = released != known_released_;
+    known_released_ = released;
+    // Changed: the receiver wrote the line since we read it, so it had to come from there.
+    if (changed) choice_.record(std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_cost_ns_);
     return sent_ - known_released_ < ring_.slots();
   }
   void stop_waiting() noexcept {
@@ -156,10 +154,10 @@ class RingSender {
 
   RingView ring_;
   CopyChoice choice_;
+  double clock_cost_ns_ = clock_cost_ns();
   std::uint64_t sent_ = 0;
-  std::uint64_t known_released_ =
-      0;                      ///< the last `released` that was read; saves the transfer of that line while there is room
-  std::size_t position_ = 0;  ///< sent_ modulo slots
+  std::uint64_t known_released_ = 0;  ///< the last `released` read; saves the transfer of that line while there is room
+  std::size_t position_ = 0;          ///< sent_ modulo slots
   bool waits_ = false;
 };
 
