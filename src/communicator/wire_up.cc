@@ -33,7 +33,7 @@ struct JobConfig {
   bool use_shm = true;
   bool use_tcp = true;
   std::size_t tile_bytes = 64 << 10;
-  int sockets_per_peer = 2;
+  int sockets_per_peer = 1;
   bool probe = true;
 };
 

@@ -1,6 +1,7 @@
 #include "src/selector/predict.h"
 
 #include <algorithm>
+#include <set>
 
 #include "src/algorithms/stages.h"
 #include "src/schedule/layout.h"
@@ -54,6 +55,12 @@ class NodeEstimate {
 
   [[nodiscard]] Demand demand_of(const Program& program) const {
     const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
+    std::set<int> senders;
+    for (const Step& step : program.steps) {
+      const bool receives = step.op == StepOp::recv || step.op == StepOp::recv_reduce;
+      if (receives && topology_.link_class(program.rank, step.peer) == LinkClass::network) senders.insert(step.peer);
+    }
+    const double crowd = senders.empty() ? 1 : 1 + CostModel::kFlowShare * static_cast<double>(senders.size() - 1);
     Demand demand;
     for (const Step& step : program.steps) {
       const std::size_t bytes = bytes_of(layout, step);
@@ -67,7 +74,7 @@ class NodeEstimate {
       if (topology_.link_class(program.rank, step.peer) != LinkClass::network) {
         demand.core_us += moved_us;
       } else {
-        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us;
+        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us * crowd;
       }
     }
     return demand;

@@ -22,7 +22,8 @@ constexpr std::array kSettings{
             "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
     Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
     Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
-    Setting{"SHOAL_SOCKETS_PER_PEER", "2", "TCP connections to each peer, 1 to 16 (rank 0's counts)"},
+    Setting{"SHOAL_SOCKETS_PER_PEER", "1",
+            "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
 };
 

@@ -157,7 +157,10 @@ class Simulator {
   }
 
   Status match_messages() {
+    senders_.assign(schedule_.programs.size(), 0);
     for (const auto& [ends, sends] : sends_) {
+      if (schedule_.topology.link_class(ends.first, ends.second) == LinkClass::network)
+        ++senders_[static_cast<std::size_t>(ends.second)];
       const auto& recvs = recvs_[ends];
       if (recvs.size() != sends.size()) {
         return {StatusCode::internal, "rank " + std::to_string(ends.first) + " sends " + std::to_string(sends.size()) +
@@ -266,8 +269,9 @@ class Simulator {
     result_.bytes[static_cast<std::size_t>(link)] += unit.bytes;
     ++result_.messages[static_cast<std::size_t>(link)];
 
-    const double port_us = costs_.port_us(rank, peer, unit.bytes);
-    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes));
+    const double crowd = 1 + CostModel::kFlowShare * static_cast<double>(senders_[static_cast<std::size_t>(peer)] - 1);
+    const double port_us = costs_.port_us(rank, peer, unit.bytes) * crowd;
+    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes)) * crowd;
     double& in = in_ports_[port_of(peer)];
     const double arrival = std::max(in, now_us);
     in = arrival + port_us;
@@ -288,6 +292,7 @@ class Simulator {
   std::vector<Unit> units_;
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> sends_;
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
+  std::vector<int> senders_;      // to each rank over the network
   std::vector<double> cores_;     // when each rank's core is free
   std::vector<double> in_ports_;  // when each node's port has taken in what is on its way
   std::vector<OutPort> out_ports_;

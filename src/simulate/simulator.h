@@ -23,10 +23,11 @@ struct Simulation {
 ///
 /// A message of n bytes takes latency_us + n * us_per_byte (Hockney). Over a network it occupies the port of the sender's and
 /// of the receiver's node for n * us_per_byte and a part of the latency (the overhead of LogP, which makes many small messages
-/// dear). Through shared memory it is the ranks' own cores that move it, once in and once out, beside what they compute:
-/// copying and folding take turns on each rank. Folding an operand takes reduce_us_per_byte on top. Where a node has fewer
-/// cores than ranks, what its cores do takes that much longer, and every hop between its ranks waits for a switch between them.
-/// A step hands its result on tile by tile: the next step starts a tile later and ends no earlier than a tile after it.
+/// dear). Flows of several senders that meet at one rank get in each other's way a little. Through shared memory it is the
+/// ranks' own cores that move it, once in and once out, beside what they compute: copying and folding take turns on each rank.
+/// Folding an operand takes reduce_us_per_byte on top. Where a node has fewer cores than ranks, what its cores do takes that
+/// much longer, and every hop between its ranks waits for a switch between them. A step hands its result on tile by tile: the
+/// next step starts a tile later and ends no earlier than a tile after it.
 ///
 /// What it does not know: congestion inside the network, memory bandwidth shared by a node, time lost to wake-ups. It ranks
 /// algorithms; it does not promise microseconds.
@@ -41,6 +42,7 @@ class CostModel {
 
   static constexpr std::size_t kTileBytes = 64 << 10;  ///< the unit in which steps hand results on
   static constexpr double kOverheadShare = 0.25;       ///< of a link's latency, in which its ports are busy
+  static constexpr double kFlowShare = 0.03;           ///< of a wire, that each further sender to one rank costs it
   static constexpr double kSwitchUs = 2;               ///< for the kernel to give a core to another rank
 
   [[nodiscard]] double latency_us(int from, int to) const;
