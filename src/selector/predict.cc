@@ -60,7 +60,7 @@ class NodeEstimate {
       const bool receives = step.op == StepOp::recv || step.op == StepOp::recv_reduce;
       if (receives && topology_.link_class(program.rank, step.peer) == LinkClass::network) senders.insert(step.peer);
     }
-    const double crowd = senders.empty() ? 1 : 1 + CostModel::kFlowShare * static_cast<double>(senders.size() - 1);
+    const int flows = static_cast<int>(senders.size());
     Demand demand;
     for (const Step& step : program.steps) {
       const std::size_t bytes = bytes_of(layout, step);
@@ -70,11 +70,11 @@ class NodeEstimate {
       if (step.op == StepOp::recv_reduce && step.source.buffer != step.target.buffer)
         demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.peer < 0) continue;
-      const double moved_us = costs_.port_us(program.rank, step.peer, bytes);
+      const double moved_us = costs_.port_us(program.rank, step.peer, bytes, flows);
       if (topology_.link_class(program.rank, step.peer) != LinkClass::network) {
         demand.core_us += moved_us;
       } else {
-        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us * crowd;
+        (step.op == StepOp::send ? demand.out_us : demand.in_us) += moved_us;
       }
     }
     return demand;

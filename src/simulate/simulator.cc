@@ -32,9 +32,11 @@ double CostModel::latency_us(int from, int to) const {
   return (topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us + switch_us) * crowd;
 }
 
-double CostModel::port_us(int from, int to, std::size_t bytes) const {
+double CostModel::port_us(int from, int to, std::size_t bytes, int flows) const {
   const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
-  return (kOverheadShare * cost.latency_us + static_cast<double>(bytes) * cost.us_per_byte) * crowding(from, to);
+  const bool wire = topology_.link_class(from, to) == LinkClass::network;
+  const double meeting = wire ? 1 + kFlowShare * std::max(0, flows - 1) : 1;
+  return (kOverheadShare * cost.latency_us + static_cast<double>(bytes) * cost.us_per_byte * meeting) * crowding(from, to);
 }
 
 double CostModel::reduce_us(int rank, std::size_t bytes) const {
@@ -269,9 +271,9 @@ class Simulator {
     result_.bytes[static_cast<std::size_t>(link)] += unit.bytes;
     ++result_.messages[static_cast<std::size_t>(link)];
 
-    const double crowd = 1 + CostModel::kFlowShare * static_cast<double>(senders_[static_cast<std::size_t>(peer)] - 1);
-    const double port_us = costs_.port_us(rank, peer, unit.bytes) * crowd;
-    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes)) * crowd;
+    const int flows = senders_[static_cast<std::size_t>(peer)];
+    const double port_us = costs_.port_us(rank, peer, unit.bytes, flows);
+    const double tile_us = costs_.port_us(rank, peer, costs_.tile(unit.bytes), flows);
     double& in = in_ports_[port_of(peer)];
     const double arrival = std::max(in, now_us);
     in = arrival + port_us;

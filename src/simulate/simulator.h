@@ -47,7 +47,8 @@ class CostModel {
 
   [[nodiscard]] double latency_us(int from, int to) const;
   /// How long a message keeps a port busy, or the core that moves it through shared memory.
-  [[nodiscard]] double port_us(int from, int to, std::size_t bytes) const;
+  /// `flows`: how many ranks send to `to` over a network in the course of the call.
+  [[nodiscard]] double port_us(int from, int to, std::size_t bytes, int flows = 1) const;
   [[nodiscard]] double reduce_us(int rank, std::size_t bytes) const;
   [[nodiscard]] double copy_us(int rank, std::size_t bytes) const;
   [[nodiscard]] std::size_t tile(std::size_t bytes) const { return bytes < kTileBytes ? bytes : kTileBytes; }
