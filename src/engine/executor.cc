@@ -199,12 +199,13 @@ bool Executor::progress() {
 
   moved |= advance_one_shot();
   if (one_shots_.size() != active_.size()) {
+    // Sends first: a transport may hold small tiles until progress(), to let them travel together.
+    for (LinkState& state : links_) {
+      while (!state.senders.empty() && advance_send(state)) moved = true;
+    }
     for (const auto& transport : parts_.transports) moved |= transport->progress();
     for (LinkState& state : links_) {
       moved |= retire_sent(state);
-      while (!state.senders.empty() && advance_send(state)) moved = true;
-    }
-    for (LinkState& state : links_) {
       while (!state.receivers.empty() && advance_receive(state)) moved = true;
     }
     for (std::size_t i = 0; i < active_.size(); ++i) {

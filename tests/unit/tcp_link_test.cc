@@ -88,12 +88,32 @@ TEST(TcpLink, PayloadsLieOnWholeCacheLines) {
   auto ends = make_pair_of(1, 4096);
   for (std::uint32_t size : {1U, 63U, 64U, 65U, 449U, 4095U}) {
     const auto data = random_bytes(size, size);
-    ASSERT_TRUE(drive(ends[0], [&] { return ends[0].link(1).try_send({0, 0, 0, size, 0}, data); }));
+    ASSERT_TRUE(send_message(ends[0], 1, data, size));
     const Arrival* arrival = nullptr;
     ASSERT_TRUE(drive(ends[1], [&] { return (arrival = ends[1].link(0).peek()) != nullptr; }));
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(arrival->data.data()) % 64, 0U);
     ends[1].link(0).release();
   }
+}
+
+TEST(TcpLink, SmallTilesOfOnePassLeaveTogether) {
+  auto ends = make_pair_of(1, 4096);
+  Link& link = ends[0].link(1);
+  const auto data = random_bytes(64, 1);
+  for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(link.try_send({0, 0, i, 64, 0}, data));
+  EXPECT_EQ(link.sent_tiles(), 0U) << "they wait for each other";
+  EXPECT_TRUE(ends[0].transport->progress());
+  EXPECT_EQ(link.sent_tiles(), 3U);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const Arrival* arrival = nullptr;
+    ASSERT_TRUE(drive(ends[1], [&] { return (arrival = ends[1].link(0).peek()) != nullptr; }));
+    EXPECT_EQ(arrival->header.edge, i);
+    ends[1].link(0).release();
+  }
+  // Whoever goes to sleep instead of making progress sends them too.
+  ASSERT_TRUE(link.try_send({0, 0, 9, 64, 0}, data));
+  EXPECT_FALSE(ends[0].transport->prepare_wait()) << "memory became free: there is something to look at";
+  EXPECT_EQ(link.sent_tiles(), 4U);
 }
 
 TEST(TcpLink, AFullReceiverSleepsAndWakesAgain) {

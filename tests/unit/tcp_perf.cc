@@ -121,6 +121,7 @@ double shoal_stream(int sockets, std::size_t tile) {
   std::thread receiver([&] {
     for (std::size_t i = 0; i < tiles; ++i) take(ends[1], 0, false);
     ends[1].link(0).try_send({}, {});
+    drive(ends[1], [&] { return ends[1].link(0).sent_tiles() == 1; });
   });
   Link& link = ends[0].link(1);
   for (std::size_t i = 0; i < tiles; ++i) drive(ends[0], [&] { return link.try_send(header, data); });
@@ -139,6 +140,7 @@ double shoal_ping_pong(int sockets, bool spin) {
       take(ends[1], 0, spin);
       ends[1].link(0).try_send(header, data);
     }
+    drive(ends[1], [&] { return ends[1].link(0).sent_tiles() == kRounds; });
   });
   const auto start = Clock::now();
   for (int i = 0; i < kRounds; ++i) {

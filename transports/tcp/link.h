@@ -47,8 +47,9 @@ struct Flow {
 };
 
 /// See Link. Sending: try_send appends to a small queue, from which each socket pulls its next tiles only when the kernel has
-/// taken all that it pulled before. Receiving: frames stay in the ring of the socket that brought them until they are released.
-/// Thread rule: that of the transport, one thread at a time.
+/// taken all that it pulled before. Small tiles are pulled in the next progress(), with all that have joined them by then.
+/// Receiving: frames stay in the ring of the socket that brought them until they are released. Thread rule: that of the
+/// transport, one thread at a time.
 class TcpLink final : public Link {
  public:
   /// Takes connected, non-blocking sockets that have finished the handshake.
@@ -74,6 +75,9 @@ class TcpLink final : public Link {
   [[nodiscard]] bool has_room(const Flow& flow) const noexcept;
   /// The socket takes bytes again; true where it took some.
   bool send_more(Flow& flow);
+  /// Sends the small tiles that wait for company; true where the kernel took some.
+  bool send_held();
+  bool held = false;  ///< stands in the Reactor's list of links with such tiles
   /// The peer has shut this socket: stop sending, read what is left.
   void hang_up(Flow& flow);
   /// A tile can be peeked that no peek() has shown yet.

@@ -45,6 +45,7 @@ Result<bool> Reactor::add(TcpLink& link) {
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, flow.socket.get(), &event) != 0) return system_error("tcp: epoll_ctl", errno);
   }
   links_.push_back(&link);
+  holding_.reserve(links_.size());
   std::size_t flows = 0;
   for (TcpLink* known : links_) flows += known->flows().size();
   ready_.reserve(flows);
@@ -55,6 +56,7 @@ Result<bool> Reactor::add(TcpLink& link) {
 
 void Reactor::remove(TcpLink& link) noexcept {
   std::erase(links_, &link);
+  std::erase(holding_, &link);
   std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
 }
 
@@ -77,13 +79,27 @@ void Reactor::enqueue(Flow& flow) {
   ready_.push_back(&flow);
 }
 
+void Reactor::hold(TcpLink& link) {
+  if (link.held) return;
+  link.held = true;
+  holding_.push_back(&link);
+}
+
+bool Reactor::send_held() {
+  bool moved = false;
+  for (TcpLink* link : holding_) moved |= link->send_held();
+  holding_.clear();
+  return moved;
+}
+
 void Reactor::note_closing() noexcept {
   news_ = true;
   set_timer(kClosingWatchMs);
 }
 
 bool Reactor::progress() {
-  bool moved = read_ready();
+  bool moved = send_held();
+  moved |= read_ready();
   if (!moved && links_.size() <= kDirectLinks) moved = read_directly();
   if (!moved || ++calls_since_collect_ >= kCollectEvery) {
     moved |= collect();
@@ -149,6 +165,7 @@ bool Reactor::collect() {
 }
 
 bool Reactor::prepare_wait() {
+  news_ |= send_held();
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
   if (collect()) news_ = true;  // what moved here is for the next progress() to report

@@ -31,6 +31,8 @@ class Reactor {
 
   /// The flow can be read from; no effect where it is known already.
   void enqueue(Flow& flow);
+  /// The link has small tiles that the next progress() or prepare_wait() sends.
+  void hold(TcpLink& link);
   /// A link breaks: look after it more often, and report it.
   void note_closing() noexcept;
 
@@ -46,6 +48,7 @@ class Reactor {
  private:
   Reactor() = default;
 
+  bool send_held();
   bool collect();
   bool read_ready();
   bool read_directly();
@@ -58,6 +61,7 @@ class Reactor {
   int owner_pid_ = 0;
   std::vector<TcpLink*> links_;
   std::vector<Flow*> ready_;
+  std::vector<TcpLink*> holding_;
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
 };
