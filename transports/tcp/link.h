@@ -48,8 +48,8 @@ struct Flow {
 
 /// See Link. Sending: try_send appends to a small queue, from which each socket pulls its next tiles only when the kernel has
 /// taken all that it pulled before. Small tiles are pulled in the next progress(), with all that have joined them by then.
-/// Receiving: frames stay in the ring of the socket that brought them until they are released. Thread rule: that of the
-/// transport, one thread at a time.
+/// Receiving: frames stay in the ring of the socket that brought them until they are released.
+/// Thread rule: that of the transport, one thread at a time.
 class TcpLink final : public Link {
  public:
   /// Takes connected, non-blocking sockets that have finished the handshake.
