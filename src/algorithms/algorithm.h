@@ -20,12 +20,21 @@ struct Algorithm {
   Status (*supports)(const Topology& topology, const Collective& collective);
   /// The Program of `rank`. Precondition: supports() is ok, 0 <= rank < topology.ranks().
   Program (*build)(const Topology& topology, const Collective& collective, int rank);
+  /// Hops of an all_reduce that do not show in the Program of any one rank, because what it waits for has come from far down a
+  /// tree. Predictions that look at a few Programs only add them. Null: none.
+  int (*hidden_hops)(const Topology& topology) = nullptr;
 };
 
-/// All algorithms, in a fixed order. No registration macros: the list is in registry.cc.
+/// The algorithms that the tests prove and the Selector rates, in a fixed order. No registration macros: the list is in
+/// registry.cc.
 std::span<const Algorithm> algorithms();
 
-/// The algorithm called `name`; not_found lists the known ones.
+/// Whether `algorithm` does on `topology` what an earlier one of algorithms() does too: there is nothing to choose between
+/// them. A composition over a single node, or over nodes of one rank each, is what runs on its own there.
+bool repeats_another(const Algorithm& algorithm, const Topology& topology);
+
+/// The algorithm called `name`: one of algorithms(), hierarchical(NODE,WIRE) composed of two stages, or another name of one of
+/// these (two_shot is direct). Error: not_found, which lists the known ones.
 Result<const Algorithm*> find_algorithm(std::string_view name);
 
 /// Every rank's Program.

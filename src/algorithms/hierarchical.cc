@@ -1,9 +1,14 @@
 // hierarchical: reduce-scatter inside each node, all_reduce of each strand between the nodes, all_gather inside each node.
 //
 // The message is cut into as many strands as the largest node has ranks; on node n strand s is in the hands of local rank
-// s mod L_n, so every rank of every node drives wires, and each byte crosses a node's wire once in each direction.
+// s mod L_n, so every rank of every node drives wires (one strand a rail), and each byte crosses a node's wire once in each
+// direction where the stage between the nodes sends no more than it must. Any of the stages listed here may run between the
+// nodes, and inside them any that deals in shares.
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <string>
 #include <utility>
 
 #include "src/algorithms/registry.h"
@@ -12,7 +17,8 @@
 namespace shoal {
 namespace {
 
-// Up to so many nodes a strand goes straight to the owners of its chunks (two hops); beyond, the fan-in is too wide.
+// Up to so many nodes "hierarchical" sends a strand straight to the owners of its chunks (two hops); beyond, the fan-in is too
+// wide.
 constexpr std::size_t kMaxDirectNodes = 16;
 // Large messages are cut into segments, so that the node gathers one while the wire still works on the next. A chunk stays
 // larger than this, and a Program has no more than kMaxLanes lanes where the strands alone do not exceed them.
@@ -20,93 +26,180 @@ constexpr std::size_t kSegmentChunkBytes = 256 << 10;
 constexpr std::size_t kMaxSegments = 8;
 constexpr std::size_t kMaxLanes = 64;
 
-Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+/// An all_reduce in two halves. `shares` says who owns which of the `chunks` that a strand is cut into, from chunk `first` on.
+struct Stage {
+  std::string_view name;
+  std::size_t (*chunks)(std::size_t members);
+  Shares (*shares)(std::size_t members, std::uint32_t lane, std::uint32_t first);
+  void (*reduce_scatter)(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+  void (*all_gather)(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+};
+
+template <std::size_t count>
+std::size_t exactly(std::size_t) {
+  return count;
+}
+std::size_t one_a_member(std::size_t members) { return members; }
+std::size_t one_a_player(std::size_t members) { return std::bit_floor(members); }
+
+/// A ring takes the chunks in descending order, so that its sends ascend from the chunk after the own one, as those of direct
+/// do.
+Shares ring_shares(std::size_t members, std::uint32_t lane, std::uint32_t first) {
+  Shares shares = one_chunk_each(members, lane, first);
+  std::ranges::reverse(shares);
+  return shares;
 }
 
-/// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * nodes + i is the i-th of a
+/// For what reduces and gathers in one go: nobody owns a part, and the strand lies at the first place.
+template <std::uint32_t count>
+Shares one_shard(std::size_t members, std::uint32_t lane, std::uint32_t first) {
+  Shares shares(members);
+  shares.front().push_back({lane, first, count});
+  return shares;
+}
+template <auto all_reduce>
+void in_one_go(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  all_reduce(program, members, shares.front().front());
+}
+void is_done(ProgramBuilder&, std::span<const int>, const Shares&) {}
+
+// The first kNodeStages take shares as they come, so they serve inside a node too.
+constexpr std::array kStages{
+    Stage{"direct", one_a_member, one_chunk_each, direct_reduce_scatter, direct_all_gather},
+    Stage{"ring", one_a_member, ring_shares, ring_reduce_scatter, ring_all_gather},
+    Stage{"circulant", one_a_member, one_chunk_each, circulant_reduce_scatter, circulant_all_gather},
+    Stage{"recursive_halving", one_a_player, halving_shares, halving_reduce_scatter, doubling_all_gather},
+    Stage{"recursive_doubling", exactly<1>, one_shard<1>, in_one_go<recursive_doubling_all_reduce>, is_done},
+    Stage{"one_shot", exactly<1>, one_shard<1>, in_one_go<one_shot_all_reduce>, is_done},
+    Stage{"tree", exactly<2>, one_shard<2>, in_one_go<two_tree_all_reduce>, is_done},
+};
+constexpr std::size_t kNodeStages = 4;
+constexpr std::size_t kDirect = 0;
+constexpr std::size_t kRing = 1;
+constexpr std::size_t kTree = kStages.size() - 1;
+
+/// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * chunks + i is the i-th of a
 /// strand.
 struct Deal {
   std::vector<std::vector<int>> nodes;
-  std::uint32_t node = 0;  // of the rank whose Program is built
+  std::uint32_t node = 0;   // of the rank whose Program is built
+  std::uint32_t local = 0;  // its place there
   std::uint32_t strands = 0;
   std::uint32_t segments = 0;
-  bool direct = true;
+  std::uint32_t chunks = 0;
 
-  [[nodiscard]] std::uint32_t node_count() const { return static_cast<std::uint32_t>(nodes.size()); }
   [[nodiscard]] std::uint32_t lane(std::uint32_t segment, std::uint32_t strand) const { return segment * strands + strand; }
-  /// Which chunk of a strand node n reduces. A ring takes them in descending order, so that its sends ascend from the
-  /// chunk after the own one, as those of direct do.
-  [[nodiscard]] std::uint32_t owned_chunk(std::uint32_t n) const { return direct ? n : node_count() - 1 - n; }
 };
 
-Deal make_deal(const Topology& topology, const Collective& collective, int rank) {
+Deal make_deal(const Topology& topology, const Collective& collective, int rank, const Stage& between) {
   Deal deal;
   deal.nodes = ranks_of_nodes(topology);
-  deal.node = static_cast<std::uint32_t>(topology.node_of_rank[static_cast<std::size_t>(rank)]);
-  for (const auto& ranks : deal.nodes) deal.strands = std::max(deal.strands, static_cast<std::uint32_t>(ranks.size()));
-  deal.direct = deal.nodes.size() <= kMaxDirectNodes;
+  if (deal.nodes.size() == 1) {  // no wires: the ranks stand for nodes
+    deal.nodes.clear();
+    for (int i = 0; i < topology.ranks(); ++i) deal.nodes.push_back({i});
+  }
+  for (std::uint32_t n = 0; n < deal.nodes.size(); ++n) {
+    const auto& ranks = deal.nodes[n];
+    deal.strands = std::max(deal.strands, static_cast<std::uint32_t>(ranks.size()));
+    const auto it = std::ranges::find(ranks, rank);
+    if (it == ranks.end()) continue;
+    deal.node = n;
+    deal.local = static_cast<std::uint32_t>(it - ranks.begin());
+  }
+  deal.chunks = static_cast<std::uint32_t>(between.chunks(deal.nodes.size()));
   const std::size_t most = std::clamp<std::size_t>(kMaxLanes / deal.strands, 1, kMaxSegments);
-  const std::size_t chunks = deal.strands * deal.nodes.size();
-  deal.segments =
-      static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / chunks / kSegmentChunkBytes, 1, most));
+  const std::size_t chunk_bytes = collective.input_bytes() / (std::size_t{deal.strands} * deal.chunks);
+  deal.segments = static_cast<std::uint32_t>(std::clamp<std::size_t>(chunk_bytes / kSegmentChunkBytes, 1, most));
   return deal;
 }
 
-/// Runs `stage` among the ranks of this node, for the chunks of every strand of a segment, starting with chunk `first`: those
-/// up to the end of the strands from all ranks, then those before `first`.
-template <typename Stage>
-void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t first, Stage stage) {
+/// Runs `move` among the ranks of this node, for the chunks of every strand of a segment, starting with chunk `first`: those up
+/// to the end of the strands from all ranks, then those before `first`.
+template <typename Move>
+void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t first, Move move) {
   const auto& ranks = deal.nodes[deal.node];
-  const std::uint32_t chunks = deal.node_count();
-  for (const auto& [begin, end] : {std::pair{first, chunks}, std::pair{0U, first}}) {
+  for (const auto& [begin, end] : {std::pair{first, deal.chunks}, std::pair{0U, first}}) {
     if (begin == end) continue;
     Shares shares(ranks.size());
     for (std::uint32_t strand = 0; strand < deal.strands; ++strand) {
       const std::uint32_t lane = deal.lane(segment, strand);
-      shares[strand % ranks.size()].push_back({lane, lane * chunks + begin, end - begin});
+      shares[strand % ranks.size()].push_back({lane, lane * deal.chunks + begin, end - begin});
     }
-    stage(program, ranks, shares);
+    move(program, ranks, shares);
   }
 }
 
-/// Runs `direct_stage` or `ring_stage` for every strand of a segment, among the ranks that hold it, one on each node.
-template <typename Stage>
-void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, Stage direct_stage, Stage ring_stage) {
-  for (std::uint32_t strand = 0; strand < deal.strands; ++strand) {
-    const std::uint32_t lane = deal.lane(segment, strand);
-    std::vector<int> members;
-    Shares shares;
-    for (std::uint32_t n = 0; n < deal.node_count(); ++n) {
-      members.push_back(deal.nodes[n][strand % deal.nodes[n].size()]);
-      shares.push_back({{lane, lane * deal.node_count() + deal.owned_chunk(n), 1}});
-    }
-    (deal.direct ? direct_stage : ring_stage)(program, members, shares);
-  }
+/// Runs `move` for a strand of a segment, among the ranks that hold it, one on each node.
+template <typename Move>
+void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t strand, const Stage& stage,
+                   Move move) {
+  std::vector<int> members;
+  for (const auto& ranks : deal.nodes) members.push_back(ranks[strand % ranks.size()]);
+  const std::uint32_t lane = deal.lane(segment, strand);
+  move(program, members, stage.shares(members.size(), lane, lane * deal.chunks));
 }
 
-Program build(const Topology& topology, const Collective& collective, int rank) {
-  const Deal deal = make_deal(topology, collective, rank);
-  const std::uint32_t owned = deal.owned_chunk(deal.node);
+Program compose(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& outside,
+                std::string name) {
+  const Stage& between = topology.nodes() > 1 ? outside : inside;
+  const Deal deal = make_deal(topology, collective, rank, between);
   const std::uint32_t lanes = deal.segments * deal.strands;
-  ProgramBuilder program(topology, collective, rank, lanes * deal.node_count(), lanes);
+  ProgramBuilder program(topology, collective, rank, lanes * deal.chunks, lanes);
 
-  // The wire takes the chunks of the other nodes first, beginning with the one after the own: the node stage makes them in that
-  // order, and for all segments before it gathers any, so that the wire never waits behind it.
-  for (std::uint32_t g = 0; g < deal.segments; ++g) {
-    inside_node(program, deal, g, (owned + 1) % deal.node_count(), direct_reduce_scatter);
-  }
+  // The chunk of a strand that the wire takes first, and the one that it has ready first.
+  ProgramBuilder trial(topology, collective, rank, lanes * deal.chunks, lanes);
+  between_nodes(trial, deal, 0, deal.local, between, between.reduce_scatter);
+  const Program wire = std::move(trial).finish("");
+  const std::uint32_t taken = wire.steps.empty() ? 0 : wire.steps.front().source.first_chunk % deal.chunks;
+  const Shares shares = between.shares(deal.nodes.size(), 0, 0);
+  const std::uint32_t owned = shares[deal.node].empty() ? 0 : shares[deal.node].front().first;
+
+  // The node makes first what the wire takes first, and makes all segments before it gathers any, so that the wire never waits
+  // behind it.
+  for (std::uint32_t g = 0; g < deal.segments; ++g) inside_node(program, deal, g, taken, inside.reduce_scatter);
+  const auto all_strands = [&](std::uint32_t g, auto move) {
+    for (std::uint32_t strand = 0; strand < deal.strands; ++strand) between_nodes(program, deal, g, strand, between, move);
+  };
   const auto gather = [&](std::uint32_t g) {
-    between_nodes(program, deal, g, direct_all_gather, ring_all_gather);
-    inside_node(program, deal, g, owned, direct_all_gather);
+    all_strands(g, between.all_gather);
+    inside_node(program, deal, g, owned, inside.all_gather);
   };
   for (std::uint32_t g = 0; g < deal.segments; ++g) {
-    between_nodes(program, deal, g, direct_reduce_scatter, ring_reduce_scatter);
+    all_strands(g, between.reduce_scatter);
     if (g > 0) gather(g - 1);
   }
   gather(deal.segments - 1);
-  if (topology.ranks() == 1) program.copy_to_output({0, 0, lanes});
-  return std::move(program).finish(deal.direct ? "hierarchical(direct)" : "hierarchical(ring)");
+  if (topology.ranks() == 1) program.copy_to_output({0, 0, lanes * deal.chunks});
+  return std::move(program).finish(std::move(name));
+}
+
+/// "hierarchical(ring)" where ranks of a node go direct, else "hierarchical(circulant,ring)".
+std::string name_of(std::size_t inside, std::size_t outside) {
+  const std::string node_part = inside == kDirect ? "" : std::string(kStages[inside].name) + ",";
+  return "hierarchical(" + node_part + std::string(kStages[outside].name) + ")";
+}
+
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+}
+
+template <std::size_t inside, std::size_t outside>
+Program build_pair(const Topology& topology, const Collective& collective, int rank) {
+  return compose(topology, collective, rank, kStages[inside], kStages[outside], name_of(inside, outside));
+}
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  const bool few = static_cast<std::size_t>(topology.nodes()) <= kMaxDirectNodes;
+  return (few ? build_pair<kDirect, kDirect> : build_pair<kDirect, kRing>)(topology, collective, rank);
+}
+
+int tree_hidden_hops(const Topology& topology) { return two_tree_hidden_hops(topology.nodes()); }
+
+using Build = decltype(Algorithm::build);
+
+template <std::size_t... i>
+constexpr std::array<Build, sizeof...(i)> all_pairs(std::index_sequence<i...>) {
+  return {build_pair<i / kStages.size(), i % kStages.size()>...};
 }
 
 }  // namespace
@@ -114,6 +207,41 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 Algorithm hierarchical_algorithm() {
   return {"hierarchical", "node reduce-scatter, all_reduce of every strand between nodes, node all_gather (Herring, SC20)",
           supports, build};
+}
+
+std::span<const Algorithm> hierarchical_compositions() {
+  constexpr std::size_t kCount = kNodeStages * kStages.size();
+  struct Text {
+    std::string name, summary;
+  };
+  static const std::array kTexts = [] {
+    std::array<Text, kCount> texts;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const auto [inside, outside] = std::pair{i / kStages.size(), i % kStages.size()};
+      texts[i].name = name_of(inside, outside);
+      texts[i].summary = std::string(kStages[inside].name) + " inside the nodes, then " + std::string(kStages[outside].name) +
+                         " between them for each rail's strand, and back";
+    }
+    return texts;
+  }();
+  static const std::array kAlgorithms = [] {
+    constexpr auto kBuilds = all_pairs(std::make_index_sequence<kCount>());
+    std::array<Algorithm, kCount> all{};
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const bool is_tree = i % kStages.size() == kTree;
+      all[i] = {kTexts[i].name, kTexts[i].summary, supports, kBuilds[i], is_tree ? tree_hidden_hops : nullptr};
+    }
+    return all;
+  }();
+  return kAlgorithms;
+}
+
+std::span<const Algorithm> hierarchical_candidates() { return hierarchical_compositions().subspan(1, kStages.size() - 1); }
+
+std::string hierarchical_names() {
+  std::string names = "hierarchical(NODE,WIRE) with WIRE one of";
+  for (const Stage& stage : kStages) names += " " + std::string(stage.name);
+  return names + ", and NODE one of the first " + std::to_string(kNodeStages) + " of these";
 }
 
 }  // namespace shoal

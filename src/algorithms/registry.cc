@@ -1,8 +1,9 @@
 #include "src/algorithms/registry.h"
 
 #include <algorithm>
-#include <array>
+#include <cstring>
 #include <limits>
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -51,20 +52,40 @@ Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> s
 
 std::span<const Algorithm> algorithms() {
   // Where the Selector finds two equally fast, the earlier one wins: simpler ones first.
-  static const std::array kAlgorithms{
-      one_shot_algorithm(), direct_algorithm(),        hierarchical_algorithm(), recursive_doubling_algorithm(),
-      ring_algorithm(),     dissemination_algorithm(), tree_algorithm(),         chain_algorithm(),
-  };
+  static const std::vector<Algorithm> kAlgorithms = [] {
+    std::vector<Algorithm> all{one_shot_algorithm(),           direct_algorithm(), hierarchical_algorithm(),
+                               recursive_doubling_algorithm(), ring_algorithm(),   circulant_algorithm(),
+                               recursive_halving_algorithm()};
+    const auto compositions = hierarchical_candidates();
+    all.insert(all.end(), compositions.begin(), compositions.end());
+    all.insert(all.end(), {dissemination_algorithm(), tree_algorithm(), chain_algorithm()});
+    return all;
+  }();
   return kAlgorithms;
 }
 
+bool repeats_another(const Algorithm& algorithm, const Topology& topology) {
+  const bool composed = algorithm.name.starts_with("hierarchical");
+  return composed && (topology.nodes() == 1 || topology.nodes() == topology.ranks());
+}
+
 Result<const Algorithm*> find_algorithm(std::string_view name) {
+  // Two names that mean the same: direct has two hops, so it is what others call two-shot; and it is what runs inside the nodes
+  // unless something else is named.
+  std::string canonical(name);
+  for (const auto& [alias, meaning] : {std::pair{"two_shot", "direct"}, std::pair{"(direct,", "("}}) {
+    for (std::size_t at; (at = canonical.find(alias)) != std::string::npos;) canonical.replace(at, std::strlen(alias), meaning);
+  }
   std::string known;
   for (const Algorithm& algorithm : algorithms()) {
-    if (algorithm.name == name) return &algorithm;
-    known += " " + std::string(algorithm.name);
+    if (algorithm.name == canonical) return &algorithm;
+    if (algorithm.name.find('(') == std::string_view::npos) known += " " + std::string(algorithm.name);
   }
-  return Status(StatusCode::not_found, "unknown algorithm '" + std::string(name) + "'; known:" + known);
+  for (const Algorithm& algorithm : hierarchical_compositions()) {
+    if (algorithm.name == canonical) return &algorithm;
+  }
+  return Status(StatusCode::not_found, "unknown algorithm '" + std::string(name) + "'; known:" + known +
+                                           "; two_shot is direct; " + hierarchical_names());
 }
 
 Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {

@@ -15,6 +15,22 @@ Algorithm hierarchical_algorithm();
 Algorithm tree_algorithm();
 Algorithm chain_algorithm();
 Algorithm dissemination_algorithm();
+Algorithm circulant_algorithm();
+Algorithm recursive_halving_algorithm();
+
+/// Every stage that serves inside a node with every stage between nodes: hierarchical(WIRE) where the node goes direct, which
+/// come first, and hierarchical(NODE,WIRE).
+std::span<const Algorithm> hierarchical_compositions();
+
+/// Those of them that go direct inside a node, where one hop costs least, and not direct between nodes: that is what
+/// "hierarchical" does where it pays.
+std::span<const Algorithm> hierarchical_candidates();
+
+/// How the names above are made up, for messages.
+std::string hierarchical_names();
+
+/// See Algorithm: of two_tree_all_reduce among n members. What a member inside a tree sees is a hop up and a hop down.
+int two_tree_hidden_hops(int members);
 
 /// ok where `asked` is one of `served`; else unsupported, naming both.
 Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> served);

@@ -3,27 +3,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "src/algorithms/position.h"
+
 namespace shoal {
-namespace {
-
-/// A member's place among the others; distances wrap around.
-class Position {
- public:
-  Position(const ProgramBuilder& program, std::span<const int> members)
-      : size_(members.size()), index_(static_cast<std::size_t>(std::ranges::find(members, program.rank()) - members.begin())) {}
-
-  [[nodiscard]] bool is_member() const noexcept { return index_ < size_; }
-  [[nodiscard]] std::size_t index() const noexcept { return index_; }
-  [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return (index_ + distance) % size_; }
-  [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return (index_ + size_ - distance % size_) % size_; }
-
- private:
-  std::size_t size_;
-  std::size_t index_;
-};
-
-}  // namespace
-
 void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
   const Position me(program, members);
   if (!me.is_member()) return;
@@ -77,20 +59,16 @@ void one_shot_all_reduce(ProgramBuilder& program, std::span<const int> members, 
 void recursive_doubling_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
   const Position me(program, members);
   if (!me.is_member()) return;
-  const std::size_t power = std::bit_floor(members.size());
-  const std::size_t excess = members.size() - power;
-  // The first 2 * excess members form pairs; the odd one of each pair plays for both.
-  const bool paired = me.index() < 2 * excess;
-  if (paired && me.index() % 2 == 0) {
+  const Players players(members.size());
+  if (players.is_idle(me.index())) {
     program.send(members[me.index() + 1], shard);
     program.recv(members[me.index() + 1], shard);
     return;
   }
+  const bool paired = players.is_paired(me.index());
   if (paired) program.recv_reduce(members[me.index() - 1], shard);
-  const std::size_t player = paired ? me.index() / 2 : me.index() - excess;
-  for (std::size_t distance = 1; distance < power; distance *= 2) {
-    const std::size_t other = player ^ distance;
-    const int peer = members[other < excess ? 2 * other + 1 : other + excess];
+  for (std::size_t distance = 1; distance < players.count(); distance *= 2) {
+    const int peer = members[players.member(players.player(me.index()) ^ distance)];
     program.send(peer, shard);
     program.recv_reduce(peer, shard);
   }
@@ -143,6 +121,18 @@ std::vector<int> ranks_node_by_node(const Topology& topology) {
   std::vector<int> order;
   order.reserve(topology.node_of_rank.size());
   for (const auto& ranks : ranks_of_nodes(topology)) order.insert(order.end(), ranks.begin(), ranks.end());
+  return order;
+}
+
+std::vector<int> ranks_dealt(const Topology& topology) {
+  const std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
+  std::vector<int> order;
+  order.reserve(topology.node_of_rank.size());
+  for (std::size_t local = 0; order.size() < topology.node_of_rank.size(); ++local) {
+    for (const auto& ranks : nodes) {
+      if (local < ranks.size()) order.push_back(ranks[local]);
+    }
+  }
   return order;
 }
 

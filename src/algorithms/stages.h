@@ -29,6 +29,34 @@ void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, 
 /// As direct_all_gather, around the same ring.
 void ring_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
 
+/// As direct_reduce_scatter, but in ceil(log2 n) rounds for every n: in each, a member hands the far part of what it still
+/// holds to the member `skip` after it, where the skips are n halved and rounded up until 1. n - 1 shards out of every member.
+/// Source: Traeff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms", arXiv 2410.14234, 2024.
+void circulant_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// As direct_all_gather, by the same rounds backwards.
+void circulant_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// As direct_reduce_scatter, but pairs at distance 1, 2, 4, ... exchange halves of what they hold: log2 n rounds. Where n is no
+/// power of two, an idle member hands everything to its neighbour first and gets its shards from it afterwards: two rounds
+/// more, and the whole of the shards out of the idle one. Source: Rabenseifner, "Optimization of collective reduction
+/// operations", ICCS 2004.
+void halving_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// As direct_all_gather, by the same rounds backwards: the distance halves, what is exchanged doubles. An idle member hands its
+/// shards to its neighbour first and gets all others from it afterwards.
+void doubling_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// The shares with which the two above move one run of chunks a round, as many chunks as players: chunk `first + i` belongs to
+/// the player whose number is i with its bits reversed. Idle members own nothing.
+Shares halving_shares(std::size_t members, std::uint32_t lane, std::uint32_t first);
+
+/// Each half of the shard, which has an even number of chunks, is folded up a binary tree and comes down it again: even chunks
+/// in one tree, odd ones in the other. Members inside one tree are leaves of the other, so all have as much to do:
+/// 2 floor(log2 n) hops, at most twice the shard in and out of a member.
+/// Source: Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", ParCo 2009.
+void two_tree_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
 /// Every member sends its value to every other and folds all of them: one hop, n - 1 times the data.
 void one_shot_all_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
@@ -56,6 +84,10 @@ std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int 
 
 /// All ranks, node by node: neighbours in this order share a node wherever they can.
 std::vector<int> ranks_node_by_node(const Topology& topology);
+
+/// All ranks, dealt from the nodes one by one: the first of each, the second of each, and so on. Members that are a multiple of
+/// the number of nodes apart share a node where nodes are alike.
+std::vector<int> ranks_dealt(const Topology& topology);
 
 /// One shard a member: member i owns chunk first + i, in `lane`.
 Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first);

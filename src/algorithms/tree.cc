@@ -1,4 +1,8 @@
-// tree: binomial trees, one between the nodes and one inside each: log2 hops, every wire between nodes crossed once.
+// tree: broadcast along binomial trees, one between the nodes and one inside each: log2 hops, every wire between nodes crossed
+// once. All_reduce up and down two binary trees with half of the message each, tile by tile: 2 floor(log2 p) hops, at most 2 n
+// bytes out of a rank and at most four neighbours in the trees, whatever p is.
+
+#include <algorithm>
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -6,11 +10,23 @@
 namespace shoal {
 namespace {
 
+// The half of a tree is sent in parts, so that those of both children arrive side by side and not one after the other.
+constexpr std::size_t kPartBytes = 256 << 10;
+constexpr std::size_t kMaxParts = 16;
+
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::broadcast});
+  return serves_only(collective.kind, {CollectiveKind::broadcast, CollectiveKind::all_reduce});
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
+  if (collective.kind == CollectiveKind::all_reduce) {
+    const auto parts =
+        static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / 2 / kPartBytes, 1, kMaxParts));
+    ProgramBuilder program(topology, collective, rank, 2 * parts, 1);
+    two_tree_all_reduce(program, ranks_node_by_node(topology), {0, 0, 2 * parts});
+    if (topology.ranks() == 1) program.copy_to_output({0, 0, 2 * parts});
+    return std::move(program).finish("tree");
+  }
   const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
   std::vector<int> leaders;
   for (const auto& ranks : nodes) leaders.push_back(ranks.front());
@@ -21,8 +37,17 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   return std::move(program).finish("tree");
 }
 
+/// One level inside the nodes and all between them; what is deeper inside a node costs little beside them.
+int hidden_hops(const Topology& topology) {
+  const int nodes = topology.nodes();
+  return two_tree_hidden_hops(nodes > 1 ? std::min(topology.ranks(), 2 * nodes) : topology.ranks());
+}
+
 }  // namespace
 
-Algorithm tree_algorithm() { return {"tree", "binomial trees, between the nodes and inside each; few hops", supports, build}; }
+Algorithm tree_algorithm() {
+  return {"tree", "two binary trees, half of the message up and down each (Sanders et al., ParCo 2009); broadcast: binomial",
+          supports, build, hidden_hops};
+}
 
 }  // namespace shoal

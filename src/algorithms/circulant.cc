@@ -1,0 +1,96 @@
+// circulant: reduce-scatter and all_gather on a circulant graph whose skips are the number of ranks, halved again and again.
+// As little traffic as the ring in ceil(log2 p) rounds each, for every p.
+//
+// All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather: half the rounds, n (p - 1) bytes.
+
+#include <numeric>
+#include <utility>
+
+#include "src/algorithms/position.h"
+#include "src/algorithms/registry.h"
+
+namespace shoal {
+namespace {
+
+/// The shards of `count` members from the one at `first` on, which travel together.
+std::vector<Shard> run_of(const Shares& shares, std::size_t first, std::size_t count) {
+  std::vector<Shard> run;
+  for (std::size_t i = 0; i < count; ++i) append(run, shares[(first + i) % shares.size()]);
+  return run;
+}
+
+/// The rounds of a reduce-scatter as {skip, how many shards a member still holds}.
+std::vector<std::pair<std::size_t, std::size_t>> rounds_of(std::size_t members) {
+  std::vector<std::pair<std::size_t, std::size_t>> rounds;
+  for (std::size_t held = members; held > 1; held = (held + 1) / 2) rounds.emplace_back((held + 1) / 2, held);
+  return rounds;
+}
+
+}  // namespace
+
+void circulant_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  // So many shards from the own one on hold more than one member's value. A run is cut there, because what nobody has added to
+  // still lies in the input.
+  std::size_t folded = 0;
+  for (const auto& [skip, held] : rounds_of(members.size())) {
+    const std::size_t cut = std::clamp(folded, skip, held);
+    for (const auto& [begin, end] : {std::pair{skip, cut}, std::pair{cut, held}}) {
+      for (const Shard& shard : run_of(shares, me.after(begin), end - begin)) program.send(members[me.after(skip)], shard);
+    }
+    for (const auto& [begin, end] : {std::pair{skip, cut}, std::pair{cut, held}}) {
+      for (const Shard& shard : run_of(shares, me.after(begin - skip), end - begin)) {
+        program.recv_reduce(members[me.before(skip)], shard);
+      }
+    }
+    folded = std::max(folded, held - skip);
+  }
+}
+
+void circulant_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  auto rounds = rounds_of(members.size());
+  std::ranges::reverse(rounds);
+  for (const auto& [skip, held] : rounds) {
+    for (const Shard& shard : run_of(shares, me.index(), held - skip)) program.send(members[me.before(skip)], shard);
+    for (const Shard& shard : run_of(shares, me.after(skip), held - skip)) program.recv(members[me.after(skip)], shard);
+  }
+}
+
+namespace {
+
+Status supports(const Topology&, const Collective& collective) {
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+}
+
+Program build(const Topology& topology, const Collective& collective, int rank) {
+  const auto ranks = static_cast<std::uint32_t>(topology.ranks());
+  ProgramBuilder program(topology, collective, rank, ranks, 1);
+  const Shares shares = one_chunk_each(ranks, 0, 0);
+  if (collective.kind == CollectiveKind::all_gather) {
+    // In the order of the ranks, in which their inputs follow each other. The first round sends the input from where it belongs
+    // anyway: later ones send it together with what was received.
+    std::vector<int> members(ranks);
+    std::iota(members.begin(), members.end(), 0);
+    program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+    circulant_all_gather(program, members, shares);
+  } else {
+    // The long skips carry the most. Dealt like this, they stay inside the nodes where the nodes are alike.
+    const std::vector<int> members = ranks_dealt(topology);
+    circulant_reduce_scatter(program, members, shares);
+    circulant_all_gather(program, members, shares);
+    if (ranks == 1) program.copy_to_output({0, 0, 1});
+  }
+  return std::move(program).finish("circulant");
+}
+
+}  // namespace
+
+Algorithm circulant_algorithm() {
+  return {"circulant", "skips that halve; least traffic in 2 ceil(log2 p) rounds for every p (Traeff, arXiv 2410.14234)",
+          supports, build};
+}
+
+}  // namespace shoal
