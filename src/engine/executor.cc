@@ -26,6 +26,7 @@ namespace {
 constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;   // TileHeader::edge of a signature
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
+constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
 constexpr std::size_t kMaxFold = 256;
 constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
 
@@ -244,23 +245,19 @@ bool Executor::advance_send(LinkState& state) {
   const auto [operation, plan_link] = state.senders.front();
   const Plan& plan = *operation->plan;
   LinkProgress& progress = operation->links[plan_link];
-  const auto sequence = static_cast<std::uint32_t>(operation->sequence());
-  if (!progress.call_sent) {
-    const auto bytes = std::as_bytes(std::span(&plan.signature, 1));
-    if (!state.link->try_send({0, sequence, kCallEdge, static_cast<std::uint32_t>(bytes.size()), 0}, bytes)) return false;
-    progress.call_sent = true;
-    taken_by_link(state, kSignature, bytes.size());
-    return true;
-  }
   const auto& sends = plan.links[plan_link].sends;
   if (progress.send_index == sends.size()) {
+    if (!progress.call_sent) return send_signature(state);
     state.senders.pop();
     return true;
   }
+  const auto sequence = static_cast<std::uint32_t>(operation->sequence());
   const std::uint32_t index = sends[progress.send_index];
   const Instruction& instruction = plan.instructions[index];
   const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
+  // Only now: signature and first tile share a packet. See send_late_signatures().
+  if (!progress.call_sent) return send_signature(state);
   const TileHeader header{0, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
   if (!state.link->try_send(header, {data, tile})) return false;
@@ -271,6 +268,40 @@ bool Executor::advance_send(LinkState& state) {
   }
   taken_by_link(state, index, tile);
   return true;
+}
+
+// Tells the peer which call this rank is in. False where the link has no room.
+bool Executor::send_signature(LinkState& state) {
+  const auto [operation, plan_link] = state.senders.front();
+  const auto bytes = std::as_bytes(std::span(&operation->plan->signature, 1));
+  const TileHeader header{0, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
+                          static_cast<std::uint32_t>(bytes.size()), 0};
+  if (!state.link->try_send(header, bytes)) return false;
+  operation->links[plan_link].call_sent = true;
+  taken_by_link(state, kSignature, bytes.size());
+  return true;
+}
+
+// A signature waits for the first tile, but not for long: the peer must learn that this rank is in the call, and in which.
+bool Executor::send_late_signatures() {
+  const auto waits = [](LinkState& state) {
+    if (state.senders.empty()) return false;
+    const auto [operation, plan_link] = state.senders.front();
+    return !operation->links[plan_link].call_sent;
+  };
+  if (std::none_of(links_.begin(), links_.end(), [&](LinkState& state) { return waits(state); })) {
+    signatures_due_ = {};
+    return false;
+  }
+  const auto now = Clock::now();
+  if (signatures_due_ == Clock::time_point{}) signatures_due_ = now + kSignaturePatience;
+  if (now < signatures_due_) return false;
+  signatures_due_ = now + kSignaturePatience;  // for those that find no room
+  bool moved = false;
+  for (LinkState& state : links_) {
+    if (waits(state)) moved |= send_signature(state);
+  }
+  return moved;
 }
 
 // The link has just taken a tile of the call whose turn it is: its memory is free now or later.
@@ -530,6 +561,7 @@ bool Executor::check() {
   if (parts_.control != nullptr && !closed()) {
     if (Status cause = parts_.control->poll(&moved); !cause.ok()) fail(std::move(cause));
   }
+  if (!closed()) moved |= send_late_signatures();
   if (!closed()) moved |= check_stray_calls() || check_links() || check_deadlines();
   if (closed()) {
     if (!announced_.exchange(true) && parts_.control != nullptr) parts_.control->send_abort(status());
@@ -636,6 +668,7 @@ Clock::time_point Executor::next_check() const noexcept {
   for (const LinkState& state : links_) {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }
+  if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
   return until;
 }
 

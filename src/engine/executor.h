@@ -135,6 +135,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool advance_one_shot();
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
   void mark_sent(internal::Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes);
+  bool send_signature(LinkState& state);
+  bool send_late_signatures();
   void taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes);
   bool retire_completed();
   void finish(internal::Operation* operation, const Status& outcome);
@@ -170,7 +172,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::uint64_t next_start_ = 0;
   std::uint64_t one_shot_count_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
-  std::array<CallSignature, kLedgerSize> ledger_{};  // of the latest started calls, by sequence
+  std::array<CallSignature, kLedgerSize> ledger_{};         // of the latest started calls, by sequence
+  std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
   Waiter caller_waiter_;
   std::vector<pollfd> caller_descriptors_;  // what a caller that drives sleeps on
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/engine/call_meter.h"
 #include "src/engine/executor.h"
 #include "src/engine/futex.h"
 
@@ -57,6 +58,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   callback_ = nullptr;
   callback_state_.store(kNoCallback, std::memory_order_relaxed);
   references_.store(1, std::memory_order_relaxed);
+  if (plan->meter != nullptr) started_ = std::chrono::steady_clock::now();
   state_.store(kRunning, std::memory_order_release);
 }
 
@@ -98,6 +100,7 @@ Status Operation::set_callback(std::function<void(const Status&)> callback) {
 
 void Operation::finish(Status outcome) {
   outcome_ = std::move(outcome);
+  if (plan->meter != nullptr && outcome_.ok()) plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);
   const bool has_callback = callback_state_.exchange(kFinished, std::memory_order_acq_rel) == kCallbackSet;
   // seq_cst store and load: either we see the sleeper, or it sees the state before it sleeps.
   state_.store(kDone, std::memory_order_seq_cst);

@@ -94,6 +94,7 @@ class Operation {
   Status outcome_;
   std::uint64_t sequence_ = 0;
   std::chrono::steady_clock::time_point deadline_;
+  std::chrono::steady_clock::time_point started_;  // only where the plan has a meter
   std::array<std::byte*, 3> bases_{};
   std::vector<std::byte> scratch_;
   std::shared_ptr<Executor> executor_;

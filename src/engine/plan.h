@@ -18,8 +18,9 @@
 namespace shoal {
 
 namespace internal {
+class CallMeter;
 class Operation;
-}
+}  // namespace internal
 
 /// What distinguishes one Plan from another on a communicator.
 struct PlanKey {
@@ -95,6 +96,7 @@ struct Plan {
   std::vector<PlanDependency> dependencies;
   std::vector<PlanLink> links;                               ///< links that this call uses
   std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
+  internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where nobody wants to know
   bool one_shot_window = false;                              ///< may run fused over the shared windows (see one_shot.h)
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };

@@ -24,7 +24,7 @@ class Waiter {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::nanoseconds kMaxPause{10'000};
+  static constexpr std::chrono::nanoseconds kMaxPause{2'000};
   static constexpr std::chrono::nanoseconds kMinPause{500};
   static constexpr std::chrono::nanoseconds kMaxYield{50'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
