@@ -42,10 +42,17 @@ class NodeEstimate {
     }
     const double network_us = std::max(most.out_us, most.in_us);
     const bool wire_bound = network_us > most.core_us;
-    // A chain of hops that visits all ranks, as a ring's does, takes what they take on average.
+    // A chain of hops that visits all ranks, as a ring's does, takes what they take on average; a rank that only waits for the
+    // result, as one does that is left over from a power of two, hardly counts.
     double chains_us = 0;
-    for (const Program& program : programs_) chains_us += chain_us(program, wire_bound);
-    return chains_us / static_cast<double>(programs_.size()) + std::max(network_us, most.core_us);
+    double receives = 0;
+    for (const Program& program : programs_) {
+      const auto count = static_cast<double>(std::ranges::count_if(
+          program.steps, [](const Step& step) { return step.op == StepOp::recv || step.op == StepOp::recv_reduce; }));
+      chains_us += count * chain_us(program, wire_bound);
+      receives += count;
+    }
+    return chains_us / std::max(receives, 1.0) + std::max(network_us, most.core_us);
   }
 
  private:
@@ -111,6 +118,15 @@ class NodeEstimate {
   std::vector<Program> programs_;
 };
 
+/// The hops that no Program shows, each of a tile of half of the message.
+double hidden_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  if (algorithm.hidden_hops == nullptr) return 0;
+  const LinkCost& cost =
+      topology.cost[static_cast<std::size_t>(topology.nodes() > 1 ? LinkClass::network : LinkClass::shared_memory)];
+  const double bytes = static_cast<double>(std::min(CostModel::kTileBytes, collective.input_bytes() / 2));
+  return algorithm.hidden_hops(topology) * (cost.latency_us + bytes * cost.us_per_byte);
+}
+
 }  // namespace
 
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
@@ -120,11 +136,15 @@ double estimate_us(const Algorithm& algorithm, const Topology& topology, const C
   if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
-  double slowest_us = NodeEstimate(algorithm, topology, costs, collective, *smallest).total_us();
-  if (smallest->size() != largest->size()) {
-    slowest_us = std::max(slowest_us, NodeEstimate(algorithm, topology, costs, collective, *largest).total_us());
+  // Beside the smallest and the largest node some that have another part to play where the number of nodes is no power of two.
+  const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
+  const std::set<std::ptrdiff_t> sample{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
+  double slowest_us = 0;
+  for (const std::ptrdiff_t node : sample) {
+    const auto& ranks = nodes[static_cast<std::size_t>(node)];
+    slowest_us = std::max(slowest_us, NodeEstimate(algorithm, topology, costs, collective, ranks).total_us());
   }
-  return slowest_us;
+  return slowest_us + hidden_us(algorithm, topology, collective);
 }
 
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
@@ -136,6 +156,20 @@ double predict_us(const Algorithm& algorithm, const Topology& topology, const Co
   if (!schedule.ok()) return estimate_us(algorithm, topology, collective);
   const auto simulation = simulate(*schedule);
   return simulation.ok() ? simulation->total_us : estimate_us(algorithm, topology, collective);
+}
+
+PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  Topology free_bytes = topology;
+  for (LinkCost& cost : free_bytes.cost) cost.us_per_byte = 0;
+  Topology free_arithmetic = topology;
+  free_arithmetic.reduce_us_per_byte = 0;
+  Topology only_latency = free_bytes;
+  only_latency.reduce_us_per_byte = 0;
+  const double total_us = predict_us(algorithm, topology, collective);
+  const auto saved_us = [&](const Topology& without) {
+    return std::max(0.0, total_us - predict_us(algorithm, without, collective));
+  };
+  return {predict_us(algorithm, only_latency, collective), saved_us(free_bytes), saved_us(free_arithmetic)};
 }
 
 }  // namespace shoal

@@ -14,4 +14,14 @@ double predict_us(const Algorithm& algorithm, const Topology& topology, const Co
 /// Assumes that a peer sends when this rank sends what corresponds to it, which holds for the symmetric collectives only.
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
+/// What a prediction is made of. The parts overlap in time, so they need not add up to the whole.
+struct PredictedTerms {
+  double latency_us = 0;     ///< what would remain if bytes and arithmetic were free
+  double bytes_us = 0;       ///< what moving the bytes adds
+  double arithmetic_us = 0;  ///< what folding them adds
+};
+
+/// Takes predict_us() apart, for people; it asks three times. Precondition as there.
+PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
 }  // namespace shoal

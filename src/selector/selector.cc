@@ -9,7 +9,8 @@
 namespace shoal {
 namespace {
 
-// The model does not know more precisely than this; within it the algorithm that comes first in algorithms() wins.
+// Neither the model nor a measurement knows more precisely than this; within it the algorithm that comes first in algorithms()
+// wins.
 constexpr double kAboutEqual = 1.02;
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
@@ -17,73 +18,104 @@ Status can_serve(const Algorithm& algorithm, const Topology& topology, const Col
   return build_program(algorithm, topology, collective, 0).status();
 }
 
-std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective) {
+/// Every algorithm with what the table says of it, and what the model does: where `model_always`, or where the table is silent
+/// about all of them.
+std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
+                                bool model_always) {
   std::vector<Candidate> candidates;
+  bool measured = false;
   for (const Algorithm& algorithm : algorithms()) {
-    Candidate candidate{&algorithm, can_serve(algorithm, topology, collective), 0};
-    if (candidate.status.ok()) candidate.predicted_us = predict_us(algorithm, topology, collective);
+    if (repeats_another(algorithm, topology)) continue;
+    Candidate candidate{&algorithm, can_serve(algorithm, topology, collective), {}, 0};
+    if (candidate.status.ok() && tuned != nullptr) candidate.measured_us = measured_us(*tuned, algorithm, collective);
+    measured |= candidate.measured_us.has_value();
     candidates.push_back(std::move(candidate));
+  }
+  for (Candidate& candidate : candidates) {
+    if (candidate.status.ok() && (model_always || !measured)) {
+      candidate.predicted_us = predict_us(*candidate.algorithm, topology, collective);
+    }
   }
   // Stable: of equals the first in algorithms() stays first.
   std::ranges::stable_sort(candidates, [](const Candidate& a, const Candidate& b) {
     if (a.status.ok() != b.status.ok()) return a.status.ok();
-    return a.status.ok() && a.predicted_us < b.predicted_us;
+    if (a.measured_us.has_value() != b.measured_us.has_value()) return a.measured_us.has_value();
+    return a.status.ok() && a.time_us() < b.time_us();
   });
   return candidates;
 }
 
-Result<Choice> force(const Topology& topology, const Collective& collective, std::string_view name) {
+Result<Choice> force(const Topology& topology, const Collective& collective, std::string_view name, const TunedShape* tuned) {
   const auto algorithm = find_algorithm(name);
   if (!algorithm.ok()) return algorithm.status();
   if (Status status = can_serve(**algorithm, topology, collective); !status.ok()) return status;
-  return Choice{*algorithm, predict_us(**algorithm, topology, collective)};
+  const auto measured = tuned == nullptr ? std::nullopt : measured_us(*tuned, **algorithm, collective);
+  return Choice{*algorithm, measured ? *measured : predict_us(**algorithm, topology, collective), ChoiceBasis::forced};
 }
 
-/// The simplest of the candidates that are about as fast as the fastest; or why there is none.
+/// The simplest of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
+/// they stand for election: a prediction beside a measurement decides nothing.
 Result<Choice> best(const std::vector<Candidate>& candidates) {
   const Candidate* best = &candidates.front();
   if (!best->status.ok()) return best->status;
-  const double limit_us = best->predicted_us * kAboutEqual;
+  const bool measured = best->measured_us.has_value();
+  const double limit_us = best->time_us() * kAboutEqual;
   for (const Candidate& candidate : candidates) {
-    if (!candidate.status.ok() || candidate.predicted_us > limit_us) break;
+    if (!candidate.status.ok() || candidate.measured_us.has_value() != measured || candidate.time_us() > limit_us) break;
     if (candidate.algorithm < best->algorithm) best = &candidate;
   }
-  return Choice{best->algorithm, best->predicted_us};
+  return Choice{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model};
 }
 
-std::string reason_for(const std::vector<Candidate>& candidates, const Choice& choice, bool forced) {
+std::string reason_for(const std::vector<Candidate>& candidates, const Choice& choice) {
   const std::string_view name = choice.algorithm->name;
   const Candidate& fastest = candidates.front();
-  if (forced && fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} was asked for; {} is predicted to take {:.1f} us instead of {:.1f} us", name,
-                       fastest.algorithm->name, fastest.predicted_us, choice.predicted_us);
+  const std::string_view verb = fastest.measured_us ? "was measured" : "is predicted";
+  if (choice.basis == ChoiceBasis::forced && fastest.algorithm != choice.algorithm) {
+    return fmt::format("{} was asked for; {} {} to take {:.1f} us instead of {:.1f} us", name, fastest.algorithm->name, verb,
+                       fastest.time_us(), choice.predicted_us);
   }
-  if (forced) return fmt::format("{} was asked for, and is predicted to be the fastest", name);
+  if (choice.basis == ChoiceBasis::forced) return fmt::format("{} was asked for, and {} to be the fastest", name, verb);
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} is predicted to take {:.1f} us, {} {:.1f} us: about equal, and {} is the simpler one", name,
-                       choice.predicted_us, fastest.algorithm->name, fastest.predicted_us, name);
+    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} is the simpler one", name, verb,
+                       choice.predicted_us, fastest.algorithm->name, fastest.time_us(), name);
   }
   const Candidate& second = candidates[1];
-  return fmt::format("{} is predicted to take {:.1f} us, the next best, {}, {:.1f} us", name, choice.predicted_us,
-                     second.algorithm->name, second.predicted_us);
+  if (fastest.measured_us && !second.measured_us) return fmt::format("{} is the only one that was measured at this size", name);
+  return fmt::format("{} {} to take {:.1f} us, the next best, {}, {:.1f} us", name, verb, choice.predicted_us,
+                     second.algorithm->name, second.time_us());
 }
 
 }  // namespace
 
-Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm) {
-  if (!forced_algorithm.empty()) return force(topology, collective, forced_algorithm);
-  return best(rate_all(topology, collective));
+std::string_view to_string(ChoiceBasis basis) noexcept {
+  switch (basis) {
+    case ChoiceBasis::model:
+      return "model";
+    case ChoiceBasis::table:
+      return "table";
+    case ChoiceBasis::forced:
+      return "forced";
+  }
+  return "?";
 }
 
-Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm) {
-  Explanation explanation{rate_all(topology, collective), {}, {}};
+Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
+                      const TunedShape* tuned) {
+  if (!forced_algorithm.empty()) return force(topology, collective, forced_algorithm, tuned);
+  return best(rate_all(topology, collective, tuned, false));
+}
+
+Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
+                            const TunedShape* tuned) {
+  Explanation explanation{rate_all(topology, collective, tuned, true), {}, {}};
   const bool forced = !forced_algorithm.empty();
-  const auto choice = forced ? force(topology, collective, forced_algorithm) : best(explanation.candidates);
+  const auto choice = forced ? force(topology, collective, forced_algorithm, tuned) : best(explanation.candidates);
   if (!choice.ok()) return choice.status();
   explanation.choice = *choice;
-  explanation.reason = reason_for(explanation.candidates, explanation.choice, forced);
+  explanation.reason = reason_for(explanation.candidates, explanation.choice);
   return explanation;
 }
 

@@ -1,6 +1,8 @@
 // Selector: which algorithm a call runs, and why.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,40 +10,54 @@
 #include <shoal/status.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/selector/tuning.h"
 
 namespace shoal {
+
+/// What a choice rests on.
+enum class ChoiceBasis : std::uint8_t { model, table, forced };
+/// "model", "table", "forced".
+std::string_view to_string(ChoiceBasis basis) noexcept;
 
 /// The algorithm for a call. `algorithm` points into algorithms() and lives for ever.
 struct Choice {
   const Algorithm* algorithm = nullptr;
-  double predicted_us = 0;
+  double predicted_us = 0;  ///< by the table where it knows this call, else by the model
+  ChoiceBasis basis = ChoiceBasis::model;
 };
 
-/// Chooses the algorithm that the cost model predicts to be the fastest; of those within 2 % of it, the first in algorithms().
-/// A non-empty `forced_algorithm` is taken whatever it costs.
+/// Chooses the algorithm that `tuned` says is the fastest; where it is null or was not measured around this size, the one that
+/// the cost model predicts to be. Of those within 2 % of the fastest, the first in algorithms(). A non-empty `forced_algorithm`
+/// is taken whatever it costs. Precondition: `tuned`, where there is one, matches `topology`.
 ///
-/// Pure and deterministic: every rank decides by itself, and all decide the same when their Topologies, costs included, are
-/// equal bit for bit. A few milliseconds at most; meant to be asked once for each call signature.
+/// Pure and deterministic: every rank decides by itself, and all decide the same when their Topologies, costs included, and
+/// tables are equal bit for bit. A few milliseconds at most; meant to be asked once for each call signature.
 /// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported where it does not serve the collective
 /// or nothing does, invalid_argument for a collective that makes no sense.
-Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {});
+Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
+                      const TunedShape* tuned = nullptr);
 
 /// One algorithm's chances.
 struct Candidate {
   const Algorithm* algorithm = nullptr;
-  Status status;            ///< ok, or why it cannot serve
-  double predicted_us = 0;  ///< where it can
+  Status status;                      ///< ok, or why it cannot serve
+  std::optional<double> measured_us;  ///< by the table, where it knows
+  double predicted_us = 0;            ///< by the model, where it can serve
+
+  /// What counts.
+  [[nodiscard]] double time_us() const noexcept { return measured_us.value_or(predicted_us); }
 };
 
 /// The choice with everything that it rests on.
 struct Explanation {
-  std::vector<Candidate>
-      candidates;  ///< those that can serve, fastest first; then those that cannot, in the order of algorithms()
+  /// Those that can serve, fastest first, measured ones before others; then those that cannot, in the order of algorithms().
+  std::vector<Candidate> candidates;
   Choice choice;
   std::string reason;  ///< one sentence
 };
 
 /// As select(), with reasons.
-Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {});
+Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
+                            const TunedShape* tuned = nullptr);
 
 }  // namespace shoal

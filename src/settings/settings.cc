@@ -24,6 +24,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
+    Setting{"SHOAL_TUNING", "",
+            "file of measured times, made by shoal tune, that the Selector prefers to its model (rank 0's counts)"},
+    Setting{"SHOAL_EXPLAIN", "0", "1: rank 0 says at the end which algorithms ran, why, and predicted against measured times"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
 };
 
@@ -84,6 +87,16 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   if (unit == "G" || unit == "GiB") shift = 30;
   if (shift < 0 || value > (~std::uint64_t{0} >> shift)) return refuse();
   return value << shift;
+}
+
+std::string format_bytes(std::uint64_t bytes) {
+  constexpr std::array<std::string_view, 4> kUnits{"bytes", "KiB", "MiB", "GiB"};
+  std::size_t unit = 0;
+  while (unit + 1 < kUnits.size() && bytes != 0 && bytes % 1024 == 0) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{} {}", bytes, kUnits[unit]);
 }
 
 }  // namespace shoal

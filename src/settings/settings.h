@@ -32,5 +32,7 @@ Result<double> seconds_setting(std::string_view name);
 
 /// Bytes from "65536", "64K", "64KiB", "4MiB", "1G" (powers of 1024). Errors: invalid_argument.
 Result<std::uint64_t> parse_bytes(std::string_view text);
+/// "2 MiB", "1000 bytes": the largest unit that divides it.
+std::string format_bytes(std::uint64_t bytes);
 
 }  // namespace shoal

@@ -1,0 +1,246 @@
+// The table of measured times: its file, what matches, what lies between its sizes, and that the Selector prefers it.
+
+#include "src/selector/tuning.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "src/selector/predict.h"
+#include "src/selector/selector.h"
+
+namespace shoal {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Collective all_reduce(std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / 4, DataType::float32, ReduceOp::sum, 0};
+}
+
+Measurement measurement(std::string_view algorithm, std::size_t bytes, double us) {
+  return {CollectiveKind::all_reduce, *find_algorithm(algorithm), bytes, us, us * 0.9, us * 1.2, 50};
+}
+
+// One that no model would believe: large messages by one_shot, small ones by ring.
+TunedShape odd_table(const Topology& topology = Topology::uniform(1, 4)) {
+  return {topology.node_of_rank,
+          transports_between(topology),
+          {measurement("ring", 1 << 10, 10), measurement("ring", 1 << 20, 1000), measurement("one_shot", 1 << 10, 40),
+           measurement("one_shot", 1 << 20, 250)}};
+}
+
+std::string file_of(const TunedShape& tuned) { return tuning_file(Json::array({to_json(tuned)})).dump(); }
+
+Result<std::string_view> chosen(const Collective& collective, const TunedShape* tuned, std::string_view forced = {}) {
+  const auto choice = select(Topology::uniform(1, 4), collective, forced, tuned);
+  if (!choice.ok()) return choice.status();
+  return choice->algorithm->name;
+}
+
+TEST(Tuning, AFileHoldsWhatWasWritten) {
+  const TunedShape written = odd_table(Topology::ragged({3, 1, 2}));
+  const auto read = parse_tuning(file_of(written));
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  ASSERT_EQ(read->shapes.size(), 1U);
+  const TunedShape& shape = read->shapes.front();
+  EXPECT_EQ(shape.node_of_rank, written.node_of_rank);
+  EXPECT_EQ(shape.transports, "shm+tcp");
+  EXPECT_EQ(shape.name(), "3+1+2 over shm+tcp");
+  ASSERT_EQ(shape.measurements.size(), written.measurements.size());
+  for (std::size_t i = 0; i < written.measurements.size(); ++i) {
+    EXPECT_EQ(shape.measurements[i].kind, written.measurements[i].kind);
+    EXPECT_EQ(shape.measurements[i].algorithm, written.measurements[i].algorithm);
+    EXPECT_EQ(shape.measurements[i].bytes, written.measurements[i].bytes);
+    EXPECT_DOUBLE_EQ(shape.measurements[i].median_us, written.measurements[i].median_us);
+    EXPECT_DOUBLE_EQ(shape.measurements[i].p10_us, written.measurements[i].p10_us);
+    EXPECT_DOUBLE_EQ(shape.measurements[i].p90_us, written.measurements[i].p90_us);
+    EXPECT_EQ(shape.measurements[i].samples, 50);
+  }
+  // What start-up sends to the other ranks is one shape.
+  const auto sent = parse_tuned_shape(to_json(written).dump());
+  ASSERT_TRUE(sent.ok());
+  EXPECT_EQ(sent->measurements.size(), written.measurements.size());
+}
+
+TEST(Tuning, RefusesWhatIsMalformedAndSaysWhere) {
+  const std::string good = file_of(odd_table());
+  struct Damage {
+    std::function<void(Json&)> apply;
+    StatusCode code;
+    std::string words;
+  };
+  const auto entry = [](Json& file, std::size_t i) -> Json& { return file["shapes"][0]["entries"][i]; };
+  const std::vector<Damage> damages{
+      {[](Json& f) { f.erase("format"); }, StatusCode::invalid_argument, "no table that shoal tune has written"},
+      {[](Json& f) { f["format"] = 2; }, StatusCode::unsupported, "format 2, this library reads 1"},
+      {[](Json& f) { f["shoal"] = "0.0.1"; }, StatusCode::unsupported, "measured with shoal 0.0.1"},
+      {[](Json& f) { f.erase("shoal"); }, StatusCode::unsupported, "run shoal tune again"},
+      {[](Json& f) { f["shapes"] = 7; }, StatusCode::invalid_argument, "shapes"},
+      {[](Json& f) { f["shapes"][0] = 7; }, StatusCode::invalid_argument, "shape 1: is no object"},
+      {[](Json& f) { f["shapes"][0]["node_of_rank"] = Json::array(); }, StatusCode::invalid_argument, "node_of_rank"},
+      {[](Json& f) {
+         f["shapes"][0]["node_of_rank"] = {0, 2};
+       },
+       StatusCode::invalid_argument, "order of their lowest rank"},
+      {[](Json& f) {
+         f["shapes"][0]["node_of_rank"] = {0, -1};
+       },
+       StatusCode::invalid_argument, "order of their lowest rank"},
+      {[](Json& f) { f["shapes"][0]["transports"] = 1; }, StatusCode::invalid_argument, "transports"},
+      {[](Json& f) { f["shapes"][0].erase("entries"); }, StatusCode::invalid_argument, "entries"},
+      {[&](Json& f) { entry(f, 1) = "x"; }, StatusCode::invalid_argument, "shape 1: entry 2: is no object"},
+      {[&](Json& f) { entry(f, 1)["algorithm"] = "rong"; }, StatusCode::not_found, "entry 2: unknown algorithm 'rong'; known:"},
+      {[&](Json& f) { entry(f, 2)["collective"] = "frob"; }, StatusCode::invalid_argument,
+       "entry 3: unknown collective 'frob'"},
+      {[&](Json& f) { entry(f, 2)["bytes"] = 0; }, StatusCode::invalid_argument, "entry 3: has no positive \"bytes\""},
+      {[&](Json& f) { entry(f, 2)["bytes"] = -4; }, StatusCode::invalid_argument, "bytes"},
+      {[&](Json& f) { entry(f, 2)["bytes"] = 4.5; }, StatusCode::invalid_argument, "bytes"},
+      {[&](Json& f) { entry(f, 2)["latency_us"] = -1; }, StatusCode::invalid_argument, "latency_us"},
+      {[&](Json& f) { entry(f, 2)["latency_us"] = "fast"; }, StatusCode::invalid_argument, "latency_us"},
+      {[&](Json& f) { entry(f, 1) = entry(f, 0); }, StatusCode::invalid_argument,
+       "entry 2: all_reduce of 1024 bytes by ring is there twice"},
+      {[&](Json& f) { f["shapes"][0]["entries"] = Json(std::vector<Json>(5000, entry(f, 0))); }, StatusCode::invalid_argument,
+       "5000 entries, more than"},
+  };
+  for (const Damage& damage : damages) {
+    Json file = Json::parse(good);
+    damage.apply(file);
+    const auto table = parse_tuning(file.dump());
+    ASSERT_FALSE(table.ok()) << "should say: " << damage.words;
+    EXPECT_EQ(table.status().code(), damage.code) << table.status().to_string();
+    EXPECT_NE(table.status().message().find(damage.words), std::string::npos) << table.status().message();
+  }
+  for (const std::string& text : {std::string(), std::string("{"), good.substr(0, good.size() / 2)}) {
+    const auto table = parse_tuning(text);
+    ASSERT_FALSE(table.ok());
+    EXPECT_NE(table.status().message().find("is not JSON"), std::string::npos) << table.status().message();
+  }
+  EXPECT_FALSE(parse_tuning("[]").ok());
+  EXPECT_FALSE(parse_tuning("null").ok());
+}
+
+TEST(Tuning, NoPrefixOfAFileCrashes) {
+  const std::string good = file_of(odd_table());
+  for (std::size_t length = 0; length < good.size(); ++length) EXPECT_FALSE(parse_tuning(good.substr(0, length)).ok());
+}
+
+TEST(Tuning, MatchesTheSameRanksOnTheSameNodesOverTheSameWires) {
+  const Topology two_by_two = Topology::uniform(2, 2);
+  const TuningTable table{{odd_table(), odd_table(two_by_two)}};
+  EXPECT_EQ(table.find(two_by_two, "shm+tcp"), &table.shapes[1]);
+  EXPECT_EQ(table.find(Topology::uniform(1, 4), "shm"), &table.shapes[0]);
+  EXPECT_EQ(table.find(Topology::uniform(1, 4), "tcp"), nullptr);
+  EXPECT_EQ(table.find(Topology::uniform(1, 3), "shm"), nullptr);
+  EXPECT_EQ(table.find(Topology::uniform(4, 1), "tcp"), nullptr);
+  // Dealt out in turn: neighbours by number are no longer neighbours by place.
+  Topology dealt = two_by_two;
+  dealt.node_of_rank = {0, 1, 0, 1};
+  EXPECT_EQ(table.find(dealt, "shm+tcp"), nullptr);
+  EXPECT_EQ(table.names(), "1x4 over shm, 2x2 over shm+tcp");
+}
+
+TEST(Tuning, NamesTheTransportsOfAShape) {
+  EXPECT_EQ(transports_between(Topology::uniform(1, 1)), "local");
+  EXPECT_EQ(transports_between(Topology::uniform(1, 4)), "shm");
+  EXPECT_EQ(transports_between(Topology::uniform(1, 4), false), "tcp");
+  EXPECT_EQ(transports_between(Topology::uniform(4, 1)), "tcp");
+  EXPECT_EQ(transports_between(Topology::ragged({1, 2})), "shm+tcp");
+  EXPECT_EQ(transports_between(Topology::uniform(2, 2), false), "tcp");
+}
+
+TEST(Tuning, InterpolatesBetweenSizesAndKnowsNothingOutside) {
+  const TunedShape table = odd_table();
+  const Algorithm& ring = **find_algorithm("ring");
+  EXPECT_EQ(measured_us(table, ring, all_reduce(1 << 10)), 10);
+  EXPECT_EQ(measured_us(table, ring, all_reduce(1 << 20)), 1000);
+  // Half way by the logarithm.
+  EXPECT_NEAR(measured_us(table, ring, all_reduce(1 << 15)).value_or(0), 100, 1e-9);
+  double last_us = 0;
+  for (std::size_t bytes = 1 << 10; bytes <= 1 << 20; bytes += 4092) {
+    const double us = measured_us(table, ring, all_reduce(bytes)).value_or(0);
+    EXPECT_GT(us, last_us) << bytes;
+    last_us = us;
+  }
+  EXPECT_EQ(measured_us(table, ring, all_reduce((1 << 10) - 4)), std::nullopt);
+  EXPECT_EQ(measured_us(table, ring, all_reduce((1 << 20) + 4)), std::nullopt);
+  EXPECT_EQ(measured_us(table, ring, all_reduce(0)), std::nullopt);
+  EXPECT_EQ(measured_us(table, **find_algorithm("direct"), all_reduce(1 << 15)), std::nullopt);
+  const Collective gather{CollectiveKind::all_gather, 1 << 13, DataType::float32, ReduceOp::sum, 0};
+  EXPECT_EQ(measured_us(table, ring, gather), std::nullopt);
+  EXPECT_EQ(measured_range(table, CollectiveKind::all_reduce), std::pair(std::size_t{1} << 10, std::size_t{1} << 20));
+  EXPECT_EQ(measured_range(table, CollectiveKind::all_gather), std::nullopt);
+}
+
+TEST(Tuning, TheSelectorPrefersMeasurementsWhereThereAreAny) {
+  const TunedShape table = odd_table();
+  EXPECT_EQ(*chosen(all_reduce(1 << 10), &table), "ring");
+  EXPECT_EQ(*chosen(all_reduce(1 << 20), &table), "one_shot");
+  // In between: ring goes from 10 us to 1000 us, one_shot from 40 us to 250 us; their lines cross near 2^15.
+  EXPECT_EQ(*chosen(all_reduce(1 << 13), &table), "ring");
+  EXPECT_EQ(*chosen(all_reduce(1 << 18), &table), "one_shot");
+  // By bytes, whatever the type.
+  EXPECT_EQ(*chosen({CollectiveKind::all_reduce, 1 << 18, DataType::int8, ReduceOp::max, 0}, &table), "one_shot");
+  // Outside, and for another collective, the model decides as it does without a table.
+  for (const Collective& outside : {all_reduce(4), all_reduce(64 << 20),
+                                    Collective{CollectiveKind::broadcast, 1 << 15, DataType::float32, ReduceOp::sum, 0}}) {
+    EXPECT_EQ(*chosen(outside, &table), *chosen(outside, nullptr));
+    EXPECT_EQ(select(Topology::uniform(1, 4), outside, {}, &table)->basis, ChoiceBasis::model);
+  }
+  const auto choice = select(Topology::uniform(1, 4), all_reduce(1 << 20), {}, &table);
+  ASSERT_TRUE(choice.ok());
+  EXPECT_EQ(choice->basis, ChoiceBasis::table);
+  EXPECT_EQ(choice->predicted_us, 250);
+}
+
+TEST(Tuning, AnOverrideWinsAndIsExpectedToTakeWhatWasMeasured) {
+  const TunedShape table = odd_table();
+  const auto forced = select(Topology::uniform(1, 4), all_reduce(1 << 20), "ring", &table);
+  ASSERT_TRUE(forced.ok());
+  EXPECT_EQ(forced->algorithm->name, "ring");
+  EXPECT_EQ(forced->basis, ChoiceBasis::forced);
+  EXPECT_EQ(forced->predicted_us, 1000);
+  EXPECT_EQ(*chosen(all_reduce(1 << 20), &table, "direct"), "direct");
+}
+
+TEST(Tuning, OfAboutEqualOnesTheSimplerIsTaken) {
+  const Topology topology = Topology::uniform(1, 4);
+  const TunedShape table{topology.node_of_rank, "shm", {measurement("ring", 64, 10), measurement("one_shot", 64, 10.1)}};
+  EXPECT_EQ(*chosen(all_reduce(64), &table), "one_shot");
+}
+
+TEST(Tuning, ExplanationShowsMeasuredAndPredicted) {
+  const TunedShape table = odd_table();
+  const auto explanation = explain(Topology::uniform(1, 4), all_reduce(1 << 20), {}, &table);
+  ASSERT_TRUE(explanation.ok());
+  EXPECT_EQ(explanation->candidates[0].algorithm->name, "one_shot");
+  EXPECT_EQ(explanation->candidates[0].measured_us, 250);
+  EXPECT_GT(explanation->candidates[0].predicted_us, 0);
+  EXPECT_EQ(explanation->candidates[1].algorithm->name, "ring");
+  EXPECT_FALSE(explanation->candidates[2].measured_us.has_value());
+  EXPECT_EQ(explanation->reason, "one_shot was measured to take 250.0 us, the next best, ring, 1000.0 us");
+  const auto forced = explain(Topology::uniform(1, 4), all_reduce(1 << 20), "ring", &table);
+  ASSERT_TRUE(forced.ok());
+  EXPECT_EQ(forced->reason, "ring was asked for; one_shot was measured to take 250.0 us instead of 1000.0 us");
+}
+
+TEST(Predict, TermsSayWhatTheTimeIsMadeOf) {
+  Topology topology = Topology::uniform(4, 1);
+  topology.cost[static_cast<std::size_t>(LinkClass::network)] = {100, 1e-2};
+  topology.reduce_us_per_byte = 1e-4;
+  const Algorithm& ring = **find_algorithm("ring");
+  const PredictedTerms small = predict_terms(ring, topology, all_reduce(16));
+  EXPECT_NEAR(small.latency_us, predict_us(ring, topology, all_reduce(16)), 2);
+  EXPECT_LT(small.bytes_us, 2);
+  const PredictedTerms large = predict_terms(ring, topology, all_reduce(16 << 20));
+  EXPECT_NEAR(large.latency_us, small.latency_us, 0.01 * small.latency_us);
+  EXPECT_GT(large.bytes_us, 0.9 * predict_us(ring, topology, all_reduce(16 << 20)));
+  // A gather folds nothing.
+  const Collective gather{CollectiveKind::all_gather, 1 << 18, DataType::float32, ReduceOp::sum, 0};
+  EXPECT_EQ(predict_terms(ring, topology, gather).arithmetic_us, 0);
+}
+
+}  // namespace
+}  // namespace shoal
