@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -18,38 +19,73 @@ using Json = nlohmann::json;
 
 constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
-constexpr std::size_t kNetworkStreamBytes = 2 << 20;  // well beyond the burst that a shaped link lets through
-constexpr std::size_t kMemoryStreamBytes = 1 << 20;
+constexpr int kFewRoundTrips = 3;
+// Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
+// the short ones use up the burst that a shaped link lets through.
+constexpr std::array kStreamTiles{1, 4, 32};
+constexpr double kRoundTripsUs = 20'000;  // no new round trip after so long
+constexpr double kStreamUs = 50'000;      // no stream that would take longer
 constexpr auto kPatience = std::chrono::seconds(5);
 
-// One end of a probed link. Both ends run the same script; the lower rank leads and measures.
+// What the leader wants from the other end, in TileHeader::edge.
+enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop };
+
+// One end of a probed link. The lower rank leads and measures; the other does what the tiles ask for, so only the leader's
+// clock decides how long it takes.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link, bool leads)
-      : transport_(transport), link_(link), leads_(leads), tile_(link.max_tile_bytes()) {}
+  Prober(Transport& transport, Link& link) : transport_(transport), link_(link), tile_(link.max_tile_bytes()) {}
 
-  std::optional<LinkCost> run(std::size_t stream_bytes) {
-    std::array<double, kRoundTrips> round_trips{};
-    for (int i = -kWarmUps; i < kRoundTrips; ++i) {
+  std::optional<LinkCost> lead() {
+    const auto latency_us = measure_latency();
+    if (!latency_us) return std::nullopt;
+    double us_per_tile = 0;
+    double elapsed_us_per_tile = 0;  // waiting for the answer included: the bound is on the time, not on the bandwidth
+    for (const int tiles : kStreamTiles) {
+      if (elapsed_us_per_tile * tiles > kStreamUs) break;
       const auto start = Clock::now();
-      if (!(leads_ ? send(8) && receive() : receive() && send(8))) return std::nullopt;
-      if (i >= 0) round_trips[static_cast<std::size_t>(i)] = microseconds(Clock::now() - start);
+      for (int i = 1; i <= tiles; ++i) {
+        if (!send(tile_, i == tiles ? kAnswerIt : kTakeIt)) return std::nullopt;
+      }
+      if (!receive()) return std::nullopt;
+      const double elapsed_us = microseconds(Clock::now() - start);
+      elapsed_us_per_tile = elapsed_us / tiles;
+      us_per_tile = std::max(elapsed_us - 2 * *latency_us, 1.0) / tiles;
     }
-    std::nth_element(round_trips.begin(), round_trips.begin() + kRoundTrips / 2, round_trips.end());
-    const double latency = round_trips[kRoundTrips / 2] / 2;
+    if (!send(kSmall, kStop)) return std::nullopt;
+    transport_.progress();  // it may have waited for others to travel with
+    return LinkCost{*latency_us, us_per_tile / static_cast<double>(tile_)};
+  }
 
-    const std::size_t tiles = std::max<std::size_t>(stream_bytes / tile_, 4);
-    const auto start = Clock::now();
-    for (std::size_t i = 0; i < tiles; ++i) {
-      if (!(leads_ ? send(tile_) : receive())) return std::nullopt;
+  bool follow() {
+    for (;;) {
+      const auto wish = receive();
+      if (!wish) return false;
+      if (*wish == kStop) return true;
+      if (*wish == kAnswerIt && !send(kSmall, kTakeIt)) return false;
     }
-    if (!(leads_ ? receive() : send(8))) return std::nullopt;
-    const double stream = std::max(microseconds(Clock::now() - start) - 2 * latency, 1.0);
-    return LinkCost{latency, stream / static_cast<double>(tiles * tile_)};
   }
 
  private:
+  static constexpr std::size_t kSmall = 8;
+
   static double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+
+  // Half of the median round trip.
+  std::optional<double> measure_latency() {
+    const auto begin = Clock::now();
+    std::vector<double> round_trips;
+    for (int i = 0; i < kWarmUps + kRoundTrips; ++i) {
+      const auto start = Clock::now();
+      if (i >= kFewRoundTrips && microseconds(start - begin) > kRoundTripsUs) break;
+      if (!send(kSmall, kAnswerIt) || !receive()) return std::nullopt;
+      round_trips.push_back(microseconds(Clock::now() - start));
+    }
+    if (round_trips.size() > kWarmUps) round_trips.erase(round_trips.begin(), round_trips.begin() + kWarmUps);
+    const auto middle = round_trips.begin() + static_cast<std::ptrdiff_t>(round_trips.size() / 2);
+    std::nth_element(round_trips.begin(), middle, round_trips.end());
+    return *middle / 2;
+  }
 
   // Looks again until `ready`; lets others run in between. Start-up only, and bounded.
   template <typename Ready>
@@ -60,23 +96,23 @@ class Prober {
     }
     return true;
   }
-  bool send(std::size_t bytes) {
-    const TileHeader header{0, 0, 0, static_cast<std::uint32_t>(bytes), 0};
+  bool send(std::size_t bytes, Wish wish) {
+    const TileHeader header{0, 0, wish, static_cast<std::uint32_t>(bytes), 0};
     if (!until([&] { return link_.try_send(header, {buffer_.data(), bytes}); })) return false;
     ++sent_;
     return until([&] { return link_.sent_tiles() >= sent_; });
   }
-  bool receive() {
+  std::optional<std::uint32_t> receive() {
     const Arrival* arrival = nullptr;
-    if (!until([&] { return (arrival = link_.peek()) != nullptr; })) return false;
+    if (!until([&] { return (arrival = link_.peek()) != nullptr; })) return std::nullopt;
+    const std::uint32_t wish = arrival->header.edge;
     std::copy(arrival->data.begin(), arrival->data.end(), buffer_.begin());  // a reader touches the bytes
     link_.release();
-    return true;
+    return wish;
   }
 
   Transport& transport_;
   Link& link_;
-  bool leads_;
   std::size_t tile_;
   std::uint64_t sent_ = link_.sent_tiles();
   std::vector<std::byte> buffer_ = std::vector<std::byte>(tile_);
@@ -116,12 +152,13 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
       const int peer = parts.rank == 0 ? partner : 0;
       const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
-      Prober prober(*parts.transports[parts.transport_of_link[index]], **link, parts.rank == 0);
-      const auto cost = prober.run(wire == LinkClass::network ? kNetworkStreamBytes : kMemoryStreamBytes);
-      if (!cost)
+      Prober prober(*parts.transports[parts.transport_of_link[index]], **link);
+      const bool leads = parts.rank == 0;
+      const auto cost = leads ? prober.lead() : std::nullopt;
+      if (leads ? !cost.has_value() : !prober.follow())
         return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
                                                      (*link)->status().ok() ? "no answer" : (*link)->status().message())};
-      topology.cost[static_cast<std::size_t>(wire)] = *cost;
+      if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
     }
     if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
   }
