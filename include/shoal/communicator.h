@@ -128,6 +128,7 @@ class Communicator {
 
  private:
   explicit Communicator(std::unique_ptr<internal::CommunicatorImpl> impl) noexcept;
+  friend class internal::CommunicatorImpl;
   std::unique_ptr<internal::CommunicatorImpl> impl_;
 };
 

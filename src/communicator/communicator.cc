@@ -67,6 +67,7 @@ CommunicatorOptions Communicator::options_from_environment() {
 Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
   // Malformed settings are reported here, where there is a Result to do it with.
   if (const auto seconds = seconds_setting("SHOAL_TIMEOUT"); !seconds.ok()) return seconds.status();
+  if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
@@ -80,10 +81,10 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
     store = std::move(opened).value();
     return create(*store, launch->rank, launch->size, std::move(options));
   }
-  auto executor = wire_up(nullptr, 0, 1, options);
-  if (!executor.ok()) return executor.status();
+  auto wired = wire_up(nullptr, 0, 1, options);
+  if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
-      new Communicator(std::make_unique<CommunicatorImpl>(std::move(executor).value(), std::move(options))));
+      new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
 }
 
 Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int rank, int size, CommunicatorOptions options) {
@@ -93,10 +94,10 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int ran
   if (options.timeout.count() <= 0) {
     return Status(StatusCode::invalid_argument, fmt::format("a timeout of {} ms is not positive", options.timeout.count()));
   }
-  auto executor = wire_up(&store, rank, size, options);
-  if (!executor.ok()) return executor.status();
+  auto wired = wire_up(&store, rank, size, options);
+  if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
-      new Communicator(std::make_unique<CommunicatorImpl>(std::move(executor).value(), std::move(options))));
+      new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
 }
 
 Communicator::Communicator(std::unique_ptr<CommunicatorImpl> impl) noexcept : impl_(std::move(impl)) {}

@@ -1,6 +1,7 @@
 #include "src/communicator/communicator_impl.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "src/algorithms/algorithm.h"
 #include "src/engine/progress_thread.h"
 #include "src/selector/selector.h"
+#include "src/settings/settings.h"
 
 namespace shoal::internal {
 namespace {
@@ -23,14 +25,36 @@ std::size_t output_factor(const Collective& collective, int ranks) {
   return collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(ranks) : 1;
 }
 
+const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
+  switch (basis) {
+    case ChoiceBasis::model:
+      return "model";
+    case ChoiceBasis::table:
+      return "table (SHOAL_TUNING)";
+    case ChoiceBasis::forced:
+      break;
+  }
+  return forced_by_call ? "the call" : "SHOAL_ALGORITHM";
+}
+
 }  // namespace
 
-CommunicatorImpl::CommunicatorImpl(std::shared_ptr<Executor> executor, CommunicatorOptions options)
-    : executor_(std::move(executor)), options_(std::move(options)) {}
+CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
+    : executor_(std::move(wired.executor)),
+      transports_(std::move(wired.transports)),
+      tuned_(std::move(wired.tuned)),
+      options_(std::move(options)) {
+  if (executor_->rank() == 0 && setting("SHOAL_EXPLAIN") == "1") statistics_ = std::make_unique<CallStatistics>();
+}
 
 CommunicatorImpl::~CommunicatorImpl() {
   executor_->shut_down();
   ProgressThread::instance().remove(executor_.get());
+  if (statistics_ == nullptr) return;
+  const Topology& topology = executor_->topology();
+  fmt::print(stderr, "{}",
+             statistics_->text(fmt::format("{} rank{} on {} over {}", topology.ranks(), topology.ranks() == 1 ? "" : "s",
+                                           topology.shape(), transports_)));
 }
 
 CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
@@ -85,13 +109,18 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
   std::string_view forced = key.algorithm == nullptr ? std::string_view() : std::string_view(key.algorithm);
   // The communicator's override is about all_reduce; other collectives keep the Selector's choice.
   if (forced.empty() && key.collective.kind == CollectiveKind::all_reduce && !key.barrier) forced = options_.algorithm;
-  const auto choice = select(executor_->topology(), key.collective, forced);
+  const auto choice = select(executor_->topology(), key.collective, forced, tuned_ ? &*tuned_ : nullptr);
   if (!choice.ok()) return choice.status();
   const auto program = build_program(*choice->algorithm, executor_->topology(), key.collective, executor_->rank());
   if (!program.ok()) return program.status();
   auto plan = make_plan(executor_->plan_context(), key, *program);
   if (!plan.ok()) return plan.status();
   (*plan)->predicted_us = choice->predicted_us;
+  if (statistics_ != nullptr) {
+    (*plan)->meter =
+        statistics_->meter(key.barrier ? CollectiveKind::barrier : key.collective.kind, key.collective.input_bytes(),
+                           (*plan)->algorithm, reason_for(choice->basis, key.algorithm != nullptr));
+  }
   *owned = std::move(plan).value();
   if (Plan* cached = plans.insert(*owned)) return cached;
   return owned->get();

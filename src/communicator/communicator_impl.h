@@ -4,10 +4,13 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <shoal/communicator.h>
 
+#include "src/communicator/call_statistics.h"
+#include "src/communicator/wire_up.h"
 #include "src/engine/executor.h"
 
 namespace shoal::internal {
@@ -15,7 +18,7 @@ namespace shoal::internal {
 /// Checks calls, finds or makes their Plans, hands them to the Executor. Thread rule: any thread.
 class CommunicatorImpl {
  public:
-  CommunicatorImpl(std::shared_ptr<Executor> executor, CommunicatorOptions options);
+  CommunicatorImpl(WiredRanks wired, CommunicatorOptions options);
   ~CommunicatorImpl();
   CommunicatorImpl(const CommunicatorImpl&) = delete;
   CommunicatorImpl& operator=(const CommunicatorImpl&) = delete;
@@ -27,12 +30,16 @@ class CommunicatorImpl {
     void* output = nullptr;
     bool barrier = false;
   };
+  /// What stands behind `communicator`, for tools that look inside.
+  static CommunicatorImpl& of(Communicator& communicator) noexcept { return *communicator.impl_; }
+
   Status run(const Call& call, const CallOptions& options);
   Result<Work> start(const Call& call, const CallOptions& options);
 
   [[nodiscard]] Call barrier_call() noexcept;
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
+  [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
   [[nodiscard]] CallReport last_call() const;
 
  private:
@@ -42,7 +49,10 @@ class CommunicatorImpl {
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
 
   std::shared_ptr<Executor> executor_;
+  std::string transports_;
+  std::optional<TunedShape> tuned_;
   CommunicatorOptions options_;
+  std::unique_ptr<CallStatistics> statistics_;  // null unless they are to be printed
   std::atomic<const Plan*> last_plan_{nullptr};
   std::array<std::byte, 64> barrier_bytes_{};  // input in front, output behind; all zero, whatever is folded
 };

@@ -12,6 +12,7 @@
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
 #include "src/communicator/probe.h"
+#include "src/communicator/tuning_file.h"
 #include "src/engine/cores.h"
 #include "src/engine/progress_thread.h"
 #include "src/settings/settings.h"
@@ -35,6 +36,8 @@ struct JobConfig {
   std::size_t tile_bytes = 64 << 10;
   int sockets_per_peer = 1;
   bool probe = true;
+  bool tuned = false;  // there is a table, and rank 0 has it
+  TuningTable table;   // rank 0 only
 };
 
 Result<JobConfig> decide(const CommunicatorOptions& options) {
@@ -70,13 +73,20 @@ Result<JobConfig> decide(const CommunicatorOptions& options) {
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
+  if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
+    auto table = read_tuning_file(path);
+    if (!table.ok()) return table.status();
+    config.tuned = true;
+    config.table = std::move(table).value();
+  }
   return config;
 }
 
 std::string to_text(const JobConfig& config) {
-  return Json{{"job_id", config.job_id},   {"algorithm", config.algorithm},   {"use_shm", config.use_shm},
-              {"use_tcp", config.use_tcp}, {"tile_bytes", config.tile_bytes}, {"sockets_per_peer", config.sockets_per_peer},
-              {"probe", config.probe}}
+  return Json{{"job_id", config.job_id},         {"algorithm", config.algorithm},
+              {"use_shm", config.use_shm},       {"use_tcp", config.use_tcp},
+              {"tile_bytes", config.tile_bytes}, {"sockets_per_peer", config.sockets_per_peer},
+              {"probe", config.probe},           {"tuned", config.tuned}}
       .dump();
 }
 
@@ -94,6 +104,7 @@ Result<JobConfig> config_from_text(const std::string& text) {
   config.tile_bytes = json.value("tile_bytes", config.tile_bytes);
   config.sockets_per_peer = json.value("sockets_per_peer", config.sockets_per_peer);
   config.probe = json.value("probe", config.probe);
+  config.tuned = json.value("tuned", config.tuned);
   return config;
 }
 
@@ -146,7 +157,7 @@ TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_
 
 }  // namespace
 
-Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, CommunicatorOptions& options) {
+Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions& options) {
   const auto deadline = Clock::now() + options.timeout;
   ExecutorParts parts;
   parts.rank = rank;
@@ -158,7 +169,7 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
     parts.topology = Topology::uniform(1, 1);
     auto executor = std::make_shared<Executor>(std::move(parts));
     ProgressThread::instance().add(executor, 0, 1);
-    return executor;
+    return WiredRanks{std::move(executor), "local", {}};
   }
 
   const auto config = agree_on_config(*store, rank, options, deadline);
@@ -246,10 +257,17 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
 
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
 
+  WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), {}};
+  if (config->tuned) {
+    auto tuned = agree_on_tuning(*store, rank, config->table, parts.topology, wired.transports, deadline);
+    if (!tuned.ok()) return tuned.status();
+    wired.tuned = std::move(tuned).value();
+  }
+
   const int local_rank = parts.topology.local_rank(rank);
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
-  auto executor = std::make_shared<Executor>(std::move(parts));
-  ProgressThread::instance().add(executor, local_rank, local_size);
+  wired.executor = std::make_shared<Executor>(std::move(parts));
+  ProgressThread::instance().add(wired.executor, local_rank, local_size);
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
   const auto ready = exchange(*store, "ready", rank, size, "", deadline);
   if (ready.ok() && rank == 0) {
@@ -260,7 +278,7 @@ Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, Comm
     if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
   }
   if (!ready.ok()) return ready.status();
-  return executor;
+  return wired;
 }
 
 }  // namespace shoal

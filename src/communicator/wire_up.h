@@ -2,19 +2,29 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include <shoal/communicator.h>
 #include <shoal/status.h>
 #include <shoal/store.h>
 
 #include "src/engine/executor.h"
+#include "src/selector/tuning.h"
 
 namespace shoal {
 
+/// A communicator's inside, and what its Selector goes by beside the Topology.
+struct WiredRanks {
+  std::shared_ptr<Executor> executor;
+  std::string transports;           ///< that the ranks use together: transports_between()
+  std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, where it has these ranks
+};
+
 /// Finds out who is where, chooses a transport for every pair of ranks, connects, measures the links, and registers the result
 /// with the progress thread. Collective over the ranks of `store` (null for a job of one). Rank 0's algorithm, transports and
-/// tuning count for everybody and are written back to `options`. Takes at most options.timeout; errors name the rank that is
+/// settings count for everybody and are written back to `options`. Takes at most options.timeout; errors name the rank that is
 /// missing.
-Result<std::shared_ptr<Executor>> wire_up(Store* store, int rank, int size, CommunicatorOptions& options);
+Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions& options);
 
 }  // namespace shoal

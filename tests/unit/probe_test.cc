@@ -1,0 +1,157 @@
+// The measurement at start-up: all of many ranks get the same costs, and it stays short on slow links and for many ranks.
+#include "src/communicator/probe.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "transports/loopback/loopback.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Counts what leaves by the link that it wraps.
+class CountingLink final : public Link {
+ public:
+  CountingLink(std::unique_ptr<Link> link, std::atomic<std::uint64_t>& tiles) : link_(std::move(link)), tiles_(tiles) {}
+  [[nodiscard]] int peer() const noexcept override { return link_->peer(); }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return link_->max_tile_bytes(); }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
+    const bool sent = link_->try_send(header, data);
+    if (sent) tiles_.fetch_add(1);
+    return sent;
+  }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return link_->sent_tiles(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return link_->peek(); }
+  void release() noexcept override { link_->release(); }
+  [[nodiscard]] const Status& status() const noexcept override { return link_->status(); }
+
+ private:
+  std::unique_ptr<Link> link_;
+  std::atomic<std::uint64_t>& tiles_;
+};
+
+struct Outcome {
+  std::vector<Topology> topologies;  // by rank
+  std::vector<std::uint64_t> tiles;  // that each rank sent
+  std::vector<std::string> errors;   // by rank
+};
+
+// Every rank of `topology` in a thread. Only links between rank 0 and `partners` exist: a use of any other would crash.
+Outcome probe(const Topology& topology, const std::vector<int>& partners, const LoopbackOptions& wire) {
+  const auto size = static_cast<std::size_t>(topology.ranks());
+  Outcome outcome{std::vector<Topology>(size, topology), std::vector<std::uint64_t>(size), std::vector<std::string>(size)};
+  const std::string folder = fmt::format("{}/shoal-probe-{}", std::filesystem::temp_directory_path().string(), ::getpid());
+  std::filesystem::create_directories(folder);
+  auto hub = LoopbackHub::create(topology.ranks(), wire);
+  EXPECT_TRUE(hub.ok());
+  std::vector<std::unique_ptr<Transport>> transports(size);
+  std::vector<std::string> addresses(size);
+  for (const int rank : partners) {
+    transports[static_cast<std::size_t>(rank)] = *hub->make_transport(rank);
+    addresses[static_cast<std::size_t>(rank)] = transports[static_cast<std::size_t>(rank)]->address();
+  }
+  transports[0] = *hub->make_transport(0);
+  addresses[0] = transports[0]->address();
+
+  std::vector<std::atomic<std::uint64_t>> tiles(size);
+  const auto body = [&](int rank) -> Status {
+    const auto at = static_cast<std::size_t>(rank);
+    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    auto store = make_file_store(folder);
+    if (!store.ok()) return store.status();
+    ExecutorParts parts;
+    parts.rank = rank;
+    parts.topology = topology;
+    parts.device = &host_device();
+    if (transports[at] != nullptr) {
+      const std::vector<int> peers = rank == 0 ? partners : std::vector{0};
+      std::vector<std::string> theirs;
+      for (const int peer : peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
+      auto links = transports[at]->connect(peers, theirs, deadline);
+      if (!links.ok()) return links.status();
+      for (auto& link : *links) {
+        parts.links.push_back(std::make_unique<CountingLink>(std::move(link), tiles[at]));
+        parts.transport_of_link.push_back(0);
+      }
+      parts.transports.push_back(std::move(transports[at]));
+    }
+    Status status = measure_costs(**store, parts, true, deadline);
+    outcome.topologies[at] = parts.topology;
+    // Nobody leaves while its peer still takes the last tile.
+    if (Status said = (*store)->set(fmt::format("done/{}", rank), ""); !said.ok()) return said;
+    if (const auto other = (*store)->get("done/0", deadline); !other.ok()) return other.status();
+    for (const int partner : partners) {
+      if (const auto other = (*store)->get(fmt::format("done/{}", partner), deadline); !other.ok()) return other.status();
+    }
+    return status;
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    threads.emplace_back([&, rank] {
+      const Status status = body(rank);
+      outcome.errors[static_cast<std::size_t>(rank)] = status.ok() ? "" : status.to_string();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < size; ++i) outcome.tiles[i] = tiles[i];
+  std::filesystem::remove_all(folder);
+  return outcome;
+}
+
+constexpr std::uint64_t kAllRoundTrips = 28;
+constexpr std::uint64_t kAllTiles = kAllRoundTrips + 37 + 1;  // with the streams, and the tile that says it is over
+
+TEST(Probe, SixtyFourRanksAgreeAndOnlyTwoPairsWork) {
+  const Outcome outcome = probe(Topology::uniform(8, 8), {1, 8}, {});
+  for (std::size_t rank = 0; rank < 64; ++rank) {
+    ASSERT_EQ(outcome.errors[rank], "") << "rank " << rank;
+    const Topology& mine = outcome.topologies[rank];
+    for (std::size_t i = 0; i < kLinkClassCount; ++i) {
+      EXPECT_EQ(mine.cost[i].latency_us, outcome.topologies[0].cost[i].latency_us) << "rank " << rank;
+      EXPECT_EQ(mine.cost[i].us_per_byte, outcome.topologies[0].cost[i].us_per_byte) << "rank " << rank;
+    }
+    EXPECT_EQ(mine.reduce_us_per_byte, outcome.topologies[0].reduce_us_per_byte);
+    if (rank != 0 && rank != 1 && rank != 8) {
+      EXPECT_EQ(outcome.tiles[rank], 0U);
+    }
+  }
+  // They are measurements, not the defaults.
+  for (const LinkClass wire : {LinkClass::shared_memory, LinkClass::network}) {
+    const auto i = static_cast<std::size_t>(wire);
+    EXPECT_GT(outcome.topologies[0].cost[i].latency_us, 0);
+    EXPECT_NE(outcome.topologies[0].cost[i].latency_us, Topology().cost[i].latency_us);
+    EXPECT_NE(outcome.topologies[0].cost[i].us_per_byte, Topology().cost[i].us_per_byte);
+  }
+  // The work, which is what takes time: the same for any number of ranks. A busy machine may cut it short.
+  EXPECT_LE(outcome.tiles[0], 2 * kAllTiles);
+  EXPECT_LE(outcome.tiles[1] + outcome.tiles[8], 2 * (kAllRoundTrips + 3));
+}
+
+TEST(Probe, ASlowLinkIsMeasuredBriefly) {
+  LoopbackOptions slow;
+  slow.seed = 5;
+  slow.mean_delay = std::chrono::milliseconds(20);
+  const Outcome outcome = probe(Topology::uniform(2, 1), {1}, slow);
+  EXPECT_EQ(outcome.errors[0], "");
+  EXPECT_EQ(outcome.errors[1], "");
+  // After 20 ms no further round trip, and no stream of 32 tiles that would take more than 50 ms.
+  EXPECT_GE(outcome.tiles[0], 3U + 1 + 1);
+  EXPECT_LE(outcome.tiles[0], 20U);
+  const LinkCost& cost = outcome.topologies[1].cost[static_cast<std::size_t>(LinkClass::network)];
+  EXPECT_GT(cost.latency_us, 1000);
+}
+
+}  // namespace
+}  // namespace shoal
