@@ -12,6 +12,8 @@ void add_verify_command(CLI::App& app, int* exit_status);
 void add_print_command(CLI::App& app, int* exit_status);
 void add_simulate_command(CLI::App& app, int* exit_status);
 void add_explain_command(CLI::App& app, int* exit_status);
+/// `shoal tune`: measures the algorithms between the ranks of a job.
+void add_tune_command(CLI::App& app, int* exit_status);
 /// `shoal env`: every setting, its value and where that comes from.
 void add_env_command(CLI::App& app, int* exit_status);
 

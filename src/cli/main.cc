@@ -1,7 +1,28 @@
 // The `shoal` command.
 #include <CLI/CLI.hpp>
 
+#include <cstdio>
+#include <string>
+
+#include <fmt/format.h>
+
 #include "src/cli/commands.h"
+
+namespace {
+
+/// True where the first argument is meant as a command but is none; the parser would only miss a command.
+bool report_unknown_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return false;
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return false;
+    known += " " + command->get_name();
+  }
+  fmt::print(stderr, "shoal: unknown command '{}'; commands:{} (shoal --help says what they do)\n", argv[1], known);
+  return true;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("shoal: collective communication for gradients that cross a slow network");
@@ -11,9 +32,11 @@ int main(int argc, char** argv) {
   shoal::add_run_command(app, &exit_status);
   shoal::add_verify_command(app, &exit_status);
   shoal::add_explain_command(app, &exit_status);
+  shoal::add_tune_command(app, &exit_status);
   shoal::add_simulate_command(app, &exit_status);
   shoal::add_print_command(app, &exit_status);
   shoal::add_env_command(app, &exit_status);
+  if (report_unknown_command(app, argc, argv)) return 2;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

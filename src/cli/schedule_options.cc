@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <charconv>
 #include <cstdio>
 #include <limits>
@@ -70,16 +69,6 @@ Result<Topology> parse_shape(std::string_view text) {
     begin = end + 1;
   }
   return Topology::ragged(nodes);
-}
-
-std::string format_size(std::size_t bytes) {
-  constexpr std::array<std::string_view, 4> kUnits{"bytes", "KiB", "MiB", "GiB"};
-  std::size_t unit = 0;
-  while (unit + 1 < kUnits.size() && bytes != 0 && bytes % 1024 == 0) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return fmt::format("{} {}", bytes, kUnits[unit]);
 }
 
 void ScheduleOptions::add_to(CLI::App& command) {

@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/algorithms/algorithm.h"
+#include "src/settings/settings.h"
 
 namespace shoal {
 
@@ -22,8 +23,8 @@ Result<std::size_t> parse_size(std::string_view text);
 Result<Topology> parse_shape(std::string_view text);
 inline constexpr int kMaxRanks = 4096;
 
-/// "2 MiB", "1000 bytes": the largest unit that divides it.
-std::string format_size(std::size_t bytes);
+/// "2 MiB", "1000 bytes".
+inline std::string format_size(std::size_t bytes) { return format_bytes(bytes); }
 
 /// What the user typed, and what it means.
 class ScheduleOptions {

@@ -1,0 +1,11 @@
+// The machine that something was measured on.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace shoal {
+
+/// {"cpu", "cores", "kernel", "memory_gib"} of this host; what cannot be found is null.
+nlohmann::ordered_json describe_machine();
+
+}  // namespace shoal
