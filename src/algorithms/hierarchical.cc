@@ -87,11 +87,14 @@ struct Deal {
   std::uint32_t strands = 0;
   std::uint32_t segments = 0;
   std::uint32_t chunks = 0;
+  std::uint32_t lanes_per_segment = 1;
 
-  [[nodiscard]] std::uint32_t lane(std::uint32_t segment, std::uint32_t strand) const { return segment * strands + strand; }
+  [[nodiscard]] Shard shard(std::uint32_t segment, std::uint32_t strand, std::uint32_t first, std::uint32_t count) const {
+    return {segment * lanes_per_segment + strand % lanes_per_segment, (segment * strands + strand) * chunks + first, count};
+  }
 };
 
-Deal make_deal(const Topology& topology, const Collective& collective, int rank, const Stage& between) {
+Deal make_deal(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& between) {
   Deal deal;
   deal.nodes = ranks_of_nodes(topology);
   if (deal.nodes.size() == 1) {  // no wires: the ranks stand for nodes
@@ -110,6 +113,8 @@ Deal make_deal(const Topology& topology, const Collective& collective, int rank,
   const std::size_t most = std::clamp<std::size_t>(kMaxLanes / deal.strands, 1, kMaxSegments);
   const std::size_t chunk_bytes = collective.input_bytes() / (std::size_t{deal.strands} * deal.chunks);
   deal.segments = static_cast<std::uint32_t>(std::clamp<std::size_t>(chunk_bytes / kSegmentChunkBytes, 1, most));
+  // Where a node folds in several rounds, a lane of its own for each strand would make one n-way fold of all of them.
+  if (inside.name == kStages[kDirect].name) deal.lanes_per_segment = deal.strands;
   return deal;
 }
 
@@ -122,8 +127,7 @@ void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segmen
     if (begin == end) continue;
     Shares shares(ranks.size());
     for (std::uint32_t strand = 0; strand < deal.strands; ++strand) {
-      const std::uint32_t lane = deal.lane(segment, strand);
-      shares[strand % ranks.size()].push_back({lane, lane * deal.chunks + begin, end - begin});
+      shares[strand % ranks.size()].push_back(deal.shard(segment, strand, begin, end - begin));
     }
     move(program, ranks, shares);
   }
@@ -135,19 +139,20 @@ void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segm
                    Move move) {
   std::vector<int> members;
   for (const auto& ranks : deal.nodes) members.push_back(ranks[strand % ranks.size()]);
-  const std::uint32_t lane = deal.lane(segment, strand);
-  move(program, members, stage.shares(members.size(), lane, lane * deal.chunks));
+  const Shard whole = deal.shard(segment, strand, 0, deal.chunks);
+  move(program, members, stage.shares(members.size(), whole.lane, whole.first));
 }
 
 Program compose(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& outside,
                 std::string name) {
   const Stage& between = topology.nodes() > 1 ? outside : inside;
-  const Deal deal = make_deal(topology, collective, rank, between);
-  const std::uint32_t lanes = deal.segments * deal.strands;
-  ProgramBuilder program(topology, collective, rank, lanes * deal.chunks, lanes);
+  const Deal deal = make_deal(topology, collective, rank, inside, between);
+  const std::uint32_t lanes = deal.segments * deal.lanes_per_segment;
+  const std::uint32_t chunks = deal.segments * deal.strands * deal.chunks;
+  ProgramBuilder program(topology, collective, rank, chunks, lanes);
 
   // The chunk of a strand that the wire takes first, and the one that it has ready first.
-  ProgramBuilder trial(topology, collective, rank, lanes * deal.chunks, lanes);
+  ProgramBuilder trial(topology, collective, rank, chunks, lanes);
   between_nodes(trial, deal, 0, deal.local, between, between.reduce_scatter);
   const Program wire = std::move(trial).finish("");
   const std::uint32_t taken = wire.steps.empty() ? 0 : wire.steps.front().source.first_chunk % deal.chunks;
@@ -169,7 +174,7 @@ Program compose(const Topology& topology, const Collective& collective, int rank
     if (g > 0) gather(g - 1);
   }
   gather(deal.segments - 1);
-  if (topology.ranks() == 1) program.copy_to_output({0, 0, lanes * deal.chunks});
+  if (topology.ranks() == 1) program.copy_to_output({0, 0, chunks});
   return std::move(program).finish(std::move(name));
 }
 

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 #include <tuple>
 
 #include "src/algorithms/algorithm.h"
@@ -48,7 +50,10 @@ TEST_P(EveryAlgorithm, IsProvenOnEveryShape) {
 
 std::string test_name(const ::testing::TestParamInfo<std::tuple<int, CollectiveKind>>& info) {
   const auto [algorithm, kind] = info.param;
-  return std::string(algorithms()[static_cast<std::size_t>(algorithm)].name) + "_" + std::string(to_string(kind));
+  std::string name(algorithms()[static_cast<std::size_t>(algorithm)].name);
+  std::ranges::replace_if(
+      name, [](char c) { return c == '(' || c == ')'; }, '_');
+  return name + "_" + std::string(to_string(kind));
 }
 
 /// The pairs that an algorithm claims to support on two ranks; test names say what is proven, and nothing is skipped.
@@ -62,6 +67,65 @@ std::vector<std::tuple<int, CollectiveKind>> supported_pairs() {
     }
   }
   return pairs;
+}
+
+TEST(Schedules, AreProvenOn256Ranks) {
+  const std::vector<Topology> shapes{Topology::uniform(1, 256), Topology::uniform(256, 1), Topology::uniform(32, 8),
+                                     Topology::ragged({100, 1, 64, 31, 60}), testing::round_robin(256, 24)};
+  for (const Algorithm& algorithm : algorithms()) {
+    for (const Topology& topology : shapes) {
+      for (const auto& [kind, count] : {std::pair{CollectiveKind::all_reduce, std::size_t{1009}},
+                                        {CollectiveKind::all_gather, std::size_t{7}},
+                                        {CollectiveKind::broadcast, std::size_t{7}},
+                                        {CollectiveKind::barrier, std::size_t{0}}}) {
+        const Collective collective{kind, count, DataType::float32, ReduceOp::sum, 0};
+        if (!algorithm.supports(topology, collective).ok() || repeats_another(algorithm, topology)) continue;
+        const auto schedule = build_schedule(algorithm, topology, collective);
+        ASSERT_TRUE(schedule.ok()) << schedule.status().to_string();
+        const auto faults = verify(*schedule);
+        EXPECT_TRUE(faults.empty()) << algorithm.name << " " << to_string(collective) << " on " << topology.shape() << ": "
+                                    << to_status(faults).to_string();
+      }
+    }
+  }
+}
+
+TEST(Schedules, ComposedOfAnyTwoStagesAreProven) {
+  for (const std::string inside : {"direct", "ring", "circulant", "recursive_halving"}) {
+    for (const std::string outside :
+         {"direct", "ring", "circulant", "recursive_halving", "recursive_doubling", "one_shot", "tree"}) {
+      const auto algorithm = find_algorithm("hierarchical(" + inside + "," + outside + ")");
+      ASSERT_TRUE(algorithm.ok()) << algorithm.status().to_string();
+      for (const int ranks : {1, 2, 3, 6, 9, 12, 17, 24}) {
+        for (const Topology& topology : testing::topologies(ranks)) {
+          for (const std::size_t count : testing::counts(ranks)) {
+            const Collective collective{CollectiveKind::all_reduce, count, DataType::float32, ReduceOp::sum, 0};
+            const auto schedule = build_schedule(**algorithm, topology, collective);
+            ASSERT_TRUE(schedule.ok()) << schedule.status().to_string();
+            const auto faults = verify(*schedule);
+            ASSERT_TRUE(faults.empty()) << (*algorithm)->name << " " << to_string(collective) << " on " << topology.shape()
+                                        << ": " << to_status(faults).to_string();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedules, AreFoundByEveryName) {
+  const auto name_of = [](std::string_view name) {
+    const auto found = find_algorithm(name);
+    return found.ok() ? std::string((*found)->name) : found.status().to_string();
+  };
+  EXPECT_EQ(name_of("two_shot"), "direct");
+  EXPECT_EQ(name_of("hierarchical(direct,ring)"), "hierarchical(ring)");
+  EXPECT_EQ(name_of("hierarchical(two_shot,two_shot)"), "hierarchical(direct)");
+  EXPECT_EQ(name_of("hierarchical(circulant,tree)"), "hierarchical(circulant,tree)");
+  for (const std::string_view wrong :
+       {"", "hierarchical()", "hierarchical(tree,ring)", "hierarchical(ring,ring,ring)", "direct "}) {
+    EXPECT_EQ(find_algorithm(wrong).status().code(), StatusCode::not_found) << wrong;
+  }
+  for (const Algorithm& algorithm : algorithms()) EXPECT_EQ(name_of(algorithm.name), algorithm.name);
 }
 
 INSTANTIATE_TEST_SUITE_P(Schedules, EveryAlgorithm, ::testing::ValuesIn(supported_pairs()), test_name);

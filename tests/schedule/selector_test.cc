@@ -87,8 +87,12 @@ TEST(Simulator, ReportsWhatNeverEnds) {
 TEST(Predict, EstimateAgreesWithTheSimulation) {
   // The estimate replaces the simulation for many ranks, so it is held to it where both are cheap.
   for (const Topology& topology :
-       {Topology::uniform(1, 8), Topology::uniform(4, 4), Topology::uniform(16, 1), Topology::ragged({5, 2, 4})}) {
-    for (const std::string_view name : {"one_shot", "direct", "hierarchical", "recursive_doubling", "ring"}) {
+       {Topology::uniform(1, 8), Topology::uniform(4, 4), Topology::uniform(16, 1), Topology::ragged({5, 2, 4}),
+        Topology::uniform(1, 12), Topology::uniform(6, 2), Topology::uniform(24, 1)}) {
+    for (const std::string_view name :
+         {"one_shot", "direct", "hierarchical", "recursive_doubling", "ring", "circulant", "recursive_halving", "tree",
+          "hierarchical(circulant)", "hierarchical(recursive_halving)", "hierarchical(recursive_doubling)",
+          "hierarchical(tree)"}) {
       for (const std::size_t bytes : {8UL, 4096UL, 1UL << 20, 16UL << 20}) {
         const double simulated = simulation(name, topology, all_reduce(bytes)).total_us;
         const double estimated = estimate_us(**find_algorithm(name), topology, all_reduce(bytes));
@@ -165,6 +169,18 @@ TEST(Selector, ExplainsItself) {
   ASSERT_TRUE(forced.ok());
   EXPECT_EQ(forced->choice.algorithm->name, "ring");
   EXPECT_NE(forced->reason.find("ring was asked for"), std::string::npos) << forced->reason;
+}
+
+TEST(Selector, RatesNothingTwice) {
+  // Without several nodes of several ranks a composition is what runs on its own; asked for, it still runs.
+  for (const Topology& topology : {Topology::uniform(4, 1), Topology::uniform(1, 4)}) {
+    const auto explanation = explain(topology, all_reduce(1 << 20));
+    ASSERT_TRUE(explanation.ok());
+    for (const Candidate& candidate : explanation->candidates) {
+      EXPECT_FALSE(candidate.algorithm->name.starts_with("hierarchical")) << candidate.algorithm->name;
+    }
+    EXPECT_TRUE(select(topology, all_reduce(4), "hierarchical(circulant)").ok());
+  }
 }
 
 TEST(Selector, IsDeterministic) {

@@ -388,7 +388,7 @@ bool copy_wrong_chunk(Schedule&, Program& program, Random& random) {
 const std::vector<Mutation>& mutations() {
   using enum FaultKind;
   static const std::vector<Mutation> all{
-      {"drop_step", drop_step, {unmatched, wrong_result}},
+      {"drop_step", drop_step, {unmatched, wrong_result, undefined_read}},
       {"drop_message", drop_message, {wrong_result, undefined_read}},
       {"swap_sends", swap_sends, {wrong_result, size_mismatch, undefined_read, deadlock, race}},
       {"wrong_peer", wrong_peer, {unmatched, size_mismatch}},

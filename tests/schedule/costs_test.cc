@@ -1,0 +1,313 @@
+// What each algorithm promises to cost: rounds, bytes out of a rank and neighbours against the formulas of its sources, and who
+// folds a result for the last time.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <queue>
+#include <set>
+
+#include "src/algorithms/algorithm.h"
+#include "src/schedule/dependencies.h"
+#include "src/schedule/layout.h"
+#include "tests/schedule/shapes.h"
+
+namespace shoal {
+namespace {
+
+/// Every chunk has as many elements as every other, so that shares of the message come out exactly.
+Schedule even_schedule(std::string_view name, const Topology& topology, CollectiveKind kind) {
+  Collective collective{kind, 1, DataType::float32, ReduceOp::sum, 0};
+  const auto trial = build_program(**find_algorithm(name), topology, collective, 0);
+  EXPECT_TRUE(trial.ok()) << trial.status().to_string();
+  collective.count = std::size_t{5} * trial->message_chunks;
+  auto schedule = build_schedule(**find_algorithm(name), topology, collective);
+  EXPECT_TRUE(schedule.ok()) << schedule.status().to_string();
+  return *std::move(schedule);
+}
+
+/// Rounds: every rank takes its steps one after the other, a message arrives one unit of time after it was sent, and bytes cost
+/// nothing.
+int rounds(const Schedule& schedule) {
+  std::map<std::pair<int, int>, std::queue<int>> on_their_way;  // when they arrive
+  std::vector<int> clock(schedule.programs.size(), 0);
+  std::vector<std::size_t> next(schedule.programs.size(), 0);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Program& program : schedule.programs) {
+      const auto rank = static_cast<std::size_t>(program.rank);
+      for (; next[rank] < program.steps.size(); ++next[rank], moved = true) {
+        const Step& step = program.steps[next[rank]];
+        if (step.op == StepOp::send) on_their_way[{program.rank, step.peer}].push(clock[rank] + 1);
+        if (step.op != StepOp::recv && step.op != StepOp::recv_reduce) continue;
+        auto& arriving = on_their_way[{step.peer, program.rank}];
+        if (arriving.empty()) break;
+        clock[rank] = std::max(clock[rank], arriving.front());
+        arriving.pop();
+      }
+    }
+  }
+  for (const Program& program : schedule.programs) {
+    EXPECT_EQ(next[static_cast<std::size_t>(program.rank)], program.steps.size());
+  }
+  return *std::ranges::max_element(clock);
+}
+
+/// Hops: as rounds, but a step only waits for those whose data it needs, as an engine does it.
+int hops(const Schedule& schedule) {
+  std::map<std::pair<int, int>, std::vector<int>> sent;  // by place on the link; -1 = not known yet
+  std::vector<std::vector<int>> done;
+  std::vector<Dependencies> dependencies;
+  for (const Program& program : schedule.programs) {
+    done.emplace_back(program.steps.size(), -1);
+    dependencies.emplace_back(program);
+    for (const Step& step : program.steps) {
+      if (step.op == StepOp::send) sent[{program.rank, step.peer}].push_back(-1);
+    }
+  }
+  int latest = 0;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Program& program : schedule.programs) {
+      const auto rank = static_cast<std::size_t>(program.rank);
+      std::map<int, std::size_t> sends;
+      std::map<int, std::size_t> receives;
+      for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
+        const Step& step = program.steps[i];
+        int when = 0;
+        if (step.op == StepOp::recv || step.op == StepOp::recv_reduce) {
+          const int start = sent[{step.peer, program.rank}][receives[step.peer]++];
+          when = start < 0 ? -1 : start + 1;
+        }
+        for (const std::uint32_t other : dependencies[rank].of(i)) {
+          when = when < 0 || done[rank][other] < 0 ? -1 : std::max(when, done[rank][other]);
+        }
+        if (step.op == StepOp::send) sent[{program.rank, step.peer}][sends[step.peer]++] = when;
+        moved |= when != done[rank][i];
+        done[rank][i] = when;
+        latest = std::max(latest, when);
+      }
+    }
+  }
+  for (const auto& steps : done) EXPECT_EQ(std::ranges::count(steps, -1), 0);
+  return latest;
+}
+
+/// The most that leaves a rank, in messages as large as the input.
+double most_sent(const Schedule& schedule) {
+  double most = 0;
+  for (const Program& program : schedule.programs) {
+    const ChunkLayout layout(schedule.collective, schedule.topology.ranks(), program.rank, program.message_chunks);
+    std::size_t bytes = 0;
+    for (const Step& step : program.steps) {
+      if (step.op == StepOp::send) bytes += layout.bytes(step.source).size_bytes;
+    }
+    most = std::max(most, static_cast<double>(bytes));
+  }
+  return most / static_cast<double>(schedule.collective.input_bytes());
+}
+
+/// The same for a node and what it sends to others.
+double most_sent_by_a_node(const Schedule& schedule) {
+  std::vector<double> bytes(static_cast<std::size_t>(schedule.topology.nodes()), 0);
+  for (const Program& program : schedule.programs) {
+    const ChunkLayout layout(schedule.collective, schedule.topology.ranks(), program.rank, program.message_chunks);
+    for (const Step& step : program.steps) {
+      if (step.op != StepOp::send || schedule.topology.link_class(program.rank, step.peer) != LinkClass::network) continue;
+      bytes[static_cast<std::size_t>(schedule.topology.node_of_rank[static_cast<std::size_t>(program.rank)])] +=
+          static_cast<double>(layout.bytes(step.source).size_bytes);
+    }
+  }
+  return *std::ranges::max_element(bytes) / static_cast<double>(schedule.collective.input_bytes());
+}
+
+/// The most ranks that one rank sends to.
+std::size_t most_targets(const Schedule& schedule) {
+  std::size_t most = 0;
+  for (const Program& program : schedule.programs) {
+    std::set<int> targets;
+    for (const Step& step : program.steps) {
+      if (step.op == StepOp::send) targets.insert(step.peer);
+    }
+    most = std::max(most, targets.size());
+  }
+  return most;
+}
+
+int floor_log2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n))) - 1; }
+int ceil_log2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
+
+/// What an all_reduce among n ranks, or of a strand between n nodes, costs by the book.
+struct Formula {
+  std::string_view name;
+  int (*rounds)(int n);
+  double (*sent)(int n);  // in messages
+};
+
+int excess(int n) { return std::has_single_bit(static_cast<unsigned>(n)) ? 0 : 1; }
+double optimal(int n) { return 2.0 * (n - 1) / n; }
+
+const std::vector<Formula>& formulas() {
+  static const std::vector<Formula> all{
+      {"direct", [](int) { return 2; }, optimal},
+      {"ring", [](int n) { return 2 * (n - 1); }, optimal},
+      {"circulant", [](int n) { return 2 * ceil_log2(n); }, optimal},
+      {"recursive_halving", [](int n) { return 2 * floor_log2(n) + 2 * excess(n); },
+       [](int n) { return optimal(1 << floor_log2(n)) + excess(n); }},
+      {"recursive_doubling", [](int n) { return floor_log2(n) + 2 * excess(n); },
+       [](int n) { return static_cast<double>(floor_log2(n) + excess(n)); }},
+      {"one_shot", [](int) { return 1; }, [](int n) { return static_cast<double>(n - 1); }},
+  };
+  return all;
+}
+
+std::vector<int> counts_of_ranks() {
+  std::vector<int> counts = testing::rank_counts();
+  counts.erase(counts.begin());  // one rank sends nothing
+  counts.push_back(256);
+  return counts;
+}
+
+TEST(Costs, AllReduceTakesTheRoundsAndBytesOfItsFormula) {
+  for (const Formula& formula : formulas()) {
+    for (const int ranks : counts_of_ranks()) {
+      const Schedule schedule = even_schedule(formula.name, Topology::uniform(1, ranks), CollectiveKind::all_reduce);
+      // A rank without an idle neighbour does not wait in the first round, which in recursive doubling may hide one.
+      const int hidden = formula.name == "recursive_doubling" ? excess(ranks) : 0;
+      EXPECT_LE(rounds(schedule), formula.rounds(ranks)) << formula.name << " of " << ranks;
+      EXPECT_GE(rounds(schedule), formula.rounds(ranks) - hidden) << formula.name << " of " << ranks;
+      EXPECT_DOUBLE_EQ(most_sent(schedule), formula.sent(ranks)) << formula.name << " of " << ranks;
+    }
+  }
+}
+
+TEST(Costs, AllGatherTakesTheRoundsAndBytesOfItsFormula) {
+  for (const int ranks : counts_of_ranks()) {
+    const Topology topology = Topology::uniform(1, ranks);
+    const auto gather = [&](std::string_view name) { return even_schedule(name, topology, CollectiveKind::all_gather); };
+    EXPECT_EQ(rounds(gather("circulant")), ceil_log2(ranks)) << ranks;
+    EXPECT_EQ(rounds(gather("direct")), 1) << ranks;
+    EXPECT_EQ(rounds(gather("ring")), ranks - 1) << ranks;
+    for (const std::string_view name : {"circulant", "direct", "ring"}) {
+      EXPECT_DOUBLE_EQ(most_sent(gather(name)), ranks - 1) << name << " of " << ranks;
+    }
+  }
+}
+
+TEST(Costs, TreeHasTwiceItsHeightInHopsAndNoMoreThanTwiceTheMessageOutOfARank) {
+  for (const int ranks : counts_of_ranks()) {
+    const Schedule schedule = even_schedule("tree", Topology::uniform(1, ranks), CollectiveKind::all_reduce);
+    EXPECT_EQ(hops(schedule), 2 * floor_log2(ranks)) << ranks;
+    EXPECT_LE(most_sent(schedule), 2) << ranks;
+    EXPECT_LE(most_targets(schedule), 5U) << "three in one tree, two in the other: " << ranks;
+    for (const Program& program : schedule.programs) {
+      // With children in both trees a rank would fold, and so receive, more than its share of both halves.
+      std::set<std::uint32_t> folded;
+      for (const Step& step : program.steps) {
+        if (step.op == StepOp::recv_reduce) folded.insert(step.target.first_chunk);
+      }
+      EXPECT_LE(folded.size(), 1U) << "rank " << program.rank << " of " << ranks << " is inside both trees";
+    }
+  }
+}
+
+TEST(Costs, CirculantHasAsManyNeighboursAsRounds) {
+  for (const int ranks : counts_of_ranks()) {
+    const Schedule schedule = even_schedule("circulant", Topology::uniform(1, ranks), CollectiveKind::all_gather);
+    EXPECT_LE(most_targets(schedule), static_cast<std::size_t>(ceil_log2(ranks))) << ranks;
+  }
+}
+
+TEST(Costs, CompositionsAddOneHopInsideTheNodesOnEitherSide) {
+  for (const auto& [nodes, ranks] : {std::pair{2, 2}, {3, 4}, {5, 3}, {6, 2}, {8, 8}, {13, 2}, {32, 8}}) {
+    const Topology topology = Topology::uniform(nodes, ranks);
+    for (const Formula& formula : formulas()) {
+      const std::string name = "hierarchical(" + std::string(formula.name) + ")";
+      const Schedule schedule = even_schedule(name, topology, CollectiveKind::all_reduce);
+      EXPECT_LE(hops(schedule), 2 + formula.rounds(nodes)) << name << " on " << topology.shape();
+      if (excess(nodes) == 0) {
+        EXPECT_EQ(hops(schedule), 2 + formula.rounds(nodes)) << name << " on " << topology.shape();
+      }
+      // All strands together are one message, and each has a place of its own on another rail.
+      EXPECT_DOUBLE_EQ(most_sent_by_a_node(schedule), formula.sent(nodes)) << name << " on " << topology.shape();
+    }
+    const Schedule tree = even_schedule("hierarchical(tree)", topology, CollectiveKind::all_reduce);
+    EXPECT_EQ(hops(tree), 2 + 2 * floor_log2(nodes)) << topology.shape();
+    EXPECT_LE(most_sent_by_a_node(tree), 2) << topology.shape();
+  }
+}
+
+TEST(Costs, EveryRankOfANodeDrivesTheWire) {
+  for (const Topology& topology : {Topology::uniform(4, 4), Topology::ragged({4, 2, 3}), Topology::ragged({1, 5})}) {
+    for (const Formula& formula : formulas()) {
+      const Schedule schedule =
+          even_schedule("hierarchical(" + std::string(formula.name) + ")", topology, CollectiveKind::all_reduce);
+      for (const Program& program : schedule.programs) {
+        EXPECT_TRUE(std::ranges::any_of(program.steps,
+                                        [&](const Step& step) {
+                                          return step.op == StepOp::send &&
+                                                 topology.link_class(program.rank, step.peer) == LinkClass::network;
+                                        }))
+            << formula.name << " on " << topology.shape() << ": rank " << program.rank;
+      }
+    }
+  }
+}
+
+TEST(Costs, LongSkipsAndLargeHalvesStayInsideTheNodes) {
+  // Flat, but as little over the wires as hierarchical, where all nodes are alike and powers of two.
+  for (const std::string_view name : {"circulant", "recursive_halving"}) {
+    for (const auto& [nodes, ranks] : {std::pair{2, 4}, {4, 4}, {8, 2}, {4, 16}}) {
+      const Schedule schedule = even_schedule(name, Topology::uniform(nodes, ranks), CollectiveKind::all_reduce);
+      EXPECT_DOUBLE_EQ(most_sent_by_a_node(schedule), optimal(nodes)) << name << " on " << nodes << "x" << ranks;
+    }
+  }
+}
+
+/// The chunks that `slice` names in the output.
+bool covers(const Slice& slice, std::uint32_t chunk) {
+  return chunk >= slice.first_chunk && chunk < slice.first_chunk + slice.chunk_count;
+}
+
+TEST(Costs, OneOwnerFoldsEachChunkForTheLastTime) {
+  // So that all ranks have the same bits, and an average is divided once. A fold must be the last for all of its chunks or for
+  // none: an engine divides all of it or nothing.
+  std::vector<std::string> names{"direct", "ring", "circulant", "recursive_halving", "tree", "hierarchical"};
+  for (const std::string_view inside : {"direct", "ring", "circulant", "recursive_halving"}) {
+    for (const std::string_view outside : {"direct", "ring", "circulant", "recursive_halving", "tree"}) {
+      names.push_back("hierarchical(" + std::string(inside) + "," + std::string(outside) + ")");
+    }
+  }
+  for (const Topology& topology :
+       {Topology::uniform(1, 3), Topology::uniform(1, 8), Topology::uniform(7, 1), Topology::uniform(3, 5),
+        Topology::uniform(4, 4), Topology::ragged({3, 1, 2}), Topology::ragged({1, 6})}) {
+    for (const std::string& name : names) {
+      const Schedule schedule = even_schedule(name, topology, CollectiveKind::all_reduce);
+      std::vector<int> last_folds(schedule.programs.front().message_chunks, 0);
+      for (const Program& program : schedule.programs) {
+        for (std::size_t i = 0; i < program.steps.size(); ++i) {
+          const Step& fold = program.steps[i];
+          if (fold.op != StepOp::recv_reduce) continue;
+          std::uint32_t last = 0;
+          for (std::uint32_t chunk = fold.target.first_chunk; chunk < fold.target.first_chunk + fold.target.chunk_count;
+               ++chunk) {
+            const bool overwritten =
+                std::any_of(program.steps.begin() + static_cast<std::ptrdiff_t>(i) + 1, program.steps.end(),
+                            [&](const Step& later) { return later.op != StepOp::send && covers(later.target, chunk); });
+            if (overwritten) continue;
+            ++last;
+            ++last_folds[chunk];
+          }
+          EXPECT_TRUE(last == 0 || last == fold.target.chunk_count)
+              << name << " on " << topology.shape() << ": rank " << program.rank << " step " << i;
+        }
+      }
+      EXPECT_EQ(std::ranges::count(last_folds, 1), std::ssize(last_folds)) << name << " on " << topology.shape();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shoal
