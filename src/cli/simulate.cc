@@ -1,4 +1,4 @@
-// `shoal simulate`: how long schedules take under the cost model.
+// `shoal simulate`: how long schedules take under the cost model, or on a platform simulated by SimGrid.
 
 #include <fmt/format.h>
 
@@ -7,7 +7,11 @@
 
 #include "src/cli/commands.h"
 #include "src/cli/schedule_options.h"
+#include "src/settings/settings.h"
 #include "src/simulate/simulator.h"
+#ifdef SHOAL_HAVE_SIMGRID
+#include "src/cli/simulate_platform.h"
+#endif
 
 namespace shoal {
 namespace {
@@ -41,7 +45,7 @@ Status run(const ScheduleOptions& options) {
     if (Status status = simulate_one(algorithm, *topology, *collective, table); !status.ok()) return status;
   }
   fmt::print("{} ({} of each rank) on {}, alpha-beta-gamma model\n", to_string(*collective),
-             format_size(collective->input_bytes()), topology->shape());
+             format_bytes(collective->input_bytes()), topology->shape());
   fmt::print("{:<24} {:>14} {:>11} {:>16} {:>9} {:>16} {:>9}\n{}", "algorithm", "time (us)", "algbw GB/s", "network bytes",
              "messages", "node bytes", "messages", table);
   return {};
@@ -55,8 +59,19 @@ void add_simulate_command(CLI::App& app, int* exit_status) {
   options->add_to(*command);
   options->add_size_to(*command);
   options->add_costs_to(*command);
-  command->callback([options, exit_status] {
+#ifdef SHOAL_HAVE_SIMGRID
+  const auto platform = std::make_shared<PlatformOptions>();
+  platform->add_to(*command);
+#endif
+  command->callback([=] {
+#ifdef SHOAL_HAVE_SIMGRID
+    const auto on_platform = platform->wanted();
+    const Status status = !on_platform.ok() ? on_platform.status()
+                          : *on_platform    ? simulate_platform(*command, *options, *platform)
+                                            : run(*options);
+#else
     const Status status = run(*options);
+#endif
     if (!status.ok()) *exit_status = report_error("simulate", status);
   });
 }

@@ -1,0 +1,30 @@
+// `shoal simulate --platform`: predictions by the engine on SimGrid.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "src/cli/schedule_options.h"
+
+namespace shoal {
+
+/// What `shoal simulate` takes beside the ScheduleOptions to simulate a platform.
+struct PlatformOptions {
+  std::string platform;
+  std::string nodes;
+  std::optional<int> ranks_per_node;
+  bool table = false;
+  std::string json;
+
+  void add_to(CLI::App& command);
+  /// Whether the engine on SimGrid was asked for. Error: where options lack the --platform that they are for.
+  [[nodiscard]] Result<bool> wanted() const;
+};
+
+/// Prints the predictions. `command` tells which of the costs the user has given; they replace those of the platform.
+/// Errors: invalid_argument or not_found for bad input, system_error for a file that cannot be written.
+Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedule, const PlatformOptions& options);
+
+}  // namespace shoal

@@ -1,0 +1,193 @@
+#include "src/simulate/platform.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace shoal {
+namespace {
+
+constexpr std::size_t kMaxFileBytes = 64 << 10;
+constexpr int kMaxCount = 4096;     // of NICs, ranks or cores in a node
+constexpr double kMaxNumber = 1e6;  // of anything else: a second of latency, a million GB/s
+
+Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
+
+/// An EC2 type. EFA cards and Gbit/s: the EC2 documentation ("Accelerated computing", "EFA-supported instance types"). A card
+/// delivers 94.8 % (fi_rma_bw, one 100 Gbit/s card of a p5, 64 KiB writes and larger) and takes 1.24 us to post a message (same
+/// test; libfabric-efa-demo). Latency: what aws-ofi-nccl's platform table tells NCCL. NVLink: NVIDIA's totals of each
+/// generation, halved. A fold reads two operands and writes one, hence a third of the memory bandwidth of NVIDIA's data sheet.
+Platform ec2(std::string name, int nics, double card_gbit_s, double latency_us, double nvlink_gbyte_s, double hbm_gbyte_s) {
+  Platform platform;
+  platform.name = std::move(name);
+  platform.source =
+      "EC2 and NVIDIA documentation, aws-ofi-nccl's latency; 94.8 % of a card and 1.24 us a post as measured on p5; "
+      "2 us inside the node assumed";
+  platform.ranks_per_node = 8;
+  platform.nics = nics;
+  platform.nic_gbit_s = card_gbit_s * 0.948;
+  platform.network_latency_us = latency_us;
+  platform.message_us = 1.24;
+  platform.network_window = 32;  // posts in flight before the rate of small packets falls (pplx-kernels)
+  platform.memory_gbyte_s = nvlink_gbyte_s / 2;
+  platform.memory_latency_us = 2;
+  platform.fold_gbyte_s = hbm_gbyte_s / 3;
+  return platform;
+}
+
+/// Servers with plain TCP. A frame of 1,538 bytes on the wire carries 1,448. The rest is assumed: what one core moves through
+/// the kernel, and the latency of a switch and two kernels; memory as in the closed model.
+Platform ethernet(std::string name, double gbit_s, double latency_us) {
+  Platform platform;
+  platform.name = std::move(name);
+  platform.source =
+      "94.1 % of the wire for frames of 1,500 bytes; latency, 4 GB/s and 2 us a message for a core in kernel TCP assumed";
+  platform.ranks_per_node = 8;
+  platform.nic_gbit_s = gbit_s * 1448 / 1538;
+  platform.network_latency_us = latency_us;
+  platform.message_us = 2;
+  platform.network_core_gbyte_s = 4;
+  platform.copy_gbyte_s = 5;
+  return platform;
+}
+
+/// bench/cluster on the machine of bench/results: all hosts on its two cores. The wire's rate and latency belong to a run:
+/// tests/multiprocess/simulated_test.py measures them beside what it compares.
+Platform emulated() {
+  Platform platform;
+  platform.name = "emulated";
+  platform.source = "bench/cluster at 1 Gbit/s on two cores: goodput and latency as measured on the machine of bench/results";
+  platform.nic_gbit_s = 0.944;
+  platform.network_latency_us = 40;
+  platform.message_us = 5;
+  platform.network_core_gbyte_s = 2.5;
+  platform.copy_gbyte_s = 5;
+  platform.cores = 2;
+  platform.one_machine = true;
+  return platform;
+}
+
+/// A member of Platform, by its key in a file.
+struct Field {
+  const char* key;
+  double Platform::*number;  // or
+  int Platform::*count;
+  double least;  // exclusive for a number that is divided by
+  bool may_be_least;
+};
+
+constexpr Field kFields[] = {
+    {"ranks_per_node", nullptr, &Platform::ranks_per_node, 1, true},
+    {"nics", nullptr, &Platform::nics, 1, true},
+    {"nic_gbit_s", &Platform::nic_gbit_s, nullptr, 0, false},
+    {"network_latency_us", &Platform::network_latency_us, nullptr, 0, true},
+    {"message_us", &Platform::message_us, nullptr, 0, true},
+    {"network_core_gbyte_s", &Platform::network_core_gbyte_s, nullptr, 0, true},
+    {"network_window", nullptr, &Platform::network_window, 1, true},
+    {"memory_gbyte_s", &Platform::memory_gbyte_s, nullptr, 0, false},
+    {"node_memory_gbyte_s", &Platform::node_memory_gbyte_s, nullptr, 0, true},
+    {"memory_latency_us", &Platform::memory_latency_us, nullptr, 0, true},
+    {"copy_gbyte_s", &Platform::copy_gbyte_s, nullptr, 0, true},
+    {"fold_gbyte_s", &Platform::fold_gbyte_s, nullptr, 0, false},
+    {"cores", nullptr, &Platform::cores, 0, true},
+};
+
+Status read_field(const Field& field, const nlohmann::json& value, std::string_view origin, Platform& platform) {
+  if (field.number != nullptr && value.is_number()) {
+    platform.*field.number = value.get<double>();
+  } else if (field.count != nullptr && value.is_number_integer() && std::abs(value.get<double>()) <= kMaxCount) {
+    platform.*field.count = value.get<int>();
+  } else {
+    return invalid(fmt::format("{}: '{}' is {}, not {}", origin, field.key, value.dump(),
+                               field.number != nullptr ? "a number" : fmt::format("a whole number up to {}", kMaxCount)));
+  }
+  return {};
+}
+
+Result<std::string> read_file(const std::string& path) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "r"), std::fclose);
+  if (file == nullptr) return system_error("open the platform " + path, errno);
+  std::string text(kMaxFileBytes + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return system_error("read the platform " + path, errno);
+  if (text.size() > kMaxFileBytes) return invalid(fmt::format("{} is no platform: larger than {} bytes", path, kMaxFileBytes));
+  return text;
+}
+
+}  // namespace
+
+std::span<const Platform> platforms() {
+  static const std::vector<Platform> kPlatforms{
+      ec2("p3dn", 1, 100, 150, 300, 900),     ec2("p4d", 4, 100, 75, 600, 1555),  ec2("p4de", 4, 100, 75, 600, 2039),
+      ec2("p5", 32, 100, 75, 900, 3350),      ec2("p5e", 32, 100, 75, 900, 4800), ec2("p5en", 16, 200, 35, 900, 4800),
+      ec2("p6-b200", 8, 400, 35, 1800, 8000), ethernet("ethernet-1g", 1, 30),     ethernet("ethernet-10g", 10, 20),
+      ethernet("ethernet-25g", 25, 15),       ethernet("ethernet-100g", 100, 15), emulated(),
+  };
+  return kPlatforms;
+}
+
+Status check(const Platform& platform) {
+  for (const Field& field : kFields) {
+    const double value = field.number != nullptr ? platform.*field.number : platform.*field.count;
+    const bool enough = field.may_be_least ? value >= field.least : value > field.least;
+    if (enough && value <= (field.number != nullptr ? kMaxNumber : kMaxCount)) continue;
+    return invalid(fmt::format("platform '{}': {} of {} is not {} {}", platform.name, value, field.key,
+                               field.may_be_least ? "at least" : "more than", field.least));
+  }
+  return {};
+}
+
+Result<Platform> parse_platform(std::string_view json, std::string_view origin) {
+  const auto object = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return invalid(fmt::format("{} is no JSON object that describes a platform", origin));
+  Platform platform;
+  platform.name = origin;
+  platform.source = origin;
+  for (const auto& [key, value] : object.items()) {
+    if (key == "name" || key == "source") {
+      if (!value.is_string()) return invalid(fmt::format("{}: '{}' is no string", origin, key));
+      (key == "name" ? platform.name : platform.source) = value.get<std::string>();
+      continue;
+    }
+    if (key == "one_machine") {
+      if (!value.is_boolean()) return invalid(fmt::format("{}: 'one_machine' is neither true nor false", origin));
+      platform.one_machine = value.get<bool>();
+      continue;
+    }
+    const Field* field = nullptr;
+    for (const Field& known : kFields) {
+      if (key == known.key) field = &known;
+    }
+    if (field == nullptr) {
+      std::string known = "name source one_machine";
+      for (const Field& each : kFields) known += fmt::format(" {}", each.key);
+      return invalid(fmt::format("{}: unknown key '{}'; known: {}", origin, key, known));
+    }
+    if (Status status = read_field(*field, value, origin, platform); !status.ok()) return status;
+  }
+  if (Status status = check(platform); !status.ok()) return status;
+  return platform;
+}
+
+Result<Platform> find_platform(std::string_view name) {
+  if (name.ends_with(".json")) {
+    const auto text = read_file(std::string(name));
+    if (!text.ok()) return text.status();
+    return parse_platform(*text, name);
+  }
+  std::string known;
+  for (const Platform& platform : platforms()) {
+    if (platform.name == name) return platform;
+    known += " " + platform.name;
+  }
+  return Status(StatusCode::not_found,
+                fmt::format("unknown platform '{}'; known:{}; or a file that ends in .json", name, known));
+}
+
+}  // namespace shoal

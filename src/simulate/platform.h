@@ -1,0 +1,50 @@
+// Platform: the nodes and the network of a cluster, as the SimGrid engine needs them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// One kind of node and the network between such nodes. GB = 1e9 bytes; every rate is of payload, in one direction.
+///
+/// A rank is a worker (`cores` of a node, one at a time) with a port to the other ranks of its node and one to the network: the
+/// node's NICs are dealt to its ranks in blocks, so that ranks share a NIC where NICs are fewer, and a rank has several, used
+/// as one, where they are more. Between the NICs the network is assumed to be full bisection.
+struct Platform {
+  std::string name;
+  std::string source;               ///< where the numbers come from, and which of them are assumed
+  int ranks_per_node = 1;           ///< default of `shoal simulate`
+  int nics = 1;                     ///< of a node
+  double nic_gbit_s = 1;            ///< of each
+  double network_latency_us = 25;   ///< one way, memory to memory
+  double message_us = 0;            ///< of the worker at each end, for each message over the network
+  double network_core_gbyte_s = 0;  ///< what a worker moves through the network stack; 0 = the NIC moves by itself
+  int network_window = 64;          ///< tiles that a rank has on the network at once
+  double memory_gbyte_s = 5;        ///< between a rank and the others of its node
+  double node_memory_gbyte_s = 0;   ///< of all ranks of a node together; 0 = no limit
+  double memory_latency_us = 0.5;   ///< inside the node
+  double copy_gbyte_s = 0;          ///< what a worker moves to or from another rank of its node; 0 = the hardware does
+  double fold_gbyte_s = 8;          ///< bytes of one operand that a worker folds
+  int cores = 0;                    ///< that the workers of a node share; 0 = one each
+  bool one_machine = false;         ///< the cores are those of all nodes together: an emulated cluster
+};
+
+/// The built-in platforms, in a fixed order: EC2's, plain Ethernet, and bench/cluster.
+std::span<const Platform> platforms();
+
+/// A built-in platform by its name, or one from a JSON file where `name` ends in ".json": an object whose keys are the members
+/// of Platform, those left out having the values above; `name` defaults to the file's. Errors: not_found for an unknown name
+/// (lists the known ones), system_error for an unreadable file, invalid_argument naming the offending key.
+Result<Platform> find_platform(std::string_view name);
+
+/// As find_platform() does with a file's text; `origin` stands in messages.
+Result<Platform> parse_platform(std::string_view json, std::string_view origin);
+
+/// ok where every number makes sense; else invalid_argument naming it.
+Status check(const Platform& platform);
+
+}  // namespace shoal

@@ -1,0 +1,115 @@
+#include "src/simulate/scale.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "src/algorithms/stages.h"
+#include "src/simulate/simgrid_engine.h"
+
+namespace shoal {
+namespace {
+
+// What SimGrid gets through in a few seconds. Its time grows faster than the number of hosts.
+constexpr std::size_t kMaxQuickSteps = 20'000;
+constexpr int kMaxQuickRanks = 512;
+constexpr std::size_t kMaxWholeSteps = 400'000;
+constexpr int kMaxWholeRanks = 2048;
+
+/// How many chunks each local rank of `node` sends to which node, in the terms of `symmetry`.
+using Traffic = std::map<std::pair<int, int>, std::uint64_t>;  // local rank, shift -> chunks
+
+Traffic traffic_of(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
+                   const std::vector<int>& ranks, int node, int nodes, Symmetry symmetry) {
+  Traffic traffic;
+  for (std::size_t local = 0; local < ranks.size(); ++local) {
+    const Program program = algorithm.build(topology, collective, ranks[local]);
+    for (const Step& step : program.steps) {
+      if (step.op != StepOp::send) continue;
+      const int goal = topology.node_of_rank[static_cast<std::size_t>(step.peer)];
+      const int shift = symmetry == Symmetry::rotation ? (goal - node + nodes) % nodes : goal ^ node;
+      traffic[{static_cast<int>(local), shift}] += std::max(step.source.chunk_count, 1U);
+    }
+  }
+  return traffic;
+}
+
+Result<TaskGraph> graph_of(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
+                           const Platform& platform, Symmetry symmetry) {
+  if (symmetry != Symmetry::none)
+    return task_graph(schedule_of_first_node(algorithm, topology, collective), platform, symmetry);
+  const auto schedule = build_schedule(algorithm, topology, collective);
+  if (!schedule.ok()) return schedule.status();
+  return task_graph(*schedule, platform);
+}
+
+}  // namespace
+
+Schedule schedule_of_first_node(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  Schedule schedule{topology, collective, {}};
+  for (const int rank : topology.ranks_of_node(0)) schedule.programs.push_back(algorithm.build(topology, collective, rank));
+  return schedule;
+}
+
+Symmetry find_symmetry(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  const auto nodes = ranks_of_nodes(topology);
+  for (const auto& ranks : nodes) {
+    if (ranks.size() != nodes.front().size()) return Symmetry::none;
+  }
+  const int count = static_cast<int>(nodes.size());
+  for (const Symmetry symmetry : {Symmetry::rotation, Symmetry::reflection}) {
+    if (symmetry == Symmetry::reflection && !std::has_single_bit(nodes.size())) continue;
+    const auto traffic = [&](int node) {
+      return traffic_of(algorithm, topology, collective, nodes[static_cast<std::size_t>(node)], node, count, symmetry);
+    };
+    const Traffic first = traffic(0);
+    const std::set<int> others{1 % count, count / 2, count - 1};
+    if (std::ranges::all_of(others, [&](int node) { return traffic(node) == first; })) return symmetry;
+  }
+  return Symmetry::none;
+}
+
+double bus_bytes(const Collective& collective, int ranks) {
+  const auto bytes = static_cast<double>(collective.input_bytes());
+  switch (collective.kind) {
+    case CollectiveKind::all_reduce:
+      return bytes * 2 * (ranks - 1) / ranks;
+    case CollectiveKind::all_gather:
+      return bytes * (ranks - 1);
+    default:
+      return bytes;
+  }
+}
+
+Result<ScalePrediction> predict_at_scale(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
+                                         const Platform& platform, const std::function<void(double)>& progress) {
+  if (Status status = check(platform); !status.ok()) return status;
+  const auto first = build_program(algorithm, topology, collective, 0);
+  if (!first.ok()) return first.status();
+  const auto ranks = static_cast<std::size_t>(topology.ranks());
+  const std::size_t steps = first->steps.size() * ranks;
+
+  Symmetry symmetry = Symmetry::none;
+  if (steps > kMaxQuickSteps || topology.ranks() > kMaxQuickRanks) {
+    // On one machine all nodes compete for its cores, so that none can stand for the others.
+    if (!platform.one_machine) symmetry = find_symmetry(algorithm, topology, collective);
+    if (symmetry == Symmetry::none && (steps > kMaxWholeSteps || topology.ranks() > kMaxWholeRanks)) {
+      return Status(StatusCode::unsupported,
+                    fmt::format("about {} steps on nodes that differ are too many to simulate", steps));
+    }
+  }
+  const auto graph = graph_of(algorithm, topology, collective, platform, symmetry);
+  if (!graph.ok()) return graph.status();
+  const auto run = run_on_simgrid(*graph, progress);
+  if (!run.ok()) return run.status();
+  return ScalePrediction{first->algorithm, run->total_us,
+                         run->total_us > 0 ? bus_bytes(collective, topology.ranks()) / run->total_us / 1000 : 0,
+                         graph->tasks.size(), symmetry == Symmetry::none ? "every node" : "one node for all"};
+}
+
+}  // namespace shoal

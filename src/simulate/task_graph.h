@@ -1,0 +1,78 @@
+// TaskGraph: a Schedule on a Platform, as tasks that wait for each other and for workers, cores and wires.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "src/schedule/program.h"
+#include "src/simulate/platform.h"
+
+namespace shoal {
+
+/// What happens, in which order and on what. The engine (simgrid_engine.h) knows nothing else.
+struct TaskGraph {
+  static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+
+  /// Does one task's work at a time: of those that are ready the one with the lowest number.
+  struct Worker {
+    std::uint32_t cpu = 0;
+    int window = 1;  ///< links on which it has a flow at once
+  };
+  struct Cpu {
+    int cores = 1;  ///< shared fairly by the workers that are busy
+  };
+  /// Some work of a worker, then a flow where there is one. The flows of a link follow each other. A task is done a latency
+  /// after its flow has left.
+  struct Task {
+    std::uint32_t worker = 0;
+    std::uint32_t source = kNone;  ///< where the flow starts, an index into `sources`; kNone = no flow
+    std::uint32_t sink = kNone;    ///< where it ends, an index into `sinks`
+    std::uint32_t link = kNone;    ///< from one rank to another
+    std::uint32_t missing = 0;     ///< tasks that must be done before
+    double work_us = 0;
+    double bytes = 0;
+    double latency_us = 0;
+  };
+  using Route = std::vector<std::uint32_t>;  ///< wires
+
+  std::vector<double> wires_gbyte_s;
+  std::vector<Cpu> cpus;
+  std::vector<Worker> workers;
+  std::vector<Route> sources;  ///< a flow crosses the wires of its source, then those of its sink
+  std::vector<Route> sinks;
+  std::uint32_t links = 0;
+  std::vector<Task> tasks;
+  std::vector<std::size_t> first_successor;  ///< of each task in `successors`, and the end of the last
+  std::vector<std::uint32_t> successors;
+
+  /// Makes first_successor, successors and Task::missing from pairs (before, after).
+  void connect(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& edges);
+};
+
+/// How all nodes look alike, so that one of them stands for all: what it sends to another node arrives at itself as that which
+/// another node sends to it at the same time. With equal nodes the fair shares of all wires are the same as in the whole.
+enum class Symmetry : std::uint8_t {
+  none,        ///< every node is simulated
+  rotation,    ///< node n sends to n + k what node 0 sends to k
+  reflection,  ///< node n sends to n xor k what node 0 sends to k
+};
+
+/// More tasks than this are refused; they take about a gigabyte.
+inline constexpr std::size_t kMaxTasks = 3'000'000;
+
+/// The tasks of `schedule`, whose Programs are those of all ranks or, with a symmetry, those of the ranks of node 0 only.
+///
+/// A message is cut into at most kTilesOfStep tiles of kTileBytes or more. A tile of a send is work (posting, or copying where
+/// the worker moves the bytes) and a flow; one of a receive is work once all its operands have come; steps hand their results
+/// on tile by tile. The k-th chunk sent to a peer meets the k-th that it receives.
+///
+/// Errors: invalid_argument beyond kMaxTasks; internal where sends and receives do not meet, which with a symmetry means that
+/// the schedule does not have it.
+Result<TaskGraph> task_graph(const Schedule& schedule, const Platform& platform, Symmetry symmetry = Symmetry::none);
+inline constexpr std::size_t kTileBytes = 64 << 10;
+inline constexpr std::uint32_t kTilesOfStep = 16;
+
+}  // namespace shoal
