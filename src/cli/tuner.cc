@@ -62,6 +62,7 @@ class Tuner {
     }
     if (Status status = list_cells(); !status.ok()) return status;
     buffer_.assign(options_.max_bytes / sizeof(float) + 1, 0.0F);
+    start_ = Clock::now();
     TunedShape tuned{topology_.node_of_rank, CommunicatorImpl::of(communicator_).transports(), {}};
     for (std::size_t i = 0; i < cells_.size(); ++i) {
       const Cell& cell = cells_[i];
@@ -239,7 +240,7 @@ class Tuner {
   const Topology& topology_;
   const TuneOptions& options_;
   const std::function<void(const TuneStep&)>& progress_;
-  const Clock::time_point start_ = Clock::now();
+  Clock::time_point start_;
   std::vector<Cell> cells_;
   std::vector<float> buffer_;
   double model_error_ = 1;

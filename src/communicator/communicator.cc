@@ -67,7 +67,6 @@ CommunicatorOptions Communicator::options_from_environment() {
 Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
   // Malformed settings are reported here, where there is a Result to do it with.
   if (const auto seconds = seconds_setting("SHOAL_TIMEOUT"); !seconds.ok()) return seconds.status();
-  if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;

@@ -73,6 +73,8 @@ Result<JobConfig> decide(const CommunicatorOptions& options) {
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
+  // Rank 0 alone reports; a malformed value is everybody's error all the same.
+  if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
     auto table = read_tuning_file(path);
     if (!table.ok()) return table.status();

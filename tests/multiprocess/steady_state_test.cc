@@ -105,12 +105,20 @@ struct Case {
   const char* transports;
   int ranks;
   std::size_t bytes;
+  bool explain = false;  // with SHOAL_EXPLAIN=1: every call of rank 0 is counted and timed
+};
+
+// For this process and those that it forks, while it lives.
+struct Explaining {
+  explicit Explaining(bool on) { ::setenv("SHOAL_EXPLAIN", on ? "1" : "0", 1); }
+  ~Explaining() { ::unsetenv("SHOAL_EXPLAIN"); }
 };
 
 class RepeatedCalls : public ::testing::TestWithParam<Case> {};
 
 TEST_P(RepeatedCalls, AllocateNothing) {
-  const auto [transports, ranks, bytes] = GetParam();
+  const auto [transports, ranks, bytes, explain] = GetParam();
+  const Explaining explaining(explain);
   CommunicatorOptions options;
   options.transports = transports;
   const std::size_t count = bytes / sizeof(float);
@@ -162,10 +170,11 @@ TEST_P(RepeatedCalls, AllocateNothing) {
 
 INSTANTIATE_TEST_SUITE_P(, RepeatedCalls,
                          ::testing::Values(Case{"shm", 2, 8}, Case{"shm", 2, 4096}, Case{"shm", 2, kMiB}, Case{"shm", 3, 4096},
-                                           Case{"tcp", 2, 8}, Case{"tcp", 2, 4096}, Case{"tcp", 2, kMiB}, Case{"tcp", 3, 4096}),
+                                           Case{"tcp", 2, 8}, Case{"tcp", 2, 4096}, Case{"tcp", 2, kMiB}, Case{"tcp", 3, 4096},
+                                           Case{"shm", 2, 8, true}, Case{"shm", 3, 4096, true}, Case{"tcp", 2, 4096, true}),
                          [](const auto& info) {
-                           return fmt::format("{}_{}_ranks_{}_bytes", info.param.transports, info.param.ranks,
-                                              info.param.bytes);
+                           return fmt::format("{}_{}_ranks_{}_bytes{}", info.param.transports, info.param.ranks,
+                                              info.param.bytes, info.param.explain ? "_explaining" : "");
                          });
 
 std::size_t resident_bytes() {
