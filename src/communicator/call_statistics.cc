@@ -45,9 +45,8 @@ std::string CallStatistics::text(std::string_view place) const {
       "  {:<11} {:<22} {:<24} {:>9} {:>12} {:>12} {:>9}  {}\n",
       place, "collective", "bytes of each rank", "algorithm", "calls", "predicted", "measured", "ratio", "chosen by");
   for (const Entry* entry : shown) {
-    std::string size = entry->least_bytes == entry->most_bytes
-                           ? format_bytes(entry->least_bytes)
-                           : fmt::format("{} .. {}", entry->least_bytes, entry->most_bytes);
+    std::string size = entry->least_bytes == entry->most_bytes ? format_bytes(entry->least_bytes)
+                                                               : fmt::format("{} .. {}", entry->least_bytes, entry->most_bytes);
     if (entry->kind == CollectiveKind::barrier) size = "-";
     const double predicted_us = entry->meter->predicted_us();
     const double measured_us = entry->meter->median_us();

@@ -100,7 +100,8 @@ Status Operation::set_callback(std::function<void(const Status&)> callback) {
 
 void Operation::finish(Status outcome) {
   outcome_ = std::move(outcome);
-  if (plan->meter != nullptr && outcome_.ok()) plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);
+  if (plan->meter != nullptr && outcome_.ok())
+    plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);
   const bool has_callback = callback_state_.exchange(kFinished, std::memory_order_acq_rel) == kCallbackSet;
   // seq_cst store and load: either we see the sleeper, or it sees the state before it sleeps.
   state_.store(kDone, std::memory_order_seq_cst);
