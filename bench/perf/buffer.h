@@ -1,4 +1,4 @@
-// Page-aligned memory, as a program's own allocator would hand out for a large array.
+// Page-aligned memory, as a program's own allocator would hand out for a large array, or as shoal does.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,41 @@
 #include <memory>
 #include <string>
 
+#include <shoal/memory.h>
 #include <shoal/status.h>
 
 namespace shoal::perf {
+
+/// Gives a Buffer's memory back to where it came from.
+struct FreeMemory {
+  FreeMemory() = default;
+  explicit FreeMemory(bool is_shared) : shared(is_shared) {}
+  void operator()(std::byte* memory) const {
+    if (shared) {
+      static_cast<void>(mem_free(memory));
+    } else {
+      std::free(memory);
+    }
+  }
+  bool shared = false;
+};
 
 class Buffer {
  public:
   Buffer() = default;
 
-  /// Memory that has been written once, so that no timing meets a page fault.
-  static Result<Buffer> allocate(std::size_t bytes) {
+  /// Memory that has been written once, so that no timing meets a page fault; from shoal::mem_alloc() where `shared`.
+  static Result<Buffer> allocate(std::size_t bytes, bool shared) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (bytes / kPage + 1) * kPage;
     Buffer buffer;
+    if (shared) {
+      Result<void*> memory = mem_alloc(rounded);
+      if (!memory.ok()) return memory.status();
+      buffer.memory_ = {static_cast<std::byte*>(*memory), FreeMemory(true)};
+      std::memset(buffer.memory_.get(), 0, rounded);
+      return buffer;
+    }
     buffer.memory_.reset(static_cast<std::byte*>(rounded > bytes ? std::aligned_alloc(kPage, rounded) : nullptr));
     if (buffer.memory_ == nullptr) {
       return Status(StatusCode::system_error,
@@ -32,10 +54,7 @@ class Buffer {
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<std::byte, Free> memory_;
+  std::unique_ptr<std::byte, FreeMemory> memory_;
 };
 
 }  // namespace shoal::perf

@@ -62,7 +62,7 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
       ->capture_default_str();
   app.add_option("--transport", options.transports, "force shoal's transports: tcp, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
-  app.add_option("--memory", raw.memory, "who allocates the buffers: ordinary")->capture_default_str();
+  app.add_option("--memory", raw.memory, "who allocates shoal's buffers: ordinary, or shoal")->capture_default_str();
   app.add_flag("--no-limit", raw.no_limit, "do not measure what the network between the nodes allows");
   app.add_option("--min-bw", options.min_bandwidth_gbs, "exit with 1 if the average bus bandwidth (GB/s) is below this");
   app.add_option("-J,--json", options.json_path, "write the results to this file");
@@ -184,10 +184,10 @@ Status interpret_libraries(const RawOptions& raw, Options& options) {
     return invalid(fmt::format("--openmpi-algorithms '{}' is unknown: give default or all", raw.openmpi_algorithms));
   }
   options.all_openmpi_algorithms = raw.openmpi_algorithms == "all";
-  if (raw.memory == "shoal") {
-    return Status(StatusCode::unsupported, "--memory shoal: this version has no allocator for shared buffers; use ordinary");
+  if (raw.memory != "ordinary" && raw.memory != "shoal") {
+    return invalid(fmt::format("--memory '{}' is unknown: give ordinary or shoal", raw.memory));
   }
-  if (raw.memory != "ordinary") return invalid(fmt::format("--memory '{}' is unknown: give ordinary", raw.memory));
+  options.shared_memory = raw.memory == "shoal";
   return {};
 }
 

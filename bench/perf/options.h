@@ -33,6 +33,7 @@ struct Options {
 
   std::vector<std::string> peers;
   bool all_openmpi_algorithms = false;
+  bool shared_memory = false;  ///< shoal's buffers come from shoal::mem_alloc
   std::string transports;
   std::string algorithm;
   bool measure_limit = true;

@@ -40,13 +40,18 @@ Result<Runner> Runner::create(Communicator& communicator, const Options& options
   const std::size_t largest = *std::max_element(options.sizes_bytes.begin(), options.sizes_bytes.end());
   const std::size_t one_element_each = sizeof(double) * static_cast<std::size_t>(communicator.size());
   Status allocated;
-  for (Buffer* buffer : {&runner.input_, &runner.output_}) {
-    Result<Buffer> memory = Buffer::allocate(std::max(largest, one_element_each));
-    if (!memory.ok()) {
+  const auto allocate = [&](Buffer& buffer, bool shared) {
+    if (!allocated.ok()) return;
+    Result<Buffer> memory = Buffer::allocate(std::max(largest, one_element_each), shared);
+    if (memory.ok()) {
+      buffer = *std::move(memory);
+    } else {
       allocated = memory.status();
-      break;
     }
-    *buffer = *std::move(memory);
+  };
+  for (Buffer* buffer : {&runner.buffers_.input, &runner.buffers_.output}) allocate(*buffer, false);
+  if (options.shared_memory) {
+    for (Buffer* buffer : {&runner.shared_buffers_.input, &runner.shared_buffers_.output}) allocate(*buffer, true);
   }
   if (Status status = agree(communicator, allocated); !status.ok()) return status;
   return runner;
@@ -74,13 +79,15 @@ std::size_t Runner::bytes_of(const Call& call) const {
   return call.count * size_of(call.type) * shares;
 }
 
-Call Runner::bind(Call call, Form form) {
-  call.output = output_.data();
-  call.input = input_.data();
+Call Runner::bind(Call call, Form form, const Library& library) {
+  const bool shared = options_.shared_memory && &library == libraries_.front().get();
+  const Buffers& buffers = shared ? shared_buffers_ : buffers_;
+  call.output = buffers.output.data();
+  call.input = buffers.input.data();
   if (form == Form::in_place) {
     const bool gathers = call.kind == CollectiveKind::all_gather;
-    call.input =
-        output_.data() + (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
+    call.input = buffers.output.data() +
+                 (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
   }
   return call;
 }
@@ -214,7 +221,8 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
       Contestant& contestant = contestants[(turn + static_cast<std::size_t>(round)) % contestants.size()];
-      Result<Block> block = run_block(*contestant.library, bind(call, contestant.form), contestant.iterations);
+      Result<Block> block =
+          run_block(*contestant.library, bind(call, contestant.form, *contestant.library), contestant.iterations);
       if (!block.ok()) return block.status();
       contestant.block_us.push_back(block->us_per_call);
       contestant.cpu_s += block->cpu_s;
@@ -289,12 +297,12 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
     row.unsupported = library->why_unsupported(call);
     rows.push_back(row);
     if (!row.unsupported.empty()) continue;
-    if (Status status = choose_variant(*library, bind(call, forms().front())); !status.ok()) return status;
+    if (Status status = choose_variant(*library, bind(call, forms().front(), *library)); !status.ok()) return status;
     for (const Form form : forms()) {
       Contestant contestant;
       contestant.library = library.get();
       contestant.form = form;
-      if (Status status = prepare(contestant, bind(call, form)); !status.ok()) return status;
+      if (Status status = prepare(contestant, bind(call, form, *library)); !status.ok()) return status;
       contestants.push_back(std::move(contestant));
     }
   }

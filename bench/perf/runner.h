@@ -58,7 +58,7 @@ class Runner {
   [[nodiscard]] std::vector<Form> forms() const;
   [[nodiscard]] std::size_t count_of(DataType type, std::size_t bytes) const;
   [[nodiscard]] std::size_t bytes_of(const Call& call) const;
-  [[nodiscard]] Call bind(Call call, Form form);
+  [[nodiscard]] Call bind(Call call, Form form, const Library& library);
 
   Status choose_variant(Library& library, const Call& call);
   Status prepare(Contestant& contestant, const Call& call);
@@ -74,8 +74,12 @@ class Runner {
   const Options& options_;
   std::vector<std::unique_ptr<Library>> libraries_;
   double goodput_gbs_;
-  Buffer input_;
-  Buffer output_;
+  struct Buffers {
+    Buffer input;
+    Buffer output;
+  };
+  Buffers buffers_;
+  Buffers shared_buffers_;  // shoal's, where it is to have its own
 };
 
 }  // namespace shoal::perf

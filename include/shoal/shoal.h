@@ -122,6 +122,14 @@ const char* shoal_last_error_message(void);
 /* Bytes of one element; 0 for an unknown type. */
 size_t shoal_data_type_size(shoal_data_type type);
 
+/* Memory for the buffers of calls: what lies here is not copied on its way to ranks of the same host. At least `bytes` bytes,
+ * zero, page-aligned; ordinary memory otherwise, for any communicator of the process. SHOAL_SYSTEM_ERROR where the process has
+ * no room left, SHOAL_UNSUPPORTED where the system grants no such memory. */
+shoal_status shoal_mem_alloc(size_t bytes, void** memory);
+/* Gives it back; no call in flight may use it. NULL is allowed; anything else that shoal_mem_alloc did not return is
+ * SHOAL_INVALID_ARGUMENT. */
+shoal_status shoal_mem_free(void* memory);
+
 /* Joins the job described by the environment of `shoal run`, mpirun, torchrun or srun; a job of one rank where there is none.
  * Collective: every rank calls it. `config` may be NULL. On failure *comm is NULL.
  * Errors: invalid_argument (config), not_found (no such algorithm), timeout (the message names the ranks that did not come),

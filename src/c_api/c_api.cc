@@ -14,6 +14,7 @@
 #include <utility>
 
 #include <shoal/communicator.h>
+#include <shoal/memory.h>
 
 struct shoal_comm {
   std::unique_ptr<shoal::Communicator> communicator;
@@ -259,6 +260,18 @@ const char* shoal_status_string(shoal_status status) {
 }
 
 const char* shoal_last_error_message(void) { return last_error_message.data(); }
+
+shoal_status shoal_mem_alloc(size_t bytes, void** memory) {
+  return guarded(Checks(__func__).not_null("memory", memory), [&]() -> Status {
+    Result<void*> allocated = shoal::mem_alloc(bytes);
+    *memory = allocated.ok() ? *allocated : nullptr;
+    return allocated.ok() ? Status() : allocated.status();
+  });
+}
+
+shoal_status shoal_mem_free(void* memory) {
+  return guarded(Checks(__func__), [&] { return shoal::mem_free(memory); });
+}
 
 size_t shoal_data_type_size(shoal_data_type type) {
   return type >= 0 && type < kDataTypeCount ? size_of(static_cast<DataType>(type)) : 0;

@@ -17,6 +17,8 @@
 #include <span>
 #include <thread>
 
+#include "transports/shm/arena.h"
+
 namespace shoal::conformance {
 
 namespace {
@@ -206,6 +208,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
     ASSERT_GE(child, 0);
     if (child == 0) {
       Watchdog::restart_in_child();
+      static_cast<void>(shm::Arena::instance());  // one descriptor for the life of the process
       const std::ptrdiff_t before = open_descriptors();
       live(kind, make_end, Rank(r, size, page), options, body);
       EXPECT_EQ(open_descriptors(), before) << "rank " << r << " left descriptors open";
@@ -227,6 +230,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
 
 void run_group(const TransportKind& kind, int size, const std::function<void(Rank&)>& body, GroupOptions options) {
   ASSERT_LE(size, kMaxRanks);
+  static_cast<void>(shm::Arena::instance());  // one descriptor for the life of the process
   const std::ptrdiff_t before = open_descriptors();
   {
     SharedMemory memory(size);

@@ -64,12 +64,14 @@ std::vector<TransportKind> transport_kinds() {
   faulty.refuse_probability = 0.2;
   faulty.late_copy = true;
   return {
-      {"loopback", "loopback", false, true, false, [plain](int ranks) { return loopback_group(ranks, plain); }},
-      {"loopback_faulty", "loopback", false, true, true, [faulty](int ranks) { return loopback_group(ranks, faulty); }},
-      {"shm_threads", "shm", false, true, false, shm_group},
-      {"shm_processes", "shm", true, true, false, shm_group},
-      {"tcp_threads", "tcp", false, false, false, tcp_group},
-      {"tcp_processes", "tcp", true, false, false, tcp_group},
+      {"loopback", "loopback", false, true, false, false, [plain](int ranks) { return loopback_group(ranks, plain); }},
+      {"loopback_faulty", "loopback", false, true, true, false, [faulty](int ranks) { return loopback_group(ranks, faulty); }},
+      {"shm_threads", "shm", false, true, false, false, shm_group},
+      {"shm_processes", "shm", true, true, false, false, shm_group},
+      {"shm_shared_threads", "shm", false, true, false, true, shm_group},
+      {"shm_shared_processes", "shm", true, true, false, true, shm_group},
+      {"tcp_threads", "tcp", false, false, false, false, tcp_group},
+      {"tcp_processes", "tcp", true, false, false, false, tcp_group},
   };
 }
 

@@ -22,6 +22,7 @@ struct TransportKind {
   bool processes = false;  ///< every rank is a forked process; otherwise a thread
   bool windows = false;    ///< has shared_window()
   bool refuses = false;    ///< try_send may also be false for no reason
+  bool shared = false;     ///< payloads are sent from memory that peers can read where it lies
   std::function<MakeEnd(int ranks)> make_group;
 };
 

@@ -12,6 +12,7 @@
 
 #include "tests/conformance/group.h"
 #include "tests/conformance/transport_kinds.h"
+#include "transports/shm/arena.h"
 
 namespace shoal::conformance {
 namespace {
@@ -74,6 +75,31 @@ class Tile {
   TileHeader header_;
 };
 
+/// Of the kind under test.
+bool payloads_are_shared();
+
+/// Ordinary memory, or such as the peers can read where it lies.
+template <typename T>
+struct PayloadAllocator {
+  using value_type = T;
+  PayloadAllocator() = default;
+  template <typename Other>
+  explicit PayloadAllocator(const PayloadAllocator<Other>&) {}
+  T* allocate(std::size_t count) {
+    if (!payloads_are_shared()) return static_cast<T*>(::operator new(count * sizeof(T)));
+    return static_cast<T*>(shm::Arena::instance()->allocate(count * sizeof(T)).value());
+  }
+  void deallocate(T* memory, std::size_t) {
+    if (payloads_are_shared()) {
+      EXPECT_TRUE(shm::Arena::instance()->free(memory).ok());
+    } else {
+      ::operator delete(memory);
+    }
+  }
+  bool operator==(const PayloadAllocator&) const = default;
+};
+using Payload = std::vector<std::byte, PayloadAllocator<std::byte>>;
+
 /// Memory for tiles in flight to one peer: each stays as it is until sent_tiles() frees it, and is then scribbled over.
 class SendBuffers {
  public:
@@ -85,7 +111,7 @@ class SendBuffers {
   bool try_send(const Tile& tile) {
     scribble();
     if (accepted_ - freed_ == memory_.size()) return false;
-    std::vector<std::byte>& buffer = memory_[accepted_ % memory_.size()];
+    Payload& buffer = memory_[accepted_ % memory_.size()];
     tile.fill(buffer.data());
     if (!link_.try_send(tile.header(), std::span(buffer).first(tile.size()))) return false;
     ++accepted_;
@@ -103,19 +129,19 @@ class SendBuffers {
     EXPECT_LE(sent, accepted_);
     EXPECT_GE(sent, freed_) << "sent_tiles() went backwards";
     for (; freed_ < std::min(sent, accepted_); ++freed_) {
-      std::vector<std::byte>& buffer = memory_[freed_ % memory_.size()];
+      Payload& buffer = memory_[freed_ % memory_.size()];
       std::fill_n(buffer.begin(), std::min<std::size_t>(buffer.size(), 512), std::byte{0xee});
     }
   }
 
   Link& link_;
-  std::vector<std::vector<std::byte>> memory_;
+  std::vector<Payload> memory_;
   std::uint64_t accepted_ = 0;
   std::uint64_t freed_ = 0;
 };
 
-std::vector<std::byte> bytes_of(const Tile& tile) {
-  std::vector<std::byte> result(std::max<std::size_t>(tile.size(), 1));
+Payload bytes_of(const Tile& tile) {
+  Payload result(std::max<std::size_t>(tile.size(), 1));
   tile.fill(result.data());
   result.resize(tile.size());
   return result;
@@ -142,7 +168,11 @@ class TransportConformance : public testing::TestWithParam<std::tuple<TransportK
     if (kind().processes) GTEST_SKIP() << "ThreadSanitizer sees nothing between processes";
 #endif
   }
+
+ public:
   [[nodiscard]] static const TransportKind& kind() { return std::get<0>(GetParam()); }
+
+ protected:
   [[nodiscard]] static int size() { return std::get<1>(GetParam()); }
   static void run(const std::function<void(Rank&)>& body, GroupOptions options = {}) {
     run_group(kind(), size(), body, options);
@@ -151,6 +181,8 @@ class TransportConformance : public testing::TestWithParam<std::tuple<TransportK
  private:
   Watchdog watchdog_{std::chrono::seconds(120)};
 };
+
+bool payloads_are_shared() { return TransportConformance::kind().shared; }
 
 TEST_P(TransportConformance, LinksLeadToEveryPeer) {
   run([](Rank& rank) {
@@ -254,7 +286,7 @@ TEST_P(TransportConformance, RandomTrafficBetweenAllPairsAtOnceKeepsOrderAndByte
 
 TEST_P(TransportConformance, TwoLargestTilesFitWithoutTheReceiver) {
   run([](Rank& rank) {
-    std::vector<std::vector<std::byte>> alive;  // until sent
+    std::vector<Payload> alive;  // until sent
     if (rank.rank() == 0) {
       for (const int peer : rank.peers()) {
         Link& link = rank.link(peer);
@@ -294,7 +326,7 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
       Link& link = rank.link(last);
       // One message that all tiles show a piece of, unchanged to the end: the link may hold many before it is full.
       const Tile tile(0, last, 0, link.max_tile_bytes());
-      const std::vector<std::byte> data = bytes_of(tile);
+      const Payload data = bytes_of(tile);
       std::uint32_t taken = 0;
       for (int refused = 0; refused < 1000 && taken < 10'000;) {
         TileHeader header = tile.header();
@@ -340,7 +372,7 @@ TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
     const int next = (rank.rank() + 1) % rank.size();
     const int previous = (rank.rank() + rank.size() - 1) % rank.size();
     const Tile first(rank.rank(), next, 0, 1000), second(rank.rank(), next, 1, 1000);
-    const std::vector<std::byte> data[2] = {bytes_of(first), bytes_of(second)};
+    const Payload data[2] = {bytes_of(first), bytes_of(second)};
     ASSERT_TRUE(rank.send(next, first.header(), data[0]));
     Link& in = rank.link(previous);
     const Arrival* arrival = rank.receive(previous);
@@ -377,7 +409,7 @@ TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
     for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rank.transport().progress()) << "nothing is under way";
     rank.meet();
     const Tile tile(0, 1, 0, 100);
-    const std::vector<std::byte> data = bytes_of(tile);
+    const Payload data = bytes_of(tile);
     if (rank.rank() == 0) {
       ASSERT_TRUE(rank.send(1, tile.header(), data));
       rank.meet();
@@ -405,7 +437,7 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
     for (int i = 0; i < rounds; ++i) {
       const auto index = static_cast<std::uint32_t>(i);
       const Tile tile(rank.rank(), next, index, random() % 2 == 0 ? 8 : 3000);
-      const std::vector<std::byte> data = bytes_of(tile);
+      const Payload data = bytes_of(tile);
       if (rank.rank() == 0) {
         ASSERT_TRUE(rank.send(next, tile.header(), data));
       }
@@ -443,7 +475,7 @@ TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
       Link& link = rank.link(0);
       const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
       const Tile tile(rank.rank(), 0, 0, link.max_tile_bytes());
-      const std::vector<std::byte> data = bytes_of(tile);
+      const Payload data = bytes_of(tile);
       for (std::uint32_t i = 0; i < each; ++i) {
         TileHeader header = tile.header();
         header.sequence = i;

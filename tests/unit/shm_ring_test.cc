@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cstring>
 #include <memory>
 #include <thread>
 
 namespace shoal::shm {
 namespace {
+
+const ArenaView kNoArena;
 
 class Memory {
  public:
@@ -27,7 +31,7 @@ TEST(ShmRing, SmallPayloadSharesTheLineOfItsHeaderAndLargeOnesAreAligned) {
   EXPECT_EQ(shape.slot_bytes(), 64U + 4096U);
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
   const std::byte data[33] = {};
   ASSERT_TRUE(sender.try_send({0, 0, 0, 32, 0}, std::span(data).first(32)));
   ASSERT_TRUE(sender.try_send({0, 0, 0, 33, 0}, data));
@@ -44,28 +48,75 @@ TEST(ShmRing, FullUntilReleasedAndOnlyAWaitingSenderIsToBeWoken) {
   const RingShape shape{64, 3};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(sender.try_send({}, {}));
   ASSERT_NE(receiver.peek(), nullptr);
   EXPECT_FALSE(receiver.release()) << "nobody waits";
   ASSERT_TRUE(sender.try_send({}, {}));
   EXPECT_FALSE(sender.try_send({}, {}));
-  EXPECT_FALSE(sender.take_room());
-  EXPECT_FALSE(sender.room_before_sleep());
+  EXPECT_FALSE(sender.take_releases());
+  EXPECT_FALSE(sender.releases_before_sleep());
   ASSERT_NE(receiver.peek(), nullptr);
   EXPECT_TRUE(receiver.release()) << "the sender waits";
-  EXPECT_TRUE(sender.room_before_sleep());
-  EXPECT_TRUE(sender.take_room());
-  EXPECT_FALSE(sender.take_room()) << "told once";
+  EXPECT_TRUE(sender.releases_before_sleep());
+  EXPECT_TRUE(sender.take_releases());
+  EXPECT_FALSE(sender.take_releases()) << "told once";
   EXPECT_TRUE(sender.try_send({}, {}));
   EXPECT_EQ(sender.sent(), 5U);
+}
+
+TEST(ShmRing, TilesByReferenceNeedTheirMemoryUntilReleased) {
+  Arena* arena = Arena::instance();
+  ASSERT_NE(arena, nullptr);
+  const Result<void*> piece = arena->allocate(8192);
+  ASSERT_TRUE(piece.ok());
+  const std::span data(static_cast<std::byte*>(*piece), 8192);
+  data[4096] = std::byte{7};
+  const Descriptor file(::dup(arena->file()));
+  const Result<ArenaView> view = ArenaView::map(file);
+  ASSERT_TRUE(view.ok());
+  const RingShape shape{4096, 4};
+  Memory memory(shape);
+  RingSender sender(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, *view);
+  ASSERT_TRUE(sender.try_send({0, 0, 0, 4, 0}, data.first(4)));  // copied: its memory is free at once
+  ASSERT_TRUE(sender.try_send({0, 0, 1, 4096, 0}, data.subspan(4096), arena->offset_of(data.data() + 4096, 4096)));
+  ASSERT_TRUE(sender.try_send({0, 0, 2, 4, 0}, data.first(4)));
+  EXPECT_EQ(sender.sent(), 1U);
+  EXPECT_FALSE(sender.take_releases());
+  ASSERT_NE(receiver.peek(), nullptr);
+  EXPECT_TRUE(receiver.release()) << "the sender wants to know";
+  static_cast<void>(sender.take_releases());
+  EXPECT_EQ(sender.sent(), 1U) << "the reference is still in use";
+  const Arrival* referred = receiver.peek();
+  ASSERT_NE(referred, nullptr);
+  EXPECT_EQ(referred->data.data(), data.data() + 4096) << "not a copy";
+  EXPECT_EQ(referred->data[0], std::byte{7});
+  EXPECT_TRUE(receiver.release());
+  EXPECT_TRUE(sender.releases_before_sleep());
+  EXPECT_TRUE(sender.take_releases());
+  EXPECT_EQ(sender.sent(), 3U) << "and so is the copied one behind it";
+  ASSERT_NE(receiver.peek(), nullptr);
+  EXPECT_FALSE(receiver.release()) << "nobody waits any more";
+  EXPECT_TRUE(arena->free(*piece).ok());
+}
+
+TEST(ShmRing, AReferenceOutsideTheArenaBreaksTheRing) {
+  const RingShape shape{4096, 4};
+  Memory memory(shape);
+  RingSender sender(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
+  const std::byte data[64] = {};
+  ASSERT_TRUE(sender.try_send({0, 0, 0, 64, 0}, data, 4096));
+  EXPECT_EQ(receiver.peek(), nullptr);
+  EXPECT_TRUE(receiver.broken());
 }
 
 TEST(ShmRing, NewsIsToldOnceEvenWhereTheTileIsLeftLying) {
   const RingShape shape{64, 4};
   Memory memory(shape);
   RingSender sender(memory.data(), shape);
-  RingReceiver receiver(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
   EXPECT_FALSE(receiver.news_before_sleep());
   ASSERT_TRUE(sender.try_send({}, {}));
   EXPECT_TRUE(receiver.news_before_sleep());
@@ -84,10 +135,10 @@ TEST(ShmRing, NewsIsToldOnceEvenWhereTheTileIsLeftLying) {
 TEST(ShmRing, ASizeBeyondTheSlotIsNeverShown) {
   const RingShape shape{64, 2};
   Memory memory(shape);
-  RingReceiver receiver(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
   SlotLine& slot = RingView(memory.data(), shape).slot(0);
   slot.header.size_bytes = 65;
-  slot.sequence.store(1);
+  slot.sequence.store(word_of(0, false));
   EXPECT_EQ(receiver.peek(), nullptr);
   EXPECT_TRUE(receiver.broken());
 }
@@ -105,7 +156,7 @@ TEST(ShmRing, TwoThreadsPassManyTiles) {
       while (!sender.try_send({0, i, 0, size, 0}, std::span(data).first(size))) std::this_thread::yield();
     }
   });
-  RingReceiver receiver(memory.data(), shape);
+  RingReceiver receiver(memory.data(), shape, kNoArena);
   std::uint32_t wrong = 0;
   for (std::uint32_t i = 0; i < kTiles; ++i) {
     const Arrival* arrival;

@@ -28,6 +28,8 @@ struct Message {
   std::array<std::byte, 16> secret{};
   std::int32_t rank = 0;                    ///< hello: who; member: whose descriptors
   std::int32_t code = 0;                    ///< refusal: StatusCode
+  std::uint32_t has_life = 0;               ///< hello, member: a pidfd follows the eventfd
+  std::uint32_t has_arena = 0;              ///< hello, member: the file of the arena comes last
   std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
   std::uint64_t tile_bytes = 0;             ///< hello
   std::uint64_t slots = 0;                  ///< hello
@@ -51,7 +53,7 @@ struct Received {
   std::vector<Descriptor> descriptors;
 };
 
-/// Sends one message with up to two descriptors; false where the peer is gone or its queue is full.
+/// Sends one message with up to three descriptors; false where the peer is gone or its queue is full.
 bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors = {});
 /// Receives without blocking. `junk` where the bytes are not a message of this protocol; descriptors that came with it are
 /// closed.

@@ -64,6 +64,24 @@ std::size_t position_of(const std::vector<int>& ranks, int rank) {
   return static_cast<std::size_t>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
+/// Sends `message` with the descriptors of `member`.
+bool send_member(int socket, Message message, const Member& member) {
+  message.has_life = member.life.valid() ? 1 : 0;
+  message.has_arena = member.arena.valid() ? 1 : 0;
+  return send_message(socket, message, {member.wake.get(), member.life.get(), member.arena.get()});
+}
+
+/// What send_member() sent; false where descriptors are missing.
+bool take_member(Received& received, Member& member) {
+  const Message& message = received.message;
+  if (received.descriptors.size() != 1U + (message.has_life != 0) + (message.has_arena != 0)) return false;
+  std::size_t next = 0;
+  member.wake = std::move(received.descriptors[next++]);
+  if (message.has_life != 0) member.life = std::move(received.descriptors[next++]);
+  if (message.has_arena != 0) member.arena = std::move(received.descriptors[next]);
+  return true;
+}
+
 /// Polls one descriptor for input, at most until the deadline.
 void wait_readable(int fd, Deadline deadline) {
   pollfd item{fd, POLLIN, 0};
@@ -164,19 +182,18 @@ class Leader {
       unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(i));
       const Message& hello = received.message;
       if (received.outcome != ReceiveOutcome::message || hello.kind != MessageKind::hello || hello.secret != secret_ ||
-          hello.job_id != settings_.job_id || received.descriptors.empty()) {
+          hello.job_id != settings_.job_id) {
         ++strangers_;
         continue;
       }
       const std::size_t position = position_of(ranks_, hello.rank);
-      if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid()) {
+      if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
+          !take_member(received, group_.members[position])) {
         ++strangers_;
         continue;
       }
       sockets_[position] = std::move(socket);
       if (Status status = check_settings(hello); !status.ok()) return status;
-      group_.members[position].wake = std::move(received.descriptors[0]);
-      if (received.descriptors.size() > 1) group_.members[position].life = std::move(received.descriptors[1]);
       announce();
     }
     return {};
@@ -232,11 +249,13 @@ class Leader {
     if (!segment.ok()) return segment.status();
     group_.segment = std::move(segment).value();
     for (std::size_t i = 1; i < sockets_.size(); ++i) {
-      bool sent = send_patiently(sockets_[i].get(), make_message(MessageKind::welcome), {file.get()});
+      const int socket = sockets_[i].get();
+      bool sent =
+          send_patiently(socket, [&] { return send_message(socket, make_message(MessageKind::welcome), {file.get()}); });
       for (std::size_t m = 0; sent && m < ranks_.size(); ++m) {
         Message message = make_message(MessageKind::member);
         message.rank = ranks_[m];
-        sent = send_patiently(sockets_[i].get(), message, {group_.members[m].wake.get(), group_.members[m].life.get()});
+        sent = send_patiently(socket, [&] { return send_member(socket, message, group_.members[m]); });
       }
       if (!sent) {
         sockets_[i] = Descriptor();
@@ -249,8 +268,9 @@ class Leader {
   }
 
   /// A Unix socket queues only a few messages; waits for the reader, at most until the deadline.
-  bool send_patiently(int socket, const Message& message, std::initializer_list<int> descriptors) const {
-    while (!send_message(socket, message, descriptors)) {
+  template <typename Send>
+  bool send_patiently(int socket, Send send) const {
+    while (!send()) {
       if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || std::chrono::steady_clock::now() >= deadline_)
         return false;
       pollfd item{socket, POLLOUT, 0};
@@ -393,7 +413,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   hello.slots = settings.ring.slots;
   hello.window_bytes = settings.window_bytes;
   const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " went away while the ranks were connecting");
-  if (!send_message(socket, hello, {self.wake.get(), self.life.get()})) return gone;
+  if (!send_member(socket, hello, self)) return gone;
 
   Group group;
   group.members.resize(ranks.size());
@@ -430,9 +450,8 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
       }
       case MessageKind::member: {
         const std::size_t position = position_of(ranks, received.message.rank);
-        if (position == ranks.size() || ranks[position] != received.message.rank || received.descriptors.empty()) return gone;
-        group.members[position].wake = std::move(received.descriptors[0]);
-        if (received.descriptors.size() > 1) group.members[position].life = std::move(received.descriptors[1]);
+        if (position == ranks.size() || ranks[position] != received.message.rank) return gone;
+        if (!take_member(received, group.members[position])) return gone;
         if (++members == ranks.size() && !send_message(socket, make_message(MessageKind::ready))) return gone;
         break;
       }

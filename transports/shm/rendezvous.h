@@ -2,10 +2,10 @@
 //
 //   rank r > lowest                          lowest rank
 //   ---------------------------------------------------------------------------
-//   hello (rank, settings; eventfd, pidfd)->
+//   hello (rank, settings; its Member)   ->
 //                                         <- roster (who has come), whenever it changes
 //                                         <- welcome (memfd)                     when all have come
-//                                         <- member  (eventfd, pidfd)            once for every rank
+//                                         <- member  (a Member)                  once for every rank
 //   ready                                 ->
 //                                         <- go                                  when all are ready
 //
@@ -28,10 +28,11 @@ namespace shoal::shm {
 
 inline constexpr int kMaxRanks = 1024;
 
-/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end.
+/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end, in `arena` they read.
 struct Member {
-  Descriptor wake;  ///< eventfd
-  Descriptor life;  ///< pidfd; invalid where the kernel has none
+  Descriptor wake;   ///< eventfd
+  Descriptor life;   ///< pidfd; invalid where the kernel has none
+  Descriptor arena;  ///< file of its arena (arena.h); invalid where it has none
 };
 
 /// What every rank holds when the group is complete.

@@ -6,15 +6,22 @@
 // The receiver polls the sequence word of the slot that comes next; the word shares its line with the header and with payloads
 // of up to 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where
 // SIMD loads are aligned.
+//
+// A payload that lies in the sender's arena (arena.h) is not copied: the slot says where it is, and the receiver reads it
+// there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
+#include <utility>
 
+#include "transports/shm/arena.h"
 #include "transports/shm/copy_choice.h"
 #include "transports/shm/streaming_copy.h"
 #include "transports/transport.h"
@@ -28,18 +35,22 @@ inline constexpr std::size_t kStreamFromBytes = 4096;  ///< smaller payloads are
 constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 struct alignas(kLineBytes) SlotLine {
-  std::atomic<std::uint64_t> sequence;  ///< n + 1 once tile n stands here; written by the sender, last
+  std::atomic<std::uint64_t> sequence;  ///< word_of(n, ...) once tile n stands here; written by the sender, last
   TileHeader header;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(SlotLine) == kLineBytes);
+
+/// What SlotLine::sequence holds for a tile. Its lowest bit: `payload` holds the offset of the payload in the sender's arena.
+constexpr std::uint64_t word_of(std::uint64_t tile, bool by_reference) { return (tile + 1) << 1 | (by_reference ? 1 : 0); }
+
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics must work between processes");
 
 /// The words beside the slots. Each has one writer and a cache line of its own.
 struct RingControl {
   alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< tiles given back; written by the receiver
   alignas(kLineBytes)
-      std::atomic<std::uint32_t> sender_waits;  ///< 1 from a send that found no room until it found some; the sender's
+      std::atomic<std::uint32_t> sender_waits;  ///< 1 while the sender wants to hear of tiles given back; the sender's
 };
 static_assert(sizeof(RingControl) == 2 * kLineBytes);
 
@@ -84,43 +95,56 @@ class RingSender {
  public:
   RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
 
-  /// Copies the tile into the next slot and publishes it; false where all slots are taken.
-  bool try_send(const TileHeader& header, std::span<const std::byte> data) noexcept {
+  /// Copies the tile into the next slot, or, where `reference` is given, notes there where in the arena it lies, and publishes
+  /// it; false where all slots are taken.
+  bool try_send(const TileHeader& header, std::span<const std::byte> data,
+                std::optional<std::uint64_t> reference = std::nullopt) noexcept {
     if (!has_room()) {
-      // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping`
-      // word (both seq_cst), so that a receiver that sees the one sees the other.
-      if (!waits_) ring_.control().sender_waits.store(1, std::memory_order_seq_cst);
-      waits_ = true;
+      wants_room_ = true;
+      start_waiting();
       return false;
     }
-    stop_waiting();
+    wants_room_ = false;
     SlotLine& slot = ring_.slot(position_);
     slot.header = header;
-    if (!data.empty()) copy(RingView::payload(slot, data.size()), data);
+    if (reference) {
+      std::memcpy(slot.payload, &*reference, sizeof *reference);
+      if (!referring()) free_before_ = sent_;
+      referred_ = sent_ + 1;
+      start_waiting();
+    } else if (!data.empty()) {
+      copy(RingView::payload(slot, data.size()), data);
+    }
     // Orders header and payload before the word that RingReceiver::visible() reads with acquire. Sequentially consistent, so
     // that the caller's next load of the receiver's `sleeping` word cannot pass it.
-    slot.sequence.store(sent_ + 1, std::memory_order_seq_cst);
+    slot.sequence.store(word_of(sent_, reference.has_value()), std::memory_order_seq_cst);
     position_ = ring_.next(position_);
     ++sent_;
+    if (!referring()) stop_waiting();
     return true;
   }
 
   /// Whether a send found no room and none has been seen since.
-  [[nodiscard]] bool waits_for_room() const noexcept { return waits_; }
-  /// True once when room has appeared that a send waits for.
-  bool take_room() noexcept {
-    if (!waits_ || !has_room()) return false;
-    stop_waiting();
-    return true;
+  [[nodiscard]] bool waits_for_room() const noexcept { return wants_room_; }
+  /// True where tiles have been given back that a send waits for, or whose memory has thereby become free.
+  bool take_releases() noexcept {
+    if (!waits_) return false;
+    const std::uint64_t before = known_released_;
+    if (!look_at_releases()) return false;
+    const bool room = std::exchange(wants_room_, false);
+    const bool freed = referred_ > before;
+    if (!referring()) stop_waiting();
+    return room || freed;
   }
-  /// As take_room(), but changes nothing, and ordered after this rank's `sleeping` word was set.
-  [[nodiscard]] bool room_before_sleep() noexcept {
+  /// Whether take_releases() would find something; ordered after this rank's `sleeping` word was set.
+  [[nodiscard]] bool releases_before_sleep() const noexcept {
     // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees the
     // sleeper.
-    return waits_ && sent_ - ring_.control().released.load(std::memory_order_seq_cst) < ring_.slots();
+    return waits_ && ring_.control().released.load(std::memory_order_seq_cst) != known_released_;
   }
 
-  [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  /// How many tiles need their memory no longer, as far as take_releases() has seen.
+  [[nodiscard]] std::uint64_t sent() const noexcept { return referring() ? std::max(free_before_, known_released_) : sent_; }
   /// How large payloads are copied at present.
   [[nodiscard]] CopyWay copy_way() const noexcept { return choice_.chosen(); }
 
@@ -132,8 +156,15 @@ class RingSender {
       std::memcpy(target, data.data(), data.size());
     }
   }
+  /// The receiver may still read memory that tiles refer to.
+  [[nodiscard]] bool referring() const noexcept { return referred_ > known_released_; }
   bool has_room() noexcept {
     if (sent_ - known_released_ < ring_.slots()) return true;
+    look_at_releases();
+    return sent_ - known_released_ < ring_.slots();
+  }
+  /// True where the receiver has given tiles back since the last look.
+  bool look_at_releases() noexcept {
     const auto start = Clock::now();
     // Acquires the receiver's reads of the slots that it gave back (RingReceiver::release()) before they are overwritten.
     const std::uint64_t released = ring_.control().released.load(std::memory_order_acquire);
@@ -141,7 +172,14 @@ class RingSender {
     known_released_ = released;
     // Changed: the receiver wrote the line since we read it, so it had to come from there.
     if (changed) choice_.record(std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_cost_ns_);
-    return sent_ - known_released_ < ring_.slots();
+    return changed;
+  }
+  void start_waiting() noexcept {
+    if (waits_) return;
+    waits_ = true;
+    // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping`
+    // word (both seq_cst), so that a receiver that sees the one sees the other.
+    ring_.control().sender_waits.store(1, std::memory_order_seq_cst);
   }
   void stop_waiting() noexcept {
     if (!waits_) return;
@@ -158,15 +196,19 @@ class RingSender {
   std::uint64_t sent_ = 0;
   std::uint64_t known_released_ = 0;  ///< the last `released` read; saves the transfer of that line while there is room
   std::size_t position_ = 0;          ///< sent_ modulo slots
-  bool waits_ = false;
+  std::uint64_t referred_ = 0;        ///< one more than the number of the last tile sent by reference; 0: none was
+  std::uint64_t free_before_ = 0;     ///< tiles before the oldest reference of an unbroken row of them
+  bool wants_room_ = false;
+  bool waits_ = false;  ///< for room, or for the end of references
 };
 
 /// The receiving end. Thread rule: one thread at a time.
 class RingReceiver {
  public:
-  RingReceiver(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
+  /// `arena`: the sender's, to look up references in; it must outlive the ring.
+  RingReceiver(std::byte* memory, RingShape shape, const ArenaView& arena) noexcept : ring_(memory, shape), arena_(arena) {}
 
-  /// The oldest tile not released, as a view into the ring; null where there is none, or where broken().
+  /// The oldest tile not released, as a view into the ring or the sender's arena; null where there is none, or where broken().
   const Arrival* peek() noexcept {
     if (shown_) return &arrival_;
     SlotLine& slot = ring_.slot(position_);
@@ -177,7 +219,17 @@ class RingReceiver {
       broken_ = true;
       return nullptr;
     }
-    arrival_.data = {RingView::payload(slot, arrival_.header.size_bytes), arrival_.header.size_bytes};
+    const std::byte* data = RingView::payload(slot, arrival_.header.size_bytes);
+    if ((slot.sequence.load(std::memory_order_relaxed) & 1) != 0) {  // visible() has acquired it
+      std::uint64_t reference;
+      std::memcpy(&reference, slot.payload, sizeof reference);
+      data = arena_.at(reference, arrival_.header.size_bytes);
+    }
+    if (data == nullptr) {
+      broken_ = true;
+      return nullptr;
+    }
+    arrival_.data = {data, arrival_.header.size_bytes};
     shown_ = true;
     return &arrival_;
   }
@@ -213,20 +265,21 @@ class RingReceiver {
            (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));
   }
 
-  /// The sender wrote a size that does not fit a slot.
+  /// The sender wrote a size that does not fit a slot, or a place that is not in its arena.
   [[nodiscard]] bool broken() const noexcept { return broken_; }
 
  private:
   static bool visible(const SlotLine& slot, std::uint64_t tile) noexcept {
     // Acquires header and payload, written before the sequence word in RingSender::try_send().
-    return slot.sequence.load(std::memory_order_acquire) == tile + 1;
+    return slot.sequence.load(std::memory_order_acquire) >> 1 == tile + 1;
   }
   [[nodiscard]] bool present(std::size_t position, std::uint64_t tile) const noexcept {
     // Pairs with the seq_cst store in RingSender::try_send(): either this load sees the tile, or the sender sees the sleeper.
-    return ring_.slot(position).sequence.load(std::memory_order_seq_cst) == tile + 1;
+    return ring_.slot(position).sequence.load(std::memory_order_seq_cst) >> 1 == tile + 1;
   }
 
   RingView ring_;
+  const ArenaView& arena_;
   std::uint64_t released_ = 0;
   std::uint64_t arrived_ = 0;  ///< tiles that take_arrivals() has counted, at least released_
   std::size_t position_ = 0;

@@ -18,7 +18,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 /// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
 struct SegmentHeader {
@@ -36,8 +36,9 @@ struct SegmentHeader {
 
 /// What one rank tells all others.
 struct alignas(kLineBytes) RankBlock {
-  std::atomic<std::uint32_t> sleeping;  ///< 1 while the rank may block; set by it, cleared by it or by the one who wakes it
-  std::atomic<std::uint32_t> closed;    ///< 1 when the rank has closed its end; set by it, once
+  std::atomic<std::uint32_t> sleeping;      ///< 1 while the rank may block; set by it, cleared by it or by the one who wakes it
+  std::atomic<std::uint32_t> closed;        ///< 1 when the rank has closed its end; set by it, once
+  std::atomic<std::uint32_t> reads_arenas;  ///< 1 when the rank has mapped the arenas of all others; set by it, once
 };
 
 /// Where the parts lie. A value; every rank computes it from the same numbers.

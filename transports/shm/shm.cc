@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "transports/shm/arena.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
@@ -29,6 +30,8 @@ constexpr unsigned kIdleCallsPerLifeCheck = 4096;
 /// What epoll reports for this rank's eventfd; peers are reported by their position in the group.
 constexpr std::uint64_t kOwnWake = ~std::uint64_t{0};
 
+/// Smaller payloads are copied: that costs less than waiting until the peer has read them.
+constexpr std::size_t kReferenceFromBytes = 4096;
 constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
 constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
@@ -61,7 +64,9 @@ class ShmLink;
 /// What a transport and its links hold together, so that either may be destroyed first.
 struct Session {
   Group group;
-  std::vector<ShmLink*> links;  ///< those that live
+  const Arena* arena = nullptr;   ///< this process's
+  std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none or it could not be mapped
+  std::vector<ShmLink*> links;    ///< those that live
 };
 
 class ShmLink final : public Link {
@@ -72,7 +77,7 @@ class ShmLink final : public Link {
         position_(position),
         tile_bytes_(segment().layout().ring.tile_bytes),
         sender_(segment().ring(own_position, position), segment().layout().ring),
-        receiver_(segment().ring(position, own_position), segment().layout().ring),
+        receiver_(segment().ring(position, own_position), segment().layout().ring, session_->arenas[position]),
         peer_block_(segment().block(position)),
         peer_wake_fd_(session_->group.members[position].wake.get()) {
     session_->links.push_back(this);
@@ -83,7 +88,7 @@ class ShmLink final : public Link {
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
 
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    if (broken_ || !sender_.try_send(header, data)) return false;
+    if (broken_ || !sender_.try_send(header, data, reference_to(data))) return false;
     wake_if_sleeping(peer_block_, peer_wake_fd_);
     return true;
   }
@@ -98,16 +103,16 @@ class ShmLink final : public Link {
   /// True where a tile arrived, room appeared that a send waits for, or the link broke.
   bool progress() {
     bool moved = receiver_.take_arrivals();
-    if (sender_.take_room()) moved = true;
+    if (sender_.take_releases()) moved = true;
     if (receiver_.broken() && !broken_) {
-      fail("rank " + std::to_string(peer_) + " wrote a tile larger than the " + std::to_string(tile_bytes_) +
-           " bytes of a slot into the shared memory; its memory is corrupt");
+      fail("rank " + std::to_string(peer_) + " wrote a tile into the shared memory that is larger than the " +
+           std::to_string(tile_bytes_) + " bytes of a slot, or lies outside its arena; its memory is corrupt");
       moved = true;
     }
     return moved;
   }
   [[nodiscard]] bool news_before_sleep() noexcept {
-    return receiver_.news_before_sleep() || sender_.room_before_sleep() || (receiver_.broken() && !broken_);
+    return receiver_.news_before_sleep() || sender_.releases_before_sleep() || (receiver_.broken() && !broken_);
   }
   [[nodiscard]] bool peer_closed() const noexcept {
     // Acquires the peer's last tiles: whoever sees the word set sees every tile sent before (ShmTransport's destructor).
@@ -123,6 +128,13 @@ class ShmLink final : public Link {
 
  private:
   [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
+  /// Where in this process's arena the peer can read `data`; nothing where it has to be copied.
+  [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
+    if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
+    // Acquires nothing: it says only what the peer will be able to do with what is sent from now on.
+    if (peer_block_.reads_arenas.load(std::memory_order_relaxed) == 0) return std::nullopt;
+    return session_->arena->offset_of(data.data(), data.size());
+  }
 
   std::shared_ptr<Session> session_;
   int peer_;
@@ -182,6 +194,7 @@ class ShmTransport final : public Transport {
     session_ = std::make_shared<Session>();
     session_->group = std::move(group).value();
     if (Status status = watch_members(); !status.ok()) return status;
+    map_arenas();
 
     std::vector<std::unique_ptr<Link>> links;
     for (const int peer : peers) links.push_back(std::make_unique<ShmLink>(session_, peer, position_of(peer), position_));
@@ -274,7 +287,7 @@ class ShmTransport final : public Transport {
     const auto copy = [](const Descriptor& from) {
       return Descriptor(from.valid() ? ::fcntl(from.get(), F_DUPFD_CLOEXEC, 0) : -1);
     };
-    return {copy(member.wake), copy(member.life)};
+    return {copy(member.wake), copy(member.life), copy(member.arena)};
   }
 
   /// Lets wait_fd() show the end of peers; the own eventfd is there from the start.
@@ -290,6 +303,25 @@ class ShmTransport final : public Transport {
       }
     }
     return {};
+  }
+
+  /// Makes the peers' arenas readable. Where that fails they go on copying.
+  void map_arenas() {
+    const std::vector<Member>& members = session_->group.members;
+    session_->arena = Arena::instance();
+    session_->arenas.resize(members.size());
+    bool all = true;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (i == position_ || !members[i].arena.valid()) continue;
+      Result<ArenaView> view = ArenaView::map(members[i].arena);
+      if (view.ok()) {
+        session_->arenas[i] = std::move(view).value();
+      } else {
+        all = false;
+      }
+    }
+    // Orders nothing: whoever reads it sends references through the ring, and it is this rank that looks them up.
+    if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
   }
 
   /// Marks the links whose peers have closed their ends. True where one was marked.
@@ -371,6 +403,7 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   if (!self.wake.valid()) return system_error("shm: eventfd", errno);
   // Without it (before Linux 5.3) a killed peer is noticed by the layers above only.
   self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (const Arena* arena = Arena::instance()) self.arena = Descriptor(::fcntl(arena->file(), F_DUPFD_CLOEXEC, 0));
   Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.valid()) return system_error("shm: epoll_create1", errno);
   epoll_event event{};

@@ -1,0 +1,20 @@
+#include <shoal/memory.h>
+
+#include "transports/shm/arena.h"
+
+namespace shoal {
+
+Result<void*> mem_alloc(std::size_t bytes) {
+  shm::Arena* arena = shm::Arena::instance();
+  if (arena == nullptr) return Status(StatusCode::unsupported, "shared memory: this system grants none (memfd_create, mmap)");
+  return arena->allocate(bytes);
+}
+
+Status mem_free(void* memory) {
+  if (memory == nullptr) return {};
+  shm::Arena* arena = shm::Arena::instance();
+  if (arena == nullptr) return {StatusCode::invalid_argument, "shared memory: what is to be freed was not allocated here"};
+  return arena->free(memory);
+}
+
+}  // namespace shoal

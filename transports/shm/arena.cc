@@ -1,0 +1,142 @@
+#include "transports/shm/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <utility>
+
+namespace shoal::shm {
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kLargePageBytes = std::size_t{2} << 20;
+// Only addresses: every rank of a host maps the arenas of all others, and there are 2^47 bytes of those.
+constexpr std::size_t kMaxArenaBytes = std::size_t{256} << 30;
+
+std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+std::size_t physical_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGESIZE);
+  return pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page) : std::size_t{1} << 30;
+}
+
+}  // namespace
+
+Arena* Arena::make() {
+  auto* arena = new Arena();  // never deleted: pieces may outlive every other static object
+  arena->owner_ = ::getpid();
+  const std::size_t bytes = round_up(std::min(physical_bytes(), kMaxArenaBytes), kLargePageBytes);
+  arena->file_ = Descriptor(::memfd_create("shoal-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!arena->file_.valid() || ::ftruncate(arena->file_.get(), static_cast<off_t>(bytes)) != 0 ||
+      // A file that shrinks under a mapping kills its readers by SIGBUS.
+      ::fcntl(arena->file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return arena;
+  }
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, arena->file_.get(), 0);
+  if (memory == MAP_FAILED) return arena;
+  // Fewer TLB misses where the machine allows large pages in shared memory; refused elsewhere, which costs nothing.
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  arena->base_ = static_cast<std::byte*>(memory);
+  arena->size_bytes_ = bytes;
+  arena->free_.emplace(0, bytes);
+  return arena;
+}
+
+Arena* Arena::instance() {
+  static std::mutex mutex;
+  static Arena* arena = nullptr;
+  const std::scoped_lock lock(mutex);
+  // What a parent has handed out is not known to be free here, so a child starts with an arena of its own.
+  if (arena == nullptr || arena->owner_ != ::getpid()) arena = make();
+  return arena->base_ == nullptr ? nullptr : arena;
+}
+
+Result<void*> Arena::allocate(std::size_t bytes) {
+  if (bytes == 0) return Status(StatusCode::invalid_argument, "shared memory: 0 bytes were asked for");
+  const std::size_t alignment = bytes >= kLargePageBytes ? kLargePageBytes : kPageBytes;
+  const std::scoped_lock lock(mutex_);
+  if (bytes <= size_bytes_) {
+    const std::size_t wanted = round_up(bytes, kPageBytes);
+    for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
+      const auto [start, size] = *piece;
+      const std::size_t offset = round_up(start, alignment);
+      if (offset - start > size || size - (offset - start) < wanted) continue;
+      free_.erase(piece);
+      if (offset > start) free_.emplace(start, offset - start);
+      if (offset + wanted < start + size) free_.emplace(offset + wanted, start + size - offset - wanted);
+      in_use_.emplace(offset, wanted);
+      return static_cast<void*>(base_ + offset);
+    }
+  }
+  return Status(StatusCode::system_error, "shared memory: no room for " + std::to_string(bytes) + " bytes in an arena of " +
+                                              std::to_string(size_bytes_) + " bytes, of which " +
+                                              std::to_string(in_use_.size()) + " pieces are in use");
+}
+
+Status Arena::free(void* memory) {
+  const std::scoped_lock lock(mutex_);
+  const auto offset = offset_of(memory, 0);
+  const auto piece = offset ? in_use_.find(*offset) : in_use_.end();
+  if (piece == in_use_.end()) {
+    return {StatusCode::invalid_argument,
+            "shared memory: what is to be freed was not allocated here, or has been freed before"};
+  }
+  auto [start, size] = *piece;
+  in_use_.erase(piece);
+  ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start), static_cast<off_t>(size));
+  auto next = free_.lower_bound(start);
+  if (next != free_.end() && start + size == next->first) {
+    size += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == start) {
+      previous->second += size;
+      return {};
+    }
+  }
+  free_.emplace(start, size);
+  return {};
+}
+
+ArenaView& ArenaView::operator=(ArenaView&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(size_bytes_, other.size_bytes_);
+  std::swap(owned_, other.owned_);
+  return *this;
+}
+
+ArenaView::~ArenaView() {
+  if (owned_) ::munmap(const_cast<std::byte*>(base_), size_bytes_);
+}
+
+Result<ArenaView> ArenaView::map(const Descriptor& file) {
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0) return system_error("shm: looking at a peer's memory", errno);
+  const int seals = ::fcntl(file.get(), F_GET_SEALS);
+  if (info.st_size <= 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    return Status(StatusCode::mismatch, "shm: a peer's memory is not sealed against shrinking");
+  ArenaView view;
+  view.size_bytes_ = static_cast<std::size_t>(info.st_size);
+  // Several ranks may live in one process.
+  struct stat own {};
+  const Arena* arena = Arena::instance();
+  if (arena != nullptr && ::fstat(arena->file(), &own) == 0 && own.st_dev == info.st_dev && own.st_ino == info.st_ino) {
+    view.base_ = arena->base();
+    return view;
+  }
+  void* memory = ::mmap(nullptr, view.size_bytes_, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  if (memory == MAP_FAILED) return system_error("shm: mapping a peer's memory", errno);
+  view.base_ = static_cast<const std::byte*>(memory);
+  view.owned_ = true;
+  return view;
+}
+
+}  // namespace shoal::shm

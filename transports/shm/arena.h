@@ -1,0 +1,78 @@
+// Memory of one process that the other ranks of its host read where it lies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <sys/types.h>
+
+#include <shoal/status.h>
+
+#include "transports/shm/descriptor.h"
+
+namespace shoal::shm {
+
+/// Hands out pieces of one unnamed, sparse file that this process has mapped and gives its peers to map: what lies here is sent
+/// by reference. Pages exist from the first write on and go back to the system when their piece is freed.
+/// Thread rule: any thread.
+class Arena {
+ public:
+  /// That of this process, made when it is first asked for; lives for ever. A process made by fork gets its own. Null where the
+  /// system grants no such memory.
+  static Arena* instance();
+
+  /// At least `bytes` bytes, zero, page-aligned. Errors: invalid_argument for 0; system_error where the arena is full.
+  Result<void*> allocate(std::size_t bytes);
+  /// Gives a piece back. Errors: invalid_argument where `memory` is not what allocate() returned, or was freed before.
+  Status free(void* memory);
+
+  /// Where in the file [data, data + bytes) lies; nothing where not all of it does. Cheap.
+  [[nodiscard]] std::optional<std::uint64_t> offset_of(const void* data, std::size_t bytes) const noexcept {
+    const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - base_);  // wraps where data < base_
+    if (offset >= size_bytes_ || bytes > size_bytes_ - offset) return std::nullopt;
+    return offset;
+  }
+  [[nodiscard]] int file() const noexcept { return file_.get(); }
+  [[nodiscard]] const std::byte* base() const noexcept { return base_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
+
+ private:
+  Arena() = default;
+  static Arena* make();
+
+  Descriptor file_;
+  std::byte* base_ = nullptr;
+  std::size_t size_bytes_ = 0;
+  pid_t owner_ = 0;
+  std::mutex mutex_;                           // guards the maps; never taken while a call runs
+  std::map<std::size_t, std::size_t> free_;    // offset -> bytes; no two touch
+  std::map<std::size_t, std::size_t> in_use_;  // likewise, by offset
+};
+
+/// A peer's arena, mapped for reading. Moves; unmaps itself.
+class ArenaView {
+ public:
+  ArenaView() noexcept = default;
+  ArenaView(ArenaView&& other) noexcept { *this = std::move(other); }
+  ArenaView& operator=(ArenaView&& other) noexcept;
+  ~ArenaView();
+
+  /// Maps `file`; the own arena is not mapped again. Errors: system_error; mismatch where it is no file of an arena.
+  static Result<ArenaView> map(const Descriptor& file);
+
+  /// [offset, offset + bytes) of it; null where it does not reach so far.
+  [[nodiscard]] const std::byte* at(std::uint64_t offset, std::size_t bytes) const noexcept {
+    return offset <= size_bytes_ && bytes <= size_bytes_ - offset ? base_ + offset : nullptr;
+  }
+
+ private:
+  const std::byte* base_ = nullptr;
+  std::size_t size_bytes_ = 0;
+  bool owned_ = false;
+};
+
+}  // namespace shoal::shm
