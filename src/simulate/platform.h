@@ -24,6 +24,7 @@ struct Platform {
   double message_us = 0;            ///< of the worker at each end, for each message over the network
   double network_core_gbyte_s = 0;  ///< what a worker moves through the network stack; 0 = the NIC moves by itself
   int network_window = 64;          ///< tiles that a rank has on the network at once
+  double flow_share = 0;            ///< of a NIC that each further flow which meets at it costs the receiver
   double memory_gbyte_s = 5;        ///< between a rank and the others of its node
   double node_memory_gbyte_s = 0;   ///< of all ranks of a node together; 0 = no limit
   double memory_latency_us = 0.5;   ///< inside the node

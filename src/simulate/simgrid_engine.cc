@@ -86,8 +86,14 @@ class Simulation {
   void make_platform() {
     auto* zone = s4u::create_star_zone("cluster");
     std::vector<s4u::Link*> links;
-    for (const double gbyte_s : graph_.wires_gbyte_s) {
-      links.push_back(zone->create_link(fmt::format("wire{}", links.size()), gbyte_s * kBytesPerUs)->seal());
+    for (const TaskGraph::Wire& wire : graph_.wires) {
+      auto* link = zone->create_link(fmt::format("wire{}", links.size()), wire.gbyte_s * kBytesPerUs);
+      if (wire.flow_share > 0) {
+        link->set_sharing_policy(s4u::Link::SharingPolicy::NONLINEAR, [share = wire.flow_share](double capacity, int flows) {
+          return capacity / (1 + share * std::max(flows - 1, 0));
+        });
+      }
+      links.push_back(link->seal());
     }
     const auto route = [&](const TaskGraph::Route& wires) {
       std::vector<s4u::LinkInRoute> in_route;

@@ -114,9 +114,9 @@ class Builder {
 
   // ---- the machine ----
 
-  std::uint32_t add_wire(double gbyte_s) {
-    graph_.wires_gbyte_s.push_back(gbyte_s);
-    return static_cast<std::uint32_t>(graph_.wires_gbyte_s.size() - 1);
+  std::uint32_t add_wire(double gbyte_s, double flow_share = 0) {
+    graph_.wires.push_back({gbyte_s, flow_share});
+    return static_cast<std::uint32_t>(graph_.wires.size() - 1);
   }
 
   /// Worker w has two ports each way: 2 w to the network, 2 w + 1 to the ranks of its node.
@@ -128,7 +128,7 @@ class Builder {
       const int count = std::min(platform_.nics, ranks_of_node[node]);
       const double gbyte_s = platform_.nic_gbit_s / 8 * platform_.nics / count;
       for (int rail = 0; rail < count; ++rail) {
-        rails[node].push_back({add_wire(gbyte_s), add_wire(gbyte_s)});
+        rails[node].push_back({add_wire(gbyte_s), add_wire(gbyte_s, platform_.flow_share)});
       }
       if (platform_.node_memory_gbyte_s > 0) bus[node] = add_wire(platform_.node_memory_gbyte_s);
       const int cores = platform_.cores > 0 ? platform_.cores : ranks_of_node[node];

@@ -16,6 +16,10 @@ namespace shoal {
 struct TaskGraph {
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
+  struct Wire {
+    double gbyte_s = 0;
+    double flow_share = 0;  ///< n flows together get gbyte_s / (1 + flow_share (n - 1))
+  };
   /// Does one task's work at a time: of those that are ready the one with the lowest number.
   struct Worker {
     std::uint32_t cpu = 0;
@@ -38,7 +42,7 @@ struct TaskGraph {
   };
   using Route = std::vector<std::uint32_t>;  ///< wires
 
-  std::vector<double> wires_gbyte_s;
+  std::vector<Wire> wires;
   std::vector<Cpu> cpus;
   std::vector<Worker> workers;
   std::vector<Route> sources;  ///< a flow crosses the wires of its source, then those of its sink

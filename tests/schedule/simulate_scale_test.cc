@@ -45,12 +45,12 @@ double time_us(std::string_view name, const Topology& topology, std::size_t byte
 }
 
 /// Flows between hosts that have a wire each way; the first number is the sender.
-double flows_us(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& flows, double bytes) {
+double flows_us(const std::vector<std::pair<std::uint32_t, std::uint32_t>>& flows, double bytes, double flow_share = 0) {
   TaskGraph graph;
   graph.cpus = {{1}};
   graph.workers.resize(4, {0, 8});
   for (std::uint32_t host = 0; host < 4; ++host) {
-    graph.wires_gbyte_s.insert(graph.wires_gbyte_s.end(), 2, 1.0);
+    graph.wires.insert(graph.wires.end(), 2, {1.0, flow_share});
     graph.sources.push_back({2 * host});
     graph.sinks.push_back({2 * host + 1});
   }
@@ -73,6 +73,8 @@ TEST(SimGridEngine, FlowsThatMeetShareTheWire) {
   EXPECT_NEAR(flows_us({{0, 1}, {1, 0}, {2, 3}}, 1e6), 1000, 0.1);  // nobody meets: wires are full duplex
   EXPECT_NEAR(flows_us({{0, 2}, {1, 2}}, 1e6), 2000, 0.1);          // into one NIC
   EXPECT_NEAR(flows_us({{0, 1}, {0, 2}, {0, 3}}, 1e6), 3000, 0.1);  // out of one NIC
+  EXPECT_NEAR(flows_us({{0, 2}, {1, 2}}, 1e6, 0.1), 2200, 1);       // and lose some of it by that
+  EXPECT_NEAR(flows_us({{0, 1}}, 1e6, 0.1), 1000, 0.1);
 }
 
 TEST(SimGridEngine, WorkersShareCores) {

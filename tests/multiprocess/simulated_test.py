@@ -1,0 +1,74 @@
+"""The engine on SimGrid against bench/cluster: what it predicts for 2, 4 and 8 emulated hosts is what they take, within 15 %.
+
+The wire's goodput and latency are measured in the same run (shoal_perf's limit, and a ring of 32 bytes). Messages are 4 MiB and
+16 MiB: below, the burst of the token bucket that shapes a link counts, and all hosts share this machine's two cores, so that the
+wire must be what limits, not the cores. At 1 Gbit/s eight hosts keep them about half busy.
+"""
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import cases
+
+CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
+SHOAL = os.path.join(cases.BUILD, "bin/shoal")
+PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
+BOUND = 0.15
+
+
+def cluster_complaint():
+    """Why there is no emulated cluster here, or None."""
+    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode else None
+
+
+def measure(folder, hosts, algorithm, *options):
+    """The results of shoal_perf on `hosts` hosts."""
+    path = os.path.join(folder, "measured.json")
+    done = subprocess.run([CLUSTER, f"{hosts}x1", "--rate", "1gbit", "--timeout", "50", "--", PERF, "--algorithm", algorithm, "-c", "0",
+                           "--json", path, *options], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"shoal_perf on {hosts} hosts ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)["results"]
+
+
+def predict_us(hosts, algorithm, size, gbit_s, latency_us):
+    done = subprocess.run([SHOAL, "simulate", "--platform", "emulated", "--nodes", str(hosts), "--algorithm", algorithm, "--size", str(size),
+                           "--network-gbit-s", str(gbit_s), "--network-latency-us", str(latency_us), "--json", "-"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr)
+    return json.loads(done.stdout)["results"][0]["time_us"]
+
+
+@unittest.skipIf(cluster_complaint(), cluster_complaint())
+class Simulated(unittest.TestCase):
+    def compare(self, hosts):
+        with tempfile.TemporaryDirectory() as folder:
+            small = measure(folder, hosts, "ring", "-b", "32", "-e", "32", "--no-limit", "--size-seconds", "0.3")[0]
+            latency_us = small["latency_us"] / (2 * (hosts - 1))
+            for algorithm in ("ring", "direct"):
+                for row in measure(folder, hosts, algorithm, "-b", "4M", "-e", "16M", "-f", "4", "-w", "1", "--rounds", "5",
+                                   "--size-seconds", "1.5"):
+                    gbit_s = row["limit_gbs"] * 8
+                    predicted = predict_us(hosts, algorithm, row["bytes"], gbit_s, latency_us)
+                    ratio = predicted / row["latency_us"]
+                    print(f"{hosts} hosts, {algorithm}, {row['bytes']} bytes: measured {row['latency_us']:.0f} us, predicted "
+                          f"{predicted:.0f} us ({ratio:.3f}) at {gbit_s:.3f} Gbit/s and {latency_us:.0f} us", flush=True)
+                    with self.subTest(hosts=hosts, algorithm=algorithm, bytes=row["bytes"]):
+                        self.assertAlmostEqual(ratio, 1, delta=BOUND)
+
+    def test_two_hosts(self):
+        self.compare(2)
+
+    def test_four_hosts(self):
+        self.compare(4)
+
+    def test_eight_hosts(self):
+        self.compare(8)
+
+
+cases.main()
