@@ -19,9 +19,11 @@ using internal::CommunicatorImpl;
 constexpr double kHopeless = 10;  // times the best prediction: not worth a look
 constexpr double kFarBehind = 3;  // times the best first look: measured a few times only
 constexpr int kMinRounds = 5;     // enough for a median that one disturbance does not move
-constexpr int kMaxRounds = 101;   // more would not change a choice
-constexpr double kBatchUs = 50;   // far above what reading the clock and leaving a barrier cost
-constexpr double kMaxBatch = 64;
+constexpr int kMaxRounds = 21;    // more would not change a choice
+// Calls of one algorithm in a row, so that it keeps its wires as busy as a program would: a shaped or rented link lets the
+// first milliseconds through faster than it can go on.
+constexpr double kBatchUs = 10'000;
+constexpr double kMaxBatch = 200;
 constexpr std::size_t kCheapBytes = 256 << 10;  // up to here a first look may take several calls
 constexpr std::size_t kControlPlans = 64;       // for the calls that the tuner makes for itself
 
