@@ -47,6 +47,7 @@ class Train(unittest.TestCase):
                 with open(file, encoding="utf-8") as opened:
                     rows = json.load(opened)["results"]
                 self.assertEqual([row["backend"] for row in rows], ["shoal", "gloo"])
+                self.assertEqual([row["overlap"] for row in rows], ["next_forward", "backward"])
                 for row in rows:
                     self.assertEqual(row["ranks"], ranks)
                     self.assertEqual(len(row["step_loss"]), 4)
@@ -54,6 +55,20 @@ class Train(unittest.TestCase):
                     self.assertEqual(row["bytes"], 2 * 4 * 11173962)  # two measured steps
                 for ours, theirs in zip(rows[0]["step_loss"], rows[1]["step_loss"]):
                     self.assertAlmostEqual(ours, theirs, delta=1e-4 * abs(theirs))
+
+    def test_overlaps_are_the_same_training(self):
+        file = self.path("overlaps.json")
+        contestants = ["gloo+next_forward", "shoal+backward", "shoal"]
+        done = train("--backend", ",".join(contestants), "--steps", "6", "--evaluate", "--json", file, *SHORT, ranks=2)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(file, encoding="utf-8") as opened:
+            rows = json.load(opened)["results"]
+        self.assertEqual([f"{row['backend']}+{row['overlap']}" for row in rows], contestants[:2] + ["shoal+next_forward"])
+        self.assertIn("the images/s of shoal+next_forward", done.stdout)
+        for row in rows:
+            self.assertEqual(row["bytes"], 4 * 4 * 11173962)  # four measured steps, all of them finished
+            self.assertEqual(row["step_loss"], rows[0]["step_loss"])  # two operands have one sum
+            self.assertEqual(row["accuracy"], rows[0]["accuracy"])
 
     def test_accuracy_is_measured_when_asked_for(self):
         file = self.path("results.json")
@@ -66,6 +81,8 @@ class Train(unittest.TestCase):
     def test_bad_arguments(self):
         self.refused("unknown model \"vgg\"", "--model", "vgg")
         self.refused("--backend", "--backend", "smoke")
+        self.refused("--backend", "--backend", "shoal+sideways")
+        self.refused("--overlap", "--overlap", "sideways")
         self.refused("--batch", "--batch", "-1")
         self.refused("--steps", "--steps", "many")
 

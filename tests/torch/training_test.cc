@@ -51,9 +51,19 @@ TEST(CommClock, CountsBusyOnceAndExposedAfterTheLastStart) {
   EXPECT_EQ(clock.take_step().bytes, 0U);
 }
 
+TEST(CommClock, CountsOnceWhatStartsInOneStepAndEndsInTheNext) {
+  CommClock clock;
+  const CommClock::Time zero{};
+  clock.record(CommClock::Kind::gradients, zero + milliseconds(10), zero + milliseconds(30), 1);
+  EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.020);
+  clock.record(CommClock::Kind::gradients, zero + milliseconds(20), zero + milliseconds(40), 1);
+  EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.010);
+}
+
 EpochResult result(const std::string& backend, double rate) {
   EpochResult made;
   made.backend = backend;
+  made.overlap = "backward";
   made.model = "resnet18";
   made.dataset = "cifar10";
   made.ranks = 4;
@@ -69,9 +79,10 @@ TEST(Report, JsonHasTheAgreedKeysAndNullWhereUnknown) {
   const nlohmann::json object = to_json({{"cores", 2}}, "shoal_train", {result("shoal", 120)});
   EXPECT_EQ(object["command"], "shoal_train");
   const nlohmann::json& row = object["results"][0];
-  for (const char* key : {"backend", "model", "dataset", "ranks", "nodes", "rate", "batch_per_rank", "epoch", "seconds",
-                          "images_per_s", "comm_exposed_s", "comm_busy_s", "bytes", "busbw_gbs", "cpu_percent", "gpu_percent",
-                          "loss", "accuracy", "speedup_vs_1"}) {
+  for (const char* key :
+       {"backend",        "overlap",     "model",       "dataset",      "ranks",          "nodes",       "rate",
+        "batch_per_rank", "epoch",       "seconds",     "images_per_s", "comm_exposed_s", "comm_busy_s", "bytes",
+        "busbw_gbs",      "cpu_percent", "gpu_percent", "loss",         "accuracy",       "speedup_vs_1"}) {
     EXPECT_TRUE(row.contains(key)) << key;
   }
   EXPECT_DOUBLE_EQ(row["busbw_gbs"], 6.0);  // 2 * 3 / 4 of 4 GB in a second
@@ -85,6 +96,13 @@ TEST(Report, TableComparesTheBackends) {
   const std::string table = to_table({result("shoal", 120), other});
   EXPECT_NE(table.find("shoal: 1.20 x the images/s of gloo"), std::string::npos) << table;
   EXPECT_NE(table.find("1.0e-03"), std::string::npos) << table;
+}
+
+TEST(Report, TableTellsApartTheOverlapsOfOneBackend) {
+  EpochResult other = result("shoal", 100);
+  other.overlap = "next_forward";
+  const std::string table = to_table({result("shoal", 120), other});
+  EXPECT_NE(table.find("shoal+backward: 1.20 x the images/s of shoal+next_forward"), std::string::npos) << table;
 }
 
 TEST(Report, AFileThatCannotBeWrittenIsAnError) {

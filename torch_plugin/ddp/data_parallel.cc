@@ -1,18 +1,28 @@
 #include "torch_plugin/ddp/data_parallel.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
 namespace shoal::ddp {
 namespace {
 
+using std::chrono::steady_clock;
+
 constexpr std::size_t kBroadcastBytes = std::size_t{250}
                                         << 20;  // tensors are sent in pieces of at most this much, as torch does
 constexpr int kRootRank = 0;
+constexpr double kBucketMib = 25;              // PyTorch's
+constexpr double kBucketMibNextForward = 0.5;  // so that what the next forward needs first waits for little else
 
 std::int64_t to_bytes(double mib) { return static_cast<std::int64_t>(mib * 1024 * 1024); }
+
+double seconds_since(steady_clock::time_point start) {
+  return std::chrono::duration<double>(steady_clock::now() - start).count();
+}
 
 }  // namespace
 
@@ -34,27 +44,117 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
   c10d::broadcast_coalesced(group_, state, kBroadcastBytes, kRootRank);
 
   // One bucket for each type at first: the order in which gradients appear is not known yet. Backward works from the end.
+  const bool defer = options.overlap == Overlap::next_forward;
+  const double bucket_mib = options.bucket_mib.value_or(defer ? kBucketMibNextForward : kBucketMib);
   const std::vector<bool> sparse(parameters_.size(), false);
   auto [buckets, limits] =
       c10d::compute_bucket_assignment_by_size(parameters_, {std::numeric_limits<std::size_t>::max()}, sparse);
   std::ranges::reverse(buckets);
-  reducer_ =
-      std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(options.bucket_mib),
-                                      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true, std::move(names),
-                                      to_bytes(options.first_bucket_mib), /*skip_all_reduce_unused_params=*/false,
-                                      /*use_python_reducer=*/false, /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  if (defer) {
+    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, group_, options.make_optimizer,
+                                                 static_cast<std::size_t>(to_bytes(bucket_mib)));
+  } else if (options.make_optimizer) {
+    optimizer_ = options.make_optimizer(parameters_);
+  }
+  reducer_ = std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(bucket_mib),
+                                             /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
+                                             std::move(names), to_bytes(options.first_bucket_mib),
+                                             /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+                                             /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  if (!updates_) return;
+  reducer_->register_comm_hook(updates_->make_hook());
+  if (auto* announcing = dynamic_cast<Announcing*>(&model_)) {
+    announcing->announce_to([this](const ::torch::nn::Module& part) { updates_->before_use(part); });
+  }
+}
+
+DataParallel::~DataParallel() {
+  if (auto* announcing = dynamic_cast<Announcing*>(&model_); announcing != nullptr && updates_) announcing->announce_to({});
 }
 
 void DataParallel::clear_gradients() {
+  if (updates_) return;  // forgets each when it has been used
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
 void DataParallel::before_forward() {
+  if (updates_) {
+    if (reducer_->should_rebuild_buckets()) updates_->finish();
+    updates_->begin_forward();
+  }
   reducer_->prepare_for_forward();
-  reducer_->rebuild_buckets();
-  if (model_.is_training() && !buffers_.empty()) c10d::broadcast_coalesced(group_, buffers_, kBroadcastBytes, kRootRank);
+  if (reducer_->rebuild_buckets() && updates_) updates_->regrouped();
+  if (!model_.is_training()) return;
+  finish_buffers();
+  if (buffers_are_old_) broadcast_buffers();
+  buffers_are_old_ = true;
 }
 
-void DataParallel::before_backward() { reducer_->prepare_for_backward({}); }
+void DataParallel::before_backward() {
+  if (updates_) {
+    updates_->begin_backward();
+    if (buffers_are_old_) start_buffers();
+  }
+  reducer_->prepare_for_backward({});
+}
+
+void DataParallel::step() {
+  if (updates_) return;
+  TORCH_CHECK_VALUE(optimizer_, "DataParallel: step() needs options.make_optimizer");
+  optimizer_->step();
+}
+
+void DataParallel::flush() {
+  if (!updates_) return;
+  updates_->finish();
+  finish_buffers();
+}
+
+void DataParallel::synchronize() {
+  flush();
+  if (buffers_are_old_) broadcast_buffers();
+}
+
+double DataParallel::take_waited_s() { return std::exchange(waited_s_, 0.0) + (updates_ ? updates_->take_waited_s() : 0.0); }
+
+/// Nothing changes buffers between one forward and the next, so that they can travel before the gradients do.
+void DataParallel::start_buffers() {
+  buffers_are_old_ = false;
+  if (buffers_.empty() || group_->getSize() == 1) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& buffer : buffers_) bytes.push_back(buffer.detach().reshape({-1}).view(at::kByte));
+  buffers_in_flight_ = at::cat(bytes);
+  std::vector<at::Tensor> tensors{buffers_in_flight_};
+  c10d::BroadcastOptions from_root;
+  from_root.rootRank = kRootRank;
+  buffers_work_ = group_->broadcast(tensors, from_root);
+}
+
+void DataParallel::finish_buffers() {
+  if (!buffers_work_) return;
+  const auto begin = steady_clock::now();
+  std::exchange(buffers_work_, {})->wait();
+  waited_s_ += seconds_since(begin);
+  const at::Tensor bytes = std::exchange(buffers_in_flight_, {});
+  if (group_->getRank() == kRootRank) return;
+  const at::NoGradGuard no_grad;
+  std::int64_t at = 0;
+  for (const at::Tensor& buffer : buffers_) {
+    const auto size = static_cast<std::int64_t>(buffer.nbytes());
+    // A copy of its own, because the bytes may lie where the type must not.
+    const at::Tensor values = bytes.narrow(0, at, size).clone().view(buffer.scalar_type()).view(buffer.sizes());
+    buffer.detach().copy_(values);
+    at += size;
+  }
+}
+
+void DataParallel::broadcast_buffers() {
+  buffers_are_old_ = false;
+  if (buffers_.empty()) return;
+  const auto begin = steady_clock::now();
+  c10d::broadcast_coalesced(group_, buffers_, kBroadcastBytes, kRootRank);
+  waited_s_ += seconds_since(begin);
+}
 
 }  // namespace shoal::ddp

@@ -10,10 +10,13 @@
 
 #include <shoal/status.h>
 
+#include "torch_plugin/ddp/announcing.h"
+
 namespace shoal::models {
 
-/// A network from images (N, channels, height, width) to scores (N, classes).
-class ImageClassifier : public ::torch::nn::Module {
+/// A network from images (N, channels, height, width) to scores (N, classes). It announces its layers, so that training can
+/// overlap communication with its forward.
+class ImageClassifier : public ::torch::nn::Module, public ddp::Announcing {
  public:
   virtual at::Tensor forward(at::Tensor images) = 0;
 };

@@ -13,8 +13,9 @@ nn::Conv2d convolution(int in, int out, int side, int stride) {
 /// Two 3 x 3 convolutions beside a shortcut; the shortcut is a 1 x 1 convolution where the shape changes.
 class BasicBlock : public nn::Module {
  public:
-  BasicBlock(int in, int out, int stride)
-      : conv1_(register_module("conv1", convolution(in, out, 3, stride))),
+  BasicBlock(const ddp::Announcing& network, int in, int out, int stride)
+      : network_(network),
+        conv1_(register_module("conv1", convolution(in, out, 3, stride))),
         norm1_(register_module("norm1", nn::BatchNorm2d(out))),
         conv2_(register_module("conv2", convolution(out, out, 3, 1))),
         norm2_(register_module("norm2", nn::BatchNorm2d(out))) {
@@ -24,13 +25,14 @@ class BasicBlock : public nn::Module {
   }
 
   Tensor forward(const Tensor& input) {
-    Tensor x = norm1_->forward(conv1_->forward(input)).relu_();
-    x = norm2_->forward(conv2_->forward(x));
-    x += shortcut_ ? shortcut_->forward(input) : input;
+    Tensor x = network_.run(norm1_, network_.run(conv1_, input)).relu_();
+    x = network_.run(norm2_, network_.run(conv2_, x));
+    x += shortcut_ ? network_.run(shortcut_, input) : input;
     return x.relu_();
   }
 
  private:
+  const ddp::Announcing& network_;
   nn::Conv2d conv1_;
   nn::BatchNorm2d norm1_;
   nn::Conv2d conv2_;
@@ -44,8 +46,8 @@ class ResNet18 final : public ImageClassifier {
       : stem_(register_module("stem", convolution(channels, 64, 3, 1))), norm_(register_module("norm", nn::BatchNorm2d(64))) {
     int width = 64;
     for (const int next : {64, 128, 256, 512}) {
-      blocks_->push_back(BasicBlock(width, next, next == 64 ? 1 : 2));
-      blocks_->push_back(BasicBlock(next, next, 1));
+      blocks_->push_back(BasicBlock(*this, width, next, next == 64 ? 1 : 2));
+      blocks_->push_back(BasicBlock(*this, next, next, 1));
       width = next;
     }
     register_module("blocks", blocks_);
@@ -57,9 +59,9 @@ class ResNet18 final : public ImageClassifier {
   }
 
   Tensor forward(Tensor images) override {
-    Tensor x = norm_->forward(stem_->forward(images)).relu_();
+    Tensor x = run(norm_, run(stem_, images)).relu_();
     x = blocks_->forward(x);
-    return head_->forward(x.mean({2, 3}));
+    return run(head_, x.mean({2, 3}));
   }
 
  private:

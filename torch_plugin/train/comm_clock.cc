@@ -17,7 +17,9 @@ class TimedBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    return timed(CommClock::Kind::gradients, tensors, [&] { return inner_->allreduce(tensors, options); });
+    // Gradients are summed; what ranks agree on otherwise is not.
+    const auto kind = options.reduceOp == c10d::ReduceOp::SUM ? CommClock::Kind::gradients : CommClock::Kind::blocking;
+    return timed(kind, tensors, [&] { return inner_->allreduce(tensors, options); });
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     return timed(CommClock::Kind::blocking, tensors, [&] { return inner_->broadcast(tensors, options); });
@@ -53,20 +55,16 @@ void CommClock::record(Kind kind, Time start, Time end, std::size_t bytes) {
 }
 
 CommTimes CommClock::take_step() {
-  std::vector<Interval> step;
-  {
-    const std::lock_guard lock(mutex_);
-    step.swap(intervals_);
-  }
+  const std::lock_guard lock(mutex_);
+  std::vector<Interval> step = std::exchange(intervals_, {});
   std::ranges::sort(step, {}, &Interval::start);
   CommTimes times;
-  Time covered_until{};
   Time last_start{};
   Time last_end{};
   for (const Interval& interval : step) {
-    const Time from = std::max(interval.start, covered_until);
+    const Time from = std::max(interval.start, covered_until_);
     if (interval.end > from) times.busy_s += seconds(interval.end - from);
-    covered_until = std::max(covered_until, interval.end);
+    covered_until_ = std::max(covered_until_, interval.end);
     if (interval.kind == Kind::blocking) {
       times.exposed_s += seconds(interval.end - interval.start);
     } else {

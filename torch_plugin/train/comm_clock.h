@@ -26,8 +26,9 @@ class CommClock {
   enum class Kind { gradients, blocking };
 
   void record(Kind kind, Time start, Time end, std::size_t bytes);
-  /// What was recorded since the last call, as the times of one step. Blocking operations are exposed from start to end. Of the
-  /// gradients, what follows the start of the last one: backward has ended by then.
+  /// What ended since the last call, as the times of one step. Blocking operations are exposed from start to end. Of the
+  /// gradients, what follows the start of the last one: backward has ended by then. That is how DistributedDataParallel waits;
+  /// where updates are deferred into the next forward, DataParallel::take_waited_s knows what was exposed.
   CommTimes take_step();
 
  private:
@@ -38,6 +39,7 @@ class CommClock {
   };
   std::mutex mutex_;
   std::vector<Interval> intervals_;
+  Time covered_until_{};  // operations before this are in the sums already: one may start in a step and end in the next
 };
 
 /// `backend`, with every operation noted on `clock`. Serves what DataParallel calls.

@@ -94,9 +94,9 @@ Result<int> ranks_on_this_machine(const Job& job) {
   return static_cast<int>(std::ranges::count(all, own));
 }
 
-Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend,
+Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock) {
-  auto store = c10::make_intrusive<c10d::PrefixStore>(backend, job.store);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(name, job.store);
   try {
     c10::intrusive_ptr<c10d::Backend> inner;
     if (backend == torch::kBackendName) {
@@ -115,7 +115,7 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, job.rank(), job.size());
     group->setBackend(c10::DeviceType::CPU, kType, with_clock(std::move(inner), std::move(clock)));
     group->setDefaultBackend(kType);
-    group->setGroupName(backend);
+    group->setGroupName(name);
     return group;
   } catch (const std::exception& error) {
     return Status(StatusCode::system_error, torch::plain_message(error));

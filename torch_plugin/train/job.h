@@ -33,10 +33,11 @@ Result<Job> join_job(std::chrono::milliseconds timeout);
 /// Collective.
 Result<int> ranks_on_this_machine(const Job& job);
 
-/// A process group over all ranks whose collectives are run by `backend` ("shoal" or "gloo") and noted on `clock`. Collective.
+/// A process group over all ranks whose collectives are run by `backend` ("shoal" or "gloo") and noted on `clock`. `name` is
+/// its own among the groups of the job. Collective.
 /// Errors: invalid_argument for an unknown backend, unsupported for one that this build lacks, what the backend says when it
 /// cannot start.
-Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend,
+Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock);
 
 }  // namespace shoal::train

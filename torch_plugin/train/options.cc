@@ -1,10 +1,26 @@
 #include "torch_plugin/train/options.h"
 
+#include <algorithm>
 #include <limits>
 
 #include <CLI/CLI.hpp>
 
 namespace shoal::train {
+
+namespace {
+
+constexpr const char* kAuto = "auto";
+
+/// "gloo+next_forward" names both; "gloo" alone takes `overlap`, which is a choice of its own where it is auto: shoal's full
+/// overlap for shoal, and for others what they come with, DistributedDataParallel's.
+ContestantOptions to_contestant(const std::string& name, const std::string& overlap) {
+  const std::size_t plus = name.find('+');
+  if (plus != std::string::npos) return {name.substr(0, plus), name.substr(plus + 1)};
+  if (overlap != kAuto) return {name, overlap};
+  return {name, name == "shoal" ? "next_forward" : "backward"};
+}
+
+}  // namespace
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
   ParsedOptions parsed;
@@ -16,10 +32,18 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       "Start it with `shoal run`, mpirun, torchrun or srun; alone it is a job of one rank.",
       "shoal_train");
   app.option_defaults()->always_capture_default();
-  app.add_option("--backend", options.backends,
-                 "shoal, gloo or a comma list: those take turns in the same processes, from the same start")
+  std::vector<std::string> backends{"shoal"};
+  std::string overlap = kAuto;
+  app.add_option("--backend", backends,
+                 "shoal, gloo or a comma list: those take turns in the same processes, from the same start; with +backward or "
+                 "+next_forward (gloo+next_forward) to say its --overlap")
       ->delimiter(',')
-      ->check(CLI::IsMember({"shoal", "gloo"}));
+      ->check(CLI::IsMember({"shoal", "gloo", "shoal+backward", "shoal+next_forward", "gloo+backward", "gloo+next_forward"}));
+  app.add_option(
+         "--overlap", overlap,
+         "what gradients are averaged beside: backward (as DistributedDataParallel does), or next_forward as well; auto: "
+         "next_forward for shoal, backward for others. The values are the same")
+      ->check(CLI::IsMember({kAuto, "backward", "next_forward"}));
   app.add_option("--model", options.model, "network; `shoal_train models` lists them");
   app.add_option("--dataset", options.dataset, "images")->check(CLI::IsMember({"cifar10", "fashion_mnist", "synthetic"}));
   app.add_option("--data", options.data_folder,
@@ -35,7 +59,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--seed", options.seed, "of the network's start, the order of images and their augmentation");
   app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--bucket-mb", options.bucket_mib, "gradients are sent in buckets of this many MiB")
+  app.add_option("--bucket-mb", options.bucket_mib,
+                 "gradients are sent in buckets of this many MiB (default: 25, or 0.5 with next_forward)")
       ->check(CLI::Range(0.001, 4096.0));
   app.add_option("--first-bucket-mb", options.first_bucket_mib, "the first bucket's MiB")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--block", options.block, "steps in a turn")->check(CLI::Range(1, 1'000'000));
@@ -53,6 +78,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     parsed.exit_code = 1;
+  }
+  options.contestants.clear();
+  for (const std::string& backend : backends) {
+    const ContestantOptions contestant = to_contestant(backend, overlap);
+    if (std::ranges::find(options.contestants, contestant) == options.contestants.end())
+      options.contestants.push_back(contestant);
   }
   parsed.list_models = models->parsed();
   return parsed;

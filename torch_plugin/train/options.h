@@ -8,9 +8,18 @@
 
 namespace shoal::train {
 
+/// What carries the gradients, and beside what.
+struct ContestantOptions {
+  std::string backend;  ///< "shoal" or "gloo"
+  std::string overlap;  ///< "backward" or "next_forward", see ddp/data_parallel.h
+
+  bool operator==(const ContestantOptions&) const = default;
+  [[nodiscard]] std::string name() const { return backend + "+" + overlap; }
+};
+
 /// The command line of shoal_train. Sizes are per rank unless they say otherwise.
 struct TrainOptions {
-  std::vector<std::string> backends{"shoal"};
+  std::vector<ContestantOptions> contestants{{"shoal", "next_forward"}};
   std::string model = "resnet18";
   std::string dataset = "cifar10";
   std::optional<std::string> data_folder;
@@ -22,8 +31,8 @@ struct TrainOptions {
   double momentum = 0.9;
   double weight_decay = 5e-4;
   std::uint64_t seed = 1;
-  int threads = 0;  ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
-  double bucket_mib = 25;
+  int threads = 0;                   ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
+  std::optional<double> bucket_mib;  ///< unset: what suits the overlap
   double first_bucket_mib = 1;
   int block = 10;  ///< steps that a backend makes before the next one has its turn
   double timeout_s = 120;

@@ -24,6 +24,7 @@ std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
 
 nlohmann::json to_json(const EpochResult& result) {
   return {{"backend", result.backend},
+          {"overlap", result.overlap},
           {"model", result.model},
           {"dataset", result.dataset},
           {"ranks", result.ranks},
@@ -62,17 +63,24 @@ double largest_difference(const std::vector<double>& first, const std::vector<do
   return largest;
 }
 
-/// Every backend's last epoch, in the order in which they first appear.
+/// Every contestant's last epoch, in the order in which they first appear.
 std::vector<const EpochResult*> last_epochs(const std::vector<EpochResult>& results) {
   std::vector<const EpochResult*> last;
   for (const EpochResult& result : results) {
-    const auto same = std::ranges::find(last, result.backend, &EpochResult::backend);
+    const auto same = std::ranges::find_if(
+        last, [&](const EpochResult* known) { return known->backend == result.backend && known->overlap == result.overlap; });
     if (same == last.end())
       last.push_back(&result);
     else
       *same = &result;
   }
   return last;
+}
+
+/// The backend's name, with the overlap where that name is not enough.
+std::string name_among(const std::vector<const EpochResult*>& results, const EpochResult& result) {
+  const auto same = std::ranges::count(results, result.backend, &EpochResult::backend);
+  return same == 1 ? result.backend : result.backend + "+" + result.overlap;
 }
 
 }  // namespace
@@ -99,24 +107,25 @@ std::optional<double> median(std::vector<double> values) {
 
 std::string to_table(const std::vector<EpochResult>& results) {
   std::array<char, 256> line{};
-  (void)std::snprintf(line.data(), line.size(), "%-8s %12s %14s %14s %12s %10s %10s %10s\n", "backend", "images/s",
-                      "exposed ms", "comm ms", "busbw GB/s", "cpu %", "loss", "accuracy");
+  (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10s %10s\n", "backend", "overlap",
+                      "images/s", "exposed ms", "comm ms", "busbw GB/s", "cpu %", "loss", "accuracy");
   std::string table = line.data();
   const std::vector<const EpochResult*> last = last_epochs(results);
   for (const EpochResult* result : last) {
     const double steps = static_cast<double>(std::max<std::int64_t>(result->steps, 1));
-    (void)std::snprintf(line.data(), line.size(), "%-8s %12s %14.1f %14.1f %12s %10s %10.4f %10s\n", result->backend.c_str(),
-                        cell("%.1f", result->images_per_s).c_str(), 1e3 * result->comm_exposed_s / steps,
-                        1e3 * result->comm_busy_s / steps, cell("%.3f", bus_bandwidth_gbs(*result)).c_str(),
-                        cell("%.0f", result->cpu_percent).c_str(), result->loss, cell("%.4f", result->accuracy).c_str());
+    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14.1f %14.1f %12s %10s %10.4f %10s\n",
+                        result->backend.c_str(), result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
+                        1e3 * result->comm_exposed_s / steps, 1e3 * result->comm_busy_s / steps,
+                        cell("%.3f", bus_bandwidth_gbs(*result)).c_str(), cell("%.0f", result->cpu_percent).c_str(),
+                        result->loss, cell("%.4f", result->accuracy).c_str());
     table += line.data();
   }
   for (std::size_t other = 1; other < last.size(); ++other) {
     if (!last[0]->images_per_s.has_value() || !last[other]->images_per_s.has_value()) continue;
     (void)std::snprintf(line.data(), line.size(),
                         "%s: %.2f x the images/s of %s; their loss curves differ by at most %.1e (relative)\n",
-                        last[0]->backend.c_str(), *last[0]->images_per_s / *last[other]->images_per_s,
-                        last[other]->backend.c_str(), largest_difference(last[0]->step_loss, last[other]->step_loss));
+                        name_among(last, *last[0]).c_str(), *last[0]->images_per_s / *last[other]->images_per_s,
+                        name_among(last, *last[other]).c_str(), largest_difference(last[0]->step_loss, last[other]->step_loss));
     table += line.data();
   }
   return table;

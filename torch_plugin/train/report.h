@@ -16,6 +16,7 @@ namespace shoal::train {
 /// trainer.h).
 struct EpochResult {
   std::string backend;
+  std::string overlap;  ///< "backward" or "next_forward"
   std::string model;
   std::string dataset;
   int ranks = 1;

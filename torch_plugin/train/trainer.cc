@@ -56,12 +56,11 @@ struct Measured {
 
 /// One backend with its own replica of everything.
 struct Contestant {
-  std::string backend;
+  ContestantOptions options;
   std::shared_ptr<CommClock> clock;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::shared_ptr<models::ImageClassifier> model;
   std::unique_ptr<ddp::DataParallel> parallel;
-  std::unique_ptr<::torch::optim::SGD> optimizer;
   std::unique_ptr<data::Loader> loader;
   std::int64_t step = 0;  ///< made so far, over all epochs
   Measured epoch;
@@ -69,29 +68,34 @@ struct Contestant {
   std::vector<double> losses;      ///< of this epoch's steps, mean over the ranks
 };
 
-Result<Contestant> make_contestant(const Job& job, const std::string& backend, const models::ModelInfo& model,
+Result<Contestant> make_contestant(const Job& job, const ContestantOptions& wanted, const models::ModelInfo& model,
                                    const data::Dataset& images, const TrainOptions& options) {
-  Contestant contestant{.backend = backend,
+  Contestant contestant{.options = wanted,
                         .clock = std::make_shared<CommClock>(),
                         .group = {},
                         .model = nullptr,
                         .parallel = nullptr,
-                        .optimizer = nullptr,
                         .loader = nullptr,
                         .epoch = {},
                         .turn_rates = {},
                         .losses = {}};
-  Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job, backend, contestant.clock);
+  Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job, wanted.backend, wanted.name(), contestant.clock);
   if (!group.ok()) return group.status();
   contestant.group = std::move(group).value();
   ::torch::manual_seed(options.seed);
   contestant.model = model.make(images.channels, images.classes);
+  const auto sgd =
+      ::torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum).weight_decay(options.weight_decay);
   contestant.parallel = std::make_unique<ddp::DataParallel>(
       *contestant.model, contestant.group,
-      ddp::DataParallelOptions{.bucket_mib = options.bucket_mib, .first_bucket_mib = options.first_bucket_mib});
-  contestant.optimizer = std::make_unique<::torch::optim::SGD>(
-      contestant.model->parameters(),
-      ::torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum).weight_decay(options.weight_decay));
+      ddp::DataParallelOptions{
+          .overlap = wanted.overlap == "next_forward" ? ddp::Overlap::next_forward : ddp::Overlap::backward,
+          .make_optimizer =
+              [sgd](std::vector<at::Tensor> parameters) {
+                return std::make_unique<::torch::optim::SGD>(std::move(parameters), sgd);
+              },
+          .bucket_mib = options.bucket_mib,
+          .first_bucket_mib = options.first_bucket_mib});
   return contestant;
 }
 
@@ -105,7 +109,7 @@ double make_step(Contestant& contestant, const data::Dataset& images) {
   const at::Tensor loss = ::torch::cross_entropy_loss(contestant.model->forward(pixels), labels);
   contestant.parallel->before_backward();
   loss.backward();
-  contestant.optimizer->step();
+  contestant.parallel->step();
   ++contestant.step;
   return loss.item<double>();
 }
@@ -117,6 +121,11 @@ Status average(Communicator& control, std::vector<double>& values) {
 
 /// Correct answers on the test images, divided by their number. Each rank looks at its part.
 Result<double> accuracy(const Job& job, Contestant& contestant, const data::Dataset& test) {
+  try {
+    contestant.parallel->synchronize();
+  } catch (const std::exception& error) {
+    return Status(StatusCode::peer_failed, contestant.options.backend + ", before evaluation: " + torch::plain_message(error));
+  }
   const at::NoGradGuard no_grad;
   contestant.model->eval();
   data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};
@@ -149,8 +158,8 @@ class Run {
   }
 
   TrainOutcome run() {
-    for (const std::string& backend : options_.backends) {
-      Result<Contestant> contestant = make_contestant(job_, backend, model_, images_.train, options_);
+    for (const ContestantOptions& wanted : options_.contestants) {
+      Result<Contestant> contestant = make_contestant(job_, wanted, model_, images_.train, options_);
       if (!contestant.ok()) {
         outcome_.status = contestant.status();
         return std::move(outcome_);
@@ -211,21 +220,30 @@ class Run {
           return;
         }
         losses.push_back(make_step(contestant, images_.train));
-        const CommTimes step = contestant.clock->take_step();
-        turn.comm.exposed_s += step.exposed_s;
-        turn.comm.busy_s += step.busy_s;
-        turn.comm.bytes += step.bytes;
+        add_comm(contestant, turn.comm);
       }
+      contestant.parallel->flush();  // a turn pays for all it has begun
+      add_comm(contestant, turn.comm);
     } catch (const std::exception& error) {
       outcome_.interrupted = stop_;
       if (!stop_)
-        outcome_.status = Status(StatusCode::peer_failed, contestant.backend + ", step " + std::to_string(contestant.step + 1) +
-                                                              ": " + torch::plain_message(error));
+        outcome_.status =
+            Status(StatusCode::peer_failed, contestant.options.backend + ", step " + std::to_string(contestant.step + 1) +
+                                                ": " + torch::plain_message(error));
       return;
     }
     turn.seconds = seconds_since(start);
     turn.cpu_s = cpu_seconds() - cpu_before;
     finish_turn(contestant, epoch, turn, std::move(losses), measured);
+  }
+
+  /// Adds what the clocks have shown since the last call.
+  static void add_comm(Contestant& contestant, CommTimes& sums) {
+    const CommTimes step = contestant.clock->take_step();
+    const double waited_s = contestant.parallel->take_waited_s();
+    sums.exposed_s += contestant.parallel->overlap() == ddp::Overlap::next_forward ? waited_s : step.exposed_s;
+    sums.busy_s += step.busy_s;
+    sums.bytes += step.bytes;
   }
 
   /// Brings the ranks' figures of a turn together.
@@ -249,7 +267,7 @@ class Run {
     std::int64_t steps_made = 0;
     for (const Contestant& each : contestants_) steps_made += each.step;
     const auto steps_in_all = total_steps_ * static_cast<std::int64_t>(contestants_.size());
-    progress_.show({.backend = contestant.backend,
+    progress_.show({.backend = shown_name(contestant),
                     .epoch = epoch,
                     .epochs = options_.epochs,
                     .step = contestant.step,
@@ -260,9 +278,16 @@ class Run {
                                    static_cast<double>(steps_in_all - steps_made)});
   }
 
+  /// The backend's name, with the overlap where that name is not enough.
+  [[nodiscard]] std::string shown_name(const Contestant& contestant) const {
+    const auto same = std::ranges::count(options_.contestants, contestant.options.backend, &ContestantOptions::backend);
+    return same == 1 ? contestant.options.backend : contestant.options.name();
+  }
+
   void end_epoch(Contestant& contestant, int epoch) {
     EpochResult result;
-    result.backend = contestant.backend;
+    result.backend = contestant.options.backend;
+    result.overlap = contestant.options.overlap;
     result.model = model_.name;
     result.dataset = images_.train.name;
     result.ranks = job_.size();

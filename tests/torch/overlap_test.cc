@@ -1,0 +1,308 @@
+// Training whose averages and updates overlap with the next forward ends up with the same bits as training that waits.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "torch_plugin/ddp/data_parallel.h"
+#include "torch_plugin/ddp/transfer_order.h"
+#include "torch_plugin/models/model.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
+#include "torch_plugin/train/gloo.h"
+
+namespace shoal::ddp {
+namespace {
+
+namespace fs = std::filesystem;
+namespace nn = ::torch::nn;
+using Order = std::vector<std::size_t>;
+
+constexpr int kSteps = 2 * DeferredUpdates::kLearnedSteps + 4;  // the order is decided twice and used
+constexpr std::uint64_t kSeed = 5;
+
+TEST(TransferOrder, AWireFasterThanBackwardTakesThemAsTheyBecomeReady) {
+  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 0.1, .needed_at = 3},
+                            {.ready_s = 2, .wire_s = 0.1, .needed_at = 2},
+                            {.ready_s = 3, .wire_s = 0.1, .needed_at = 1}}),
+            (Order{0, 1, 2}));
+}
+
+TEST(TransferOrder, ABusyWireTakesWhatIsNeededFirst) {
+  // While the first is on its way (1 .. 6) the others become ready; the last of them is needed first.
+  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 5, .needed_at = 4},
+                            {.ready_s = 2, .wire_s = 5, .needed_at = 3},
+                            {.ready_s = 3, .wire_s = 5, .needed_at = 2},
+                            {.ready_s = 5, .wire_s = 5, .needed_at = 1}}),
+            (Order{0, 3, 2, 1}));
+}
+
+TEST(TransferOrder, NothingWaitsForWhatIsNotReady) {
+  // The wire is free at 2, the most urgent is ready at 3: something else goes first.
+  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 1, .needed_at = 3},
+                            {.ready_s = 1, .wire_s = 2, .needed_at = 2},
+                            {.ready_s = 3.5, .wire_s = 1, .needed_at = 1}}),
+            (Order{1, 0, 2}));
+}
+
+TEST(TransferOrder, EqualsKeepTheirPlaces) {
+  EXPECT_EQ(transfer_order({{1, 1, 0}, {1, 1, 0}, {1, 1, 0}}), (Order{0, 1, 2}));
+  EXPECT_EQ(transfer_order({}), Order{});
+}
+
+/// Which layers a Layers network announces.
+enum class Announces { all, none, some };
+
+/// Two convolutions with batch normalisation and a linear layer, of sizes that make several buckets and pieces.
+class Layers final : public models::ImageClassifier {
+ public:
+  explicit Layers(Announces announces)
+      : announces_(announces),
+        first_(register_module("first", nn::Conv2d(nn::Conv2dOptions(3, 24, 3).padding(1)))),
+        norm_(register_module("norm", nn::BatchNorm2d(24))),
+        second_(register_module("second", nn::Conv2d(nn::Conv2dOptions(24, 40, 3).padding(1)))),
+        head_(register_module("head", nn::Linear(40, 10))) {}
+
+  at::Tensor forward(at::Tensor images) override {
+    head_at_start = head_->weight.detach().clone();
+    at::Tensor x = part(first_, images, announces_ == Announces::all);
+    x = part(norm_, x, announces_ == Announces::all).relu_();
+    x = part(second_, x, announces_ != Announces::none).relu_();
+    return part(head_, x.mean({2, 3}), announces_ != Announces::none);
+  }
+
+  const at::Tensor& head() const { return head_->weight; }
+  at::Tensor head_at_start;
+
+ private:
+  template <typename Holder>
+  at::Tensor part(Holder& layer, const at::Tensor& x, bool announced) {
+    return announced ? run(layer, x) : layer->forward(x);
+  }
+
+  const Announces announces_;
+  nn::Conv2d first_;
+  nn::BatchNorm2d norm_;
+  nn::Conv2d second_;
+  nn::Linear head_;
+};
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, const fs::path& store_file, int rank, int ranks) {
+  const auto store = c10::make_intrusive<c10d::FileStore>(store_file.string(), ranks);
+  c10::intrusive_ptr<c10d::Backend> inner;
+  if (backend == "shoal") {
+    // With more than two ranks the sum depends on the order of its operands, so on the algorithm and with that on the size.
+    auto in_rank_order = c10::make_intrusive<torch::ProcessGroupShoal::Options>();
+    in_rank_order->algorithm = "direct";
+    inner = c10::make_intrusive<torch::ProcessGroupShoal>(store, rank, ranks, in_rank_order);
+  } else {
+    inner = train::make_gloo(store, rank, ranks, "127.0.0.1", std::chrono::seconds(60)).value();
+  }
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, ranks);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, inner);
+  group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  group->setGroupName(backend);
+  return group;
+}
+
+DataParallelOptions options(Overlap overlap) {
+  return {.overlap = overlap,
+          .make_optimizer =
+              [](std::vector<at::Tensor> parameters) {
+                return std::make_unique<::torch::optim::SGD>(std::move(parameters),
+                                                             ::torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
+              },
+          .bucket_mib = 0.01,
+          .first_bucket_mib = 0.001};
+}
+
+void make_step(models::ImageClassifier& model, DataParallel& parallel, int rank) {
+  const at::Tensor images = at::randn({3, 3, 12, 12}) * (rank + 1);  // other batch statistics on every rank
+  const at::Tensor labels = at::randint(10, {3}, at::kLong);
+  parallel.clear_gradients();
+  parallel.before_forward();
+  const at::Tensor loss = ::torch::cross_entropy_loss(model.forward(images), labels);
+  parallel.before_backward();
+  loss.backward();
+  parallel.step();
+}
+
+void save_state(const models::ImageClassifier& model, const fs::path& path) {
+  std::ofstream file(path, std::ios::binary);
+  for (const std::vector<at::Tensor>& part : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& tensor : part) {
+      const at::Tensor values = tensor.detach().contiguous();
+      file.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
+    }
+  }
+  const at::NoGradGuard no_grad;
+  ::torch::manual_seed(kSeed + 1);
+  const at::Tensor scores = const_cast<models::ImageClassifier&>(model).forward(at::randn({2, 3, 12, 12})).contiguous();
+  file.write(static_cast<const char*>(scores.data_ptr()), static_cast<std::streamsize>(scores.nbytes()));
+}
+
+using MakeModel = std::function<std::shared_ptr<models::ImageClassifier>()>;
+
+void train(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const MakeModel& make, Overlap overlap,
+           const fs::path& result) {
+  ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(group->getRank()));  // the start must come from rank 0
+  const auto model = make();
+  DataParallel parallel(*model, group, options(overlap));
+  for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, group->getRank());
+  parallel.synchronize();
+  model->eval();
+  save_state(*model, result);
+}
+
+std::string load(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Ranks : public ::testing::Test {
+ protected:
+  Ranks() {
+    std::string pattern = (fs::temp_directory_path() / "shoal-overlap-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  ~Ranks() override { fs::remove_all(folder_); }
+
+  /// Runs `body(rank)` in a process of its own for each rank: torch's threads do not survive a fork, so this process never
+  /// starts them. A failed assertion or an exception of a body is a failure here.
+  void run(int ranks, const std::function<void(int)>& body) {
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const pid_t child = fork();
+      if (child == 0) {
+        alarm(120);
+        int code = 0;
+        try {
+          at::set_num_threads(1);
+          body(rank);
+          code = HasFailure() ? 1 : 0;
+        } catch (const std::exception& error) {
+          std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+          code = 1;
+        }
+        std::_Exit(code);
+      }
+      children.push_back(child);
+    }
+    for (const pid_t child : children) {
+      int outcome = -1;
+      ASSERT_EQ(waitpid(child, &outcome, 0), child);
+      EXPECT_EQ(outcome, 0) << "a rank failed";
+    }
+  }
+
+  /// Trains in both ways and compares all ranks' parameters, buffers and answers.
+  void expect_same_bits(const std::string& backend, int ranks, const MakeModel& make) {
+    run(ranks, [&](int rank) {
+      const auto group = make_group(backend, folder_ / "store", rank, ranks);
+      train(group, make, Overlap::backward, folder_ / ("waits" + std::to_string(rank)));
+      train(group, make, Overlap::next_forward, folder_ / ("overlaps" + std::to_string(rank)));
+    });
+    const std::string expected = load(folder_ / "waits0");
+    ASSERT_GT(expected.size(), 1000U);
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_TRUE(load(folder_ / ("waits" + std::to_string(rank))) == expected) << "rank " << rank << " that waits";
+      EXPECT_TRUE(load(folder_ / ("overlaps" + std::to_string(rank))) == expected) << "rank " << rank << " that overlaps";
+    }
+  }
+
+  fs::path folder_;
+};
+
+MakeModel layers(Announces announces) {
+  return [announces] { return std::make_shared<Layers>(announces); };
+}
+
+TEST_F(Ranks, OneHasTheSameBits) { expect_same_bits("shoal", 1, layers(Announces::all)); }
+TEST_F(Ranks, TwoHaveTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::all)); }
+TEST_F(Ranks, FourHaveTheSameBits) { expect_same_bits("shoal", 4, layers(Announces::all)); }
+TEST_F(Ranks, ASilentModelHasTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::none)); }
+TEST_F(Ranks, AModelThatForgetsLayersHasTheSameBits) { expect_same_bits("shoal", 2, layers(Announces::some)); }
+TEST_F(Ranks, ResNet18HasTheSameBits) {
+  expect_same_bits("shoal", 2, [] { return models::find_model("resnet18")->make(3, 10); });
+}
+TEST_F(Ranks, GlooHasTheSameBits) {
+#ifndef SHOAL_TORCH_HAS_GLOO
+  GTEST_SKIP() << "built without Gloo's headers";
+#endif
+  expect_same_bits("gloo", 2, layers(Announces::all));
+}
+
+TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
+  run(1, [&](int) {
+    const auto group = make_group("shoal", folder_ / "store", 0, 1);
+    for (const Announces announces : {Announces::all, Announces::none, Announces::some}) {
+      Layers model(announces);
+      DataParallel parallel(model, group, options(Overlap::next_forward));
+      for (int step = 0; step < 3; ++step) make_step(model, parallel, 0);
+      const at::Tensor before = model.head().detach().clone();
+      make_step(model, parallel, 0);
+      EXPECT_EQ(model.head_at_start.equal(before), announces == Announces::all);
+      const at::Tensor after = model.head().detach().clone();
+      EXPECT_FALSE(after.equal(before)) << "the update of the step before was made in this forward";
+      parallel.flush();
+      EXPECT_FALSE(model.head().equal(after)) << "flush makes the last update";
+      EXPECT_FALSE(model.head().grad().defined());
+    }
+  });
+}
+
+TEST_F(Ranks, AMissingOptimizerIsAnError) {
+  run(1, [&](int) {
+    const auto group = make_group("shoal", folder_ / "store", 0, 1);
+    Layers model(Announces::all);
+    DataParallelOptions incomplete = options(Overlap::next_forward);
+    incomplete.make_optimizer = {};
+    EXPECT_THROW(DataParallel(model, group, incomplete), c10::ValueError);
+    DataParallel waits(model, group);
+    EXPECT_THROW(waits.step(), c10::ValueError);
+  });
+}
+
+TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
+  run(2, [&](int rank) {
+    const auto group = make_group("shoal", folder_ / "store", rank, 2);
+    Layers model(Announces::all);
+    DataParallel parallel(model, group, options(Overlap::next_forward));
+    for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
+    parallel.flush();
+    if (rank == 1) return;  // with its process
+    EXPECT_ANY_THROW({
+      make_step(model, parallel, rank);
+      parallel.flush();
+    });
+    EXPECT_ANY_THROW({
+      make_step(model, parallel, rank);
+      parallel.flush();
+    });
+  });
+}
+
+TEST_F(Ranks, DestructionDoesNotWaitForWhatIsInFlight) {
+  run(2, [&](int rank) {
+    const auto group = make_group("shoal", folder_ / "store", rank, 2);
+    Layers model(Announces::all);
+    {
+      DataParallel parallel(model, group, options(Overlap::next_forward));
+      for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
+      parallel.flush();
+      if (rank == 0) make_step(model, parallel, rank);  // nobody answers
+    }
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(model.forward(at::randn({1, 3, 12, 12})).defined()) << "the model no longer announces to what is gone";
+  });
+}
+
+}  // namespace
+}  // namespace shoal::ddp
