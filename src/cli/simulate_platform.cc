@@ -191,12 +191,17 @@ void print_table(const std::vector<Cell>& cells, const std::vector<int>& nodes, 
       const bool folded = cell.prediction->how != "every node";
       one_for_all |= folded;
       const char* mark = &*cell.prediction == fastest ? "*" : "";
-      fmt::print(" | {:>9} {:>8.2f}{}{}", format_time(cell.prediction->total_us), cell.prediction->bus_gbyte_s,
+      fmt::print(" | {:>9} {:>8.3g}{}{}", format_time(cell.prediction->total_us), cell.prediction->bus_gbyte_s,
                  folded ? "~" : " ", *mark != 0 ? "*" : " ");
     }
     fmt::print("\n");
   }
-  fmt::print("* fastest{}\n{}", one_for_all ? "; ~ one node simulated, which stands for all" : "", missing);
+  fmt::print(
+      "* fastest{}\n{}",
+      one_for_all
+          ? "; ~ one node simulated, which stands for all: exact for rings, up to 12 % too fast for direct, 25 % for circulant"
+          : "",
+      missing);
   for (const auto& [behind, ahead, from, to] : crossovers_of(cells, names)) {
     fmt::print("crossover: {} overtakes {} between {} and {} nodes\n", ahead, behind, from, to);
   }

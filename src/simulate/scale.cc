@@ -10,15 +10,16 @@
 #include <vector>
 
 #include "src/algorithms/stages.h"
+#include "src/schedule/layout.h"
 #include "src/simulate/simgrid_engine.h"
 
 namespace shoal {
 namespace {
 
 // What SimGrid gets through in a few seconds. Its time grows faster than the number of hosts.
-constexpr std::size_t kMaxQuickSteps = 20'000;
+constexpr std::size_t kMaxQuickTasks = 100'000;
 constexpr int kMaxQuickRanks = 512;
-constexpr std::size_t kMaxWholeSteps = 400'000;
+constexpr std::size_t kMaxWholeTasks = 1'000'000;
 constexpr int kMaxWholeRanks = 2048;
 
 /// How many chunks each local rank of `node` sends to which node, in the terms of `symmetry`.
@@ -37,6 +38,17 @@ Traffic traffic_of(const Algorithm& algorithm, const Topology& topology, const C
     }
   }
   return traffic;
+}
+
+/// About so many tasks a rank has.
+std::size_t tasks_of(const Program& program, const Topology& topology, const Collective& collective) {
+  const ChunkLayout layout(collective, topology.ranks(), program.rank, program.message_chunks);
+  std::size_t tasks = 0;
+  for (const Step& step : program.steps) {
+    const std::size_t bytes = layout.bytes(step.op == StepOp::send ? step.source : step.target).size_bytes;
+    tasks += std::clamp<std::size_t>(bytes / kTileBytes, 1, kTilesOfStep);
+  }
+  return tasks;
 }
 
 Result<TaskGraph> graph_of(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
@@ -91,22 +103,26 @@ Result<ScalePrediction> predict_at_scale(const Algorithm& algorithm, const Topol
   if (Status status = check(platform); !status.ok()) return status;
   const auto first = build_program(algorithm, topology, collective, 0);
   if (!first.ok()) return first.status();
-  const auto ranks = static_cast<std::size_t>(topology.ranks());
-  const std::size_t steps = first->steps.size() * ranks;
+  const std::size_t tasks = tasks_of(*first, topology, collective) * static_cast<std::size_t>(topology.ranks());
 
   Symmetry symmetry = Symmetry::none;
-  if (steps > kMaxQuickSteps || topology.ranks() > kMaxQuickRanks) {
+  if (tasks > kMaxQuickTasks || topology.ranks() > kMaxQuickRanks) {
     // On one machine all nodes compete for its cores, so that none can stand for the others.
     if (!platform.one_machine) symmetry = find_symmetry(algorithm, topology, collective);
-    if (symmetry == Symmetry::none && (steps > kMaxWholeSteps || topology.ranks() > kMaxWholeRanks)) {
+    if (symmetry == Symmetry::none && (tasks > kMaxWholeTasks || topology.ranks() > kMaxWholeRanks)) {
       return Status(StatusCode::unsupported,
-                    fmt::format("about {} steps on nodes that differ are too many to simulate", steps));
+                    fmt::format("about {} tasks on nodes that differ are too many to simulate", tasks));
     }
   }
+  // What nodes send can be alike and its order not: then one node waits for itself for ever.
+  const auto error = [&](const Status& status) {
+    if (symmetry == Symmetry::none || status.code() != StatusCode::internal) return status;
+    return Status(StatusCode::unsupported, "no node can stand for all, and all are too many to simulate: " + status.message());
+  };
   const auto graph = graph_of(algorithm, topology, collective, platform, symmetry);
-  if (!graph.ok()) return graph.status();
+  if (!graph.ok()) return error(graph.status());
   const auto run = run_on_simgrid(*graph, progress);
-  if (!run.ok()) return run.status();
+  if (!run.ok()) return error(run.status());
   return ScalePrediction{first->algorithm, run->total_us,
                          run->total_us > 0 ? bus_bytes(collective, topology.ranks()) / run->total_us / 1000 : 0,
                          graph->tasks.size(), symmetry == Symmetry::none ? "every node" : "one node for all"};

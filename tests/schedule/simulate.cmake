@@ -7,8 +7,8 @@ shoal_add_test(schedule simulate_scale SOURCES simulate_scale_test.cc LIBRARIES 
 
 shoal_add_cli_test(simulate_platform "on 512 nodes x 8 ranks of p4d.*ring +[0-9.]+ .*one node for all" simulate --platform p4d --nodes 512
                    --size 1MiB --algorithm ring)
-shoal_add_cli_test(simulate_table " 2 +2 [|].* 64 +64 [|].*fastest.*crossover: [a-z]+ overtakes ring between" simulate --platform p4d --nodes 2..64 -L 1
-                   --size 1MiB)
+shoal_add_cli_test(simulate_table " 2 +8 [|].* 16 +64 [|].*fastest.*crossover: direct overtakes hierarchical.ring. between 2 and 16"
+                   simulate --platform p4d --nodes 2,16 -L 4 --size 1MiB)
 shoal_add_cli_error_test(platform "unknown platform 'p9'; known: p3dn p4d" simulate --platform p9 --nodes 2)
 shoal_add_cli_error_test(platform_file "open the platform no.json: No such file" simulate --platform no.json --nodes 2)
 shoal_add_cli_error_test(nodes "nodes '8..2' are not like 512, 2,8,64 or 2..4096" simulate --platform p4d --nodes 8..2)
@@ -19,4 +19,4 @@ shoal_add_cli_error_test(ranks_per_node "4096 nodes of 17 ranks: not between 1 a
                          --ranks-per-node 17)
 shoal_add_cli_error_test(nodes_alone "--nodes needs a --platform" simulate --nodes 2)
 shoal_add_cli_error_test(platform_rate "of nic_gbit_s is not more than 0" simulate --platform p4d --nodes 2 --network-gbit-s 0)
-shoal_add_cli_error_test(platform_size "steps on nodes that differ are too many" simulate --platform p4d --nodes 4096 --algorithm tree)
+shoal_add_cli_error_test(platform_size "tasks on nodes that differ are too many" simulate --platform p4d --nodes 4096 --algorithm tree)
