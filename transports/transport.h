@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,8 +55,12 @@ class Link {
   /// size fit between sender and receiver. `data` must stay unchanged until the tile counts in sent_tiles().
   /// Precondition: header.size_bytes == data.size() <= max_tile_bytes(). On a broken link: false.
   virtual bool try_send(const TileHeader& header, std::span<const std::byte> data) = 0;
+  /// As try_send(), but the tile may count in sent_tiles() only when the peer has released it, so that a link need not copy it.
+  /// Not for a sender that, before it releases what the peer has lent in turn, waits for that.
+  virtual bool try_lend(const TileHeader& header, std::span<const std::byte> data) { return try_send(header, data); }
   /// How many of the tiles taken by try_send no longer need their source memory, counted in the order of sending: the n-th
-  /// tile's memory is free when sent_tiles() >= n. On some wires it grows only while the peer makes progress. Cheap.
+  /// tile's memory is free when sent_tiles() >= n. On some wires it grows only while the peer makes progress; but for tiles
+  /// that were lent it does not wait for the peer to release any. Cheap.
   [[nodiscard]] virtual std::uint64_t sent_tiles() const noexcept = 0;
 
   /// The oldest tile that has arrived whole and is not released; null where none has.
@@ -111,7 +116,18 @@ class Transport {
     static_cast<void>(rank);
     return {};
   }
-  /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to the own shared_window().
+  /// Where `data` lies in the part of this process's memory that every rank of the transport reads and writes; nothing where
+  /// not all of it does, or where the ranks share none. Cheap.
+  [[nodiscard]] virtual std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept {
+    static_cast<void>(data), static_cast<void>(bytes);
+    return std::nullopt;
+  }
+  /// The memory of the peer `rank` for which its shared_offset() said `offset`; null where there is none.
+  [[nodiscard]] virtual std::byte* shared_memory(int rank, std::uint64_t offset, std::size_t bytes) noexcept {
+    static_cast<void>(rank), static_cast<void>(offset), static_cast<void>(bytes);
+    return nullptr;
+  }
+  /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory.
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}
 

@@ -38,6 +38,8 @@ class Device {
 
   /// Copies bytes that do not overlap; streams past the caches where that pays.
   virtual void copy(std::byte* target, const std::byte* source, std::size_t bytes) const = 0;
+  /// As copy(), always past the caches: for pieces of something larger than they are.
+  virtual void stream(std::byte* target, const std::byte* source, std::size_t bytes) const = 0;
 };
 
 /// The host device (Highway, run-time dispatch). Never null; lives for ever.

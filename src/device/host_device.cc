@@ -125,6 +125,10 @@ class HostDevice final : public Device {
     if (bytes >= kStreamingCopyBytes) return host::byte_kernels().stream(target, source, bytes);
     if (bytes > 0) std::memcpy(target, source, bytes);
   }
+
+  void stream(std::byte* target, const std::byte* source, std::size_t bytes) const override {
+    if (bytes > 0) host::byte_kernels().stream(target, source, bytes);
+  }
 };
 
 }  // namespace

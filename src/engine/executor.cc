@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include "src/engine/drive.h"
-#include "src/engine/one_shot.h"
 #include "src/engine/progress_thread.h"
 
 namespace shoal {
@@ -76,18 +75,14 @@ Executor::Executor(ExecutorParts parts)
   }
 
   // Windows serve only where every rank sees every window.
+  const int ranks = parts_.topology.ranks();
   for (const auto& transport : parts_.transports) {
-    std::vector<std::span<std::byte>> windows;
-    for (int r = 0; r < parts_.topology.ranks(); ++r) windows.push_back(transport->shared_window(r));
-    if (parts_.topology.nodes() == 1 &&
-        std::none_of(windows.begin(), windows.end(), [](const auto& window) { return window.empty(); })) {
-      windows_ = std::move(windows);
-      window_transport_ = transport.get();
-      break;
-    }
+    bool all = parts_.topology.nodes() == 1;
+    for (int r = 0; all && r < ranks; ++r) all = !transport->shared_window(r).empty();
+    if (!all || window_calls_.available()) continue;
+    window_calls_ = WindowCalls(*transport, parts_.rank, ranks, *parts_.device);
   }
-  plan_context_ = {&parts_.topology, parts_.rank, link_of_rank_, tile,
-                   windows_.empty() ? 0 : one_shot_capacity(windows_.front().size())};
+  plan_context_ = {&parts_.topology, parts_.rank, link_of_rank_, tile, window_calls_.one_shot_bytes()};
   caller_descriptors_.reserve(1 + kMaxWaitFds);
 }
 
@@ -167,13 +162,12 @@ void Executor::start(Operation* operation) {
   ledger_[operation->sequence() % kLedgerSize] = operation->plan->signature;
   active_.push(operation);
   if (closed()) return;
-  if (operation->plan->one_shot_window && !windows_.empty()) {
-    // The windows carry signature and data; the links have no part in it.
-    operation->open_instructions = 1;
-    operation->open_links = 0;
-    one_shots_.push(operation);
-    return;
-  }
+  // The windows carry signature and data; the links have no part in it.
+  if (window_calls_.takes(*operation->plan)) return window_calls_.push(operation);
+  start_on_links(operation);
+}
+
+void Executor::start_on_links(Operation* operation) {
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
     state.senders.push({operation, i});
@@ -184,7 +178,7 @@ void Executor::start(Operation* operation) {
 bool Executor::progress() {
   bool moved = false;
   drain_inbox();
-  while (!waiting_.empty()) {
+  while (!waiting_.empty() && !window_calls_.undecided()) {
     const auto next = std::find_if(waiting_.begin(), waiting_.end(),
                                    [&](const Operation* operation) { return operation->sequence() == next_start_; });
     if (next == waiting_.end()) break;
@@ -198,8 +192,8 @@ bool Executor::progress() {
   if (closed()) return check() || moved;
   if (active_.empty()) return moved;
 
-  moved |= advance_one_shot();
-  if (one_shots_.size() != active_.size()) {
+  moved |= advance_window_call();
+  if (window_calls_.size() != active_.size()) {
     // Sends first: a transport may hold small tiles until progress(), to let them travel together.
     for (LinkState& state : links_) {
       while (!state.senders.empty() && advance_send(state)) moved = true;
@@ -260,7 +254,9 @@ bool Executor::advance_send(LinkState& state) {
   if (!progress.call_sent) return send_signature(state);
   const TileHeader header{0, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
-  if (!state.link->try_send(header, {data, tile})) return false;
+  const bool taken =
+      instruction.may_lend ? state.link->try_lend(header, {data, tile}) : state.link->try_send(header, {data, tile});
+  if (!taken) return false;
   progress.send_issued_bytes += tile;
   if (progress.send_issued_bytes == instruction.size_bytes) {
     progress.send_issued_bytes = 0;
@@ -434,53 +430,15 @@ bool Executor::advance_local(Operation* operation) {
   return true;
 }
 
-// The oldest one-shot call over the shared windows. One at a time: the two slots of a window allow no more.
-bool Executor::advance_one_shot() {
-  if (one_shots_.empty()) return false;
-  Operation* operation = one_shots_.front();
-  const Plan& plan = *operation->plan;
-  const Collective& call = plan.key.collective;
-  const std::size_t bytes = call.input_bytes();
-  const std::uint64_t flag = operation->sequence() + 1;
-  const PlanSlice input{plan.key.in_place ? Buffer::output : Buffer::input, 0};
-  bool moved = false;
-  if (!operation->published) {
-    OneShotSlot& mine = one_shot_slot(windows_[static_cast<std::size_t>(parts_.rank)], one_shot_count_);
-    if (bytes != 0) std::memcpy(mine.data(bytes), operation->at(input), bytes);
-    mine.signature = plan.signature;
-    // release: orders payload and signature before the flag, for the peers' acquire below.
-    mine.flag.store(flag, std::memory_order_release);
-    window_transport_->notify_peers();
-    operation->published = true;
-    moved = true;
+bool Executor::advance_window_call() {
+  if (window_calls_.size() == 0) return false;
+  const WindowCalls::Advance result = window_calls_.advance();
+  if (result.odd_rank >= 0) {
+    const Operation& operation = *window_calls_.front();
+    return fail(mismatch(operation.sequence(), operation.plan->signature, result.odd_rank, result.theirs));
   }
-  std::array<const std::byte*, kMaxFold> operands;
-  for (std::size_t r = 0; r < windows_.size(); ++r) {
-    if (r == static_cast<std::size_t>(parts_.rank)) {
-      operands[r] = operation->at(input);
-      continue;
-    }
-    OneShotSlot& theirs = one_shot_slot(windows_[r], one_shot_count_);
-    const std::uint64_t seen = theirs.flag.load(std::memory_order_acquire);
-    if (seen < flag) return moved;
-    if (seen > flag || !(theirs.signature == plan.signature)) {
-      return fail(mismatch(operation->sequence(), plan.signature, static_cast<int>(r), theirs.signature));
-    }
-    operands[r] = theirs.data(bytes);
-  }
-  const std::span<const std::byte* const> all(operands.data(), windows_.size());
-  std::byte* target = operation->at({Buffer::output, 0});
-  if (bytes == 0) {
-    // Only the agreement counted.
-  } else if (call.op == ReduceOp::avg) {
-    parts_.device->reduce_average(target, all, call.count, call.type, plan.ranks);
-  } else {
-    parts_.device->reduce(target, all, call.count, call.type, call.op);
-  }
-  ++one_shot_count_;
-  one_shots_.pop();
-  operation->open_instructions = 0;
-  return true;
+  if (result.to_links != nullptr) start_on_links(result.to_links);
+  return result.moved;
 }
 
 bool Executor::retire_completed() {
@@ -570,7 +528,7 @@ bool Executor::check() {
       state.receivers.clear();
       state.outstanding.clear();
     }
-    one_shots_.clear();
+    window_calls_.clear();
     moved |= retire_completed();
     for (Operation* operation : std::exchange(waiting_, {})) {
       finish(operation, status());
@@ -588,7 +546,8 @@ bool Executor::check_stray_calls() {
     if (head == nullptr) continue;
     const auto sequence = past_call(head->header.sequence);
     const auto theirs = signature_in(*head);
-    if (!sequence || !theirs) continue;  // a call that we have not made yet
+    if (!sequence || !theirs) continue;                         // a call that we have not made yet
+    if (ledger_[*sequence % kLedgerSize] == *theirs) continue;  // a shared fold that will take the links
     fail(mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.link->peer(), *theirs));
     return true;
   }
@@ -619,12 +578,10 @@ Status Executor::out_of_step(const LinkState& state, const Arrival& head, const 
 // Peers that are gone while a call in flight still needs them.
 bool Executor::check_links() {
   const auto has_left = [&](int peer) { return parts_.control != nullptr && parts_.control->has_left(peer); };
-  if (!one_shots_.empty() && one_shots_.front()->published) {
-    for (std::size_t r = 0; r < windows_.size(); ++r) {
-      const bool shown =
-          one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > one_shots_.front()->sequence();
-      if (static_cast<int>(r) == parts_.rank || shown || !has_left(static_cast<int>(r))) continue;
-      fail(left_too_early(static_cast<int>(r)));
+  if (window_calls_.size() > 0) {
+    for (int peer = 0; peer < parts_.topology.ranks(); ++peer) {
+      if (!window_calls_.awaits(*window_calls_.front(), peer) || !has_left(peer)) continue;
+      fail(left_too_early(peer));
       return true;
     }
   }
@@ -705,16 +662,12 @@ Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int
               sequence, parts_.rank, to_string(mine), peer, to_string(theirs), difference(mine, theirs))};
 }
 
-std::string Executor::late_report(const Operation& operation) const {
+std::string Executor::late_report(const Operation& operation) {
   std::string absent;
   std::string slow;
   const auto name = [](std::string& list, int rank) { list += (list.empty() ? "rank " : ", rank ") + std::to_string(rank); };
-  if (operation.published) {
-    for (std::size_t r = 0; r < windows_.size(); ++r) {
-      const bool shown =
-          one_shot_slot(windows_[r], one_shot_count_).flag.load(std::memory_order_acquire) > operation.sequence();
-      if (static_cast<int>(r) != parts_.rank && !shown) name(absent, static_cast<int>(r));
-    }
+  for (int peer = 0; peer < parts_.topology.ranks(); ++peer) {
+    if (window_calls_.awaits(operation, peer)) name(absent, peer);
   }
   for (std::size_t i = 0; !operation.published && i < operation.links.size(); ++i) {
     const int peer = links_[operation.plan->links[i].link].link->peer();
@@ -758,7 +711,7 @@ void Executor::shut_down() {
 }
 
 std::string Executor::transports_of(const Plan& plan) const {
-  if (plan.one_shot_window && window_transport_ != nullptr) return std::string(window_transport_->name());
+  if (plan.one_shot_window && window_calls_.available()) return std::string(window_calls_.transport_name());
   std::string names;
   for (std::uint32_t t = 0; t < parts_.transports.size(); ++t) {
     const bool used = std::any_of(plan.links.begin(), plan.links.end(),

@@ -22,6 +22,7 @@
 #include "src/engine/plan_cache.h"
 #include "src/engine/ring_queue.h"
 #include "src/engine/waiter.h"
+#include "src/engine/window_calls.h"
 #include "transports/transport.h"
 
 namespace shoal {
@@ -125,6 +126,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   void drain_inbox();
   void start(internal::Operation* operation);
+  void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
   bool advance_send(LinkState& state);
   bool advance_receive(LinkState& state);
@@ -132,7 +134,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool receive_tile(LinkState& state, internal::Operation* operation, std::uint32_t plan_link, const Arrival& head);
   bool fold(internal::Operation* operation, std::uint32_t index);
   bool advance_local(internal::Operation* operation);
-  bool advance_one_shot();
+  bool advance_window_call();
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
   void mark_sent(internal::Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes);
   bool send_signature(LinkState& state);
@@ -148,15 +150,14 @@ class Executor : public std::enable_shared_from_this<Executor> {
   Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
   Status left_too_early(int peer);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
-  std::string late_report(const internal::Operation& operation) const;
+  std::string late_report(const internal::Operation& operation);
 
   ExecutorParts parts_;
   PlanContext plan_context_;
   PlanCache plans_;
   std::vector<int> link_of_rank_;
   std::vector<LinkState> links_;
-  std::vector<std::span<std::byte>> windows_;  // of every rank, where all share one (see one_shot.h)
-  Transport* window_transport_ = nullptr;
+  WindowCalls window_calls_;
 
   std::atomic<bool> seat_{false};
   std::atomic<internal::Operation*> inbox_{nullptr};
@@ -168,9 +169,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   // Driver's.
   std::vector<internal::Operation*> waiting_;  // out of the inbox, not yet their turn
   RingQueue<internal::Operation*> active_;     // started, by sequence
-  RingQueue<internal::Operation*> one_shots_;  // started, over windows, by sequence
   std::uint64_t next_start_ = 0;
-  std::uint64_t one_shot_count_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
   std::array<CallSignature, kLedgerSize> ledger_{};         // of the latest started calls, by sequence
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits

@@ -94,6 +94,30 @@ std::uint64_t PlanKey::hash() const noexcept {
   return h;
 }
 
+namespace {
+
+/// Whether send `index` can leave its memory with the peer until that releases the tiles.
+///
+/// It can where nothing overwrites the memory. It can also where a plain receive does and no other send sends the same bytes:
+/// what comes there was made from what this send carried, so it comes after the release. It cannot where a fold overwrites it:
+/// two ranks that exchange and fold in place would each wait for the other to fold first.
+bool may_lend(const Plan& plan, std::uint32_t index) {
+  const Instruction& send = plan.instructions[index];
+  if (send.op != StepOp::send) return false;
+  bool overwritten = false;
+  for (std::uint32_t i = index + 1; i < plan.instructions.size(); ++i) {
+    const Instruction& later = plan.instructions[i];
+    if (!writes_target(later.op) || !overlap(send.source, later.target, send.size_bytes, later.size_bytes)) continue;
+    if (later.op != StepOp::recv) return false;
+    overwritten = true;
+  }
+  return !overwritten || std::none_of(plan.instructions.begin(), plan.instructions.end(), [&](const Instruction& other) {
+    return &other != &send && other.op == StepOp::send && overlap(send.source, other.source, send.size_bytes, other.size_bytes);
+  });
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKey& key, const Program& program) {
   auto plan = std::make_unique<Plan>();
   plan->forced_algorithm = text(key.algorithm);
@@ -219,9 +243,13 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     }
   }
 
+  for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) plan->instructions[i].may_lend = may_lend(*plan, i);
+
   plan->tile_bytes = choose_tile(context, largest_message);
   plan->one_shot_window = program.algorithm == "one_shot" && collective.kind == CollectiveKind::all_reduce &&
                           collective.input_bytes() <= context.window_bytes;
+  plan->shared_fold = program.algorithm == "direct" && collective.kind == CollectiveKind::all_reduce &&
+                      context.window_bytes > 0 && collective.count > 0;
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      collective.type,
                      collective.op,

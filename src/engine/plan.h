@@ -58,7 +58,8 @@ struct PlanEdge {
 /// A Step, or several recv_reduce Steps folded into one n-way pass.
 struct Instruction {
   StepOp op = StepOp::copy;
-  bool average = false;  ///< this fold makes a final value of an `avg`: divide by the number of ranks
+  bool may_lend = false;  ///< send: nothing waits for its end that the peer's release of its tiles waits for
+  bool average = false;   ///< this fold makes a final value of an `avg`: divide by the number of ranks
   std::size_t size_bytes = 0;
   PlanSlice source;                    ///< send, copy, reduce, recv_reduce (own operand)
   PlanSlice target;                    ///< recv, copy, reduce, recv_reduce
@@ -97,7 +98,8 @@ struct Plan {
   std::vector<PlanLink> links;                               ///< links that this call uses
   std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
   internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where nobody wants to know
-  bool one_shot_window = false;                              ///< may run fused over the shared windows (see one_shot.h)
+  bool one_shot_window = false;                              ///< may run fused over the shared windows (see window_calls.h)
+  bool shared_fold = false;                                  ///< likewise, where all buffers lie in shared memory
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };
 

@@ -113,7 +113,8 @@ class SendBuffers {
     if (accepted_ - freed_ == memory_.size()) return false;
     Payload& buffer = memory_[accepted_ % memory_.size()];
     tile.fill(buffer.data());
-    if (!link_.try_send(tile.header(), std::span(buffer).first(tile.size()))) return false;
+    const std::span data = std::span(buffer).first(tile.size());
+    if (!(payloads_are_shared() ? link_.try_lend(tile.header(), data) : link_.try_send(tile.header(), data))) return false;
     ++accepted_;
     return true;
   }

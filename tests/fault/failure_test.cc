@@ -2,15 +2,18 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "tests/multiprocess/ranks.h"
+#include "tests/multiprocess/shared_buffer.h"
 
 namespace shoal {
 namespace {
@@ -59,19 +62,26 @@ std::vector<Report> reports(int size, const CommunicatorOptions& options,
   return result;
 }
 
+// Set by over(): calls take their buffers from mem_alloc.
+bool shared_buffers = false;
+
+/// `transports`: "shared" means shm with buffers in shared memory.
 CommunicatorOptions over(const char* transports, int timeout_ms = 20000) {
   CommunicatorOptions options;
-  options.transports = transports;
+  shared_buffers = std::string_view(transports) == "shared";
+  options.transports = shared_buffers ? "shm" : transports;
   options.timeout = std::chrono::milliseconds(timeout_ms);
   return options;
 }
 
 class Fault : public ::testing::TestWithParam<const char*> {};
 
-INSTANTIATE_TEST_SUITE_P(, Fault, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(, Fault, ::testing::Values("shm", "shared", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
 
 Status reduce(Communicator& c, std::size_t count, DataType type = DataType::float32, ReduceOp op = ReduceOp::sum) {
-  std::vector<double> data(count + 1, 1);
+  testing::TestBuffer<double> data(count + 1, shared_buffers);
+  std::fill_n(data.data(), count, 1.0);
   return c.all_reduce(data.data(), data.data(), count, type, op);
 }
 

@@ -114,7 +114,7 @@ ArenaView& ArenaView::operator=(ArenaView&& other) noexcept {
 }
 
 ArenaView::~ArenaView() {
-  if (owned_) ::munmap(const_cast<std::byte*>(base_), size_bytes_);
+  if (owned_) ::munmap(base_, size_bytes_);
 }
 
 Result<ArenaView> ArenaView::map(const Descriptor& file) {
@@ -127,14 +127,14 @@ Result<ArenaView> ArenaView::map(const Descriptor& file) {
   view.size_bytes_ = static_cast<std::size_t>(info.st_size);
   // Several ranks may live in one process.
   struct stat own {};
-  const Arena* arena = Arena::instance();
+  Arena* arena = Arena::instance();
   if (arena != nullptr && ::fstat(arena->file(), &own) == 0 && own.st_dev == info.st_dev && own.st_ino == info.st_ino) {
     view.base_ = arena->base();
     return view;
   }
-  void* memory = ::mmap(nullptr, view.size_bytes_, PROT_READ, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  void* memory = ::mmap(nullptr, view.size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (memory == MAP_FAILED) return system_error("shm: mapping a peer's memory", errno);
-  view.base_ = static_cast<const std::byte*>(memory);
+  view.base_ = static_cast<std::byte*>(memory);
   view.owned_ = true;
   return view;
 }

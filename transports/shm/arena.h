@@ -37,7 +37,7 @@ class Arena {
     return offset;
   }
   [[nodiscard]] int file() const noexcept { return file_.get(); }
-  [[nodiscard]] const std::byte* base() const noexcept { return base_; }
+  [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
 
  private:
@@ -53,7 +53,7 @@ class Arena {
   std::map<std::size_t, std::size_t> in_use_;  // likewise, by offset
 };
 
-/// A peer's arena, mapped for reading. Moves; unmaps itself.
+/// A peer's arena, mapped for reading and writing. Moves; unmaps itself.
 class ArenaView {
  public:
   ArenaView() noexcept = default;
@@ -65,12 +65,12 @@ class ArenaView {
   static Result<ArenaView> map(const Descriptor& file);
 
   /// [offset, offset + bytes) of it; null where it does not reach so far.
-  [[nodiscard]] const std::byte* at(std::uint64_t offset, std::size_t bytes) const noexcept {
+  [[nodiscard]] std::byte* at(std::uint64_t offset, std::size_t bytes) const noexcept {
     return offset <= size_bytes_ && bytes <= size_bytes_ - offset ? base_ + offset : nullptr;
   }
 
  private:
-  const std::byte* base_ = nullptr;
+  std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   bool owned_ = false;
 };

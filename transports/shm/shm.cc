@@ -88,9 +88,10 @@ class ShmLink final : public Link {
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
 
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    if (broken_ || !sender_.try_send(header, data, reference_to(data))) return false;
-    wake_if_sleeping(peer_block_, peer_wake_fd_);
-    return true;
+    return publish(header, data, std::nullopt);
+  }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override {
+    return publish(header, data, reference_to(data));
   }
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sender_.sent(); }
 
@@ -128,6 +129,11 @@ class ShmLink final : public Link {
 
  private:
   [[nodiscard]] const Segment& segment() const noexcept { return session_->group.segment; }
+  bool publish(const TileHeader& header, std::span<const std::byte> data, std::optional<std::uint64_t> reference) {
+    if (broken_ || !sender_.try_send(header, data, reference)) return false;
+    wake_if_sleeping(peer_block_, peer_wake_fd_);
+    return true;
+  }
   /// Where in this process's arena the peer can read `data`; nothing where it has to be copied.
   [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
     if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
@@ -243,6 +249,16 @@ class ShmTransport final : public Transport {
     return segment().window(position);
   }
 
+  [[nodiscard]] std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept override {
+    if (session_ == nullptr || session_->arena == nullptr || !all_read_arenas()) return std::nullopt;
+    return session_->arena->offset_of(data, bytes);
+  }
+  [[nodiscard]] std::byte* shared_memory(int rank, std::uint64_t offset, std::size_t bytes) noexcept override {
+    const std::size_t position = position_of(rank);
+    if (session_ == nullptr || position == ranks_.size() || ranks_[position] != rank) return nullptr;
+    return session_->arenas[position].at(offset, bytes);
+  }
+
   void notify_peers() override {
     if (session_ == nullptr) return;
     // Orders the caller's writes to its window before the looks at who sleeps; pairs with the fence in prepare_wait().
@@ -305,7 +321,7 @@ class ShmTransport final : public Transport {
     return {};
   }
 
-  /// Makes the peers' arenas readable. Where that fails they go on copying.
+  /// Maps the peers' arenas. Where that fails they go on copying.
   void map_arenas() {
     const std::vector<Member>& members = session_->group.members;
     session_->arena = Arena::instance();
@@ -322,6 +338,15 @@ class ShmTransport final : public Transport {
     }
     // Orders nothing: whoever reads it sends references through the ring, and it is this rank that looks them up.
     if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+  }
+
+  /// Every rank of the group has mapped the arenas of all others.
+  [[nodiscard]] bool all_read_arenas() const noexcept {
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      // Acquires nothing: see map_arenas().
+      if (segment().block(i).reads_arenas.load(std::memory_order_relaxed) == 0) return false;
+    }
+    return true;
   }
 
   /// Marks the links whose peers have closed their ends. True where one was marked.
