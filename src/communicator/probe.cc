@@ -20,6 +20,7 @@ using Json = nlohmann::json;
 constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
+constexpr int kBurst = 16;
 // Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
 // the short ones use up the burst that a shaped link lets through.
 constexpr std::array kStreamTiles{1, 4, 32};
@@ -36,9 +37,16 @@ class Prober {
  public:
   Prober(Transport& transport, Link& link) : transport_(transport), link_(link), tile_(link.max_tile_bytes()) {}
 
-  std::optional<LinkCost> lead() {
+  /// `wire`: over a network sending itself costs much.
+  std::optional<LinkCost> lead(LinkClass wire) {
     const auto latency_us = measure_latency();
     if (!latency_us) return std::nullopt;
+    LinkCost cost{*latency_us, 0};
+    if (wire == LinkClass::network) {
+      const auto overhead_us = measure_overhead();
+      if (!overhead_us) return std::nullopt;
+      cost.overhead_us = *overhead_us;
+    }
     double us_per_tile = 0;
     double elapsed_us_per_tile = 0;  // waiting for the answer included: the bound is on the time, not on the bandwidth
     for (const int tiles : kStreamTiles) {
@@ -54,7 +62,8 @@ class Prober {
     }
     if (!send(kSmall, kStop)) return std::nullopt;
     transport_.progress();  // it may have waited for others to travel with
-    return LinkCost{*latency_us, us_per_tile / static_cast<double>(tile_)};
+    cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
+    return cost;
   }
 
   bool follow() {
@@ -85,6 +94,18 @@ class Prober {
     const auto middle = round_trips.begin() + static_cast<std::ptrdiff_t>(round_trips.size() / 2);
     std::nth_element(round_trips.begin(), middle, round_trips.end());
     return *middle / 2;
+  }
+
+  // How long one small tile after the other takes to leave.
+  std::optional<double> measure_overhead() {
+    const auto start = Clock::now();
+    for (int i = 0; i < kBurst; ++i) {
+      if (!send(kSmall, kTakeIt)) return std::nullopt;
+    }
+    const double burst_us = microseconds(Clock::now() - start);
+    // What follows is to start on an idle link.
+    if (!send(kSmall, kAnswerIt) || !receive()) return std::nullopt;
+    return burst_us / kBurst;
   }
 
   // Looks again until `ready`; lets others run in between. Start-up only, and bounded.
@@ -154,7 +175,7 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
       Prober prober(*parts.transports[parts.transport_of_link[index]], **link);
       const bool leads = parts.rank == 0;
-      const auto cost = leads ? prober.lead() : std::nullopt;
+      const auto cost = leads ? prober.lead(wire) : std::nullopt;
       if (leads ? !cost.has_value() : !prober.follow())
         return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
                                                      (*link)->status().ok() ? "no answer" : (*link)->status().message())};
@@ -164,7 +185,7 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
   }
   if (parts.rank == 0) {
     Json costs{{"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}};
-    for (const LinkCost& cost : topology.cost) costs["links"].push_back({cost.latency_us, cost.us_per_byte});
+    for (const LinkCost& cost : topology.cost) costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us});
     return store.set("costs", costs.dump());
   }
   const auto text = store.get("costs", deadline);
@@ -177,7 +198,8 @@ Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::ti
   topology.reduce_us_per_byte = costs.value("reduce", topology.reduce_us_per_byte);
   topology.cores_per_node = costs.value("cores", topology.cores_per_node);
   for (std::size_t i = 0; i < topology.cost.size(); ++i) {
-    topology.cost[i] = {costs["links"][i][0].get<double>(), costs["links"][i][1].get<double>()};
+    topology.cost[i] = {costs["links"][i][0].get<double>(), costs["links"][i][1].get<double>(),
+                        costs["links"][i][2].get<double>()};
   }
   return {};
 }

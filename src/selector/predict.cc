@@ -99,7 +99,7 @@ class NodeEstimate {
       if (step.op == StepOp::send && step.source.buffer == Buffer::output)
         sent = std::max(sent, value_us[step.source.first_chunk]);
       if (step.op == StepOp::send || step.peer < 0) continue;
-      double hop_us = costs_.latency_us(program.rank, step.peer) * (1 - CostModel::kOverheadShare);
+      double hop_us = costs_.flight_us(program.rank, step.peer);
       if ((topology_.link_class(program.rank, step.peer) == LinkClass::network) != wire_bound) {
         hop_us += costs_.port_us(program.rank, step.peer, costs_.tile(bytes_of(layout, step)));
       }

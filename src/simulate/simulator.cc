@@ -32,11 +32,16 @@ double CostModel::latency_us(int from, int to) const {
   return (topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us + switch_us) * crowd;
 }
 
+double CostModel::flight_us(int from, int to) const {
+  const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
+  return latency_us(from, to) - cost.overhead() * crowding(from, to);
+}
+
 double CostModel::port_us(int from, int to, std::size_t bytes, int flows) const {
   const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
   const bool wire = topology_.link_class(from, to) == LinkClass::network;
   const double meeting = wire ? 1 + kFlowShare * std::max(0, flows - 1) : 1;
-  return (kOverheadShare * cost.latency_us + static_cast<double>(bytes) * cost.us_per_byte * meeting) * crowding(from, to);
+  return (cost.overhead() + static_cast<double>(bytes) * cost.us_per_byte * meeting) * crowding(from, to);
 }
 
 double CostModel::reduce_us(int rank, std::size_t bytes) const {
@@ -235,8 +240,8 @@ class Simulator {
     const double begin = std::max(core, unit.ready.first);
     core = begin + duration_us;
     const Span sent{begin + tile_us, std::max(begin + duration_us, unit.ready.last + tile_us)};
-    const double latency = costs_.latency_us(rank, peer) * (1 - CostModel::kOverheadShare);
-    release(unit.receiver, {sent.first + latency, sent.last + latency});
+    const double flight = costs_.flight_us(rank, peer);
+    release(unit.receiver, {sent.first + flight, sent.last + flight});
     finish(unit, sent);
   }
 
@@ -278,9 +283,9 @@ class Simulator {
     const double arrival = std::max(in, now_us);
     in = arrival + port_us;
     events_.push({now_us + port_us, true, static_cast<std::uint32_t>(&port - out_ports_.data())});
-    const double latency = costs_.latency_us(rank, peer) * (1 - CostModel::kOverheadShare);
+    const double flight = costs_.flight_us(rank, peer);
     const double last = std::max(arrival + port_us, unit.ready.last + tile_us);
-    release(unit.receiver, {arrival + tile_us + latency, last + latency});
+    release(unit.receiver, {arrival + tile_us + flight, last + flight});
     finish(unit, {now_us + tile_us, std::max(now_us + port_us, unit.ready.last + tile_us)});
   }
 

@@ -41,11 +41,12 @@ class CostModel {
   explicit CostModel(const Topology& topology);
 
   static constexpr std::size_t kTileBytes = 64 << 10;  ///< the unit in which steps hand results on
-  static constexpr double kOverheadShare = 0.25;       ///< of a link's latency, in which its ports are busy
   static constexpr double kFlowShare = 0.03;           ///< of a wire, that each further sender to one rank costs it
   static constexpr double kSwitchUs = 2;               ///< for the kernel to give a core to another rank
 
   [[nodiscard]] double latency_us(int from, int to) const;
+  /// The part of the latency in which no port is busy.
+  [[nodiscard]] double flight_us(int from, int to) const;
   /// How long a message keeps a port busy, or the core that moves it through shared memory.
   /// `flows`: how many ranks send to `to` over a network in the course of the call.
   [[nodiscard]] double port_us(int from, int to, std::size_t bytes, int flows = 1) const;

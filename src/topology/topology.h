@@ -13,10 +13,15 @@ namespace shoal {
 enum class LinkClass : std::uint8_t { local = 0, shared_memory = 1, network = 2 };
 inline constexpr int kLinkClassCount = 3;
 
-/// Hockney's model of a wire plus the cost of arithmetic: moving n bytes takes latency_us + n * us_per_byte.
+/// Hockney's model of a wire: moving n bytes takes latency_us + n * us_per_byte.
 struct LinkCost {
   double latency_us = 0;
   double us_per_byte = 0;
+  double overhead_us = -1;  ///< part of the latency in which an end can do nothing else (LogP's o); negative: not known
+
+  [[nodiscard]] double overhead() const noexcept {
+    return overhead_us < 0 ? latency_us / 4 : overhead_us < latency_us ? overhead_us : latency_us;
+  }
 };
 
 /// Ranks, the nodes that they live on, and the cost of each link class. Rank numbers are those of the communicator; the ranks

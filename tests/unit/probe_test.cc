@@ -111,6 +111,7 @@ Outcome probe(const Topology& topology, const std::vector<int>& partners, const 
 }
 
 constexpr std::uint64_t kAllRoundTrips = 28;
+constexpr std::uint64_t kBurst = 16 + 1;                      // over a network only, with the tile that asks for an answer
 constexpr std::uint64_t kAllTiles = kAllRoundTrips + 37 + 1;  // with the streams, and the tile that says it is over
 
 TEST(Probe, SixtyFourRanksAgreeAndOnlyTwoPairsWork) {
@@ -121,6 +122,7 @@ TEST(Probe, SixtyFourRanksAgreeAndOnlyTwoPairsWork) {
     for (std::size_t i = 0; i < kLinkClassCount; ++i) {
       EXPECT_EQ(mine.cost[i].latency_us, outcome.topologies[0].cost[i].latency_us) << "rank " << rank;
       EXPECT_EQ(mine.cost[i].us_per_byte, outcome.topologies[0].cost[i].us_per_byte) << "rank " << rank;
+      EXPECT_EQ(mine.cost[i].overhead_us, outcome.topologies[0].cost[i].overhead_us) << "rank " << rank;
     }
     EXPECT_EQ(mine.reduce_us_per_byte, outcome.topologies[0].reduce_us_per_byte);
     if (rank != 0 && rank != 1 && rank != 8) {
@@ -135,8 +137,8 @@ TEST(Probe, SixtyFourRanksAgreeAndOnlyTwoPairsWork) {
     EXPECT_NE(outcome.topologies[0].cost[i].us_per_byte, Topology().cost[i].us_per_byte);
   }
   // The work, which is what takes time: the same for any number of ranks. A busy machine may cut it short.
-  EXPECT_LE(outcome.tiles[0], 2 * kAllTiles);
-  EXPECT_LE(outcome.tiles[1] + outcome.tiles[8], 2 * (kAllRoundTrips + 3));
+  EXPECT_LE(outcome.tiles[0], 2 * kAllTiles + kBurst);
+  EXPECT_LE(outcome.tiles[1] + outcome.tiles[8], 2 * (kAllRoundTrips + 3) + 1);
 }
 
 TEST(Probe, ASlowLinkIsMeasuredBriefly) {
@@ -148,7 +150,7 @@ TEST(Probe, ASlowLinkIsMeasuredBriefly) {
   EXPECT_EQ(outcome.errors[1], "");
   // After 20 ms no further round trip, and no stream of 32 tiles that would take more than 50 ms.
   EXPECT_GE(outcome.tiles[0], 3U + 1 + 1);
-  EXPECT_LE(outcome.tiles[0], 20U);
+  EXPECT_LE(outcome.tiles[0], 20U + kBurst);
   const LinkCost& cost = outcome.topologies[1].cost[static_cast<std::size_t>(LinkClass::network)];
   EXPECT_GT(cost.latency_us, 1000);
 }

@@ -1,6 +1,8 @@
 // The records of the TCP transport: round trips, the bytes themselves, and refusal of everything else.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <random>
 
 #include "transports/tcp/address.h"
@@ -22,7 +24,7 @@ using FrameBytes = std::array<std::byte, kFrameHeaderBytes>;
 
 FrameBytes bytes_of(const FrameHeader& header) {
   FrameBytes bytes;
-  encode(header, bytes);
+  encode(header, {}, bytes);
   return bytes;
 }
 
@@ -42,6 +44,22 @@ Hello sample_hello() {
 TEST(TcpWire, FramesSurviveTheRoundTrip) {
   EXPECT_EQ(decode_frame(bytes_of(sample_frame()), kMaxPayload), sample_frame());
   EXPECT_EQ(decode_frame(bytes_of(FrameHeader{}), kMaxPayload), FrameHeader{});
+}
+
+TEST(TcpWire, TinyPayloadsLieInTheHeaderUnderItsCheckSum) {
+  std::array<std::byte, 24> payload;
+  payload.fill(std::byte{0x5a});
+  FrameHeader header = sample_frame();
+  for (const std::size_t size : {1UL, 7UL, 24UL}) {
+    header.tile.size_bytes = static_cast<std::uint32_t>(size);
+    FrameBytes bytes;
+    encode(header, std::span(payload).first(size), bytes);
+    EXPECT_EQ(decode_frame(bytes, kMaxPayload), header);
+    EXPECT_EQ(std::memcmp(bytes.data() + payload_offset(size), payload.data(), size), 0);
+    for (std::size_t i = payload_offset(size) + size; i < bytes.size(); ++i) EXPECT_EQ(bytes[i], std::byte{0});
+    bytes[payload_offset(size)] ^= std::byte{1};
+    EXPECT_FALSE(decode_frame(bytes, kMaxPayload).has_value());
+  }
 }
 
 TEST(TcpWire, FramesAreLittleEndianAtFixedPlaces) {
@@ -84,7 +102,8 @@ TEST(TcpWire, APayloadAboveTheTileSizeIsRefusedThoughTheCheckSumFits) {
 
 TEST(TcpWire, FramesAreWholeCacheLines) {
   EXPECT_EQ(frame_bytes(0), 64U);
-  EXPECT_EQ(frame_bytes(1), 128U);
+  EXPECT_EQ(frame_bytes(24), 64U) << "in the header";
+  EXPECT_EQ(frame_bytes(25), 128U);
   EXPECT_EQ(frame_bytes(64), 128U);
   EXPECT_EQ(frame_bytes(65), 192U);
 }

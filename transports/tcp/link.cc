@@ -61,14 +61,16 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   assert(header.size_bytes == data.size() && data.size() <= tile_bytes_);
   if (closing_ || taken_ - sent_ == kQueueTiles) return false;
   Outgoing& tile = outgoing(taken_);
-  encode(FrameHeader{taken_, header}, std::span(tile.bytes).first<kFrameHeaderBytes>());
+  encode(FrameHeader{taken_, header}, data, std::span(tile.bytes).first<kFrameHeaderBytes>());
   tile.size_bytes = data.size();
   tile.done = false;
   if (data.size() <= kInlineBytes) {
     tile.data = nullptr;
-    if (!data.empty()) std::memcpy(tile.bytes.data() + kFrameHeaderBytes, data.data(), data.size());
-    const std::size_t end = kFrameHeaderBytes + data.size();
-    std::memset(tile.bytes.data() + end, 0, frame_bytes(data.size()) - end);
+    if (data.size() > kTinyBytes) {
+      std::memcpy(tile.bytes.data() + kFrameHeaderBytes, data.data(), data.size());
+      const std::size_t end = kFrameHeaderBytes + data.size();
+      std::memset(tile.bytes.data() + end, 0, frame_bytes(data.size()) - end);
+    }
   } else {
     tile.data = data.data();
   }
@@ -247,7 +249,8 @@ void TcpLink::find_next() {
     if (!flow.front_whole || flow.front->position != next_) continue;
     next_from_ = &flow;
     arrival_ = {flow.front->tile,
-                {flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes, flow.front->tile.size_bytes}};
+                {flow.ring.data() + flow.head % flow.ring.size() + payload_offset(flow.front->tile.size_bytes),
+                 flow.front->tile.size_bytes}};
     news_ = true;
     return;
   }

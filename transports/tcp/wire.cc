@@ -85,7 +85,8 @@ std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes)
   return hello;
 }
 
-void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> bytes) noexcept {
+void encode(const FrameHeader& header, std::span<const std::byte> payload,
+            std::span<std::byte, kFrameHeaderBytes> bytes) noexcept {
   std::byte* at = bytes.data();
   store(at + 8, header.position);
   store(at + 16, header.tile.communicator);
@@ -93,7 +94,9 @@ void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> b
   store(at + 24, header.tile.edge);
   store(at + 28, header.tile.size_bytes);
   store(at + 32, header.tile.offset_bytes);
-  std::memset(at + 40, 0, kFrameHeaderBytes - 40);
+  static_assert(payload_offset(0) == 40);
+  std::memset(at + 40, 0, kTinyBytes);
+  if (!payload.empty() && payload.size() <= kTinyBytes) std::memcpy(at + 40, payload.data(), payload.size());
   store(at, kFrameMagic);
   store(at + 4, check_of_record(at, kFrameHeaderBytes));
 }

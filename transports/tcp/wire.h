@@ -13,7 +13,7 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 
 /// The three records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms.
 enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3 };
@@ -40,9 +40,11 @@ using HelloRecord = std::array<std::byte, kHelloBytes>;
 [[nodiscard]] std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept;
 
 /// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache
-/// line, so that payloads lie aligned in the receiver's memory however frames follow each other.
+/// line, so that payloads lie aligned in the receiver's memory however frames follow each other. A tiny payload lies in the
+/// header itself, under its check sum.
 inline constexpr std::size_t kFrameAlignment = 64;
 inline constexpr std::size_t kFrameHeaderBytes = 64;
+inline constexpr std::size_t kTinyBytes = 24;
 
 /// The position of a tile on its link, counted over all sockets, and the tile's own header.
 struct FrameHeader {
@@ -54,10 +56,17 @@ struct FrameHeader {
 
 /// Bytes on the wire for a payload of `payload_bytes`.
 [[nodiscard]] constexpr std::size_t frame_bytes(std::size_t payload_bytes) noexcept {
+  if (payload_bytes <= kTinyBytes) return kFrameHeaderBytes;
   return kFrameHeaderBytes + (payload_bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
 }
+/// Where in its frame a payload of `payload_bytes` starts.
+[[nodiscard]] constexpr std::size_t payload_offset(std::size_t payload_bytes) noexcept {
+  return payload_bytes <= kTinyBytes ? kFrameHeaderBytes - kTinyBytes : kFrameHeaderBytes;
+}
 
-void encode(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
+/// `payload` is looked at only where it is tiny.
+void encode(const FrameHeader& header, std::span<const std::byte> payload,
+            std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
 /// Empty where the bytes are no frame header: wrong magic, wrong check sum, or a payload above max_payload_bytes.
 [[nodiscard]] std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                                       std::size_t max_payload_bytes) noexcept;
