@@ -190,6 +190,12 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
   // Launchers bind ranks to cores of their own: what counts is what the ranks of the node have together.
   parts.cores = node_cores(local_masks, quota_cores());
   parts.topology.cores_per_node = parts.cores;
+  if (!setting("SHOAL_CORES").empty()) {
+    const auto cores = positive_setting("SHOAL_CORES", 1e6, "cores");
+    if (!cores.ok()) return cores.status();
+    parts.topology.cores_per_node = *cores;
+    parts.cores = static_cast<int>(*cores);
+  }
 
   Wiring control;
   Wiring shm;

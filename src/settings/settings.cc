@@ -24,6 +24,8 @@ constexpr std::array kSettings{
     Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
+    Setting{"SHOAL_CORES", "",
+            "cores that the ranks of this host have together, for example 0.5 where hosts are emulated; as found otherwise"},
     Setting{"SHOAL_TUNING", "",
             "file of measured times, made by shoal tune, that the Selector prefers to its model (rank 0's counts)"},
     Setting{"SHOAL_EXPLAIN", "0", "1: rank 0 says at the end which algorithms ran, why, and predicted against measured times"},
@@ -60,16 +62,18 @@ Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, st
   return value;
 }
 
-Result<double> seconds_setting(std::string_view name) {
+Result<double> positive_setting(std::string_view name, double high, std::string_view unit) {
   const std::string text = setting(name);
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  // The bound keeps sums with the clock, which counts nanoseconds in 64 bits, within their range.
-  if (end == text.c_str() || *end != '\0' || !(value > 0) || value > kMaxSeconds) {
-    return bad(name, text, "a positive number of seconds, at most 1e9");
+  if (end == text.c_str() || *end != '\0' || !(value > 0) || value > high) {
+    return bad(name, text, fmt::format("a positive number of {}, at most {}", unit, high));
   }
   return value;
 }
+
+// The bound keeps sums with the clock, which counts nanoseconds in 64 bits, within their range.
+Result<double> seconds_setting(std::string_view name) { return positive_setting(name, kMaxSeconds, "seconds"); }
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
   std::uint64_t value = 0;

@@ -27,6 +27,9 @@ std::string setting(std::string_view name);
 /// As a whole number from `low` to `high`. Errors: invalid_argument, naming the variable, its value and the range.
 Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, std::int64_t high);
 
+/// As a positive number of `unit`, at most `high`. Errors as above.
+Result<double> positive_setting(std::string_view name, double high, std::string_view unit);
+
 /// As a positive number of seconds, at most 1e9. Errors as above.
 Result<double> seconds_setting(std::string_view name);
 

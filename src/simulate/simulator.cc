@@ -34,14 +34,16 @@ double CostModel::latency_us(int from, int to) const {
 
 double CostModel::flight_us(int from, int to) const {
   const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
-  return latency_us(from, to) - cost.overhead() * crowding(from, to);
+  const bool wire = topology_.link_class(from, to) == LinkClass::network;
+  return latency_us(from, to) - cost.overhead() * (wire ? 1 : crowding(from, to));
 }
 
 double CostModel::port_us(int from, int to, std::size_t bytes, int flows) const {
   const LinkCost& cost = topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))];
   const bool wire = topology_.link_class(from, to) == LinkClass::network;
   const double meeting = wire ? 1 + kFlowShare * std::max(0, flows - 1) : 1;
-  return (cost.overhead() + static_cast<double>(bytes) * cost.us_per_byte * meeting) * crowding(from, to);
+  // The overhead is a core's work on any link.
+  return cost.overhead() * crowding(from, from) + static_cast<double>(bytes) * cost.us_per_byte * meeting * crowding(from, to);
 }
 
 double CostModel::reduce_us(int rank, std::size_t bytes) const {

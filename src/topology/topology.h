@@ -30,7 +30,7 @@ struct Topology {
   std::vector<int> node_of_rank;  ///< node index of every rank; nodes are numbered 0.. in order of their lowest rank
   std::array<LinkCost, kLinkClassCount> cost{LinkCost{0.05, 1.0 / 10000}, LinkCost{0.5, 1.0 / 5000}, LinkCost{25, 1.0 / 118}};
   double reduce_us_per_byte = 1.0 / 8000;  ///< gamma: one operand, resident in cache
-  int cores_per_node = 0;                  ///< cores that the ranks of a node may use together; 0 = at least one a rank
+  double cores_per_node = 0;               ///< cores that the ranks of a node may use together; 0 = at least one a rank
 
   /// N nodes with L ranks each; rank = node * L + local rank.
   static Topology uniform(int nodes, int ranks_per_node);
