@@ -61,7 +61,7 @@ class ArenaView {
   ArenaView& operator=(ArenaView&& other) noexcept;
   ~ArenaView();
 
-  /// Maps `file`; the own arena is not mapped again. Errors: system_error; mismatch where it is no file of an arena.
+  /// Maps `file`. Errors: system_error; mismatch where it is no file of an arena.
   static Result<ArenaView> map(const Descriptor& file);
 
   /// [offset, offset + bytes) of it; null where it does not reach so far.
@@ -72,7 +72,6 @@ class ArenaView {
  private:
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
-  bool owned_ = false;
 };
 
 }  // namespace shoal::shm
