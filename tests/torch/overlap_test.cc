@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "torch_plugin/ddp/data_parallel.h"
-#include "torch_plugin/ddp/transfer_order.h"
 #include "torch_plugin/models/model.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/train/gloo.h"
@@ -23,39 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace nn = ::torch::nn;
-using Order = std::vector<std::size_t>;
 
-constexpr int kSteps = 2 * DeferredUpdates::kLearnedSteps + 4;  // the order is decided twice and used
+constexpr int kSteps = 6;
+constexpr std::size_t kLanes = 3;
 constexpr std::uint64_t kSeed = 5;
-
-TEST(TransferOrder, AWireFasterThanBackwardTakesThemAsTheyBecomeReady) {
-  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 0.1, .needed_at = 3},
-                            {.ready_s = 2, .wire_s = 0.1, .needed_at = 2},
-                            {.ready_s = 3, .wire_s = 0.1, .needed_at = 1}}),
-            (Order{0, 1, 2}));
-}
-
-TEST(TransferOrder, ABusyWireTakesWhatIsNeededFirst) {
-  // While the first is on its way (1 .. 6) the others become ready; the last of them is needed first.
-  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 5, .needed_at = 4},
-                            {.ready_s = 2, .wire_s = 5, .needed_at = 3},
-                            {.ready_s = 3, .wire_s = 5, .needed_at = 2},
-                            {.ready_s = 5, .wire_s = 5, .needed_at = 1}}),
-            (Order{0, 3, 2, 1}));
-}
-
-TEST(TransferOrder, NothingWaitsForWhatIsNotReady) {
-  // The wire is free at 2, the most urgent is ready at 3: something else goes first.
-  EXPECT_EQ(transfer_order({{.ready_s = 1, .wire_s = 1, .needed_at = 3},
-                            {.ready_s = 1, .wire_s = 2, .needed_at = 2},
-                            {.ready_s = 3.5, .wire_s = 1, .needed_at = 1}}),
-            (Order{1, 0, 2}));
-}
-
-TEST(TransferOrder, EqualsKeepTheirPlaces) {
-  EXPECT_EQ(transfer_order({{1, 1, 0}, {1, 1, 0}, {1, 1, 0}}), (Order{0, 1, 2}));
-  EXPECT_EQ(transfer_order({}), Order{});
-}
 
 /// Which layers a Layers network announces.
 enum class Announces { all, none, some };
@@ -94,8 +65,12 @@ class Layers final : public models::ImageClassifier {
   nn::Linear head_;
 };
 
-c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, const fs::path& store_file, int rank, int ranks) {
-  const auto store = c10::make_intrusive<c10d::FileStore>(store_file.string(), ranks);
+using Groups = std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;
+
+c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, const fs::path& store_file, int rank, int ranks,
+                                                  const std::string& name) {
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>(name, c10::make_intrusive<c10d::FileStore>(store_file.string(), ranks));
   c10::intrusive_ptr<c10d::Backend> inner;
   if (backend == "shoal") {
     // With more than two ranks the sum depends on the order of its operands, so on the algorithm and with that on the size.
@@ -108,11 +83,19 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, co
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, ranks);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, inner);
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-  group->setGroupName(backend);
+  group->setGroupName(name);
   return group;
 }
 
-DataParallelOptions options(Overlap overlap) {
+Groups make_groups(std::size_t lanes, const std::string& backend, const fs::path& store_file, int rank, int ranks) {
+  Groups groups;
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    groups.push_back(make_group(backend, store_file, rank, ranks, backend + std::to_string(lane)));
+  }
+  return groups;
+}
+
+DataParallelOptions options(Overlap overlap, const Groups& groups) {
   return {.overlap = overlap,
           .make_optimizer =
               [](std::vector<at::Tensor> parameters) {
@@ -120,7 +103,8 @@ DataParallelOptions options(Overlap overlap) {
                                                              ::torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
               },
           .bucket_mib = 0.01,
-          .first_bucket_mib = 0.001};
+          .first_bucket_mib = 0.001,
+          .more_lanes = {groups.begin() + 1, groups.end()}};
 }
 
 void make_step(models::ImageClassifier& model, DataParallel& parallel, int rank) {
@@ -150,12 +134,12 @@ void save_state(const models::ImageClassifier& model, const fs::path& path) {
 
 using MakeModel = std::function<std::shared_ptr<models::ImageClassifier>()>;
 
-void train(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const MakeModel& make, Overlap overlap,
-           const fs::path& result) {
-  ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(group->getRank()));  // the start must come from rank 0
+void train(const Groups& groups, const MakeModel& make, Overlap overlap, const fs::path& result) {
+  const int rank = groups[0]->getRank();
+  ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(rank));  // the start must come from rank 0
   const auto model = make();
-  DataParallel parallel(*model, group, options(overlap));
-  for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, group->getRank());
+  DataParallel parallel(*model, groups[0], options(overlap, groups));
+  for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, rank);
   parallel.synchronize();
   model->eval();
   save_state(*model, result);
@@ -205,15 +189,18 @@ class Ranks : public ::testing::Test {
   /// Trains in both ways and compares all ranks' parameters, buffers and answers.
   void expect_same_bits(const std::string& backend, int ranks, const MakeModel& make) {
     run(ranks, [&](int rank) {
-      const auto group = make_group(backend, folder_ / "store", rank, ranks);
-      train(group, make, Overlap::backward, folder_ / ("waits" + std::to_string(rank)));
-      train(group, make, Overlap::next_forward, folder_ / ("overlaps" + std::to_string(rank)));
+      const Groups groups = make_groups(kLanes, backend, folder_ / "store", rank, ranks);
+      const auto file = [&](const char* name) { return folder_ / (name + std::to_string(rank)); };
+      train(groups, make, Overlap::backward, file("waits"));
+      train(groups, make, Overlap::next_forward, file("overlaps"));
+      train({groups[0]}, make, Overlap::next_forward, file("overlaps on one lane"));
     });
     const std::string expected = load(folder_ / "waits0");
     ASSERT_GT(expected.size(), 1000U);
     for (int rank = 0; rank < ranks; ++rank) {
-      EXPECT_TRUE(load(folder_ / ("waits" + std::to_string(rank))) == expected) << "rank " << rank << " that waits";
-      EXPECT_TRUE(load(folder_ / ("overlaps" + std::to_string(rank))) == expected) << "rank " << rank << " that overlaps";
+      for (const char* name : {"waits", "overlaps", "overlaps on one lane"}) {
+        EXPECT_TRUE(load(folder_ / (name + std::to_string(rank))) == expected) << "rank " << rank << " " << name;
+      }
     }
   }
 
@@ -241,10 +228,10 @@ TEST_F(Ranks, GlooHasTheSameBits) {
 
 TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
   run(1, [&](int) {
-    const auto group = make_group("shoal", folder_ / "store", 0, 1);
+    const Groups groups = make_groups(1, "shoal", folder_ / "store", 0, 1);
     for (const Announces announces : {Announces::all, Announces::none, Announces::some}) {
       Layers model(announces);
-      DataParallel parallel(model, group, options(Overlap::next_forward));
+      DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
       for (int step = 0; step < 3; ++step) make_step(model, parallel, 0);
       const at::Tensor before = model.head().detach().clone();
       make_step(model, parallel, 0);
@@ -260,21 +247,21 @@ TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
 
 TEST_F(Ranks, AMissingOptimizerIsAnError) {
   run(1, [&](int) {
-    const auto group = make_group("shoal", folder_ / "store", 0, 1);
+    const Groups groups = make_groups(1, "shoal", folder_ / "store", 0, 1);
     Layers model(Announces::all);
-    DataParallelOptions incomplete = options(Overlap::next_forward);
+    DataParallelOptions incomplete = options(Overlap::next_forward, groups);
     incomplete.make_optimizer = {};
-    EXPECT_THROW(DataParallel(model, group, incomplete), c10::ValueError);
-    DataParallel waits(model, group);
+    EXPECT_THROW(DataParallel(model, groups[0], incomplete), c10::ValueError);
+    DataParallel waits(model, groups[0]);
     EXPECT_THROW(waits.step(), c10::ValueError);
   });
 }
 
 TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
   run(2, [&](int rank) {
-    const auto group = make_group("shoal", folder_ / "store", rank, 2);
+    const Groups groups = make_groups(kLanes, "shoal", folder_ / "store", rank, 2);
     Layers model(Announces::all);
-    DataParallel parallel(model, group, options(Overlap::next_forward));
+    DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
     for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
     parallel.flush();
     if (rank == 1) return;  // with its process
@@ -291,10 +278,10 @@ TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
 
 TEST_F(Ranks, DestructionDoesNotWaitForWhatIsInFlight) {
   run(2, [&](int rank) {
-    const auto group = make_group("shoal", folder_ / "store", rank, 2);
+    const Groups groups = make_groups(kLanes, "shoal", folder_ / "store", rank, 2);
     Layers model(Announces::all);
     {
-      DataParallel parallel(model, group, options(Overlap::next_forward));
+      DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
       for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
       parallel.flush();
       if (rank == 0) make_step(model, parallel, rank);  // nobody answers

@@ -229,6 +229,23 @@ def aborted(rank, size):
     raise AssertionError("no error")
 
 
+def shared_tensors(rank, size):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    cpu = torch.device("cpu")
+    check(group.supports_tensor_alloc(cpu), "the backend has memory of its own")
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for elements in (0, 1, 1000, 300_001):
+            tensor = group.allocate_tensor(elements, dtype=dtype, device=cpu)
+            check(tensor.shape == (elements,) and tensor.dtype == dtype, "shape and type")
+            tensor.copy_(torch.arange(elements) % 7 + rank)
+            expected = (torch.arange(elements) % 7) * size + size * (size - 1) // 2
+            dist.all_reduce(tensor[: elements // 2])
+            dist.all_reduce(tensor[elements // 2:])
+            check(torch.equal(tensor, expected.to(dtype)), f"the sum of {elements} {dtype}")
+    pieces = [group.allocate_tensor(100_000, dtype=torch.float32, device=cpu) for _ in range(20)]
+    del pieces  # memory goes back with its tensor
+
+
 class ProcessGroup(unittest.TestCase):
     def on_all_sizes(self, body, sizes=SIZES):
         for size in sizes:
@@ -249,6 +266,9 @@ class ProcessGroup(unittest.TestCase):
 
     def test_broadcast_and_all_gather(self):
         self.on_all_sizes(broadcast_and_gather)
+
+    def test_tensors_in_shared_memory(self):
+        self.on_all_sizes(shared_tensors, (1, 2, 3))
 
     def test_objects(self):
         self.on_all_sizes(objects, (1, 3))

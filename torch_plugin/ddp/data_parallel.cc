@@ -51,8 +51,9 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
       c10d::compute_bucket_assignment_by_size(parameters_, {std::numeric_limits<std::size_t>::max()}, sparse);
   std::ranges::reverse(buckets);
   if (defer) {
-    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, group_, options.make_optimizer,
-                                                 static_cast<std::size_t>(to_bytes(bucket_mib)));
+    std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes = std::move(options.more_lanes);
+    lanes.insert(lanes.begin(), group_);
+    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, std::move(lanes), options.make_optimizer);
   } else if (options.make_optimizer) {
     optimizer_ = options.make_optimizer(parameters_);
   }
@@ -83,7 +84,7 @@ void DataParallel::before_forward() {
     updates_->begin_forward();
   }
   reducer_->prepare_for_forward();
-  if (reducer_->rebuild_buckets() && updates_) updates_->regrouped();
+  reducer_->rebuild_buckets();
   if (!model_.is_training()) return;
   finish_buffers();
   if (buffers_are_old_) broadcast_buffers();

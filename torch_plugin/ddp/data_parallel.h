@@ -27,6 +27,9 @@ struct DataParallelOptions {
   MakeOptimizer make_optimizer = {};                ///< needed for next_forward and for step()
   std::optional<double> bucket_mib = std::nullopt;  ///< a bucket is sent when it holds this much; 25, or 0.5 with next_forward
   double first_bucket_mib = 1;                      ///< so that communication starts early
+  /// With next_forward: more groups over the same ranks. Each is one more lane, on which gradients travel that forward needs
+  /// later than those of the lanes before it.
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> more_lanes = {};
 };
 
 /// Keeps the replicas of a model on all ranks of a group the same: parameters and buffers start as rank 0's; every backward
@@ -53,7 +56,7 @@ struct DataParallelOptions {
 /// result. May be destroyed with averages in flight: does not wait for them. Thread rule: one thread.
 class DataParallel {
  public:
-  /// `model` and `group` must outlive the object. All parameters that require a gradient must get one in every backward.
+  /// `model` must outlive the object. All parameters that require a gradient must get one in every backward.
   /// Throws c10::ValueError where next_forward is wanted without make_optimizer.
   DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                DataParallelOptions options = {});

@@ -17,9 +17,7 @@ class TimedBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return inner_->getBackendName(); }
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    // Gradients are summed; what ranks agree on otherwise is not.
-    const auto kind = options.reduceOp == c10d::ReduceOp::SUM ? CommClock::Kind::gradients : CommClock::Kind::blocking;
-    return timed(kind, tensors, [&] { return inner_->allreduce(tensors, options); });
+    return timed(CommClock::Kind::gradients, tensors, [&] { return inner_->allreduce(tensors, options); });
   }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     return timed(CommClock::Kind::blocking, tensors, [&] { return inner_->broadcast(tensors, options); });
