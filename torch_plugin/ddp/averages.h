@@ -15,7 +15,8 @@
 namespace shoal::ddp {
 
 /// Sums buckets over all ranks, piece by piece; every end of a piece starts the next one. Each lane of the LaneQueue is a
-/// process group of its own, because calls of one group must be in the same order on every rank and those of two groups need not.
+/// process group of its own, because calls of one group must be in the same order on every rank and those of two groups need
+/// not.
 ///
 /// The first failure stays: nothing starts any more, and take_finished() throws it.
 /// Thread rule: one thread calls; the backends' threads, in which pieces end, are its own matter.
