@@ -1,6 +1,9 @@
 #include "torch_plugin/process_group/process_group_shoal.h"
 
+#include <algorithm>
 #include <utility>
+
+#include <shoal/memory.h>
 
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/store_adapter.h"
@@ -167,6 +170,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::barrier(const c10d::BarrierOpt
                        .outputs = {},
                        .unpack = {}};
   return start(std::move(call), communicator_->barrier_async(call_options(options.timeout)));
+}
+
+Tensor ProcessGroupShoal::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "shoal allocate_tensor: device ", options.device(), "; only cpu is served");
+  TORCH_CHECK_VALUE(size >= 0, "shoal allocate_tensor: ", size, " elements");
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  Result<void*> memory = mem_alloc(std::max<std::size_t>(bytes, 1));
+  if (!memory.ok()) C10_THROW_ERROR(DistBackendError, "shoal allocate_tensor: " + memory.status().message());
+  return at::from_blob(
+      *memory, {size}, [](void* piece) { static_cast<void>(mem_free(piece)); }, options);
 }
 
 void ProcessGroupShoal::abort() { communicator_->abort("abort of the process group"); }
