@@ -56,8 +56,8 @@ class Averages {
     std::vector<std::size_t> pieces_left;  // by bucket
     std::vector<std::size_t> finished;     // not yet taken
     std::exception_ptr failure;
-    bool starting = false;                 // a thread is in start_pieces
-    bool stopping = false;                 // the destructor waits for that thread
+    bool starting = false;  // a thread is in start_pieces
+    bool stopping = false;  // the destructor waits for that thread
 
     Shared(std::vector<Group> groups, std::size_t window) : lanes(std::move(groups)), queue(lanes.size(), window) {}
   };

@@ -46,8 +46,7 @@ std::vector<std::size_t> deal_to_lanes(const std::vector<at::Tensor>& parameters
 }  // namespace
 
 DeferredUpdates::DeferredUpdates(const ::torch::nn::Module& model, std::vector<at::Tensor> parameters,
-                                 std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes,
-                                 const MakeOptimizer& make_optimizer)
+                                 std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes, const MakeOptimizer& make_optimizer)
     : parameters_(std::move(parameters)),
       scale_(1.0 / lanes.front()->getSize()),
       lane_of_(deal_to_lanes(parameters_, lanes.size())),

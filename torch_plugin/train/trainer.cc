@@ -22,7 +22,7 @@ using std::chrono::steady_clock;
 
 constexpr std::int64_t kUnmeasuredSteps = 2;  // the first makes connections, the second regroups the gradients
 constexpr std::size_t kEvaluationBatch = 64;
-constexpr std::size_t kLanes = 2;           // with next_forward; three and four were slower at 1 Gbit/s
+constexpr std::size_t kLanes = 2;  // with next_forward; three and four were slower at 1 Gbit/s
 
 double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
@@ -93,15 +93,14 @@ Result<Contestant> make_contestant(const Job& job, const ContestantOptions& want
       ::torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum).weight_decay(options.weight_decay);
   contestant.parallel = std::make_unique<ddp::DataParallel>(
       *contestant.model, groups.front(),
-      ddp::DataParallelOptions{
-          .overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
-          .make_optimizer =
-              [sgd](std::vector<at::Tensor> parameters) {
-                return std::make_unique<::torch::optim::SGD>(std::move(parameters), sgd);
-              },
-          .bucket_mib = options.bucket_mib,
-          .first_bucket_mib = options.first_bucket_mib,
-          .more_lanes = {groups.begin() + 1, groups.end()}});
+      ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
+                               .make_optimizer =
+                                   [sgd](std::vector<at::Tensor> parameters) {
+                                     return std::make_unique<::torch::optim::SGD>(std::move(parameters), sgd);
+                                   },
+                               .bucket_mib = options.bucket_mib,
+                               .first_bucket_mib = options.first_bucket_mib,
+                               .more_lanes = {groups.begin() + 1, groups.end()}});
   return contestant;
 }
 
