@@ -128,7 +128,7 @@ TEST(Perf, RefusesBadInputOnceWithExitCodeTwo) {
       {"-f 1", "-f 1"},
       {"-r 7", "-r 7"},
       {"--algorithm no_such_way", "no_such_way"},
-      {"--memory shoal", "--memory shoal"},
+      {"--memory gpu", "gpu"},
       {"--peer no_such_peer", "no_such_peer"},
       {"--json /no/such/folder/x.json", "/no/such/folder/x.json"},
   };
