@@ -136,6 +136,9 @@ TEST(Probe, SixtyFourRanksAgreeAndOnlyTwoPairsWork) {
     EXPECT_NE(outcome.topologies[0].cost[i].latency_us, Topology().cost[i].latency_us);
     EXPECT_NE(outcome.topologies[0].cost[i].us_per_byte, Topology().cost[i].us_per_byte);
   }
+  // What an end spends on a message: over a network only.
+  EXPECT_GT(outcome.topologies[63].cost[static_cast<std::size_t>(LinkClass::network)].overhead_us, 0);
+  EXPECT_LT(outcome.topologies[63].cost[static_cast<std::size_t>(LinkClass::shared_memory)].overhead_us, 0);
   // The work, which is what takes time: the same for any number of ranks. A busy machine may cut it short.
   EXPECT_LE(outcome.tiles[0], 2 * kAllTiles + kBurst);
   EXPECT_LE(outcome.tiles[1] + outcome.tiles[8], 2 * (kAllRoundTrips + 3) + 1);
