@@ -1,0 +1,256 @@
+// What cost_test.py counts instructions of: cost_paths PATH REPETITIONS [EXTRA_WORK]; cost_paths paths; cost_paths compiler.
+//
+// Everything that is counted happens below shoal_cost_counted(), by which callgrind switches counting on and off, so neither
+// set-up nor other threads count. No region waits: what it needs has arrived before it starts.
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <shoal/communicator.h>
+#include <shoal/store.h>
+
+#include "src/engine/plan_cache.h"
+#include "src/selector/selector.h"
+#include "transports/shm/shm.h"
+#include "transports/tcp/tcp.h"
+
+namespace {
+
+using namespace shoal;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWarmUp = 20;
+
+const char* program = "";  // its path, for the peer
+
+struct Region {
+  void (*run)(void* context);
+  void* context;
+  int extra_work;  ///< loop passes, to show that more work on a path is noticed
+};
+
+}  // namespace
+
+extern "C" __attribute__((noinline)) void shoal_cost_counted(const Region& region) {
+  for (int i = 0; i < region.extra_work; ++i) __asm__ volatile("" ::: "memory");
+  region.run(region.context);
+  __asm__ volatile("" ::: "memory");  // no tail call: callgrind watches this function return
+}
+
+namespace {
+
+class Counter {
+ public:
+  Counter(int repetitions, int extra_work) : repetitions_(repetitions), extra_work_(extra_work) {}
+
+  /// Counts `body` again and again, after it has run often enough to have all it keeps; `before` prepares each time, uncounted.
+  template <typename Before, typename Body>
+  void count(Before before, Body body) const {
+    for (int i = 0; i < kWarmUp; ++i) {
+      before();
+      body();
+    }
+    const Region region{[](void* context) { (*static_cast<Body*>(context))(); }, &body, extra_work_};
+    for (int i = 0; i < repetitions_; ++i) {
+      before();
+      shoal_cost_counted(region);
+    }
+  }
+  [[nodiscard]] int calls() const { return kWarmUp + repetitions_; }
+
+ private:
+  int repetitions_;
+  int extra_work_;
+};
+
+[[noreturn]] void fail(const std::string& text) {
+  fmt::print(stderr, "cost_paths: {}\n", text);
+  std::exit(1);
+}
+
+void require(const Status& status) {
+  if (!status.ok()) fail(status.to_string());
+}
+
+template <typename Value>
+Value require(Result<Value> result) {
+  require(result.status());
+  return std::move(result).value();
+}
+
+/// Both ends of a link, in this process.
+struct Pair {
+  std::array<std::unique_ptr<Transport>, 2> ends;
+  std::array<std::unique_ptr<Link>, 2> links;
+
+  explicit Pair(std::unique_ptr<Transport> zero, std::unique_ptr<Transport> one) : ends{std::move(zero), std::move(one)} {
+    const auto connect = [this](int rank) {
+      const auto own = static_cast<std::size_t>(rank);
+      const int peer = 1 - rank;
+      const std::string address = ends[1 - own]->address();
+      links[own] = std::move(
+          require(ends[own]->connect(std::span(&peer, 1), std::span(&address, 1), Clock::now() + std::chrono::seconds(60)))[0]);
+    };
+    std::thread other(connect, 1);
+    connect(0);
+    other.join();
+  }
+};
+
+/// One tile from try_send() to release(), sender and receiver together.
+void count_tile(const Counter& counter, Pair pair) {
+  constexpr std::size_t kBytes = 4096;  // enters a socket's buffer whole
+  const std::vector<std::byte> data(kBytes, std::byte{7});
+  TileHeader header;
+  header.size_bytes = kBytes;
+  const auto settle = [&] {
+    for (int i = 0; i < 3; ++i) pair.ends[0]->progress(), pair.ends[1]->progress();
+  };
+  counter.count(settle, [&] {
+    if (!pair.links[0]->try_send(header, data)) fail("the link takes no tile");
+    do {
+      pair.ends[0]->progress();
+      pair.ends[1]->progress();
+    } while (pair.links[1]->peek() == nullptr);
+    if (pair.links[1]->peek()->data.size() != kBytes) fail("not the tile that was sent");
+    pair.links[1]->release();
+  });
+}
+
+void tile_shm(const Counter& counter) {
+  const auto end = [](int rank) {
+    return require(make_shm_transport({.rank = rank, .job_id = static_cast<std::uint64_t>(::getpid())}));
+  };
+  count_tile(counter, Pair(end(0), end(1)));
+}
+
+void tile_tcp(const Counter& counter) {
+  const auto end = [](int rank) {
+    TcpOptions options;
+    options.interface_or_address = "127.0.0.1";
+    options.sockets_per_peer = 1;
+    options.job_id = static_cast<std::uint64_t>(::getpid());
+    options.rank = rank;
+    options.size = 2;
+    return require(make_tcp_transport(options));
+  };
+  count_tile(counter, Pair(end(0), end(1)));
+}
+
+/// The counted rank comes last, so that it finds what it needs; `before` leaves the peer the time to come first. The peer must
+/// not run under callgrind, which would let one of the two wait for the other: it is a process of its own, made by exec.
+void all_reduce_shm(const Counter& counter) {
+  std::string folder = "/tmp/shoal-cost-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) fail("no temporary folder");
+  const pid_t peer = ::fork();
+  if (peer == 0) {
+    ::execl(program, program, "peer", std::to_string(counter.calls()).c_str(), folder.c_str(), nullptr);
+    ::_exit(127);
+  }
+  CommunicatorOptions options;
+  options.transports = "shm";
+  {
+    const auto store = require(make_file_store(folder));
+    const auto communicator = require(Communicator::create(*store, 0, 2, options));
+    std::array<float, 2> buffer{1, 2};
+    const auto let_the_peer_come = [] { std::this_thread::sleep_for(std::chrono::milliseconds(4)); };
+    counter.count(let_the_peer_come, [&] {
+      require(communicator->all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max));
+    });
+  }
+  int status = 0;
+  ::waitpid(peer, &status, 0);
+  std::filesystem::remove_all(folder);
+  if (status != 0) fail("the peer failed");
+}
+
+int run_peer(int calls, const std::string& folder) {
+  CommunicatorOptions options;
+  options.transports = "shm";
+  const auto store = require(make_file_store(folder));
+  const auto communicator = require(Communicator::create(*store, 1, 2, options));
+  std::array<float, 2> buffer{3, 4};
+  for (int i = 0; i < calls; ++i) {
+    require(communicator->all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max));
+  }
+  return 0;
+}
+
+Collective all_reduce_of(std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / sizeof(float), DataType::float32, ReduceOp::sum, 0};
+}
+
+/// 64 look-ups among as many Plans.
+void plan_look_up(const Counter& counter) {
+  constexpr std::size_t kPlans = 64;
+  PlanCache cache;
+  std::vector<PlanKey> keys;
+  for (std::size_t i = 0; i < kPlans; ++i) {
+    keys.push_back({all_reduce_of(64 * (i + 1))});
+    auto plan = std::make_unique<Plan>();
+    plan->key = keys.back();
+    if (cache.insert(plan) == nullptr) fail("the cache takes no Plan");
+  }
+  counter.count([] {},
+                [&] {
+                  for (const PlanKey& key : keys) {
+                    if (cache.find(key) == nullptr) fail("a Plan is lost");
+                  }
+                });
+}
+
+/// The choice for one call on two nodes of four ranks.
+void selector(const Counter& counter) {
+  const Topology topology = Topology::uniform(2, 4);
+  counter.count([] {}, [&] { require(select(topology, all_reduce_of(std::size_t{1} << 20)).status()); });
+}
+
+struct Path {
+  const char* name;
+  void (*run)(const Counter&);
+};
+constexpr Path kPaths[] = {
+    {"all_reduce_8_bytes_shm", all_reduce_shm},
+    {"tile_shm", tile_shm},
+    {"tile_tcp", tile_tcp},
+    {"plan_look_up", plan_look_up},
+    {"selector", selector},
+};
+
+#ifdef __clang__
+constexpr const char* kCompiler = "clang++";
+constexpr int kCompilerVersion = __clang_major__;
+#else
+constexpr const char* kCompiler = "g++";
+constexpr int kCompilerVersion = __GNUC__;
+#endif
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  program = argv[0];
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "peer" && argc == 4) return run_peer(std::atoi(argv[2]), argv[3]);
+  if (what == "compiler") return fmt::print("{} {}\n", kCompiler, kCompilerVersion), 0;
+  for (const Path& path : kPaths) {
+    if (what == "paths") fmt::print("{}\n", path.name);
+    if (what != path.name || argc < 3) continue;
+    path.run(Counter(std::atoi(argv[2]), argc > 3 ? std::atoi(argv[3]) : 0));
+    return 0;
+  }
+  if (what == "paths") return 0;
+  fmt::print(stderr, "usage: cost_paths PATH REPETITIONS [EXTRA_WORK] | paths | compiler\n");
+  return 2;
+}

@@ -1,0 +1,116 @@
+"""What the paths of repeated calls cost in instructions is within the committed budgets.
+
+    ctest --test-dir build/release -L cost        compare
+    python3 tests/cost/cost_test.py --update      measure with build/release and rewrite budgets.json
+"""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import callgrind
+import cases
+
+BUDGETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "budgets.json")
+PROGRAM = os.path.join(cases.BUILD, "bin/cost_paths")
+REPETITIONS = 15  # a call during which the machine did something else counts more; the median does not see it
+
+
+def measure(path, extra_work=0):
+    """({function: instructions}, their sum) of the repetition of median cost."""
+    profiles = callgrind.profiles([PROGRAM, path, str(REPETITIONS), str(extra_work)], "shoal_cost_counted")
+    if len(profiles) != REPETITIONS:
+        raise RuntimeError(f"{path}: callgrind wrote {len(profiles)} profiles of {REPETITIONS} repetitions")
+    middle = sorted(profiles, key=callgrind.counted)[REPETITIONS // 2]
+    return middle, callgrind.counted(middle)
+
+
+def compiler():
+    return subprocess.run([PROGRAM, "compiler"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def load():
+    with open(BUDGETS, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def complaint(path, count, budget, tolerance):
+    """Why `count` is too much; "" where it is not."""
+    if count <= budget * (1 + tolerance):
+        return ""
+    return (f"{path} costs {count} instructions, {100 * (count / budget - 1):.1f} % more than its budget of {budget}. Make it cheaper; or, where "
+            "the work is worth it, say why in the commit and run: python3 tests/cost/cost_test.py --update")
+
+
+class Budgets(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.budgets = load()
+        reason = callgrind.missing()
+        if not reason and compiler() != cls.budgets["compiler"]:
+            reason = f"the budgets are those of {cls.budgets['compiler']}, this build is of {compiler()}"
+        if reason:
+            raise unittest.SkipTest(reason)
+
+    def check(self, path):
+        profile, count = measure(path)
+        budget = self.budgets["instructions"][path]
+        print(f"{path}: {count} of {budget}", end=" ", file=sys.stderr)
+        if words := complaint(path, count, budget, self.budgets["tolerance"]):
+            dearest = sorted(profile.items(), key=lambda item: -item[1])[:10]
+            self.fail("\n".join([words] + [f"{cost:9} {name}" for name, cost in dearest]))
+
+    def test_all_reduce_of_8_bytes_between_two_ranks_of_a_host(self):
+        self.check("all_reduce_8_bytes_shm")
+
+    def test_a_tile_through_shared_memory(self):
+        self.check("tile_shm")
+
+    def test_a_tile_through_tcp(self):
+        self.check("tile_tcp")
+
+    def test_64_look_ups_of_a_plan(self):
+        self.check("plan_look_up")
+
+    def test_the_selector(self):
+        self.check("selector")
+
+    def test_every_path_has_a_budget(self):
+        paths = subprocess.run([PROGRAM, "paths"], capture_output=True, text=True, check=True).stdout.split()
+        self.assertEqual(sorted(paths), sorted(self.budgets["instructions"]))
+
+    def test_more_work_on_a_path_is_noticed(self):
+        passes = self.budgets["instructions"]["tile_shm"] // 10  # three instructions each
+        _, count = measure("tile_shm", extra_work=passes)
+        self.assertTrue(complaint("tile_shm", count, self.budgets["instructions"]["tile_shm"], self.budgets["tolerance"]))
+
+
+class Rules(unittest.TestCase):
+    def test_five_percent_more_pass_and_a_bit_more_does_not(self):
+        self.assertEqual(complaint("x", 1050, 1000, 0.05), "")
+        self.assertIn("5.1 % more than its budget of 1000", complaint("x", 1051, 1000, 0.05))
+
+    def test_a_profile_counts_what_functions_do_themselves(self):
+        text = ("fl=(1) a.cc\nfn=(1) shoal::one()\n10 7\ncfn=(2) shoal::two()\ncalls=1 20\n11 100\n12 3\n\nfn=(2)\n20 60\n"
+                "fn=(3) __memcpy_avx_unaligned_erms\n5 40\ntotals: 110\n")
+        profile = callgrind.self_costs(text)
+        self.assertEqual(profile, {"shoal::one()": 10, "shoal::two()": 60, "__memcpy_avx_unaligned_erms": 40})
+        self.assertEqual(callgrind.counted(profile), 70)
+
+
+def update():
+    if reason := callgrind.missing():
+        sys.exit(f"nothing measured: {reason}")
+    document = load()
+    document["compiler"] = compiler()
+    for path, before in document["instructions"].items():
+        document["instructions"][path] = measure(path)[1]
+        print(f"{path}: {before} -> {document['instructions'][path]}")
+    with open(BUDGETS, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    update() if sys.argv[1:] == ["--update"] else cases.main()
