@@ -132,6 +132,10 @@ Topology topology_from(const std::vector<std::string>& identities) {
   return topology;
 }
 
+// Rings that are larger than a core's second-level cache: a slot that the peer still holds there is slow to write again. With
+// many peers there is turnover enough, and memory counts.
+int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / peers), 4, 16); }
+
 // A transport being set up: whom it serves and how they are found.
 struct Wiring {
   std::unique_ptr<Transport> transport;
@@ -226,6 +230,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     shm_options.rank = rank;
     shm_options.job_id = config->job_id;
     shm_options.tile_bytes = config->tile_bytes;
+    shm_options.slots = ring_slots(shm.peers.size());
     auto made = make_shm_transport(shm_options);
     if (!made.ok()) return made.status();
     shm.transport = std::move(made).value();

@@ -45,11 +45,16 @@ TEST(ShmCopyChoice, FollowsTheDistanceWhenItChanges) {
   EXPECT_EQ(rounds(45), CopyWay::cached);
 }
 
-TEST(ShmCopyChoice, InterruptedSamplesChangeNothing) {
-  CopyChoice choice;
+TEST(ShmCopyChoice, FewOddSamplesChangeNothing) {
+  CopyChoice near;
+  CopyChoice far;
   for (int i = 0; i < 1000; ++i) {
-    choice.record(i % CopyChoice::kSamples == 3 ? 45 : 5000);
-    ASSERT_EQ(choice.chosen(), CopyWay::cached);
+    const bool odd = i % CopyChoice::kSamples < CopyChoice::kSamples / 2;
+    near.record(odd ? 5000 : 45);  // interrupted
+    far.record(odd ? 0 : 150);     // fetched ahead
+    if (i < CopyChoice::kSamples) continue;
+    ASSERT_EQ(near.chosen(), CopyWay::cached);
+    ASSERT_EQ(far.chosen(), CopyWay::streaming);
   }
 }
 
