@@ -1,0 +1,71 @@
+// What a communicator costs while nobody calls it.
+#include <sys/resource.h>
+
+#include <array>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::expect_ranks;
+
+constexpr double kMostShareOfACore = 0.001;
+constexpr double kIdle_s = 3;
+
+/// CPU time of this process, all threads, user and system.
+double cpu_seconds() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+class Idle : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Idle, CostsNextToNothingAfterBlockingAndAsynchronousCalls) {
+  CommunicatorOptions options;
+  options.transports = GetParam();
+  expect_ranks(2, options, [](Communicator& c) -> std::string {
+    std::array<float, 1024> first{};
+    std::array<float, 1024> second{};
+    for (int i = 0; i < 100; ++i) {
+      const Status status = c.all_reduce(first.data(), first.data(), first.size(), DataType::float32, ReduceOp::sum);
+      if (!status.ok()) return status.to_string();
+    }
+    for (int i = 0; i < 100; ++i) {
+      auto one = c.all_reduce_async(first.data(), first.data(), first.size(), DataType::float32, ReduceOp::sum);
+      if (!one.ok()) return one.status().to_string();
+      auto other = c.all_reduce_async(second.data(), second.data(), second.size(), DataType::float32, ReduceOp::sum);
+      if (!other.ok()) return other.status().to_string();
+      // The first is left to the progress thread.
+      if (Status status = other->wait(); !status.ok()) return status.to_string();
+      if (Status status = one->wait(); !status.ok()) return status.to_string();
+    }
+    // A rank that ends costs the others something: both meet before they idle, and neither leaves before both have idled.
+    if (Status status = c.barrier(); !status.ok()) return status.to_string();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const double before = cpu_seconds();
+    const auto start = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::duration<double>(kIdle_s));
+    const double share =
+        (cpu_seconds() - before) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (Status status = c.barrier(); !status.ok()) return status.to_string();
+    fmt::print("{} ranks, rank {}: {:.4f} % of a core\n", c.size(), c.rank(), 100 * share);
+    std::fflush(stdout);
+    if (share < kMostShareOfACore) return {};
+    return fmt::format("an idle communicator uses {:.3f} % of a core", 100 * share);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Idle, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace shoal
