@@ -1,41 +1,32 @@
 """Prints one table from the result files of bench/demo and draws the training: report.py FOLDER."""
-import json
-import math
 import os
 import sys
+
+from comparison import results
+from perf.plot import size_label
 
 RUNS = (("local-openmpi", "1 host x 2 ranks"), ("network-openmpi", "2 hosts x 1 rank"), ("network-gloo", "2 hosts x 1 rank"))
 
 
 def load(folder, name):
-    with open(os.path.join(folder, name + ".json"), encoding="utf-8") as file:
-        return json.load(file)
-
-
-def size_label(size):
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size // unit} {name}"
-    return f"{size} B"
+    return results.load(os.path.join(folder, name + ".json"))
 
 
 def all_reduce_rows(document, where):
     """A row for each size and peer, and the geometric mean of each peer from 64 KiB."""
-    of_shoal = {result["bytes"]: result for result in document["results"] if result["library"] == "shoal"}
-    ratios, rows = {}, []
-    for result in document["results"]:
-        mine = of_shoal.get(result["bytes"])
-        if result["library"] == "shoal" or mine is None:
-            continue
-        ratio = result["latency_us"] / mine["latency_us"]
-        if result["bytes"] >= 64 << 10:
-            ratios.setdefault(result["library"], []).append(ratio)
-        limit = mine.get("limit_fraction")
-        rows.append((where, f"AllReduce {size_label(result['bytes'])}", f"{mine['latency_us']:,.1f} us", f"{result['latency_us']:,.1f} us",
-                     result["library"], f"{ratio:.2f}", f"{100 * limit:.0f} %" if limit else "-"))
-    for library, values in ratios.items():
-        rows.append((where, "geometric mean from 64 KiB", "", "", library, f"{math.exp(sum(map(math.log, values)) / len(values)):.2f}", ""))
-    return rows
+    mine, table = results.rows(document, "shoal"), []
+    for peer in dict.fromkeys(row["library"] for row in document["results"] if row["library"] != "shoal"):
+        ratios = results.ratios(document, peer)
+        for size, row in results.rows(document, peer).items():
+            if size not in ratios:
+                continue
+            limit = mine[size].get("limit_fraction")
+            table.append((where, f"AllReduce {size_label(size)}", f"{mine[size]['latency_us']:,.1f} us", f"{row['latency_us']:,.1f} us", peer,
+                          f"{ratios[size]:.2f}", f"{100 * limit:.0f} %" if limit else "-"))
+        large = results.geometric_mean(value for size, value in ratios.items() if size >= results.LARGE_BYTES)
+        if large:
+            table.append((where, "geometric mean from 64 KiB", "", "", peer, f"{large:.2f}", ""))
+    return table
 
 
 def last_by_backend(document):
@@ -43,11 +34,11 @@ def last_by_backend(document):
 
 
 def training_rows(document):
-    results = last_by_backend(document)
-    mine = results.pop("shoal")
+    backends = last_by_backend(document)
+    mine = backends.pop("shoal")
     return [(f"{mine['nodes']} hosts, {mine['ranks']} ranks", f"training {mine['model']}, {mine['dataset']}", f"{mine['images_per_s']:.1f} images/s",
              f"{other['images_per_s']:.1f} images/s", backend, f"{mine['images_per_s'] / other['images_per_s']:.2f}", "-")
-            for backend, other in results.items()]
+            for backend, other in backends.items()]
 
 
 def draw_training(document, path):
@@ -55,13 +46,13 @@ def draw_training(document, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    results = last_by_backend(document)
+    backends = last_by_backend(document)
     figure, axes = pyplot.subplots(figsize=(5, 4), layout="constrained")
-    bars = axes.bar(list(results), [result["images_per_s"] for result in results.values()],
-                    color=["#0072B2" if name == "shoal" else "#009E73" for name in results])
+    bars = axes.bar(list(backends), [result["images_per_s"] for result in backends.values()],
+                    color=["#0072B2" if name == "shoal" else "#009E73" for name in backends])
     axes.bar_label(bars, fmt="%.1f")
     axes.set_ylabel("images per second")
-    first = next(iter(results.values()))
+    first = next(iter(backends.values()))
     axes.set_title(f"{first['model']}, {first['ranks']} ranks on {first['nodes']} hosts at {first['rate']}")
     figure.savefig(path, format="svg", metadata={"Date": None})
 

@@ -63,6 +63,7 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--transport", options.transports, "force shoal's transports: tcp, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
   app.add_option("--memory", raw.memory, "who allocates shoal's buffers: ordinary, or shoal")->capture_default_str();
+  app.add_flag("--out-of-place", options.out_of_place_only, "only the out-of-place form, where there is one: half the time");
   app.add_flag("--no-limit", raw.no_limit, "do not measure what the network between the nodes allows");
   app.add_option("--min-bw", options.min_bandwidth_gbs, "exit with 1 if the average bus bandwidth (GB/s) is below this");
   app.add_option("-J,--json", options.json_path, "write the results to this file");

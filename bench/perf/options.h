@@ -37,7 +37,8 @@ struct Options {
   std::string transports;
   std::string algorithm;
   bool measure_limit = true;
-  double min_bandwidth_gbs = 0;  ///< 0 = no gate
+  bool out_of_place_only = false;  ///< where the collective has that form
+  double min_bandwidth_gbs = 0;    ///< 0 = no gate
 
   std::string json_path;
   std::string plot_path;

@@ -36,45 +36,72 @@ def curves(results):
         yield library, label, sorted(rows, key=lambda row: row["bytes"])
 
 
-def draw(document, path):
+def prepare():
+    """pyplot, set up to draw files that are the same each time."""
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot, ticker
+    from matplotlib import pyplot
 
+    pyplot.rcParams.update({"font.size": 11, "svg.hashsalt": "shoal", "axes.grid": True, "grid.alpha": 0.3})
+    return pyplot
+
+
+def finish_axes(axes):
+    from matplotlib import ticker
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("message size")
+    axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=9))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(size_label))
+    axes.tick_params(axis="x", rotation=30)
+    axes.legend(frameon=False)
+
+
+def styled(results):
+    for library, label, rows in curves([row for row in results if row["bytes"] > 0 and row["latency_us"] > 0]):
+        colour, mark, dashes = STYLES.get(library, OTHER)
+        yield rows, {"color": colour, "marker": mark, "linestyle": dashes, "markersize": 5, "label": label}
+
+
+def draw_latency(axes, results):
+    for rows, style in styled(results):
+        sizes = [row["bytes"] for row in rows]
+        axes.plot(sizes, [row["latency_us"] for row in rows], **style)
+        axes.fill_between(sizes, [row["latency_us_p10"] for row in rows], [row["latency_us_p90"] for row in rows], color=style["color"],
+                          alpha=0.15, linewidth=0)
+    axes.set_ylabel("latency (µs), band: 10th to 90th percentile")
+    finish_axes(axes)
+
+
+def draw_bandwidth(axes, results):
+    for rows, style in styled(results):
+        if any(row["busbw_gbs"] > 0 for row in rows):
+            axes.plot([row["bytes"] for row in rows], [row["busbw_gbs"] for row in rows], **style)
+    limits = {row["limit_gbs"] for row in results if row["limit_gbs"] is not None and row["ranks"] == row["nodes"]}
+    for limit in limits:  # bus bandwidth and the link's rate are the same scale only with one rank on each node
+        axes.axhline(limit, color="#555555", linewidth=1, linestyle=(0, (1, 1)), label="TCP goodput of the link")
+    axes.set_ylabel("bus bandwidth (GB/s)")
+    finish_axes(axes)
+
+
+def save(figure, path):
+    figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def draw(document, path):
     results = [row for row in document["results"] if row["bytes"] > 0 and row["latency_us"] > 0]
     if not results:
         sys.exit("plot.py: the file holds no result with a size and a time")
-    pyplot.rcParams.update({"font.size": 11, "svg.hashsalt": "shoal", "axes.grid": True, "grid.alpha": 0.3})
-    figure, (latency, bandwidth) = pyplot.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
-    for library, label, rows in curves(results):
-        colour, mark, dashes = STYLES.get(library, OTHER)
-        style = {"color": colour, "marker": mark, "linestyle": dashes, "markersize": 5, "label": label}
-        sizes = [row["bytes"] for row in rows]
-        latency.plot(sizes, [row["latency_us"] for row in rows], **style)
-        latency.fill_between(sizes, [row["latency_us_p10"] for row in rows], [row["latency_us_p90"] for row in rows],
-                             color=colour, alpha=0.15, linewidth=0)
-        if any(row["busbw_gbs"] > 0 for row in rows):
-            bandwidth.plot(sizes, [row["busbw_gbs"] for row in rows], **style)
-    limits = {row["limit_gbs"] for row in results if row["limit_gbs"] is not None and row["ranks"] == row["nodes"]}
-    for limit in limits:  # bus bandwidth and the link's rate are the same scale only with one rank on each node
-        bandwidth.axhline(limit, color="#555555", linewidth=1, linestyle=(0, (1, 1)), label="TCP goodput of the link")
-
-    latency.set_ylabel("latency (µs), band: 10th to 90th percentile")
-    bandwidth.set_ylabel("bus bandwidth (GB/s)")
-    for axes in (latency, bandwidth):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("message size")
-        axes.xaxis.set_major_locator(ticker.LogLocator(base=2, numticks=9))
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(size_label))
-        axes.tick_params(axis="x", rotation=30)
-        axes.legend(frameon=False)
+    figure, (latency, bandwidth) = prepare().subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    draw_latency(latency, results)
+    draw_bandwidth(bandwidth, results)
     first = results[0]
     machine = document["machine"]
     figure.suptitle(f"{first['collective']}: {first['ranks']} ranks on {first['nodes']} node(s); {machine['cpu']}, {machine['cores']} cores",
                     fontsize=12)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    save(figure, path)
 
 
 def main():

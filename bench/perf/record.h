@@ -31,7 +31,7 @@ struct Record {
   double busbw_gbs = 0;                  ///< algbw x bus_factor()
   std::optional<double> limit_gbs;       ///< goodput between nodes, per node and direction; none on one node
   std::optional<double> limit_fraction;  ///< least time that limit_gbs allows / latency
-  double cpu_s_per_gb = 0;               ///< CPU seconds of all ranks in the timed blocks, per GB of message
+  double cpu_s_per_gb = 0;               ///< CPU seconds of all ranks in a timed block (median), per GB of message
   std::size_t wrong = 0;                 ///< elements, over all ranks and checked calls
 };
 

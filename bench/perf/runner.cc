@@ -61,6 +61,7 @@ std::vector<Runner::Form> Runner::forms() const {
   switch (options_.collective) {
     case CollectiveKind::all_reduce:
     case CollectiveKind::all_gather:
+      if (options_.out_of_place_only) return {Form::out_of_place};
       return {Form::out_of_place, Form::in_place};
     default:
       return {Form::in_place};
@@ -139,7 +140,9 @@ Result<int> Runner::calibrate(Library& library, const Call& call) {
     const bool warm = done >= options_.warmup_iterations || us > target_us;
     // The first call may have opened connections: only a longer block, or a second one, says how long a call takes.
     const bool enough = done > 1 && warm && (iterations * 4 >= fill || iterations * us >= target_us / 2);
-    Result<double> next = decide(communicator_, enough ? -fill : std::clamp(fill, iterations + 1, iterations * 8));
+    // A block that is long enough already is repeated as it is: of calls that take seconds none is to be wasted.
+    const int longer = fill <= iterations ? iterations : std::clamp(fill, iterations + 1, iterations * 8);
+    Result<double> next = decide(communicator_, enough ? -fill : longer);
     if (!next.ok()) return next.status();
     if (*next < 0) return options_.iterations > 0 ? options_.iterations : static_cast<int>(-*next);
     iterations = static_cast<int>(*next);
@@ -161,7 +164,7 @@ Result<Runner::Block> Runner::run_block(Library& library, const Call& call, int 
   return Block{us / iterations, cpu_seconds() - cpu_before};
 }
 
-/// Tries the ways that the library knows for this call and stays with the fastest.
+/// Tries the ways that the library knows for this call and stays with the one that is the fastest by rank 0's clock.
 Status Runner::choose_variant(Library& library, const Call& call) {
   if (library.variants() < 2 || call.kind != CollectiveKind::all_reduce) return {};
   constexpr double kSlow_us = 1e5;
@@ -169,6 +172,13 @@ Status Runner::choose_variant(Library& library, const Call& call) {
   double best_us = 0;
   for (int variant = 0; variant < library.variants(); ++variant) {
     if (Status status = library.use_variant(variant); !status.ok()) return status;
+    if (best_us > kSlow_us) {  // one call tells who is far behind; more of them would take minutes
+      Result<Block> block = run_block(library, call, 1);
+      if (!block.ok()) return block.status();
+      Result<double> us = decide(communicator_, block->us_per_call);
+      if (!us.ok()) return us.status();
+      if (*us > 2 * best_us) continue;
+    }
     Result<int> iterations = calibrate(library, call);
     if (!iterations.ok()) return iterations.status();
     std::vector<double> times;
@@ -180,14 +190,14 @@ Status Runner::choose_variant(Library& library, const Call& call) {
       if (!go_on.ok()) return go_on.status();
       more = *go_on > 0;
     }
-    const double us = median(times);
-    if (variant == 0 || us < best_us) {
+    Result<double> us = decide(communicator_, median(times));
+    if (!us.ok()) return us.status();
+    if (variant == 0 || *us < best_us) {
       best = variant;
-      best_us = us;
+      best_us = *us;
     }
   }
-  Result<double> chosen = decide(communicator_, best);
-  return chosen.ok() ? library.use_variant(static_cast<int>(*chosen)) : chosen.status();
+  return library.use_variant(best);
 }
 
 Status Runner::prepare(Contestant& contestant, const Call& call) {
@@ -225,7 +235,7 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
           run_block(*contestant.library, bind(call, contestant.form, *contestant.library), contestant.iterations);
       if (!block.ok()) return block.status();
       contestant.block_us.push_back(block->us_per_call);
-      contestant.cpu_s += block->cpu_s;
+      contestant.block_cpu_s.push_back(block->cpu_s);
     }
     if (round > 0) continue;
     std::vector<double> us_per_block;
@@ -241,7 +251,7 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
 Status Runner::combine_ranks(std::vector<Contestant>& contestants) {
   for (Contestant& contestant : contestants) {
     std::vector<double> own = contestant.block_us;
-    own.push_back(contestant.cpu_s);
+    own.insert(own.end(), contestant.block_cpu_s.begin(), contestant.block_cpu_s.end());
     own.push_back(static_cast<double>(contestant.wrong));
     Result<std::vector<std::vector<double>>> all = gather(communicator_, own);
     if (!all.ok()) return all.status();
@@ -250,13 +260,11 @@ Status Runner::combine_ranks(std::vector<Contestant>& contestants) {
       std::vector<double> of_ranks;
       for (const auto& rank : *all) of_ranks.push_back(rank[round]);
       contestant.block_us[round] = combine(of_ranks, options_.rank_time);
+      contestant.block_cpu_s[round] = 0;
+      for (const auto& rank : *all) contestant.block_cpu_s[round] += rank[rounds + round];
     }
-    contestant.cpu_s = 0;
     contestant.wrong = 0;
-    for (const auto& rank : *all) {
-      contestant.cpu_s += rank[rounds];
-      contestant.wrong += static_cast<std::size_t>(rank[rounds + 1]);
-    }
+    for (const auto& rank : *all) contestant.wrong += static_cast<std::size_t>(rank[2 * rounds]);
   }
   return {};
 }
@@ -273,8 +281,7 @@ Record Runner::record_of(const Contestant& contestant, const Call& call) const {
   record.algorithm = contestant.report.algorithm;
   record.bytes = bytes_of(call);
   record.wrong = contestant.wrong;
-  const double calls = static_cast<double>(contestant.iterations) * static_cast<double>(contestant.block_us.size());
-  set_figures(record, contestant.block_us, contestant.cpu_s / calls, goodput_gbs_);
+  set_figures(record, contestant.block_us, median(contestant.block_cpu_s) / contestant.iterations, goodput_gbs_);
   return record;
 }
 

@@ -43,8 +43,8 @@ class Runner {
     int iterations = 1;
     CallReport report;
     std::size_t wrong = 0;
-    double cpu_s = 0;
-    std::vector<double> block_us;
+    std::vector<double> block_us;     ///< per call, by round
+    std::vector<double> block_cpu_s;  ///< of the whole block, by round
   };
   struct Block {
     double us_per_call = 0;

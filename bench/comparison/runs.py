@@ -1,0 +1,90 @@
+"""The groups of rows, as groups.json describes them: which command measures one, and what the measuring left behind."""
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+
+from comparison import results
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+REPOSITORY = os.path.dirname(os.path.dirname(FOLDER))
+BUSY_S = 0.5  # how long others are watched before a group starts
+PATIENCE = 4  # a group that takes so many times as long as it should is given up
+
+
+class GroupFailed(Exception):
+    """A group of rows could not be measured; says why."""
+
+
+def load_groups():
+    return results.load(os.path.join(FOLDER, "groups.json"))
+
+
+def load_documents(groups, folder):
+    """{group's name: result file} of those that have been measured."""
+    found = {group["name"]: os.path.join(folder, group["name"] + ".json") for group in groups}
+    return {name: results.load(path) for name, path in found.items() if os.path.exists(path)}
+
+
+def expected_s(group, quick):
+    return 15 if quick else group["seconds"]
+
+
+def command_of(group, quick, perf, json_path):
+    """Open MPI is started by its mpirun, and the best of its algorithms counts."""
+    limit_s = PATIENCE * expected_s(group, quick)
+    command = [os.path.join(REPOSITORY, "bench/cluster"), group["shape"], "--rate", group["rate"], "--timeout", str(limit_s)]
+    if "openmpi" in group["peers"]:
+        command.append("--mpi")
+    command += ["--", perf, *group["quick" if quick else "arguments"], "--out-of-place", "--json", json_path]
+    if group["peers"]:
+        command += ["--peer", ",".join(group["peers"])]
+    if "openmpi" in group["peers"]:
+        command += ["--openmpi-algorithms", "all"]
+    return command
+
+
+def busy_share():
+    """The share of all cores that is used by others, while nothing of ours runs."""
+    def ticks():
+        with open("/proc/stat", encoding="ascii") as file:
+            numbers = [int(word) for word in file.readline().split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]  # all, and idle or waiting for a disk
+
+    total, idle = ticks()
+    time.sleep(BUSY_S)
+    total_later, idle_later = ticks()
+    return 1 - (idle_later - idle) / max(1, total_later - total)
+
+
+def measure(group, quick, perf, folder, on_size):
+    """Runs a group and leaves FOLDER/NAME.json. `on_size(bytes)` hears of every row as it is done. GroupFailed where it fails."""
+    path = os.path.join(folder, group["name"] + ".json")
+    partial = path + ".partial"
+    command = command_of(group, quick, perf, partial)
+    busy = busy_share()
+    started, lines = time.monotonic(), []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True) as process:
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if match := re.match(r"\s+(\d+)\s+\d+\s+float", line):
+                    on_size(int(match[1]))
+        except BaseException:
+            process.terminate()  # bench/cluster ends all that it has started
+            raise
+    if process.returncode != 0:
+        if os.path.exists(partial):
+            os.remove(partial)
+        words = "".join(line for line in lines if not line.startswith(("#", "  ")))[-2000:] or "".join(lines)[-2000:]
+        raise GroupFailed(f"{shlex.join(command)} ended with {process.returncode}:\n{words.strip()}")
+    document = results.load(partial)
+    os.remove(partial)
+    shown = [os.path.relpath(word, REPOSITORY) if os.path.isabs(word) else word for word in command]
+    at = shown.index("--json")
+    document |= {"group": group["name"], "quick": quick, "busy_share": round(busy, 2), "seconds": round(time.monotonic() - started, 1),
+                 "ran": shlex.join(shown[:at] + shown[at + 2:])}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,134 @@
+"""Markdown: one row for each group and peer, and one table of every size. A size at which shoal is slower is shown in bold."""
+from comparison.results import LARGE_BYTES, NAMES, geometric_mean, ratios, rows
+from comparison.targets import judge
+from perf.plot import size_label
+
+BUSY_SHARE = 0.1  # of the machine, used by others: figures above tell little
+BEGIN, END = "<!-- comparison: written by bench/compare --tables -->", "<!-- end of comparison -->"
+
+
+def ratio(value, size=None):
+    text = f"{value:.2f} x" + (f" at {size_label(size)}" if size else "")
+    return f"**{text}**" if value < 1 else text
+
+
+def time(us):
+    return f"{us:.2f}" if us < 10 else f"{us:.0f}" if us < 10000 else f"{us / 1000:.1f} ms"
+
+
+def short(verdict):
+    """What a verdict that is not met says."""
+    if verdict.value is None:
+        return f"**not measured**: {verdict.target}"
+    return f"**{verdict.value:.2f}**" + (f" at {size_label(verdict.size)}" if verdict.size else "") + f" for {verdict.target}"
+
+
+def percent_of_limit(row):
+    """Shorter messages than 4 MiB pass a link's token bucket faster than its rate."""
+    return f"{100 * row['limit_fraction']:.0f} %" if row["limit_fraction"] is not None and row["bytes"] >= 4 << 20 else ""
+
+
+def noise(document):
+    busy = document.get("busy_share", 0)
+    return f" **Others used {100 * busy:.0f} % of the machine before this was measured.**" if busy > BUSY_SHARE else ""
+
+
+def line(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def targets_of(group, peer):
+    """The targets of a group that a row about `peer` tells of; those that name no peer stand in the first row."""
+    first = peer is None or peer == group["peers"][0]
+    return [target for target in group["targets"] if target.get("peer") == peer or (first and "peer" not in target)]
+
+
+def cell_of_targets(group, peer, document):
+    verdicts = [judge(target, document) for target in targets_of(group, peer)]
+    missed = [short(verdict) for verdict in verdicts if not verdict.met]
+    return "; ".join([f"{len(verdicts) - len(missed)} of {len(verdicts)} met"] + missed)
+
+
+def summary_row(group, peer, document):
+    if peer is None:
+        return line([group["title"], "its own float32", "", "", "", "", "", cell_of_targets(group, peer, document)])
+    of_peer, mine = ratios(document, peer), rows(document, "shoal")
+    if not of_peer:
+        return line([group["title"], NAMES[peer], "**not measured**", "", "", "", "", ""])
+    worst = min(of_peer, key=of_peer.get)
+    large = [value for size, value in of_peer.items() if size >= LARGE_BYTES]
+    limits = [row["limit_fraction"] for size, row in mine.items() if size >= 4 << 20 and row["limit_fraction"] is not None]
+    biggest = max(of_peer)
+    cpu = f"{mine[biggest]['cpu_s_per_gb']:.2f}, {rows(document, peer)[biggest]['cpu_s_per_gb']:.2f}"
+    return line([group["title"], NAMES[peer], ratio(geometric_mean(of_peer.values())), ratio(geometric_mean(large)) if large else "",
+                 ratio(of_peer[worst], worst), f"{100 * min(limits):.0f} %" if limits else "", cpu, cell_of_targets(group, peer, document)])
+
+
+def summary(groups, documents):
+    """One row for each group and peer."""
+    head = ["work", "beside", "all sizes", "from 64 KiB", "least", "of the limit from 4 MiB", "CPU s/GB: shoal, peer", "targets"]
+    lines = [line(head), "|" + "---|" * len(head)]
+    for group in groups:
+        if group["name"] in documents:
+            lines += [summary_row(group, peer, documents[group["name"]]) for peer in group["peers"] or [None]]
+    return "\n".join(lines)
+
+
+def table_of_sizes(group, document):
+    """Times of one group with their spread, size by size."""
+    mine = rows(document, "shoal")
+    peers = [peer for peer in group["peers"] if ratios(document, peer)]
+    head = ["size", "shoal, us", "10 .. 90 %", "algorithm", "of the limit"] + [f"{NAMES[peer]}{extra}" for peer in peers for extra in (", us", "")]
+    lines = [line(head), "|" + "---|" * len(head)]
+    for size, row in mine.items():
+        cells = [size_label(size), time(row["latency_us"]), f"{time(row['latency_us_p10'])} .. {time(row['latency_us_p90'])}", row["algorithm"],
+                 percent_of_limit(row)]
+        for peer in peers:
+            theirs = rows(document, peer).get(size)
+            cells += [time(theirs["latency_us"]) + (f" ({theirs['algorithm']})" if peer == "openmpi" else ""),
+                      ratio(theirs["latency_us"] / row["latency_us"])] if theirs else ["", ""]
+        lines.append(line(cells))
+    return "\n".join(lines)
+
+
+def table_of_types(document):
+    """Times of types of 2 bytes beside those of as many float32."""
+    wide = rows(document, "shoal", "float32")
+    types = [type_ for type_ in ("bfloat16", "float16") if rows(document, "shoal", type_)]
+    lines = [line(["elements", "float32, us"] + [f"{type_}{extra}" for type_ in types for extra in (", us", " / float32")])]
+    lines.append("|" + "---|" * (2 + 2 * len(types)))
+    for size, row in wide.items():
+        cells = [f"{size // 4:,}", time(row["latency_us"])]
+        for type_ in types:
+            half = rows(document, "shoal", type_).get(size // 2)
+            cells += [time(half["latency_us"]), f"{half['latency_us'] / row['latency_us']:.2f}"] if half else ["", ""]
+        if any(cells[2:]):
+            lines.append(line(cells))
+    return "\n".join(lines)
+
+
+def details(groups, documents):
+    """The page of all groups: what was run, the verdict on each target, every size."""
+    parts = ["# Comparison",
+             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, in bold where shoal is slower."]
+    for group in groups:
+        if group["name"] not in documents:
+            continue
+        document = documents[group["name"]]
+        machine = document["machine"]
+        parts += [f"## {group['title']}", f"{machine['cpu']}, {machine['cores']} cores. `{document['ran']}`{noise(document)}"]
+        verdicts = [judge(target, document) for target in group["targets"]]
+        parts.append("\n".join(f"- {'met' if verdict.met else '**not met**'}: {verdict.target}"
+                               + (": not measured" if verdict.value is None else f": {verdict.value:.2f}")
+                               + (f" at {size_label(verdict.size)}" if verdict.size else "") for verdict in verdicts))
+        parts.append(table_of_sizes(group, document) if group["peers"] else table_of_types(document))
+    return "\n\n".join(parts) + "\n"
+
+
+def replace_between_marks(text, table):
+    """`text` with `table` between BEGIN and END. ValueError where it does not hold both."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' there")
+    return head + BEGIN + "\n" + table + "\n" + END + tail

@@ -1,0 +1,153 @@
+"""bench/compare's arithmetic: ratios, verdicts, tables, remaining time; and that groups.json asks for what exists."""
+import io
+import os
+import sys
+import unittest
+
+import cases
+
+sys.path.insert(0, os.path.join(cases.REPOSITORY, "bench"))
+from comparison import results, runs, tables, targets
+from comparison.progress import Progress, minutes
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def row(library, size, us, type_="float32", cpu=1.0, limit=None):
+    return {"library": library, "type": type_, "bytes": size, "latency_us": us, "latency_us_p10": us * 0.9, "latency_us_p90": us * 1.1,
+            "algorithm": "ring", "cpu_s_per_gb": cpu, "limit_fraction": limit}
+
+
+def document(*rows):
+    return {"machine": {"cpu": "some CPU", "cores": 2}, "ran": "bench/cluster 1x2", "busy_share": 0.0, "results": list(rows)}
+
+
+TWO_SIZES = document(row("shoal", 4, 2.0), row("openmpi", 4, 6.0), row("shoal", MIB, 10.0, cpu=0.5, limit=0.9), row("openmpi", MIB, 9.0, cpu=1.5))
+GROUP = {"name": "1x2", "title": "1 host x 2", "peers": ["openmpi"], "targets": [
+    {"figure": "ratio_least", "peer": "openmpi", "sizes": "", "at_least": 1.0, "noise": 0.05},
+    {"figure": "ratio_least", "peer": "openmpi", "sizes": "..64", "at_least": 2.0},
+    {"figure": "limit_least", "sizes": "64K..", "at_least": 0.92}]}
+
+
+class Results(unittest.TestCase):
+    def test_sizes(self):
+        self.assertEqual([results.parse_size(text) for text in ("4", "64K", "2M", "1G")], [4, 65536, 2 * MIB, 1 << 30])
+        self.assertEqual(results.parse_sizes("64K..4M"), (64 * KIB, 4 * MIB))
+        self.assertEqual(results.within({4: "a", 64: "b", 65: "c"}, "..64"), {4: "a", 64: "b"})
+        for bad in ("64k", "x", "-1"):
+            self.assertRaises(ValueError, results.parse_size, bad)
+
+    def test_cycles_of_a_size_become_the_one_of_median_time(self):
+        cycles = document(row("shoal", 4, 9.0), row("shoal", 4, 1.0), row("shoal", 4, 2.0))
+        self.assertEqual(results.rows(cycles, "shoal")[4]["latency_us"], 2.0)
+
+    def test_ratios_need_both_libraries(self):
+        self.assertEqual(results.ratios(document(row("shoal", 4, 2.0), row("shoal", 8, 2.0), row("gloo", 4, 30.0)), "gloo"), {4: 15.0})
+
+    def test_geometric_mean(self):
+        self.assertAlmostEqual(results.geometric_mean([1, 4]), 2)
+        self.assertIsNone(results.geometric_mean([]))
+
+
+class Targets(unittest.TestCase):
+    def judge(self, target, of=TWO_SIZES):
+        verdict = targets.judge(target, of)
+        return verdict.value and round(verdict.value, 3), verdict.size, verdict.met
+
+    def test_least_ratio_with_and_without_noise(self):
+        target = {"figure": "ratio_least", "peer": "openmpi", "at_least": 1.0}
+        self.assertEqual(self.judge(target), (0.9, MIB, False))
+        self.assertEqual(self.judge(target | {"noise": 0.05}), (0.9, MIB, False))
+        self.assertEqual(self.judge(target | {"noise": 0.1}), (0.9, MIB, True))
+        self.assertEqual(self.judge(target | {"sizes": "..64"}), (3.0, 4, True))
+
+    def test_means(self):
+        self.assertEqual(self.judge({"figure": "ratio_mean", "peer": "openmpi", "at_least": 1.6}), (1.643, None, True))
+        self.assertEqual(self.judge({"figure": "cpu_ratio_mean", "peer": "openmpi", "sizes": "64K..", "at_least": 1.0}), (3.0, None, True))
+
+    def test_limit(self):
+        self.assertEqual(self.judge({"figure": "limit_least", "at_least": 0.92}), (0.9, MIB, False))
+
+    def test_halves_are_compared_with_as_many_float32(self):
+        halves = document(row("shoal", 2 * MIB, 10.0), row("shoal", MIB, 6.0, "bfloat16"), row("shoal", 2 * MIB, 1.0, "bfloat16"))
+        self.assertEqual(self.judge({"figure": "time_of_float32_greatest", "type": "bfloat16", "at_most": 0.6}, halves), (0.6, MIB, True))
+        self.assertEqual(self.judge({"figure": "time_of_float32_greatest", "type": "bfloat16", "at_most": 0.5}, halves), (0.6, MIB, False))
+
+    def test_what_was_not_measured_is_not_met(self):
+        self.assertEqual(self.judge({"figure": "ratio_least", "peer": "gloo", "at_least": 1.0}), (None, None, False))
+
+    def test_words(self):
+        self.assertEqual(targets.words(GROUP["targets"][0]), "at least 1 x Open MPI at every size (5 % noise allowed)")
+        self.assertEqual(targets.words(GROUP["targets"][1]), "at least 2 x Open MPI at every size up to 64 B")
+
+
+class Groups(unittest.TestCase):
+    def test_every_group_and_target_is_whole(self):
+        groups = runs.load_groups()
+        self.assertEqual(len({group["name"] for group in groups}), len(groups))
+        for group in groups:
+            self.assertEqual(set(group), {"name", "title", "shape", "rate", "peers", "arguments", "quick", "seconds", "targets"})
+            for target in group["targets"]:
+                self.assertIn(target["figure"], targets.FIGURES)
+                self.assertEqual(len({"at_least", "at_most"} & set(target)), 1, target)
+                self.assertIn(target.get("peer"), [None, *group["peers"]])
+                targets.words(target)
+
+    def test_commands(self):
+        group = next(group for group in runs.load_groups() if group["name"] == "4x1-1gbit")
+        command = " ".join(runs.command_of(group, False, "shoal_perf", "x.json"))
+        self.assertIn("bench/cluster 4x1 --rate 1gbit", command)
+        self.assertIn("--mpi -- shoal_perf -b 4 -e 64M", command)
+        self.assertIn("--peer openmpi,gloo --openmpi-algorithms all", command)
+
+    def test_a_quick_run_is_quick(self):
+        self.assertLess(sum(runs.expected_s(group, True) for group in runs.load_groups()), 5 * 60)
+
+
+class Tables(unittest.TestCase):
+    def test_the_summary_tells_what_is_lost(self):
+        text = tables.summary([GROUP], {"1x2": TWO_SIZES})
+        self.assertIn("| 1 host x 2 | Open MPI | 1.64 x | **0.90 x** | **0.90 x at 1 MiB** |  | 0.50, 1.50 | 1 of 3 met;", text)
+        self.assertIn("**0.90** at 1 MiB for at least 1 x Open MPI at every size", text)
+
+    def test_a_peer_that_did_not_run_is_shown_as_such(self):
+        self.assertIn("**not measured**", tables.summary([GROUP | {"peers": ["gloo"]}], {"1x2": TWO_SIZES}))
+
+    def test_details_have_every_size_and_verdict(self):
+        text = tables.details([GROUP], {"1x2": TWO_SIZES | {"busy_share": 0.5}})
+        self.assertIn("| 4 B | 2.00 | 1.80 .. 2.20 | ring |  | 6.00 (ring) | 3.00 x |", text)
+        self.assertIn("| 9.00 (ring) | **0.90 x** |", text)
+        self.assertIn("- met: at least 2 x Open MPI at every size up to 64 B: 3.00 at 4 B", text)
+        self.assertIn("- **not met**: at least 0.92 of the links' limit from 64 KiB: 0.90 at 1 MiB", text)
+        self.assertIn("Others used 50 % of the machine", text)
+
+    def test_the_readme_gets_the_table_between_its_marks(self):
+        text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
+        once = tables.replace_between_marks(text, "| new |")
+        self.assertEqual(once, f"before\n{tables.BEGIN}\n| new |\n{tables.END}\nafter\n")
+        self.assertEqual(tables.replace_between_marks(once, "| new |"), once)
+        self.assertRaises(ValueError, tables.replace_between_marks, "no marks", "| new |")
+
+    def test_the_readme_has_the_marks(self):
+        with open(os.path.join(cases.REPOSITORY, "README.md"), encoding="utf-8") as file:
+            tables.replace_between_marks(file.read(), "")
+
+
+class Remaining(unittest.TestCase):
+    def test_the_pace_so_far_applies_to_the_rest(self):
+        now = [0.0]
+        progress = Progress([10, 20, 30], stream=io.StringIO(), clock=lambda: now[0])
+        progress.start("one")
+        self.assertEqual(progress.remaining_s(), 60)
+        now[0] = 20.0  # twice as long as expected
+        progress.start("two")
+        self.assertEqual(progress.remaining_s(), 100)
+        now[0] = 30.0
+        self.assertEqual(progress.remaining_s(), 90)
+
+    def test_words(self):
+        self.assertEqual([minutes(seconds) for seconds in (0, 59.6, 90, 600)], ["0 s", "60 s", "2 min", "10 min"])
+
+
+if __name__ == "__main__":
+    cases.main()
