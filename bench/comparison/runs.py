@@ -84,7 +84,7 @@ def measure(group, quick, perf, folder, on_size):
     os.remove(partial)
     shown = [os.path.relpath(word, REPOSITORY) if os.path.isabs(word) else word for word in command]
     at = shown.index("--json")
-    document |= {"group": group["name"], "quick": quick, "busy_share": round(busy, 2), "seconds": round(time.monotonic() - started, 1),
-                 "ran": shlex.join(shown[:at] + shown[at + 2:])}
+    document |= {"command": shlex.join(shown[:at] + shown[at + 2:]), "group": group["name"], "quick": quick, "busy_share": round(busy, 2),
+                 "seconds": round(time.monotonic() - started, 1)}
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1) + "\n")

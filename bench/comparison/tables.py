@@ -116,7 +116,7 @@ def details(groups, documents):
             continue
         document = documents[group["name"]]
         machine = document["machine"]
-        parts += [f"## {group['title']}", f"{machine['cpu']}, {machine['cores']} cores. `{document['ran']}`{noise(document)}"]
+        parts += [f"## {group['title']}", f"{machine['cpu']}, {machine['cores']} cores. `{document['command']}`{noise(document)}"]
         verdicts = [judge(target, document) for target in group["targets"]]
         parts.append("\n".join(f"- {'met' if verdict.met else '**not met**'}: {verdict.target}"
                                + (": not measured" if verdict.value is None else f": {verdict.value:.2f}")

@@ -19,7 +19,7 @@ def row(library, size, us, type_="float32", cpu=1.0, limit=None):
 
 
 def document(*rows):
-    return {"machine": {"cpu": "some CPU", "cores": 2}, "ran": "bench/cluster 1x2", "busy_share": 0.0, "results": list(rows)}
+    return {"machine": {"cpu": "some CPU", "cores": 2}, "command": "bench/cluster 1x2", "busy_share": 0.0, "results": list(rows)}
 
 
 TWO_SIZES = document(row("shoal", 4, 2.0), row("openmpi", 4, 6.0), row("shoal", MIB, 10.0, cpu=0.5, limit=0.9), row("openmpi", MIB, 9.0, cpu=1.5))
