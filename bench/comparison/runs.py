@@ -59,29 +59,36 @@ def busy_share():
     return 1 - (idle_later - idle) / max(1, total_later - total)
 
 
+def run(command, on_size):
+    """Runs shoal_perf and listens to it. Whatever ends this ends what it has started."""
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True) as process:
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if match := re.match(r"\s+(\d+)\s+\d+\s+b?float", line):
+                    on_size(int(match[1]))
+        except BaseException:
+            process.terminate()  # bench/cluster ends its ranks
+            raise
+    if process.returncode != 0:
+        words = "".join(line for line in lines if not line.startswith(("#", "  "))) or "".join(lines)
+        raise GroupFailed(f"{shlex.join(command)} ended with {process.returncode}:\n{words.strip()[-2000:]}")
+
+
 def measure(group, quick, perf, folder, on_size):
     """Runs a group and leaves FOLDER/NAME.json. `on_size(bytes)` hears of every row as it is done. GroupFailed where it fails."""
     path = os.path.join(folder, group["name"] + ".json")
     partial = path + ".partial"
     command = command_of(group, quick, perf, partial)
     busy = busy_share()
-    started, lines = time.monotonic(), []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True) as process:
-        try:
-            for line in process.stdout:
-                lines.append(line)
-                if match := re.match(r"\s+(\d+)\s+\d+\s+float", line):
-                    on_size(int(match[1]))
-        except BaseException:
-            process.terminate()  # bench/cluster ends all that it has started
-            raise
-    if process.returncode != 0:
+    started = time.monotonic()
+    try:
+        run(command, on_size)
+        document = results.load(partial)
+    finally:
         if os.path.exists(partial):
             os.remove(partial)
-        words = "".join(line for line in lines if not line.startswith(("#", "  ")))[-2000:] or "".join(lines)[-2000:]
-        raise GroupFailed(f"{shlex.join(command)} ended with {process.returncode}:\n{words.strip()}")
-    document = results.load(partial)
-    os.remove(partial)
     shown = [os.path.relpath(word, REPOSITORY) if os.path.isabs(word) else word for word in command]
     at = shown.index("--json")
     document |= {"command": shlex.join(shown[:at] + shown[at + 2:]), "group": group["name"], "quick": quick, "busy_share": round(busy, 2),
