@@ -174,7 +174,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     if (!config.ok()) return config.status();
     parts.topology = Topology::uniform(1, 1);
     auto executor = std::make_shared<Executor>(std::move(parts));
-    ProgressThread::instance().add(executor, 0, 1);
+    ProgressThread::instance().add(executor, 0, 1, allowed_cores());
     return WiredRanks{std::move(executor), "local", {}};
   }
 
@@ -279,8 +279,9 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
 
   const int local_rank = parts.topology.local_rank(rank);
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
+  const int cores = parts.cores;
   wired.executor = std::make_shared<Executor>(std::move(parts));
-  ProgressThread::instance().add(wired.executor, local_rank, local_size);
+  ProgressThread::instance().add(wired.executor, local_rank, local_size, cores);
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
   const auto ready = exchange(*store, "ready", rank, size, "", deadline);
   if (ready.ok() && rank == 0) {

@@ -24,7 +24,7 @@ int core_for(int local_rank, int local_size) {
   CPU_ZERO(&set);
   if (::sched_getaffinity(0, sizeof set, &set) != 0) return -1;
   const int cores = CPU_COUNT(&set);
-  if (cores < 2 * local_size || allowed_cores() < 2 * local_size) return -1;
+  if (cores < 2 * local_size) return -1;
   int wanted = cores - 1 - local_rank;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &set) && wanted-- == 0) return core;
@@ -43,13 +43,13 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 ProgressThread::~ProgressThread() = default;
 
-void ProgressThread::add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size) {
+void ProgressThread::add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size, int node_cores) {
   const std::scoped_lock lock(mutex_);
   executors_.push_back(executor);
   generation_.fetch_add(1);
   if (!started_.load()) {
-    spare_cores_ = allowed_cores() >= 2 * local_size;
-    pin_to_core_ = core_for(local_rank, local_size);
+    spare_cores_ = node_cores >= 2 * local_size;
+    pin_to_core_ = spare_cores_ ? core_for(local_rank, local_size) : -1;
   }
 }
 

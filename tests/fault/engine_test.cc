@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/engine/cores.h"
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
 #include "transports/loopback/loopback.h"
@@ -128,7 +129,7 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   auto control_links = connect(*control_transport, control);
   parts.control = std::make_unique<ControlPlane>(rank, std::move(control_transport), std::move(control_links));
   auto executor = std::make_shared<Executor>(std::move(parts));
-  ProgressThread::instance().add(executor, 0, scenario.topology.ranks());
+  ProgressThread::instance().add(executor, 0, scenario.topology.ranks(), allowed_cores());
   return executor;
 }
 
