@@ -50,9 +50,12 @@ class _Result(unittest.TextTestResult):
         xml.SubElement(self.case, "skipped", message=reason)
 
 
-def main():
+def main(after=None):
+    """Runs the cases of the script; `after(result)` may print more about them."""
     suite = unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])
     result = unittest.TextTestRunner(verbosity=2, resultclass=_Result).run(suite)
+    if after is not None:
+        after(result)
     kind, _, path = os.environ.get("GTEST_OUTPUT", "").partition(":")
     if kind == "xml" and path:
         os.makedirs(os.path.dirname(path), exist_ok=True)

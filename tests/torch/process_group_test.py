@@ -160,13 +160,13 @@ def bad_arguments(rank, size):
     check(isinstance(group, shoal.ProcessGroupShoal) and group.name() == "shoal", "the backend's name")
     expect(ValueError, "not defined on Float", lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND))
     expect(ValueError, "not defined on Bool", lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG))
-    expect(ValueError, "a list of 2", lambda: group.allreduce([torch.ones(1), torch.ones(1)], dist.AllreduceOptions()))
-    expect(ValueError, "sparse", lambda: group.allreduce([torch.eye(3).to_sparse()], dist.AllreduceOptions()))
+    expect(ValueError, "single-element tensor list", lambda: group.allreduce([torch.ones(1), torch.ones(1)], dist.AllreduceOptions()))
+    expect(ValueError, "only supports dense", lambda: group.allreduce([torch.eye(3).to_sparse()], dist.AllreduceOptions()))
     options = dist.BroadcastOptions()
     options.rootRank = size
     expect(ValueError, "invalid root rank", lambda: group.broadcast([torch.ones(1)], options))
     one = torch.ones(1)
-    expect(ValueError, "list of outputs", lambda: group.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
+    expect(ValueError, "output list size", lambda: group.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
     expect(RuntimeError, "does not support", lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size)))
     tensor = torch.ones(1)
     dist.all_reduce(tensor)  # nothing of this closed the group

@@ -16,8 +16,13 @@ else()
 endif()
 set(_cached_venv "${_cache_home}/shoal/venv-torch-${SHOAL_TORCH_VERSION}")
 
-# Every place that can hold a torch package folder, the user's own words first.
+# Every place that can hold a torch package folder, the user's own words first; pip's Python where a wheel is built.
 set(_candidates "")
+if(SKBUILD)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)"
+    OUTPUT_VARIABLE _candidates OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
 if(Torch_DIR)
   cmake_path(SET _folder NORMALIZE "${Torch_DIR}/../../..")  # <torch>/share/cmake/Torch
   list(APPEND _candidates "${_folder}")
@@ -66,4 +71,7 @@ endif()
 
 # The interpreter that owns this torch: <prefix>/lib/python3.N/site-packages/torch, <prefix>/bin/python.
 cmake_path(SET _prefix NORMALIZE "${SHOAL_LIBTORCH_DIR}/../../../..")
+if(SKBUILD)
+  set(SHOAL_TORCH_PYTHON "${Python_EXECUTABLE}")
+endif()
 find_program(SHOAL_TORCH_PYTHON NAMES python python3 HINTS "${_prefix}/bin" NO_DEFAULT_PATH)

@@ -3,7 +3,10 @@
 #include <optional>
 #include <string>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
 
 namespace shoal::torch {
 namespace {
@@ -42,6 +45,7 @@ std::optional<DataType> to_data_type(at::ScalarType type) {
 std::optional<ReduceOp> to_reduce_op(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM:
       return ReduceOp::sum;
     case c10d::ReduceOp::AVG:
       return ReduceOp::avg;
@@ -88,33 +92,61 @@ const char* name_of(c10d::ReduceOp::RedOpType op) {
 
 }  // namespace
 
-Reduction to_reduction(const at::Tensor& tensor, const c10d::ReduceOp& c10d_op) {
+Reduction to_reduction(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& c10d_op) {
   const at::ScalarType scalar = tensor.scalar_type();
   const auto elements = static_cast<std::size_t>(tensor.numel());
   const std::optional<ReduceOp> op = to_reduce_op(c10d_op.op_);
   if (op.has_value()) {
     if (scalar == at::kBool) {
-      if (const std::optional<ReduceOp> bool_op = to_bool_op(*op)) return {DataType::uint8, *bool_op, elements};
+      if (const std::optional<ReduceOp> bool_op = to_bool_op(*op)) return {DataType::uint8, *bool_op, 1, elements};
     } else if (tensor.is_complex()) {
       const std::optional<DataType> part = to_data_type(c10::toRealValueType(scalar));
-      if (part.has_value() && (*op == ReduceOp::sum || *op == ReduceOp::avg)) return {*part, *op, 2 * elements};
+      if (part.has_value() && (*op == ReduceOp::sum || *op == ReduceOp::avg)) return {*part, *op, 2, 2 * elements};
     } else if (const std::optional<DataType> type = to_data_type(scalar); type.has_value() && supports(*type, *op)) {
-      return {*type, *op, elements};
+      return {*type, *op, 1, elements};
     }
   }
-  TORCH_CHECK_VALUE(false, "shoal: all_reduce with ", name_of(c10d_op.op_), " is not defined on ", c10::toString(scalar),
+  TORCH_CHECK_VALUE(false, "shoal ", call, " with ", name_of(c10d_op.op_), " is not defined on ", c10::toString(scalar),
                     " tensors");
+}
+
+at::Tensor scaled(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return tensor;
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+  using Supplement = c10d::NCCLPreMulSumSupplement;
+#else
+  using Supplement = c10d::PreMulSumSupplement;
+#endif
+  const auto* supplement = dynamic_cast<const Supplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(supplement != nullptr, "shoal: PREMUL_SUM without a factor");
+  const at::NoGradGuard no_grad;
+  return supplement->tensor_factor.defined() ? tensor * supplement->tensor_factor : tensor * supplement->double_factor;
 }
 
 Movement to_movement(const at::Tensor& tensor) {
   const auto elements = static_cast<std::size_t>(tensor.numel());
-  if (const std::optional<DataType> type = to_data_type(tensor.scalar_type())) return {*type, elements};
-  return {DataType::uint8, elements * tensor.element_size()};
+  if (const std::optional<DataType> type = to_data_type(tensor.scalar_type())) return {*type, 1, elements};
+  const auto bytes = static_cast<std::size_t>(tensor.element_size());
+  return {DataType::uint8, bytes, elements * bytes};
 }
 
 std::exception_ptr to_exception(const char* call, const Status& status) {
-  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                                                       std::string("shoal ") + call + ": " + status.to_string()));
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
+  const std::string prefix = std::string("shoal ") + call + ": ";
+  switch (status.code()) {
+    case StatusCode::invalid_argument:
+      return std::make_exception_ptr(c10::ValueError(here, prefix + status.message()));
+    case StatusCode::timeout:  // begins as Gloo's message does, for those who search for that
+      return std::make_exception_ptr(
+          c10::DistBackendError(here, prefix + "Timed out waiting for other ranks: " + status.to_string()));
+    default:
+      return std::make_exception_ptr(c10::DistBackendError(here, prefix + status.to_string()));
+  }
+}
+
+c10d::WorkResult to_work_result(const Status& status) {
+  if (status.ok()) return c10d::WorkResult::SUCCESS;
+  return status.code() == StatusCode::timeout ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
 }
 
 std::string plain_message(const std::exception& error) {

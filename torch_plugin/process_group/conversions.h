@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <shoal/status.h>
 #include <shoal/types.h>
@@ -17,18 +18,23 @@ namespace shoal::torch {
 struct Reduction {
   DataType type;
   ReduceOp op;
+  std::size_t factor;  ///< elements of `type` in one of the tensor's
   std::size_t count;
 };
 
-/// What all_reduce of `tensor` with `op` is for shoal. Complex numbers are reduced as twice as many real ones (sum and average
-/// only), as torch itself does. bool is reduced as bytes of 0 and 1 with the operation that means the same: sum, max and bor
-/// are "or"; product, min and band are "and". Throws c10::ValueError when shoal has no such type or the type no such operation;
-/// the message names both.
-Reduction to_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op);
+/// What a reduction (`call`, for messages) of `tensor` with `op` is for shoal. PREMUL_SUM is the sum of scaled(). Complex
+/// numbers are reduced as twice as many real ones (sum and average only), as torch itself does. bool is reduced as bytes of 0
+/// and 1 with the operation that means the same: sum, max and bor are "or"; product, min and band are "and". Throws
+/// c10::ValueError when shoal has no such type or the type no such operation; the message names both.
+Reduction to_reduction(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op);
+
+/// `tensor` times the factor that PREMUL_SUM carries, in new memory; `tensor` itself for every other operation.
+at::Tensor scaled(const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 /// How a tensor's elements are moved unchanged.
 struct Movement {
   DataType type;
+  std::size_t factor;  ///< elements of `type` in one of the tensor's
   std::size_t count;
 };
 
@@ -36,8 +42,12 @@ struct Movement {
 /// bytes.
 Movement to_movement(const at::Tensor& tensor);
 
-/// The exception for a failed operation: c10::DistBackendError with `call` and shoal's message.
+/// The exception for a failed operation: c10::DistBackendError with `call` and shoal's message. A bad argument that only shoal
+/// noticed is a c10::ValueError.
 std::exception_ptr to_exception(const char* call, const Status& status);
+
+/// The outcome in c10d's words.
+c10d::WorkResult to_work_result(const Status& status);
 
 /// What an exception says, without the stack that torch appends.
 std::string plain_message(const std::exception& error);

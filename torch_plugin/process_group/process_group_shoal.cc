@@ -1,3 +1,5 @@
+// How a group begins and ends, and what all its calls share. The calls stand in reductions.cc, movements.cc, barriers.cc,
+// point_to_point.cc and groups.cc.
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 #include <algorithm>
@@ -5,37 +7,21 @@
 
 #include <shoal/memory.h>
 
+#include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/store_adapter.h"
 
 namespace shoal::torch {
-namespace {
 
 using at::Tensor;
-
-/// A tensor that is where and what this backend can use.
-void check_tensor(const char* call, const Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined(), "shoal ", call, ": undefined tensor");
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "shoal ", call,
-                    ": sparse tensors are not supported; convert with to_dense()");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "shoal ", call, ": the tensor is on ", tensor.device(),
-                    ", but this backend serves CPU tensors");
-}
-
-const Tensor& only_tensor(const char* call, const std::vector<Tensor>& tensors) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, "shoal ", call, ": takes one tensor per rank, got a list of ", tensors.size());
-  check_tensor(call, tensors[0]);
-  return tensors[0];
-}
-
-/// The memory to communicate from and to: the tensor itself unless it has holes or overlaps itself.
-Tensor dense(const Tensor& tensor) { return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous(); }
-
-}  // namespace
+using std::chrono::milliseconds;
 
 ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      c10::intrusive_ptr<Options> options)
-    : c10d::Backend(rank, size), options_(options ? std::move(options) : c10::make_intrusive<Options>()) {
+    : c10d::Backend(rank, size),
+      options_(options ? std::move(options) : c10::make_intrusive<Options>()),
+      store_(store),
+      recorder_(rank, size) {
   StoreAdapter adapter(store);
   CommunicatorOptions wanted = Communicator::options_from_environment();
   wanted.timeout = options_->timeout;
@@ -48,128 +34,53 @@ ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& stor
 
 ProcessGroupShoal::~ProcessGroupShoal() = default;
 
-void ProcessGroupShoal::setTimeout(std::chrono::milliseconds timeout) { options_->timeout = timeout; }
+void ProcessGroupShoal::setTimeout(milliseconds timeout) {
+  if (timeout <= milliseconds(0)) refuse("set_timeout", "a timeout of " + std::to_string(timeout.count()) + " ms");
+  options_->timeout = timeout;
+}
 
-CallOptions ProcessGroupShoal::call_options(std::chrono::milliseconds timeout) const {
+milliseconds ProcessGroupShoal::timeout_or_default(milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+}
+
+CallOptions ProcessGroupShoal::call_options(milliseconds timeout) const {
   CallOptions options;
-  options.timeout = timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+  options.timeout = timeout_or_default(timeout);
   return options;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Result<shoal::Work> operation) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Result<shoal::Work> operation,
+                                                        const CallOptions& options, const Peer& peer) {
   if (!operation.ok()) throw_status(call.name, operation.status());
-  ++calls_;
-  auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call));
-  work->follow(std::move(operation).value());
+  const std::uint64_t sequence = ++calls_;
+  RecorderEntry entry;
+  if (recorder_.recording()) {
+    recorder_.name_group(getGroupUid(), getGroupDesc(), options_->global_ranks_in_group);
+    entry = recorder_.record({call.profiling_title, peer.rank, peer.sending, sequence, call.inputs, call.outputs,
+                              options.timeout.value_or(options_->timeout)});
+  }
+  auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
+  work->follow(std::move(operation).value(), std::move(entry));
+  if (coalesced_.has_value()) coalesced_->push_back(work);
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>& tensors,
-                                                            const c10d::AllreduceOptions& options) {
-  const Tensor& tensor = only_tensor("all_reduce", tensors);
-  const Reduction reduction = to_reduction(tensor, options.reduceOp);
-  const Tensor buffer = dense(tensor);
-  WorkShoal::Call call{.type = c10d::OpType::ALLREDUCE,
-                       .name = "all_reduce",
-                       .profiling_title = "shoal:all_reduce",
-                       .inputs = {tensor},
-                       .staging = {buffer},
-                       .outputs = {tensor},
-                       .unpack = {}};
-  if (!buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
-  return start(std::move(call), communicator_->all_reduce_async(buffer.data_ptr(), buffer.data_ptr(), reduction.count,
-                                                                reduction.type, reduction.op, call_options(options.timeout)));
+void ProcessGroupShoal::startCoalescing() {
+  TORCH_CHECK(!coalesced_.has_value(), "shoal: startCoalescing() before the end of the last; call endCoalescing() first");
+  coalesced_.emplace();
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>& tensors,
-                                                            const c10d::BroadcastOptions& options) {
-  const Tensor& tensor = only_tensor("broadcast", tensors);
-  TORCH_CHECK_VALUE(options.rootTensor == 0, "shoal broadcast: takes one tensor per rank, so its root tensor is 0, not ",
-                    options.rootTensor);
-  TORCH_CHECK_VALUE(options.rootRank >= 0 && options.rootRank < getSize(), "shoal broadcast: invalid root rank ",
-                    options.rootRank, "; the group has ", getSize(), " ranks");
-  const Tensor buffer = dense(tensor);
-  const Movement movement = to_movement(buffer);
-  WorkShoal::Call call{.type = c10d::OpType::BROADCAST,
-                       .name = "broadcast",
-                       .profiling_title = "shoal:broadcast",
-                       .inputs = {tensor},
-                       .staging = {buffer},
-                       .outputs = {tensor},
-                       .unpack = {}};
-  if (!buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
-  return start(std::move(call),
-               communicator_->broadcast_async(buffer.data_ptr(), movement.count, movement.type,
-                                              static_cast<int>(options.rootRank), call_options(options.timeout)));
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::endCoalescing() {
+  TORCH_CHECK(coalesced_.has_value(), "shoal: endCoalescing() without startCoalescing()");
+  std::vector<c10::intrusive_ptr<c10d::Work>> parts = *std::exchange(coalesced_, std::nullopt);
+  return together("coalesced", std::move(parts), {});
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vector<Tensor>>& outputs,
-                                                            std::vector<Tensor>& inputs,
-                                                            const c10d::AllgatherOptions& options) {
-  const Tensor& input = only_tensor("all_gather", inputs);
-  TORCH_CHECK_VALUE(outputs.size() == 1, "shoal all_gather: takes one list of outputs per rank, got ", outputs.size());
-  const std::vector<Tensor>& parts = outputs[0];
-  TORCH_CHECK_VALUE(parts.size() == static_cast<std::size_t>(getSize()), "shoal all_gather: the list of outputs has ",
-                    parts.size(), " tensors; the group has ", getSize(), " ranks");
-  for (const Tensor& part : parts) {
-    check_tensor("all_gather", part);
-    TORCH_CHECK_VALUE(part.scalar_type() == input.scalar_type() && part.numel() == input.numel(),
-                      "shoal all_gather: an output is ", c10::toString(part.scalar_type()), part.sizes(), ", the input ",
-                      c10::toString(input.scalar_type()), input.sizes());
-  }
-  // The outputs lie anywhere in memory; shoal fills one piece, which is dealt out at the end.
-  const Tensor source = input.contiguous();
-  const Tensor gathered = at::empty({getSize(), source.numel()}, source.options());
-  const Movement movement = to_movement(source);
-  WorkShoal::Call call{.type = c10d::OpType::ALLGATHER,
-                       .name = "all_gather",
-                       .profiling_title = "shoal:all_gather",
-                       .inputs = {input},
-                       .staging = {source, gathered},
-                       .outputs = parts,
-                       .unpack = {}};
-  call.unpack = [gathered, parts]() mutable {
-    for (std::size_t rank = 0; rank < parts.size(); ++rank) {
-      parts[rank].copy_(gathered[static_cast<std::int64_t>(rank)].view(parts[rank].sizes()));
-    }
-  };
-  return start(std::move(call), communicator_->all_gather_async(source.data_ptr(), gathered.data_ptr(), movement.count,
-                                                                movement.type, call_options(options.timeout)));
-}
-
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output, Tensor& input,
-                                                                  const c10d::AllgatherOptions& options) {
-  check_tensor("all_gather_into_tensor", input);
-  check_tensor("all_gather_into_tensor", output);
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), "shoal all_gather_into_tensor: the output is ",
-                    c10::toString(output.scalar_type()), ", the input ", c10::toString(input.scalar_type()));
-  TORCH_CHECK_VALUE(output.numel() == input.numel() * getSize(), "shoal all_gather_into_tensor: the output has ",
-                    output.numel(), " elements; ", getSize(), " ranks with ", input.numel(), " each need ",
-                    input.numel() * getSize());
-  const Tensor source = input.contiguous();
-  const Tensor gathered = output.contiguous();  // itself where it is contiguous
-  const Movement movement = to_movement(source);
-  WorkShoal::Call call{.type = c10d::OpType::_ALLGATHER_BASE,
-                       .name = "all_gather_into_tensor",
-                       .profiling_title = "shoal:_all_gather_base",
-                       .inputs = {input},
-                       .staging = {source, gathered},
-                       .outputs = {output},
-                       .unpack = {}};
-  if (!gathered.is_same(output)) call.unpack = [gathered, output]() mutable { output.copy_(gathered); };
-  return start(std::move(call), communicator_->all_gather_async(source.data_ptr(), gathered.data_ptr(), movement.count,
-                                                                movement.type, call_options(options.timeout)));
-}
-
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::barrier(const c10d::BarrierOptions& options) {
-  WorkShoal::Call call{.type = c10d::OpType::BARRIER,
-                       .name = "barrier",
-                       .profiling_title = "shoal:barrier",
-                       .inputs = {},
-                       .staging = {},
-                       .outputs = {},
-                       .unpack = {}};
-  return start(std::move(call), communicator_->barrier_async(call_options(options.timeout)));
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::together(const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
+                                                           std::vector<Tensor> outputs) {
+  auto work = c10::make_intrusive<WorkTogether>(getRank(), name, std::move(parts), std::move(outputs));
+  work->follow();
+  return work;
 }
 
 Tensor ProcessGroupShoal::allocateTensor(long size, at::TensorOptions options) {

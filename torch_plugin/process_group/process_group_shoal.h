@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,21 +13,29 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/process_group/capabilities.h"
+#include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/work_shoal.h"
 
 namespace shoal::torch {
 
 inline constexpr const char* kBackendName = "shoal";
 
-/// A c10d backend for CPU tensors: allreduce, broadcast, allgather, _allgather_base and barrier. Everything else is answered by
-/// c10d's own "Backend shoal does not support ...".
+/// The other rank of a point-to-point call.
+struct Peer {
+  int rank = -1;
+  bool sending = false;
+};
+
+/// A c10d backend for CPU tensors: every collective, point to point, groups that share their parent's links.
 ///
-/// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so it must
-/// be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A call takes one tensor per rank.
+/// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
+/// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
+/// call takes one tensor per rank.
 ///
-/// Errors: a bad argument throws c10::ValueError at once; whatever shoal reports is thrown as c10::DistBackendError with
-/// shoal's message, by the call itself or by Work::wait and the future. Thread rule: as shoal::Communicator: any thread may
-/// call, every rank in the same order.
+/// Errors: a bad argument throws c10::ValueError at once and leaves the group usable; whatever shoal reports is thrown as
+/// c10::DistBackendError with shoal's message, by the call itself or by Work::wait and the future. Thread rule: as
+/// shoal::Communicator: any thread may call, every rank in the same order; startCoalescing to endCoalescing is one thread's.
 class ProcessGroupShoal final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
@@ -47,20 +56,42 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
 
+  SHOAL_C10D_CAPABILITIES
+
+  // Reductions. PREMUL_SUM is served too.
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                                                     const c10d::AllreduceCoalescedOptions& options = {}) override;
+
+  // Movements.
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                            const c10d::AllgatherOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                     std::vector<at::Tensor>& inputs,
+                                                     const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                 std::vector<at::Tensor>& inputs,
+                                                                 const c10d::AllgatherOptions& options = {}) override;
+
+  // Barriers.
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+  /// Waits for every rank through the store, so it also tells which rank hangs in another call. Rank 0 throws a
+  /// c10::DistBackendError that names the first missing rank, or all of them with `wait_all_ranks`; the others learn that it
+  /// failed. Thread rule: one thread at a time.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
+
+  /// What is called between the two ends as one work.
+  void startCoalescing() override;
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
   /// A tensor in memory that the ranks of a host share (shoal::mem_alloc): what is reduced there is not copied first. Contents
   /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. Throws c10::ValueError for another device.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT(google-runtime-int): torch's signature
-  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
   /// Every rank counts its own calls from zero, so there is nothing to agree on.
   void setSequenceNumberForGroup() override {}
@@ -76,12 +107,30 @@ class ProcessGroupShoal final : public c10d::Backend {
   [[nodiscard]] const shoal::Communicator& communicator() const { return *communicator_; }
 
  private:
+  [[nodiscard]] std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout) const;
-  c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation);
+  /// The work of a call that shoal has accepted or refused.
+  c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options,
+                                       const Peer& peer = {});
+  c10::intrusive_ptr<c10d::Work> together(const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
+                                          std::vector<at::Tensor> outputs);
+  /// make(0) to make(count - 1) as one work; `outputs` are read after the last.
+  template <typename Make>
+  c10::intrusive_ptr<c10d::Work> all_of(const char* name, std::size_t count, const std::vector<at::Tensor>& outputs,
+                                        Make make) {
+    if (count == 1) return make(0);
+    std::vector<c10::intrusive_ptr<c10d::Work>> parts;
+    for (std::size_t i = 0; i < count; ++i) parts.push_back(make(i));
+    return together(name, std::move(parts), outputs);
+  }
 
   const c10::intrusive_ptr<Options> options_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   std::atomic<std::uint64_t> calls_{0};
-  std::unique_ptr<shoal::Communicator> communicator_;
+  std::uint64_t monitored_barriers_ = 0;
+  std::optional<std::vector<c10::intrusive_ptr<c10d::Work>>> coalesced_;  ///< while coalescing
+  FlightRecorder recorder_;
+  std::shared_ptr<shoal::Communicator> communicator_;
 };
 
 }  // namespace shoal::torch

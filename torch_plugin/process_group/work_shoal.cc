@@ -1,5 +1,6 @@
 #include "torch_plugin/process_group/work_shoal.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -9,66 +10,161 @@
 
 namespace shoal::torch {
 
-WorkShoal::WorkShoal(int rank, Call call)
-    : c10d::Work(rank, call.type, call.profiling_title, call.inputs),
-      call_(std::move(call)),
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+WorkBase::WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
+                   const std::optional<std::vector<at::Tensor>>& inputs)
+    : c10d::Work(rank, type, profiling_title, inputs),
+      name_(name),
+      outputs_(std::move(outputs)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
-void WorkShoal::follow(shoal::Work operation) {
-  operation_ = std::move(operation);
-  // The callback owns this object: c10d may drop its own reference while the operation still runs.
-  auto self = c10::intrusive_ptr<WorkShoal>::reclaim_copy(this);
-  const Status status = operation_.on_completion([self](const Status& outcome) { self->complete(outcome); });
-  if (!status.ok()) throw_status(call_.name, status);
-}
-
-void WorkShoal::complete(const Status& status) {
-  std::exception_ptr failure;
-  if (!status.ok()) {
-    failure = to_exception(call_.name, status);
-  } else {
-    try {
-      if (call_.unpack) {
-        const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
-        const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
-        call_.unpack();
-      }
-    } catch (...) {
-      failure = std::current_exception();
-    }
+void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = steady_clock::now();
+    kind_ = kind;
   }
   // The future first: who wakes from wait() may ask for its value at once.
   if (failure) {
     future_->setError(failure);
   } else {
-    future_->markCompleted(c10::IValue(call_.outputs));
+    future_->markCompleted(c10::IValue(outputs_));
   }
   finish(failure);
 }
 
-bool WorkShoal::isSuccess() const {
+bool WorkBase::isSuccess() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return completed_ && !exception_;
 }
 
-std::vector<at::Tensor> WorkShoal::result() {
-  TORCH_CHECK(isCompleted(), "shoal ", call_.name, ": result() before the operation has ended; call wait() first");
-  return call_.outputs;
+std::vector<at::Tensor> WorkBase::result() {
+  TORCH_CHECK(isCompleted(), "shoal ", name_, ": result() before the operation has ended; call wait() first");
+  return outputs_;
 }
 
-bool WorkShoal::wait(std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10::ivalue::Future> WorkBase::getFutureResult() {
+  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  auto self = c10::intrusive_ptr<WorkBase>::reclaim_copy(this);
+  future_->addCallback([result, self](c10::ivalue::Future&) {
+    std::int64_t kind = 0;
+    {
+      const std::lock_guard<std::mutex> lock(self->mutex_);
+      kind = static_cast<std::int64_t>(self->kind_);
+    }
+    result->markCompleted(c10::IValue(kind));
+  });
+  return result;
+}
+
+float WorkBase::getDuration() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK(completed_, "shoal ", name_, ": getDuration() before the operation has ended; call wait() first");
+  return std::chrono::duration<float, std::milli>(ended_ - started_).count();
+}
+
+WorkShoal::WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> communicator)
+    : WorkBase(rank, call.type, call.name, call.profiling_title, std::move(call.outputs), call.inputs),
+      inputs_(std::move(call.inputs)),
+      staging_(std::move(call.staging)),
+      unpack_(std::move(call.unpack)),
+      communicator_(std::move(communicator)) {}
+
+void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
+  operation_ = std::move(operation);
+  entry_ = std::move(entry);
+  // The callback owns this object: c10d may drop its own reference while the operation still runs.
+  auto self = c10::intrusive_ptr<WorkShoal>::reclaim_copy(this);
+  const Status status = operation_.on_completion([self](const Status& outcome) { self->complete(outcome); });
+  if (!status.ok()) throw_status(name_, status);
+}
+
+void WorkShoal::complete(const Status& status) {
+  std::exception_ptr failure;
+  if (!status.ok()) {
+    failure = to_exception(name_, status);
+  } else {
+    try {
+      if (unpack_) {
+        const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
+        const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
+        unpack_();
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  entry_.ended(status);
+  end(failure, to_work_result(status));
+}
+
+bool WorkShoal::wait(milliseconds timeout) {
   // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other
   // thread.
   if (timeout == kNoTimeout) {
     (void)operation_.wait();
   } else {
     (void)operation_.wait_for(timeout);
-    if (!operation_.is_completed())
-      timeout = std::chrono::milliseconds(1);  // let c10d say that time is up, in its words
-    else
-      timeout = kNoTimeout;
+    // Let c10d say that time is up, in its words.
+    timeout = operation_.is_completed() ? kNoTimeout : milliseconds(1);
+  }
+  try {
+    return c10d::Work::wait(timeout);
+  } catch (...) {
+    if (isCompleted()) entry_.write_trace_once();
+    throw;
+  }
+}
+
+void WorkShoal::abort() {
+  if (const std::shared_ptr<shoal::Communicator> communicator = communicator_.lock()) {
+    communicator->abort(std::string("abort of a work, ") + name_);
+  }
+}
+
+WorkTogether::WorkTogether(int rank, const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
+                           std::vector<at::Tensor> outputs)
+    : WorkBase(rank, c10d::OpType::COALESCED, name, "shoal:coalesced", std::move(outputs), std::nullopt),
+      parts_(std::move(parts)),
+      missing_(parts_.size() + 1) {}
+
+void WorkTogether::follow() {
+  auto self = c10::intrusive_ptr<WorkTogether>::reclaim_copy(this);
+  for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
+    part->getFuture()->addCallback([self](c10::ivalue::Future&) { self->part_ended(); });
+  }
+  part_ended();  // counted above, so that this does not end while parts are still being followed
+}
+
+void WorkTogether::part_ended() {
+  if (missing_.fetch_sub(1) != 1) return;
+  std::exception_ptr failure;
+  for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
+    const c10::intrusive_ptr<c10::ivalue::Future> future = part->getFuture();
+    if (future->hasError()) {
+      failure = future->exception_ptr();
+      break;
+    }
+  }
+  end(failure, failure ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS);
+}
+
+bool WorkTogether::wait(milliseconds timeout) {
+  const steady_clock::time_point deadline = steady_clock::now() + timeout;
+  for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
+    milliseconds left = timeout;
+    if (timeout != kNoTimeout) {
+      left = std::max(std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()), milliseconds(1));
+    }
+    part->wait(left);
   }
   return c10d::Work::wait(timeout);
+}
+
+void WorkTogether::abort() {
+  if (!parts_.empty()) parts_[0]->abort();
 }
 
 }  // namespace shoal::torch

@@ -1,7 +1,9 @@
-// One operation in flight, as c10d sees it.
+// Operations in flight, as c10d sees them.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -10,15 +12,45 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/process_group/flight_recorder.h"
+
 namespace shoal::torch {
 
-/// A c10d::Work over a shoal::Work. Holds the tensors that the operation touches until it has ended.
+/// What every work of this backend has: a future that can be used before the end, a duration, an order of ending.
 ///
-/// It ends in shoal's thread, in this order: `unpack` runs, the future is marked, waiters wake. No lock of this class is held
-/// while user code (callbacks of the future) runs. Thread rule: every method may be called from any thread.
-class WorkShoal final : public c10d::Work {
+/// It ends in this order: the future is marked, waiters wake. No lock of this class is held while user code (callbacks of the
+/// future) runs. Thread rule: every method may be called from any thread.
+class WorkBase : public c10d::Work {
  public:
-  /// What an operation needs besides its buffers.
+  WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
+           const std::optional<std::vector<at::Tensor>>& inputs);
+
+  bool isSuccess() const override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  /// A future of the number of a c10d::WorkResult; it never fails.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  /// Milliseconds from the call to its end. Throws before the end.
+  float getDuration() const override;
+
+ protected:
+  void end(const std::exception_ptr& failure, c10d::WorkResult kind);
+
+  const char* const name_;  ///< in messages, "all_reduce"
+  const std::vector<at::Tensor> outputs_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+
+ private:
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point ended_;
+  c10d::WorkResult kind_ = c10d::WorkResult::UNKNOWN;
+};
+
+/// One call: a c10d::Work over a shoal::Work. Holds the tensors that the call touches until it has ended. `unpack` runs in
+/// shoal's thread, before the future is marked.
+class WorkShoal final : public WorkBase {
+ public:
+  /// What a call needs besides its buffers.
   struct Call {
     c10d::OpType type;
     const char* name;                 ///< in messages, "all_reduce"
@@ -29,24 +61,46 @@ class WorkShoal final : public c10d::Work {
     std::function<void()> unpack;     ///< moves the result from staging to outputs; may be empty
   };
 
-  WorkShoal(int rank, Call call);
+  WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> communicator);
 
-  /// Takes over the running operation. Called once, before anybody else holds this object's address.
-  void follow(shoal::Work operation);
+  /// Takes over the running operation. Called once, before anybody else holds this object's address. `entry` is what the
+  /// flight recorder knows of it.
+  void follow(shoal::Work operation, RecorderEntry entry);
 
-  bool isSuccess() const override;
-  std::vector<at::Tensor> result() override;
   /// Blocks until the end or the timeout (c10d's kNoTimeout: the operation's own deadline). Throws what went wrong.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  /// Aborts the group, on every rank: one call cannot be taken back alone.
+  void abort() override;
   std::uint64_t getSequencenumber() const override { return operation_.sequence(); }
 
  private:
   void complete(const Status& status);
 
-  const Call call_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const std::vector<at::Tensor> inputs_;
+  const std::vector<at::Tensor> staging_;
+  std::function<void()> unpack_;
+  const std::weak_ptr<shoal::Communicator> communicator_;
   shoal::Work operation_;
+  RecorderEntry entry_;
+};
+
+/// Several calls that c10d sees as one; it ends with the last of them, and fails with the first that failed.
+class WorkTogether final : public WorkBase {
+ public:
+  WorkTogether(int rank, const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts, std::vector<at::Tensor> outputs);
+
+  /// Called once, before anybody else holds this object's address.
+  void follow();
+
+  /// As WorkShoal::wait; the timeout counts for all parts together.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+
+ private:
+  void part_ended();
+
+  const std::vector<c10::intrusive_ptr<c10d::Work>> parts_;
+  std::atomic<std::size_t> missing_;
 };
 
 }  // namespace shoal::torch

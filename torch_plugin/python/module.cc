@@ -65,19 +65,37 @@ PYBIND11_MODULE(_C, module) {
            py::kw_only(), py::arg("algorithm") = "", py::arg("transports") = "")
       .def_readwrite("algorithm", &Options::algorithm, "Force this algorithm; empty: shoal chooses.")
       .def_readwrite("transports", &Options::transports,
-                     "Force these transports, such as \"shm,tcp\"; empty: the best that reach.");
+                     "Force these transports, such as \"shm,tcp\"; empty: the best that reach.")
+      .def("__deepcopy__", [](const Options& self, const py::object&) { return c10::make_intrusive<Options>(self); });
 
   module.def(
       "create",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
+         const std::string& group_id, std::vector<std::uint64_t> global_ranks,
          const c10::intrusive_ptr<Options>& options) -> GilReleasingPtr<ProcessGroupShoal> {
         auto own = c10::make_intrusive<Options>(timeout);
+        own->group_name = group_id;
+        own->global_ranks_in_group = std::move(global_ranks);
         if (options) {
           own->algorithm = options->algorithm;
           own->transports = options->transports;
         }
         return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, own);
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("options") = py::none(),
-      py::call_guard<py::gil_scoped_release>(), "Joins the ranks of a group through its store. Collective.");
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_id"), py::arg("global_ranks"),
+      py::arg("options") = py::none(), py::call_guard<py::gil_scoped_release>(),
+      "Joins the ranks of a group through its store. Collective.");
+
+  module.def(
+      "dump_flight_recorder",
+      [](bool stacks, bool only_active) {
+        std::string trace;
+        {
+          const py::gil_scoped_release unlocked;  // naming the stacks takes Python's lock
+          trace = shoal::torch::FlightRecorder::dump(stacks, only_active);
+        }
+        return py::bytes(trace);
+      },
+      py::arg("stacks") = true, py::arg("only_active") = false,
+      "The last calls of this process, pickled as PyTorch's flight recorder writes them (TORCH_FR_BUFFER_SIZE says how many).");
 }

@@ -3,16 +3,23 @@
     import shoal
     torch.distributed.init_process_group("shoal")
 
-Serves CPU tensors: all_reduce, broadcast, all_gather, all_gather_into_tensor, barrier, and so DistributedDataParallel. Beside
-it other devices keep their own backend: init_process_group("cpu:shoal,cuda:nccl").
+Serves CPU tensors. Beside it other devices keep their own backend: init_process_group("cpu:shoal,cuda:nccl").
 """
 
-import torch  # noqa: F401  (its libraries must be loaded before _C)
+import torch  # its libraries must be loaded before _C
 import torch.distributed as _dist
 
-from ._C import Options, ProcessGroupShoal, create as _create
+from ._build import TORCH as _BUILT_FOR, VERSION as __version__
 
-__all__ = ["Options", "ProcessGroupShoal"]
+if torch.__version__.split("+")[0].split(".")[:2] != _BUILT_FOR.split("."):
+    raise ImportError(
+        f"shoal was built for torch {_BUILT_FOR}, and this is torch {torch.__version__}; c10d's classes differ between them. "
+        "Install shoal again, for this torch: pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python"
+    )
+
+from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder
+
+__all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "register"]
 
 
 def _create_backend(backend_options, group_options):
@@ -24,9 +31,28 @@ def _create_backend(backend_options, group_options):
         backend_options.group_rank,
         backend_options.group_size,
         backend_options.timeout,
+        backend_options.group_id,
+        # Empty for the world, where it is every rank.
+        backend_options.global_ranks_in_group or list(range(backend_options.group_size)),
         group_options,
     )
 
 
-if _dist.is_available():
-    _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=["cpu"])
+def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+    """As torch.distributed.monitored_barrier, which asks for a backend named gloo: names the ranks that do not come.
+
+    `timeout` is a timedelta; the group's own where it is None.
+    """
+    if _dist.get_rank(group) < 0:
+        return
+    limit = {} if timeout is None else {"timeout": timeout}
+    (group or _dist.group.WORLD).monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
+
+
+def register():
+    """Makes the backend "shoal" known to torch.distributed; importing this package has done it already."""
+    if _dist.is_available() and not hasattr(_dist.Backend, "SHOAL"):
+        _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=["cpu"])
+
+
+register()

@@ -1,0 +1,197 @@
+"""What c10d's Work, coalescing, monitored barrier and flight recorder are on this backend."""
+import ast
+import os
+import pickle
+import tempfile
+import time
+import unittest
+from datetime import timedelta
+
+os.environ["TORCH_FR_BUFFER_SIZE"] = "100"  # read by the backend when its first group is made
+TRACES = tempfile.mkdtemp(prefix="shoal-traces-")
+os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(TRACES, "rank_")
+
+import torch
+import torch.distributed as dist
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+
+import cases
+import shoal
+from process_group_test import check, expect
+from ranks import run_ranks
+
+SUCCESS, TIMEOUT = 0, 1  # c10d::WorkResult
+
+
+def backend():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def ends_of_a_work(rank, size):
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    check(work.wait(), "wait says that it has ended")
+    check(work.is_success(), "success")
+    check(0 <= work._get_duration() < 60e3, f"a duration of {work._get_duration()} ms")
+    check(work.get_future_result().wait() == SUCCESS, "the result is success")
+    check([t.data_ptr() for t in work.result()] == [tensor.data_ptr()], "the result is the tensor")
+    before = backend()._get_sequence_number_for_group()
+    dist.barrier()
+    dist.all_reduce(tensor)
+    check(backend()._get_sequence_number_for_group() == before + 2, "two calls, two sequence numbers")
+
+
+def a_wait_that_gives_up(rank, size):
+    tensor = torch.ones(3)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        expect(RuntimeError, "timed out", lambda: work.wait(timedelta(milliseconds=50)))
+        check(not work.is_completed(), "the operation goes on")
+    dist.distributed_c10d._get_default_store().set(f"gave up {rank}", "")
+    dist.distributed_c10d._get_default_store().wait(["gave up 0"])
+    if rank == 0:
+        work.wait()
+    else:
+        dist.all_reduce(tensor)
+    check(torch.equal(tensor, torch.full((3,), float(size))), "the result came after all")
+
+
+def a_timeout_of_the_group(rank, size):
+    backend().set_timeout(timedelta(milliseconds=300))
+    if rank == size - 1:
+        time.sleep(1.5)
+        return
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    expect(dist.DistBackendError, "Timed out waiting for other ranks", work.wait)
+    check(work.get_future_result().wait() == TIMEOUT, "the result is a timeout")
+    check(not work.is_success(), "no success")
+
+
+def premultiplied(rank, size):
+    for factor in (0.5, torch.tensor([3.0])):
+        tensor = torch.full((7, 5), float(rank + 1))
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
+        check(torch.equal(tensor, torch.full((7, 5), float(factor) * size * (size + 1) / 2)), f"PREMUL_SUM by {factor}")
+
+
+def lazy_views(rank, size):
+    conjugate = torch.complex(torch.full((4,), float(rank)), torch.ones(4)).conj()
+    group = backend()
+    group.allreduce([conjugate], dist.AllreduceOptions()).wait()
+    total = size * (size - 1) / 2
+    check(torch.equal(conjugate.resolve_conj(), torch.complex(torch.full((4,), total), torch.full((4,), -1.0 * size))), "a conjugate view")
+
+
+def coalesced(rank, size):
+    cpu = torch.device("cpu")
+    check(backend().supports_coalescing, "coalescing is supported")
+    tensors = [torch.full((n,), float(rank + n)) for n in (1, 10, 1000)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for n, tensor in zip((1, 10, 1000), tensors):
+        check(torch.equal(tensor, torch.full((n,), float(sum(r + n for r in range(size))))), f"all_reduce of {n} in a coalesced call")
+    outputs = [torch.zeros(size * n) for n in (2, 3)]
+    with dist._coalescing_manager():
+        for n, output in zip((2, 3), outputs):
+            dist.all_gather_into_tensor(output, torch.full((n,), float(rank)))
+    for n, output in zip((2, 3), outputs):
+        check(torch.equal(output, torch.arange(size).repeat_interleave(n).float()), f"all_gather of {n} in a coalesced call")
+    with dist._coalescing_manager(device=cpu, async_ops=True) as manager:
+        backend().allreduce([tensors[0]], dist.AllreduceOptions())
+        backend().broadcast([tensors[1]], dist.BroadcastOptions())
+    manager.wait()
+    with dist._coalescing_manager(device=cpu):
+        pass  # nothing is a work that has ended
+    expect(RuntimeError, "without startCoalescing", lambda: backend()._end_coalescing())
+    expect(ValueError, "non-empty tensor list", lambda: backend().allreduce_coalesced([], dist.AllreduceCoalescedOptions()))
+    expect(ValueError, "invalid tensor type at index 1",
+           lambda: backend().allreduce_coalesced([torch.ones(1), torch.ones(1).int()], dist.AllreduceCoalescedOptions()))
+
+
+def barrier_that_names(rank, size, missing, wait_all):
+    shoal.monitored_barrier()
+    shoal.monitored_barrier(timeout=timedelta(seconds=20))
+    if rank in missing:
+        return ""
+    try:
+        shoal.monitored_barrier(timeout=timedelta(milliseconds=300), wait_all_ranks=wait_all)
+    except RuntimeError as error:
+        dist.all_reduce(torch.ones(1), group=dist.new_group([r for r in range(size) if r not in missing], use_local_synchronization=True))
+        return str(error)
+    raise AssertionError("no error")
+
+
+def recorded(rank, size):
+    dist.all_reduce(torch.ones(3, 5))
+    dist.broadcast(torch.ones(2), src=1)
+    dist.barrier()
+    trace = pickle.loads(shoal.dump_flight_recorder())
+    names = [entry["profiling_name"] for entry in trace["entries"]]
+    check(names == ["nccl:all_reduce", "nccl:broadcast", "nccl:all_reduce_barrier"], f"recorded {names}")
+    first = trace["entries"][0]
+    check(first["input_sizes"] == [[3, 5]] and first["input_dtypes"] == ["Float"] and first["state"] == "completed", f"{first}")
+    check(first["duration_ms"] >= 0 and first["collective_seq_id"] == 1, "duration and sequence")
+    check(any("recorded" in frame["name"] for frame in first["frames"]), "the stack is there")
+    check(len(trace["pg_config"]) == 1, f"one group in {trace['pg_config']}")
+    if rank == 0:  # and one that hangs
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(milliseconds=300)
+        expect(dist.DistBackendError, "Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "rb") as file:
+            last = pickle.load(file)["entries"][-1]
+        check(last["state"] == "started" and last["retired"], f"the call that hung: {last}")
+    else:
+        time.sleep(1)
+    return shoal.dump_flight_recorder()
+
+
+class Work(unittest.TestCase):
+    def test_ends_of_a_work(self):
+        run_ranks(2, ends_of_a_work)
+
+    def test_a_wait_that_gives_up_leaves_the_operation_running(self):
+        run_ranks(2, a_wait_that_gives_up)
+
+    def test_the_timeout_of_the_group_can_be_set(self):
+        run_ranks(2, a_timeout_of_the_group)
+
+    def test_premultiplied_sum(self):
+        run_ranks(3, premultiplied)
+
+    def test_lazy_views(self):
+        run_ranks(2, lazy_views)
+
+    def test_coalesced_calls(self):
+        for size in (1, 2, 3):
+            with self.subTest(ranks=size):
+                run_ranks(size, coalesced)
+
+
+class MonitoredBarrier(unittest.TestCase):
+    def test_names_the_first_missing_rank(self):
+        outcomes = run_ranks(4, barrier_that_names, (2, 3), False)
+        self.assertIn("Rank 2 failed to pass monitoredBarrier in 300 ms", outcomes[0])
+        self.assertNotIn("3", outcomes[0].replace("300", ""))
+        self.assertIn("Rank 1 successfully reached monitoredBarrier", outcomes[1])
+        self.assertIn("Rank 2 failed", outcomes[1])
+
+    def test_names_all_missing_ranks(self):
+        self.assertIn("Ranks 1, 3 failed to pass monitoredBarrier", run_ranks(4, barrier_that_names, (1, 3), True)[0])
+
+
+class FlightRecorder(unittest.TestCase):
+    def test_pytorchs_tools_read_what_it_recorded(self):
+        traces = [pickle.loads(trace) for trace in run_ranks(2, recorded)]
+        details = {f"rank_{rank}": trace | {"rank": rank, "host_name": "here"} for rank, trace in enumerate(traces)}
+        arguments = JobConfig().parse_args(["--allow-incomplete-ranks", "unused"])
+        database = build_db(details, arguments, "2.10")
+        self.assertEqual(len(database.groups), 1)
+        self.assertEqual([call.pass_check for call in database.collectives[:3]], [True] * 3)
+        self.assertEqual(ast.literal_eval(traces[0]["pg_config"].popitem()[1]["ranks"]), [0, 1])
+
+
+if __name__ == "__main__":
+    cases.main()

@@ -1,0 +1,155 @@
+#include "torch_plugin/process_group/arguments.h"
+
+#include <sstream>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+namespace shoal::torch {
+
+using at::Tensor;
+
+void refuse(const char* call, const std::string& complaint) {
+  C10_THROW_ERROR(ValueError, std::string("shoal ") + call + ": " + complaint);
+}
+
+void check_tensor(const char* call, const Tensor& tensor) {
+  if (!tensor.defined()) refuse(call, "undefined tensor");
+  if (tensor.layout() != at::kStrided) refuse(call, "only supports dense tensors; convert this sparse one with to_dense()");
+  if (!tensor.device().is_cpu()) refuse(call, "only supports CPU tensors; this one is on " + tensor.device().str());
+}
+
+const Tensor& only_tensor(const char* call, const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) refuse(call, "requires non-empty tensor list");
+  if (tensors.size() != 1)
+    refuse(call, "requires a single-element tensor list, one tensor a rank; this one has " + std::to_string(tensors.size()));
+  check_tensor(call, tensors[0]);
+  return tensors[0];
+}
+
+const std::vector<Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<Tensor>>& lists,
+                                     int size) {
+  if (lists.size() != 1)
+    refuse(call, std::string("requires a single-element ") + which + " list; this one has " + std::to_string(lists.size()));
+  if (lists[0].size() != static_cast<std::size_t>(size))
+    refuse(call, std::string("incorrect ") + which + " list size " + std::to_string(lists[0].size()) +
+                     ", should be the size of the group, " + std::to_string(size));
+  return lists[0];
+}
+
+namespace {
+void check_type(const char* call, const Tensor& tensor, std::size_t index, const Tensor& like) {
+  if (tensor.scalar_type() != like.scalar_type())
+    refuse(call, "invalid tensor type at index " + std::to_string(index) + " (expected " + c10::toString(like.scalar_type()) +
+                     ", got " + c10::toString(tensor.scalar_type()) + ")");
+}
+
+/// "[2, 3]"
+std::string shape(const Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+}  // namespace
+
+void check_same_type(const char* call, const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) refuse(call, "requires non-empty tensor list");
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor(call, tensors[i]);
+    check_type(call, tensors[i], i, tensors[0]);
+  }
+}
+
+void check_pairs(const char* call, const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs) {
+  if (inputs.empty()) refuse(call, "requires non-empty tensor list");
+  if (outputs.size() != inputs.size())
+    refuse(call, "mismatched list lengths: " + std::to_string(outputs.size()) + " outputs, " + std::to_string(inputs.size()) +
+                     " inputs");
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_tensor(call, inputs[i]);
+    check_tensor(call, outputs[i]);
+    check_type(call, outputs[i], i, inputs[i]);
+  }
+}
+
+void check_like(const char* call, const Tensor& tensor, std::size_t index, const Tensor& like) {
+  check_tensor(call, tensor);
+  check_type(call, tensor, index, like);
+  if (tensor.numel() != like.numel())
+    refuse(call, "invalid tensor size at index " + std::to_string(index) + " (expected " + shape(like) + ", got " +
+                     shape(tensor) + ")");
+}
+
+void check_root(const char* call, std::int64_t root, int size) {
+  if (root < 0 || root >= size)
+    refuse(call, "invalid root rank: " + std::to_string(root) + "; the group has " + std::to_string(size) + " ranks");
+}
+
+Tensor contiguous(const Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
+Tensor dense(const Tensor& tensor) {
+  const bool as_it_lies = tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
+  return as_it_lies ? tensor : contiguous(tensor);
+}
+
+namespace {
+/// Where the memory of all parts begins if it is one piece, in their order; else null.
+void* one_piece(const std::vector<Tensor>& parts) {
+  char* begin = nullptr;
+  const char* end = nullptr;
+  for (const Tensor& part : parts) {
+    if (!part.is_contiguous() || part.is_conj() || part.is_neg()) return nullptr;
+    if (part.numel() == 0) continue;
+    auto* data = static_cast<char*>(part.data_ptr());
+    if (begin == nullptr) {
+      begin = data;
+    } else if (data != end) {
+      return nullptr;
+    }
+    end = data + part.nbytes();
+  }
+  return begin;
+}
+}  // namespace
+
+Joined::Joined(std::vector<Tensor> parts) : parts_(std::move(parts)), data_(one_piece(parts_)) {
+  if (data_ != nullptr || parts_.empty()) return;
+  std::int64_t elements = 0;
+  for (const Tensor& part : parts_) elements += part.numel();
+  copy_ = at::empty({elements}, parts_[0].options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+  data_ = copy_.data_ptr();
+}
+
+std::vector<std::size_t> Joined::counts(std::size_t factor) const {
+  std::vector<std::size_t> counts;
+  counts.reserve(parts_.size());
+  for (const Tensor& part : parts_) counts.push_back(static_cast<std::size_t>(part.numel()) * factor);
+  return counts;
+}
+
+bool Joined::even() const {
+  for (const Tensor& part : parts_)
+    if (part.numel() != parts_[0].numel()) return false;
+  return true;
+}
+
+Tensor Joined::slice(std::size_t part, std::int64_t offset) const {
+  return copy_.narrow(0, offset, parts_[part].numel()).view(parts_[part].sizes());
+}
+
+void Joined::pack() const {
+  if (!copies()) return;
+  const at::NoGradGuard no_grad;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) slice(i, offset).copy_(parts_[i]);
+}
+
+void Joined::unpack() const {
+  if (!copies()) return;
+  const at::NoGradGuard no_grad;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) parts_[i].copy_(slice(i, offset));
+}
+
+}  // namespace shoal::torch

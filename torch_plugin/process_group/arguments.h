@@ -1,0 +1,71 @@
+// What every call does with the tensors it is given: refuse the unusable ones in c10d's words, and find memory to work on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace shoal::torch {
+
+/// Throws c10::ValueError "shoal <call>: <complaint>". Nothing was started: the group stays usable.
+[[noreturn]] void refuse(const char* call, const std::string& complaint);
+
+/// Refuses a tensor that is undefined, sparse or on another device than the CPU.
+void check_tensor(const char* call, const at::Tensor& tensor);
+
+/// The tensor of a list that must hold exactly one; checked.
+const at::Tensor& only_tensor(const char* call, const std::vector<at::Tensor>& tensors);
+
+/// The list of a list of lists that must hold exactly one ("input" or "output" names it), of `size` tensors.
+const std::vector<at::Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
+                                         int size);
+
+/// Checks every tensor of a list, which may not be empty; all must have the type of the first.
+void check_same_type(const char* call, const std::vector<at::Tensor>& tensors);
+
+/// Checks two lists of the same length, pair by pair: usable tensors of one type.
+void check_pairs(const char* call, const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
+
+/// Refuses tensors whose type, or whose number of elements, is not that of `like`.
+void check_like(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);
+
+void check_root(const char* call, std::int64_t root, int size);
+
+/// Memory to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself or is a lazy
+/// view (conjugate, negative). For calls where every rank lays its tensor out alike.
+at::Tensor dense(const at::Tensor& tensor);
+
+/// The same with the elements in row-major order.
+at::Tensor contiguous(const at::Tensor& tensor);
+
+/// The memory of several tensors of one type, back to back in their order: their own where they lie so already (chunks of one
+/// tensor, as object collectives and FSDP make them), else a copy. Thread rule: a value.
+class Joined {
+ public:
+  explicit Joined(std::vector<at::Tensor> parts);
+
+  [[nodiscard]] void* data() const { return data_; }
+  [[nodiscard]] bool copies() const { return copy_.defined(); }
+  /// Elements of each part, times `factor`.
+  [[nodiscard]] std::vector<std::size_t> counts(std::size_t factor = 1) const;
+  /// Whether every part has as many elements as the first.
+  [[nodiscard]] bool even() const;
+  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy.
+  void pack() const;
+  void unpack() const;
+
+  /// What has to be kept alive while the memory is in use.
+  [[nodiscard]] std::vector<at::Tensor> memory() const { return copies() ? std::vector<at::Tensor>{copy_} : parts_; }
+
+ private:
+  [[nodiscard]] at::Tensor slice(std::size_t part, std::int64_t offset) const;
+
+  std::vector<at::Tensor> parts_;
+  at::Tensor copy_;
+  void* data_ = nullptr;
+};
+
+}  // namespace shoal::torch

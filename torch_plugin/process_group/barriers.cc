@@ -1,0 +1,104 @@
+// Barriers: one as a call, one through the store that can tell who is missing.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "torch_plugin/process_group/arguments.h"
+#include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
+
+namespace shoal::torch {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::barrier(const c10d::BarrierOptions& options) {
+  const CallOptions how = call_options(options.timeout);
+  return start({.type = c10d::OpType::BARRIER,
+                .name = "barrier",
+                .profiling_title = "shoal:barrier",
+                .inputs = {},
+                .staging = {},
+                .outputs = {},
+                .unpack = {}},
+               communicator_->barrier_async(how), how);
+}
+
+namespace {
+
+constexpr const char* kEverybodyCame = "ok";
+
+std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+std::string to_text(milliseconds timeout) { return std::to_string(timeout.count()) + " ms"; }
+
+/// Whether `key` exists, or comes to exist by `deadline`. Asks again and again: FileStore's own wait counts in whole seconds.
+bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_point deadline) {
+  milliseconds pause(1);
+  while (!store.check({key})) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    if (left <= milliseconds(0)) return false;
+    std::this_thread::sleep_for(std::min(pause, left));
+    pause = std::min(2 * pause, milliseconds(20));
+  }
+  return true;
+}
+
+[[noreturn]] void fail(const std::string& message) { C10_THROW_ERROR(DistBackendError, message); }
+
+}  // namespace
+
+void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const milliseconds timeout = timeout_or_default(options.timeout);
+  const steady_clock::time_point deadline = steady_clock::now() + timeout;
+  const std::uint64_t number = monitored_barriers_++;
+  const auto key = [](std::uint64_t round, const std::string& name) {
+    return "shoal/monitored_barrier/" + std::to_string(round) + "/" + name;
+  };
+  const std::string verdict_key = key(number, "verdict");
+  try {
+    if (getRank() != 0) {
+      store_->set(key(number, std::to_string(getRank())), bytes("here"));
+      // Rank 0 waits for the others as long as this rank waits for rank 0, and then has to say so.
+      const bool answered = arrives(*store_, verdict_key, deadline + std::chrono::seconds(2));
+      const std::vector<std::uint8_t> verdict =
+          answered ? store_->get(verdict_key) : bytes("rank 0 did not answer in " + to_text(timeout));
+      if (verdict == bytes(kEverybodyCame)) return;
+      fail("Rank " + std::to_string(getRank()) +
+           " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0: " +
+           std::string(verdict.begin(), verdict.end()) + ". Please check rank 0 logs for faulty rank.");
+    }
+    std::vector<std::string> missing;
+    for (int rank = 1; rank < getSize(); ++rank) {
+      if (timeout <= milliseconds(0)) {  // no time to ask anybody
+        store_->set(verdict_key, bytes("rank 0 ran out of time"));
+        fail("Rank 0 timed out in monitoredBarrier after " + to_text(timeout) + ".");
+      }
+      if (arrives(*store_, key(number, std::to_string(rank)), deadline)) continue;
+      missing.push_back(std::to_string(rank));
+      if (!wait_all_ranks) break;
+    }
+    std::string names;
+    for (const std::string& rank : missing) names += (names.empty() ? "" : ", ") + rank;
+    if (missing.empty()) {
+      store_->set(verdict_key, bytes(kEverybodyCame));
+      if (number > 0) {  // everybody has read the verdict before this one
+        for (int rank = 1; rank < getSize(); ++rank) store_->deleteKey(key(number - 1, std::to_string(rank)));
+        store_->deleteKey(key(number - 1, "verdict"));
+      }
+      return;
+    }
+    const std::string complaint =
+        (missing.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " + to_text(timeout);
+    store_->set(verdict_key, bytes(complaint));
+    fail(complaint);
+  } catch (const c10::DistBackendError&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail("shoal monitored_barrier: the store failed: " + plain_message(error));
+  }
+}
+
+}  // namespace shoal::torch
