@@ -18,6 +18,11 @@ class GroupFailed(Exception):
     """A group of rows could not be measured; says why."""
 
 
+def shown(path):
+    """A path as people and result files see it: from the root of the checkout where it lies there."""
+    return os.path.relpath(path, REPOSITORY) if path.startswith(REPOSITORY + os.sep) else path
+
+
 def load_groups():
     return results.load(os.path.join(FOLDER, "groups.json"))
 
@@ -89,9 +94,9 @@ def measure(group, quick, perf, folder, on_size):
     finally:
         if os.path.exists(partial):
             os.remove(partial)
-    shown = [os.path.relpath(word, REPOSITORY) if os.path.isabs(word) else word for word in command]
-    at = shown.index("--json")
-    document |= {"command": shlex.join(shown[:at] + shown[at + 2:]), "group": group["name"], "quick": quick, "busy_share": round(busy, 2),
+    at = command.index("--json")
+    words = [shown(word) for word in command[:at] + command[at + 2:]]
+    document |= {"command": shlex.join(words), "group": group["name"], "quick": quick, "busy_share": round(busy, 2),
                  "seconds": round(time.monotonic() - started, 1)}
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1) + "\n")
