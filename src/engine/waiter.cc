@@ -4,18 +4,9 @@
 
 #include <algorithm>
 
+#include "src/engine/cpu_relax.h"
+
 namespace shoal {
-namespace {
-
-inline void cpu_relax() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-}  // namespace
 
 bool Waiter::look_again() noexcept {
   const auto now = Clock::now();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/engine/cpu_relax.h"
+
 namespace shoal {
 
 using internal::Operation;
@@ -52,45 +54,68 @@ WindowCalls::Advance WindowCalls::advance() {
   return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_shared_fold(operation);
 }
 
+bool WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks) {
+  const Contribution mine{plan, sequence + 1, static_cast<const std::byte*>(plan.key.in_place ? output : input),
+                          static_cast<std::byte*>(output)};
+  publish(mine);
+  Advance late_or_odd;  // the ordinary way will find that again
+  while (!fold_all(mine, late_or_odd)) {
+    if (late_or_odd.odd_rank >= 0 || --looks <= 0) return false;
+    cpu_relax();
+  }
+  return true;
+}
+
 WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
-  const Plan& plan = *operation->plan;
-  const Collective& call = plan.key.collective;
-  const std::size_t bytes = call.input_bytes();
-  const std::uint64_t flag = flag_of(*operation);
+  const Contribution mine{*operation->plan, flag_of(*operation), operation->at(input_of(*operation->plan)),
+                          operation->at({Buffer::output, 0})};
   Advance result;
   if (!operation->published) {
-    OneShotSlot& mine = one_shot_slot(window(rank_), one_shots_);
-    if (bytes != 0) std::memcpy(mine.data(bytes), operation->at(input_of(plan)), bytes);
-    mine.signature = plan.signature;
-    // release: orders payload and signature before the flag, for the peers' acquire below.
-    mine.flag.store(flag, std::memory_order_release);
-    transport_->notify_peers();
+    publish(mine);
     operation->published = true;
     result.moved = true;
   }
+  if (fold_all(mine, result)) {
+    end(operation);
+    result.moved = true;
+  }
+  return result;
+}
+
+void WindowCalls::publish(const Contribution& mine) {
+  OneShotSlot& slot = one_shot_slot(window(rank_), one_shots_);
+  const std::size_t bytes = mine.plan.key.collective.input_bytes();
+  if (bytes != 0) std::memcpy(slot.data(bytes), mine.input, bytes);
+  slot.signature = mine.plan.signature;
+  // release: orders payload and signature before the flag, for the peers' acquire in fold_all().
+  slot.flag.store(mine.flag, std::memory_order_release);
+  transport_->notify_peers();
+}
+
+bool WindowCalls::fold_all(const Contribution& mine, Advance& result) {
+  const Collective& call = mine.plan.key.collective;
+  const std::size_t bytes = call.input_bytes();
   for (std::size_t r = 0; r < windows_.size(); ++r) {
     if (static_cast<int>(r) == rank_) {
-      operands_[r] = operation->at(input_of(plan));
+      operands_[r] = mine.input;
       continue;
     }
     OneShotSlot& theirs = one_shot_slot(windows_[r], one_shots_);
     const std::uint64_t seen = theirs.flag.load(std::memory_order_acquire);
-    if (seen < flag) {
+    if (seen < mine.flag) {
       const MeetingSlot& other = meeting_slot(windows_[r], meetings_);
-      if (other.entered.load(std::memory_order_acquire) >= flag) result.set_odd(r, other.signature);
-      return result;
+      if (other.entered.load(std::memory_order_acquire) >= mine.flag) result.set_odd(r, other.signature);
+      return false;
     }
-    if (seen > flag || !(theirs.signature == plan.signature)) {
+    if (seen > mine.flag || !(theirs.signature == mine.plan.signature)) {
       result.set_odd(r, theirs.signature);
-      return result;
+      return false;
     }
     operands_[r] = theirs.data(bytes);
   }
-  reduce(plan, operation->at({Buffer::output, 0}), operands_, call.count);
+  reduce(mine.plan, mine.output, operands_, call.count);
   ++one_shots_;
-  end(operation);
-  result.moved = true;
-  return result;
+  return true;
 }
 
 WindowCalls::Advance WindowCalls::advance_shared_fold(Operation* operation) {

@@ -43,6 +43,10 @@ class WindowCalls {
     return available() && (plan.one_shot_window || plan.shared_fold);
   }
 
+  /// Runs a one_shot call right here if the others' parts come within some `looks`: true, and the result is there. False: this
+  /// rank's part has been published, and the call goes on as an Operation that says so. Only while no other call is here.
+  bool try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks);
+
   void push(internal::Operation* operation);
   void clear();
   [[nodiscard]] std::size_t size() const noexcept { return calls_.size(); }
@@ -74,6 +78,16 @@ class WindowCalls {
   static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two looks at deadlines and failures
 
   [[nodiscard]] std::span<std::byte> window(int rank) const noexcept { return windows_[static_cast<std::size_t>(rank)]; }
+  /// What this rank gives to a one_shot call, and where it wants the result.
+  struct Contribution {
+    const Plan& plan;
+    std::uint64_t flag;
+    const std::byte* input;
+    std::byte* output;
+  };
+  void publish(const Contribution& mine);
+  /// True when all parts were there and have been folded; or `odd_rank` is set.
+  bool fold_all(const Contribution& mine, Advance& result);
   Advance advance_one_shot(internal::Operation* operation);
   Advance advance_shared_fold(internal::Operation* operation);
   [[nodiscard]] bool may_enter() const noexcept;
