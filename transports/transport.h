@@ -63,6 +63,11 @@ class Link {
   /// that were lent it does not wait for the peer to release any. Cheap.
   [[nodiscard]] virtual std::uint64_t sent_tiles() const noexcept = 0;
 
+  /// For a sender that gives up: copies what the link still needs of the tiles taken so far, so that their memory is free
+  /// although they do not count in sent_tiles() yet. Not of tiles that were lent and that the peer reads where they lie.
+  /// May allocate.
+  virtual void keep_copies() {}
+
   /// The oldest tile that has arrived whole and is not released; null where none has.
   [[nodiscard]] virtual const Arrival* peek() noexcept = 0;
   /// Gives the memory of the tile shown by peek() back to the link.

@@ -8,7 +8,6 @@
 #include "src/bootstrap/launch.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/wire_up.h"
-#include "src/engine/progress_thread.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -154,6 +153,6 @@ void Communicator::abort(const std::string& reason) {
 }
 Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }
-std::size_t Communicator::memory_bytes() const noexcept { return impl_->executor().memory_bytes(); }
+std::size_t Communicator::memory_bytes() const noexcept { return impl_->executor().mesh()->memory_bytes(); }
 
 }  // namespace shoal

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
-#include "src/engine/progress_thread.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
 
@@ -49,7 +48,6 @@ CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options
 
 CommunicatorImpl::~CommunicatorImpl() {
   executor_->shut_down();
-  ProgressThread::instance().remove(executor_.get());
   if (statistics_ == nullptr) return;
   const Topology& topology = executor_->topology();
   fmt::print(stderr, "{}",

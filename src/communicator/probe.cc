@@ -164,7 +164,7 @@ int probe_partner(const Topology& topology, LinkClass wanted) {
 
 }  // namespace
 
-Status measure_costs(Store& store, ExecutorParts& parts, bool measure, Clock::time_point deadline) {
+Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
   Topology& topology = parts.topology;
   if (measure) {
     for (const LinkClass wire : {LinkClass::shared_memory, LinkClass::network}) {

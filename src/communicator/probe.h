@@ -6,7 +6,7 @@
 #include <shoal/status.h>
 #include <shoal/store.h>
 
-#include "src/engine/executor.h"
+#include "src/engine/mesh.h"
 
 namespace shoal {
 
@@ -15,6 +15,6 @@ namespace shoal {
 /// with the ranks: about 25 ms at 1 Gbit/s, and bounded by giving up precision on slower links (less than 200 ms down to
 /// about 10 Mbit/s). With `measure` false only the defaults are agreed on. Collective. Needs the links
 /// unused so far.
-Status measure_costs(Store& store, ExecutorParts& parts, bool measure, std::chrono::steady_clock::time_point deadline);
+Status measure_costs(Store& store, MeshParts& parts, bool measure, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace shoal

@@ -161,11 +161,19 @@ TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_
   return options;
 }
 
+std::shared_ptr<Executor> make_executor(MeshParts parts, int local_rank, int local_size) {
+  const int cores = parts.cores;
+  auto mesh = std::make_shared<Mesh>(std::move(parts));
+  ProgressThread::instance().add(mesh, local_rank, local_size, cores);
+  Group everybody = Group::whole(*mesh);
+  return Executor::create(std::move(mesh), std::move(everybody));
+}
+
 }  // namespace
 
 Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions& options) {
   const auto deadline = Clock::now() + options.timeout;
-  ExecutorParts parts;
+  MeshParts parts;
   parts.rank = rank;
   parts.device = &host_device();
   parts.cores = allowed_cores();
@@ -173,9 +181,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     const auto config = decide(options);
     if (!config.ok()) return config.status();
     parts.topology = Topology::uniform(1, 1);
-    auto executor = std::make_shared<Executor>(std::move(parts));
-    ProgressThread::instance().add(executor, 0, 1, allowed_cores());
-    return WiredRanks{std::move(executor), "local", {}};
+    return WiredRanks{make_executor(std::move(parts), 0, 1), "local", {}};
   }
 
   const auto config = agree_on_config(*store, rank, options, deadline);
@@ -253,7 +259,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
 
   auto control_links = connect(control, *control_addresses, deadline);
   if (!control_links.ok()) return control_links.status();
-  parts.control = std::make_unique<ControlPlane>(rank, std::move(control.transport), std::move(control_links).value());
+  parts.control = std::make_unique<ControlPlane>(std::move(control.transport), std::move(control_links).value());
   const auto add = [&](Wiring& wiring, const std::vector<std::string>& addresses) -> Status {
     if (wiring.transport == nullptr) return {};
     auto links = connect(wiring, addresses, deadline);
@@ -279,9 +285,6 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
 
   const int local_rank = parts.topology.local_rank(rank);
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
-  const int cores = parts.cores;
-  wired.executor = std::make_shared<Executor>(std::move(parts));
-  ProgressThread::instance().add(wired.executor, local_rank, local_size, cores);
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
   const auto ready = exchange(*store, "ready", rank, size, "", deadline);
   if (ready.ok() && rank == 0) {
@@ -292,6 +295,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
   }
   if (!ready.ok()) return ready.status();
+  wired.executor = make_executor(std::move(parts), local_rank, local_size);
   return wired;
 }
 

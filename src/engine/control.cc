@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include <poll.h>
@@ -12,11 +11,11 @@
 namespace shoal {
 namespace {
 
-// The kinds of message, in TileHeader::edge.
-constexpr std::uint32_t kAbort = 1;     // payload: one byte StatusCode, then the words
-constexpr std::uint32_t kFarewell = 2;  // no payload
+using Kind = ControlPlane::Message::Kind;
+
 constexpr auto kPatience = std::chrono::milliseconds(100);
 
+// The payload of an abort: one byte StatusCode, then the words.
 Status parse_abort(int from, std::span<const std::byte> data) {
   if (data.empty()) return {StatusCode::aborted, fmt::format("rank {} closed the communicator", from)};
   const auto raw = std::to_integer<int>(data[0]);
@@ -30,52 +29,61 @@ Status parse_abort(int from, std::span<const std::byte> data) {
 
 }  // namespace
 
-ControlPlane::ControlPlane(int rank, std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
-    : rank_(rank), transport_(std::move(transport)), left_(links.size() + 1) {
-  for (auto& link : links) peers_.push_back({std::move(link), false});
+ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
+    : transport_(std::move(transport)) {
+  for (auto& link : links) peers_.push_back({std::move(link), 0, false, false, false});
 }
 
-Status ControlPlane::poll(bool* moved) {
-  if (transport_ == nullptr) return {};
-  while (transport_->progress()) *moved = true;
-  Status cause;
+bool ControlPlane::poll(std::vector<Message>& messages) {
+  if (transport_ == nullptr) return false;
+  bool moved = false;
+  while (transport_->progress()) moved = true;
   for (Peer& peer : peers_) {
     if (peer.failed) continue;
     const int rank = peer.link->peer();
     while (const Arrival* arrival = peer.link->peek()) {
-      *moved = true;
-      if (arrival->header.edge == kFarewell) left_[static_cast<std::size_t>(rank)] = true;
-      if (arrival->header.edge == kAbort && cause.ok()) cause = parse_abort(rank, arrival->data);
+      moved = true;
+      const auto kind = static_cast<Kind>(arrival->header.edge);
+      if (kind == Kind::abort) {
+        messages.push_back({kind, arrival->header.communicator, rank, parse_abort(rank, arrival->data)});
+      } else if (kind == Kind::farewell || kind == Kind::goodbye) {
+        messages.push_back({kind, arrival->header.communicator, rank, {}});
+        peer.gone |= kind == Kind::goodbye;
+      }
       peer.link->release();
     }
     if (!peer.link->status().ok()) {
       peer.failed = true;
-      *moved = true;
-      if (!has_left(rank) && cause.ok()) {
-        cause = {StatusCode::peer_failed,
-                 fmt::format("rank {} died or lost its connection ({})", rank, peer.link->status().message())};
-      }
+      moved = true;
+      if (!peer.gone) messages.push_back({Kind::death, 0, rank, peer.link->status()});
     }
   }
-  return cause;
+  return moved;
 }
 
-void ControlPlane::send_to_all(std::uint32_t kind, const std::string& payload) {
-  if (transport_ == nullptr || said_last_word_) return;
-  said_last_word_ = true;
+void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<const int>* ranks, const std::string& payload) {
+  if (transport_ == nullptr) return;
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  std::vector<bool> sent(peers_.size());
+  for (Peer& peer : peers_) {
+    peer.pending = ranks == nullptr || std::find(ranks->begin(), ranks->end(), peer.link->peer()) != ranks->end();
+  }
   // A control link is all but idle, so the first round nearly always does it.
-  for (bool open = true; open && std::chrono::steady_clock::now() < deadline;) {
+  std::vector<bool> taken(peers_.size());
+  for (bool open = true; open;) {
     open = false;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      Link& link = *peers_[i].link;
-      if (peers_[i].failed || !link.status().ok()) continue;
-      const auto bytes = std::as_bytes(std::span(payload)).first(std::min(payload.size(), link.max_tile_bytes()));
-      if (!sent[i]) sent[i] = link.try_send({0, 0, kind, static_cast<std::uint32_t>(bytes.size()), 0}, bytes);
-      if (!sent[i] || link.sent_tiles() < 1) open = true;
+      Peer& peer = peers_[i];
+      if (!peer.pending || peer.failed || !peer.link->status().ok()) continue;
+      const auto bytes = std::as_bytes(std::span(payload)).first(std::min(payload.size(), peer.link->max_tile_bytes()));
+      if (!taken[i]) {
+        const auto edge = static_cast<std::uint32_t>(kind);
+        taken[i] = peer.link->try_send({communicator, 0, edge, static_cast<std::uint32_t>(bytes.size()), 0}, bytes);
+        if (taken[i]) ++peer.taken;
+      }
+      peer.pending = !taken[i] || peer.link->sent_tiles() < peer.taken;
+      open |= peer.pending;
     }
-    if (!open) break;
+    if (!open || std::chrono::steady_clock::now() >= deadline) break;
     if (transport_->progress()) continue;
     if (!transport_->prepare_wait()) {
       transport_->finish_wait();
@@ -85,12 +93,19 @@ void ControlPlane::send_to_all(std::uint32_t kind, const std::string& payload) {
     ::poll(&descriptor, 1, 10);
     transport_->finish_wait();
   }
+  for (Peer& peer : peers_) {
+    if (std::exchange(peer.pending, false)) peer.link->keep_copies();
+  }
 }
 
-void ControlPlane::send_abort(const Status& cause) {
-  send_to_all(kAbort, std::string(1, static_cast<char>(cause.code())) + cause.message());
+void ControlPlane::send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause) {
+  send(Kind::abort, communicator, &ranks, std::string(1, static_cast<char>(cause.code())) + cause.message());
 }
 
-void ControlPlane::send_farewell() { send_to_all(kFarewell, {}); }
+void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int> ranks) {
+  send(Kind::farewell, communicator, &ranks, {});
+}
+
+void ControlPlane::send_goodbye() { send(Kind::goodbye, 0, nullptr, {}); }
 
 }  // namespace shoal

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,38 +13,53 @@
 
 namespace shoal {
 
-/// Small messages over a Transport of its own, so that they never wait behind data.
-/// Thread rule: one thread at a time (the executor's driver).
+/// Small messages over a Transport of its own, so that they never wait behind data. Communicators that share it are told apart
+/// by their numbers; ranks are those of the job.
+/// Thread rule: one thread at a time (the driver).
 class ControlPlane {
  public:
+  /// What a peer has said, or what has become of it.
+  struct Message {
+    enum class Kind : std::uint32_t {
+      abort = 1,     ///< closes the communicator, for the reason in `status`
+      farewell = 2,  ///< leaves the communicator in order
+      goodbye = 3,   ///< leaves all communicators in order
+      death = 4,     ///< has broken its connection without a goodbye: `status` says how
+    };
+    Kind kind = Kind::abort;
+    std::uint32_t communicator = 0;  ///< of an abort or a farewell
+    int rank = 0;
+    Status status;
+  };
+
   /// `links` are connected through `transport`; one to every other rank (none for a job of one).
-  ControlPlane(int rank, std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links);
+  ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links);
 
-  /// Reads what has come. ok, or the first reason to close: a peer's abort (its own words) or a peer that broke its connection
-  /// without a farewell (peer_failed, with its rank). `moved` says whether anything came at all.
-  Status poll(bool* moved);
+  /// Reads what has come and appends it to `messages`; true where anything came at all.
+  bool poll(std::vector<Message>& messages);
 
-  /// Tells every peer that still listens why this rank closes. Best effort, never blocks for long.
-  void send_abort(const Status& cause);
-  /// Tells every peer that this rank leaves in order.
-  void send_farewell();
-  /// Whether `rank` has said farewell.
-  [[nodiscard]] bool has_left(int rank) const noexcept { return left_[static_cast<std::size_t>(rank)]; }
+  /// Tells those of `ranks` that still listen why this rank closes `communicator`. Best effort, never blocks for long.
+  void send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause);
+  /// Tells them that this rank leaves `communicator` in order.
+  void send_farewell(std::uint32_t communicator, std::span<const int> ranks);
+  /// Tells every peer that this rank leaves altogether.
+  void send_goodbye();
 
   [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
 
  private:
   struct Peer {
     std::unique_ptr<Link> link;
-    bool failed = false;
+    std::uint64_t taken = 0;  ///< tiles that the link has taken
+    bool gone = false;        ///< has said goodbye
+    bool failed = false;      ///< its connection has ended
+    bool pending = false;     ///< scratch of send(): the message at hand has not left yet
   };
-  void send_to_all(std::uint32_t kind, const std::string& payload);
+  /// `ranks` null: to all.
+  void send(Message::Kind kind, std::uint32_t communicator, const std::span<const int>* ranks, const std::string& payload);
 
-  int rank_;
   std::unique_ptr<Transport> transport_;  // outlives the links
   std::vector<Peer> peers_;
-  std::vector<bool> left_;
-  bool said_last_word_ = false;
 };
 
 }  // namespace shoal

@@ -8,26 +8,26 @@
 
 #include <poll.h>
 
-#include "src/engine/executor.h"
+#include "src/engine/mesh.h"
 #include "src/engine/waiter.h"
 
 namespace shoal {
 
-/// Descriptors that an executor waits for at most: its own, those of its transports and of the control plane.
+/// Descriptors that a mesh waits for at most: its own, of its transports and of the control plane.
 inline constexpr std::size_t kMaxWaitFds = 8;
 
-/// Drives `executors` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
+/// Drives `meshes` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
 /// (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
-void drive(std::span<Executor* const> executors, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
+void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
            std::chrono::steady_clock::time_point limit, Done done) {
-  descriptors.reserve(1 + kMaxWaitFds * executors.size());  // now, not in the call that first has to sleep
+  descriptors.reserve(1 + kMaxWaitFds * meshes.size());  // now, not in the call that first has to sleep
   const auto for_all = [&](auto&& action) {
     bool any = false;
-    for (Executor* executor : executors) any |= action(*executor);
+    for (Mesh* mesh : meshes) any |= action(*mesh);
     return any;
   };
-  const auto progress = [&] { return for_all([](Executor& e) { return e.progress(); }); };
+  const auto progress = [&] { return for_all([](Mesh& m) { return m.progress(); }); };
   while (!done()) {
     if (progress()) {
       waiter.moved();
@@ -36,24 +36,24 @@ void drive(std::span<Executor* const> executors, Waiter& waiter, int extra_fd, s
     if (done()) return;
     if (waiter.look_again()) continue;
 
-    if (for_all([](Executor& e) { return e.check(); })) continue;
+    if (for_all([](Mesh& m) { return m.check(); })) continue;
     waiter.blocking();
     bool clear = true;
-    for (Executor* executor : executors) clear &= executor->prepare_wait();
+    for (Mesh* mesh : meshes) clear &= mesh->prepare_wait();
     // One more look after the announcement: what came before it woke nobody.
     if (clear && !progress() && !done()) {
       descriptors.clear();
       if (extra_fd >= 0) descriptors.push_back({extra_fd, POLLIN, 0});
       auto until = std::min(limit, std::chrono::steady_clock::now() + std::chrono::seconds(1));
-      for (Executor* executor : executors) {
-        executor->append_wait_fds(descriptors);
-        until = std::min(until, executor->next_check());
+      for (Mesh* mesh : meshes) {
+        mesh->append_wait_fds(descriptors);
+        until = std::min(until, mesh->next_check());
       }
       const auto now = std::chrono::steady_clock::now();
       const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       if (timeout > 0) ::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout));
     }
-    for (Executor* executor : executors) executor->finish_wait();
+    for (Mesh* mesh : meshes) mesh->finish_wait();
   }
 }
 

@@ -1,4 +1,4 @@
-// Executor: runs the Plans of one communicator over its links. The only code that touches links.
+// Executor: runs the Plans of one communicator over the links of its Mesh.
 #pragma once
 
 #include <array>
@@ -11,47 +11,39 @@
 #include <string>
 #include <vector>
 
-#include <poll.h>
-
 #include <shoal/status.h>
 
-#include "src/device/device.h"
-#include "src/engine/control.h"
+#include "src/engine/mesh.h"
 #include "src/engine/operation.h"
 #include "src/engine/plan.h"
 #include "src/engine/plan_cache.h"
 #include "src/engine/ring_queue.h"
-#include "src/engine/waiter.h"
 #include "src/engine/window_calls.h"
-#include "transports/transport.h"
 
 namespace shoal {
 
-/// What an Executor works with; see make_communicator for how it comes about.
-struct ExecutorParts {
-  int rank = 0;
-  Topology topology;
-  std::vector<std::unique_ptr<Transport>> transports;  ///< data; outlive the links
-  std::vector<std::unique_ptr<Link>> links;            ///< one to every other rank
-  std::vector<std::uint32_t> transport_of_link;
-  std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
-  const Device* device = nullptr;
-  int cores = 1;  ///< cores that the ranks of this node may use together
+/// Which ranks of a Mesh a communicator consists of.
+struct Group {
+  std::uint32_t id = 0;      ///< names the communicator on the wire: the same on all its ranks, another for each communicator
+  int rank = 0;              ///< own, within the group
+  std::vector<int> members;  ///< the job's rank of each rank
+  Topology topology;         ///< of the members
+
+  /// All ranks of `mesh`.
+  static Group whole(const Mesh& mesh);
 };
 
 /// Runs calls in the order of their sequence numbers.
 ///
-/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's
-/// progress thread while calls are in flight that nobody waits for. A thread that finds the seat taken leaves its call in the
-/// inbox.
-///
 /// Order on the wire: on every link the tiles of call n precede those of call n + 1, and each call starts with the caller's
 /// signature. So the calls of a communicator form one long Program, and what the Verifier proves of each holds for all.
 ///
-/// Thread rule: post, wait, close and status from any thread; the rest as named.
+/// Rank numbers are those of the communicator unless said otherwise. Thread rule: acquire, post, run, wait, close, shut_down and
+/// status from any thread; the rest by the holder of the Mesh's seat.
 class Executor : public std::enable_shared_from_this<Executor> {
  public:
-  explicit Executor(ExecutorParts parts);
+  /// Attaches itself to `mesh`; shut_down() ends that.
+  static std::shared_ptr<Executor> create(std::shared_ptr<Mesh> mesh, Group group);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -68,42 +60,49 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   /// Fails everything in flight and all later calls with `cause`, and tells the peers. The first cause stays.
   void close(const Status& cause);
-  /// Says farewell to the peers, fails what is in flight with `aborted`.
+  /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the Mesh. Once, as the last call.
   void shut_down();
   [[nodiscard]] Status status() const;
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
-  [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
-  [[nodiscard]] int rank() const noexcept { return parts_.rank; }
+  [[nodiscard]] const Topology& topology() const noexcept { return group_.topology; }
+  [[nodiscard]] const Group& group() const noexcept { return group_; }
+  [[nodiscard]] const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
+  [[nodiscard]] int rank() const noexcept { return group_.rank; }
   [[nodiscard]] const PlanContext& plan_context() const noexcept { return plan_context_; }
   /// Here because Operations keep the Executor alive, and they point to their Plans.
   [[nodiscard]] PlanCache& plans() noexcept { return plans_; }
   /// The transports that a call with `plan` uses: "shm", "tcp", "shm+tcp", "local".
   [[nodiscard]] std::string transports_of(const Plan& plan) const;
-  [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
-  // For whoever drives (drive.h). All but needs_thread() need the seat.
-  bool try_take_seat() noexcept { return !seat_.exchange(true, std::memory_order_seq_cst); }
-  /// Leaves the seat and sees to it that nothing is left undriven.
-  void leave_seat();
-  /// True where calls are in flight or in the inbox.
-  [[nodiscard]] bool busy() const noexcept;
-  /// Moves what can be moved; true where anything did.
-  bool progress();
-  /// The checks that need no hurry: control messages, deadlines, broken links, strays. True where anything changed.
+  // For the Mesh.
+  /// Takes a call in that is to be started when its turn has come.
+  void enqueue(internal::Operation* operation) { waiting_.push_back(operation); }
+  /// Nothing is in flight.
+  [[nodiscard]] bool idle() const noexcept { return active_.empty() && waiting_.empty(); }
+  /// Some call in flight uses links.
+  [[nodiscard]] bool on_links() const noexcept { return window_calls_.size() != active_.size(); }
+  /// The first half of a pass: starts calls, sends; all of it where no call uses links.
+  bool start_and_send();
+  /// The second half, where one does: receives, folds, ends calls.
+  bool receive_and_end();
+  /// The checks that need no hurry; may close.
   bool check();
-  /// Announces sleep to transports and posters. False: something is there already.
-  bool prepare_wait();
-  void finish_wait();
-  void append_wait_fds(std::vector<pollfd>& out) const;
-  /// When check() has to run again at the latest.
+  /// After close(): tells the peers, once, and fails what is in flight.
+  bool end_calls();
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
-  [[nodiscard]] Waiter& caller_waiter() noexcept { return caller_waiter_; }
-  std::atomic<bool> wants_thread{false};  ///< set by post, cleared by the progress thread
+  /// `job_rank` has said farewell to this communicator, or is gone altogether.
+  void peer_left(int job_rank);
+  /// `job_rank` has died, if it is one of ours: closes.
+  void peer_died(int job_rank, const Status& how);
+
+  bool running = false;  ///< the Mesh's mark: stands in its list of those with calls in flight
 
  private:
   struct LinkState {
     Link* link = nullptr;
+    Mesh::Wire* wire = nullptr;
+    int peer = -1;
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
@@ -120,11 +119,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
     RingQueue<Turn> senders;
     RingQueue<Turn> receivers;
     RingQueue<Outstanding> outstanding;
-    std::uint64_t taken = 0;                             // tiles that the link has taken so far
     std::chrono::steady_clock::time_point gone_since{};  // broken, or the peer has left, with a call unfinished
   };
 
-  void drain_inbox();
+  Executor(std::shared_ptr<Mesh> mesh, Group group);
+
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -138,48 +137,52 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
   void mark_sent(internal::Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes);
   bool send_signature(LinkState& state);
-  bool send_late_signatures();
   void taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes);
   bool retire_completed();
   void finish(internal::Operation* operation, const Status& outcome);
   bool fail(Status cause);
+
+  // executor_checks.cc
+  bool send_late_signatures();
   bool check_stray_calls();
   bool check_links();
   bool check_deadlines();
-  Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
-  Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
-  Status left_too_early(int peer);
+  [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head) const;
+  [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
+  [[nodiscard]] Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
+  [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
-  std::string late_report(const internal::Operation& operation);
+  [[nodiscard]] std::string late_report(const internal::Operation& operation);
+  [[nodiscard]] std::string name_of(int rank) const;
 
-  ExecutorParts parts_;
+  std::shared_ptr<Mesh> mesh_;
+  Group group_;
   PlanContext plan_context_;
   PlanCache plans_;
   std::vector<int> link_of_rank_;
   std::vector<LinkState> links_;
   WindowCalls window_calls_;
+  std::vector<bool> left_;  // ranks that have said farewell
 
-  std::atomic<bool> seat_{false};
-  std::atomic<internal::Operation*> inbox_{nullptr};
   std::atomic<std::uint64_t> next_sequence_{0};
-  std::atomic<std::size_t> in_flight_{0};  // started or in the inbox, not finished
-  std::atomic<bool> driver_sleeps_{false};
-  int kick_fd_ = -1;  // wakes a driver that sleeps in poll
 
   // Driver's.
-  std::vector<internal::Operation*> waiting_;  // out of the inbox, not yet their turn
+  std::vector<internal::Operation*> waiting_;  // posted, not yet their turn
   RingQueue<internal::Operation*> active_;     // started, by sequence
   std::uint64_t next_start_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
   std::array<CallSignature, kLedgerSize> ledger_{};         // of the latest started calls, by sequence
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
-  Waiter caller_waiter_;
-  std::vector<pollfd> caller_descriptors_;  // what a caller that drives sleeps on
 
   std::atomic<bool> closed_{false};
-  std::atomic<bool> announced_{false};  // the peers have been told
-  mutable std::mutex cause_mutex_;      // guards cause_; never taken on the path of a call that goes well
+  bool announced_ = false;          // the peers have been told
+  mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
   Status cause_;
 };
+
+/// TileHeader::edge of the tile that says which call the sender is in.
+inline constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;
+/// The signature in a tile of that kind; nothing where it is none.
+std::optional<CallSignature> signature_in(const Arrival& head);
 
 }  // namespace shoal

@@ -43,9 +43,9 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 ProgressThread::~ProgressThread() = default;
 
-void ProgressThread::add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size, int node_cores) {
+void ProgressThread::add(const std::shared_ptr<Mesh>& mesh, int local_rank, int local_size, int node_cores) {
   const std::scoped_lock lock(mutex_);
-  executors_.push_back(executor);
+  meshes_.push_back(mesh);
   generation_.fetch_add(1);
   if (!started_.load()) {
     spare_cores_ = node_cores >= 2 * local_size;
@@ -53,11 +53,11 @@ void ProgressThread::add(const std::shared_ptr<Executor>& executor, int local_ra
   }
 }
 
-void ProgressThread::remove(Executor* executor) {
+void ProgressThread::remove(Mesh* mesh) {
   std::uint64_t generation = 0;
   {
     const std::scoped_lock lock(mutex_);
-    std::erase_if(executors_, [&](const auto& known) { return known.get() == executor; });
+    std::erase_if(meshes_, [&](const auto& known) { return known.get() == mesh; });
     generation = generation_.fetch_add(1) + 1;
     if (!started_.load()) return;
   }
@@ -66,8 +66,8 @@ void ProgressThread::remove(Executor* executor) {
   for (auto seen = seen_generation_.load(); seen < generation; seen = seen_generation_.load()) seen_generation_.wait(seen);
 }
 
-void ProgressThread::notify(Executor* executor) {
-  executor->wants_thread.store(true, std::memory_order_seq_cst);
+void ProgressThread::notify(Mesh* mesh) {
+  mesh->wants_thread.store(true, std::memory_order_seq_cst);
   news_.store(true, std::memory_order_seq_cst);
   if (!started_.load(std::memory_order_acquire)) {
     const std::scoped_lock lock(mutex_);
@@ -98,14 +98,14 @@ void ProgressThread::loop() {
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
   }
   Waiter waiter(spare_cores_);
-  std::vector<std::shared_ptr<Executor>> known;
-  std::vector<Executor*> driven;
+  std::vector<std::shared_ptr<Mesh>> known;
+  std::vector<Mesh*> driven;
   std::vector<pollfd> descriptors;
   for (;;) {
     if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
       {
         const std::scoped_lock lock(mutex_);
-        known = executors_;
+        known = meshes_;
       }
       driven.reserve(known.size());  // what calls need later is taken here
       descriptors.reserve(1 + kMaxWaitFds * known.size());
@@ -113,17 +113,25 @@ void ProgressThread::loop() {
       seen_generation_.notify_all();
     }
     news_.store(false, std::memory_order_seq_cst);
-    for (const auto& executor : known) {
-      if (executor->wants_thread.exchange(false) && executor->busy() && executor->try_take_seat())
-        driven.push_back(executor.get());
+    for (const auto& mesh : known) {
+      // Whoever wants the seat now will call again when it leaves it.
+      if (mesh->seat_wanted() || !mesh->wants_thread.exchange(false) || !mesh->try_take_seat()) continue;
+      if (mesh->busy()) {
+        driven.push_back(mesh.get());
+      } else {
+        mesh->leave_seat();
+      }
     }
     if (!driven.empty()) {
-      const auto interrupted = [&] { return news_.load() || generation_.load() != seen_generation_.load(); };
+      const auto interrupted = [&] {
+        return news_.load() || generation_.load() != seen_generation_.load() ||
+               std::any_of(driven.begin(), driven.end(), [](Mesh* m) { return m->seat_wanted(); });
+      };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
       drive(driven, waiter, wake_fd_, descriptors, std::chrono::steady_clock::time_point::max(),
-            [&] { return interrupted() || std::none_of(driven.begin(), driven.end(), [](Executor* e) { return e->busy(); }); });
+            [&] { return interrupted() || std::none_of(driven.begin(), driven.end(), [](Mesh* m) { return m->busy(); }); });
       sleeps_.store(false, std::memory_order_relaxed);
-      for (Executor* executor : driven) executor->leave_seat();  // those still busy notify this thread again
+      for (Mesh* mesh : driven) mesh->leave_seat();  // those still busy notify this thread again
       driven.clear();
     } else {
       sleeps_.store(true, std::memory_order_seq_cst);

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/engine/executor.h"
+#include "src/engine/mesh.h"
 
 namespace shoal {
 
@@ -20,11 +20,11 @@ class ProgressThread {
 
   /// `local_rank` and `local_size` place the thread: the last cores of the mask, one a rank, if each rank has two or more of the
   /// `node_cores` that the ranks of the node may use together.
-  void add(const std::shared_ptr<Executor>& executor, int local_rank, int local_size, int node_cores);
-  /// Returns when the thread no longer touches `executor`.
-  void remove(Executor* executor);
-  /// `executor` has calls that need driving.
-  void notify(Executor* executor);
+  void add(const std::shared_ptr<Mesh>& mesh, int local_rank, int local_size, int node_cores);
+  /// Returns when the thread no longer touches `mesh`.
+  void remove(Mesh* mesh);
+  /// `mesh` has calls that need driving.
+  void notify(Mesh* mesh);
 
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -36,10 +36,10 @@ class ProgressThread {
   void wake() noexcept;
 
   std::mutex mutex_;  // guards the list and start-up; not taken by notify once the thread runs
-  std::vector<std::shared_ptr<Executor>> executors_;
+  std::vector<std::shared_ptr<Mesh>> meshes_;
   std::atomic<std::uint64_t> generation_{0};       // bumped by add and remove
   std::atomic<std::uint64_t> seen_generation_{0};  // that the loop works with
-  std::atomic<bool> news_{false};                  // some executor wants the thread
+  std::atomic<bool> news_{false};                  // some mesh wants the thread
   std::atomic<bool> sleeps_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};

@@ -105,7 +105,7 @@ struct Ends {
 };
 
 std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, Ends& control, int rank) {
-  ExecutorParts parts;
+  MeshParts parts;
   parts.rank = rank;
   parts.topology = scenario.topology;
   parts.device = &host_device();
@@ -127,10 +127,10 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   parts.transport_of_link.assign(parts.links.size(), 0);
   parts.transports.push_back(std::move(data_transport));
   auto control_links = connect(*control_transport, control);
-  parts.control = std::make_unique<ControlPlane>(rank, std::move(control_transport), std::move(control_links));
-  auto executor = std::make_shared<Executor>(std::move(parts));
-  ProgressThread::instance().add(executor, 0, scenario.topology.ranks(), allowed_cores());
-  return executor;
+  parts.control = std::make_unique<ControlPlane>(std::move(control_transport), std::move(control_links));
+  auto mesh = std::make_shared<Mesh>(std::move(parts));
+  ProgressThread::instance().add(mesh, 0, scenario.topology.ranks(), allowed_cores());
+  return Executor::create(mesh, Group::whole(*mesh));
 }
 
 // What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not
@@ -176,7 +176,6 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
     operations[k]->drop_reference();
   }
   executor->shut_down();
-  ProgressThread::instance().remove(executor.get());
   return error;
 }
 

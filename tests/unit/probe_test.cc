@@ -71,7 +71,7 @@ Outcome probe(const Topology& topology, const std::vector<int>& partners, const 
     const auto deadline = Clock::now() + std::chrono::seconds(60);
     auto store = make_file_store(folder);
     if (!store.ok()) return store.status();
-    ExecutorParts parts;
+    MeshParts parts;
     parts.rank = rank;
     parts.topology = topology;
     parts.device = &host_device();

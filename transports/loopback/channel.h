@@ -125,6 +125,12 @@ class Channel {
     return view;
   }
 
+  /// Takes the payloads that still stand at the sender.
+  void copy_all() {
+    const std::lock_guard lock(mutex_);
+    copy_until(accepted_);
+  }
+
   /// No more tiles. Those taken so far still come if `deliver`; otherwise those whose payload still stands at the sender are
   /// lost, for its memory may be gone.
   void close(bool deliver) {

@@ -64,6 +64,7 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   encode(FrameHeader{taken_, header}, data, std::span(tile.bytes).first<kFrameHeaderBytes>());
   tile.size_bytes = data.size();
   tile.done = false;
+  tile.kept.reset();
   if (data.size() <= kInlineBytes) {
     tile.data = nullptr;
     if (data.size() > kTinyBytes) {
@@ -82,6 +83,16 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
     pull_tiles();
   }
   return true;
+}
+
+void TcpLink::keep_copies() {
+  for (std::uint64_t i = sent_; i < taken_; ++i) {
+    Outgoing& tile = outgoing(i);
+    if (tile.data == nullptr || tile.done || tile.kept != nullptr) continue;
+    tile.kept = std::make_unique_for_overwrite<std::byte[]>(tile.size_bytes);
+    std::memcpy(tile.kept.get(), tile.data, tile.size_bytes);
+    tile.data = tile.kept.get();
+  }
 }
 
 bool TcpLink::send_held() {

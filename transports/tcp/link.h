@@ -62,6 +62,7 @@ class TcpLink final : public Link {
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override;
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sent_; }
+  void keep_copies() override;
   [[nodiscard]] const Arrival* peek() noexcept override;
   void release() noexcept override;
   [[nodiscard]] const Status& status() const noexcept override { return status_; }
@@ -103,6 +104,7 @@ class TcpLink final : public Link {
     const std::byte* data = nullptr;  ///< null where the payload stands in `bytes`
     std::size_t size_bytes = 0;
     bool done = false;
+    std::unique_ptr<std::byte[]> kept;  ///< what `data` points to after keep_copies()
   };
 
   TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes);

@@ -1,0 +1,208 @@
+// What an Executor looks at when there is no hurry, and the words for what has gone wrong.
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "src/engine/executor.h"
+
+namespace shoal {
+
+using internal::Operation;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kGonePatience = std::chrono::milliseconds(250);
+constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
+
+std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
+  return fmt::format("call {} ({})", sequence, to_string(signature));
+}
+
+}  // namespace
+
+std::optional<CallSignature> signature_in(const Arrival& head) {
+  CallSignature signature;
+  if (head.header.edge != kCallEdge || head.data.size() != sizeof signature) return std::nullopt;
+  std::memcpy(&signature, head.data.data(), sizeof signature);
+  return signature;
+}
+
+bool Executor::check() {
+  if (closed()) return false;
+  bool moved = send_late_signatures();
+  moved |= check_stray_calls() || check_links() || check_deadlines();
+  return moved;
+}
+
+void Executor::peer_left(int job_rank) {
+  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
+  if (member != group_.members.end()) left_[static_cast<std::size_t>(member - group_.members.begin())] = true;
+}
+
+void Executor::peer_died(int job_rank, const Status& how) {
+  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
+  if (member == group_.members.end()) return;
+  const auto rank = static_cast<int>(member - group_.members.begin());
+  if (left_[static_cast<std::size_t>(rank)]) return;  // its part is done: whoever still needs it is told so
+  close({StatusCode::peer_failed, fmt::format("{} died or lost its connection ({})", name_of(rank), how.message())});
+}
+
+/// With its place in the job, where that is another one.
+std::string Executor::name_of(int rank) const {
+  const int job_rank = group_.members[static_cast<std::size_t>(rank)];
+  return job_rank == rank ? fmt::format("rank {}", rank) : fmt::format("rank {} (rank {} of the job)", rank, job_rank);
+}
+
+// A signature waits for the first tile, but not for long: the peer must learn that this rank is in the call, and in which.
+bool Executor::send_late_signatures() {
+  const auto waits = [](LinkState& state) {
+    if (state.senders.empty()) return false;
+    const auto [operation, plan_link] = state.senders.front();
+    return !operation->links[plan_link].call_sent;
+  };
+  if (std::none_of(links_.begin(), links_.end(), [&](LinkState& state) { return waits(state); })) {
+    signatures_due_ = {};
+    return false;
+  }
+  const auto now = Clock::now();
+  if (signatures_due_ == Clock::time_point{}) signatures_due_ = now + kSignaturePatience;
+  if (now < signatures_due_) return false;
+  signatures_due_ = now + kSignaturePatience;  // for those that find no room
+  bool moved = false;
+  for (LinkState& state : links_) {
+    if (waits(state)) moved |= send_signature(state);
+  }
+  return moved;
+}
+
+// Signatures on links where this rank waits for nothing: a peer whose call uses other links than ours is in another call.
+bool Executor::check_stray_calls() {
+  for (LinkState& state : links_) {
+    if (!state.receivers.empty()) continue;
+    const Arrival* head = state.link->peek();
+    if (head == nullptr) continue;
+    const auto sequence = past_call(head->header.sequence);
+    const auto theirs = signature_in(*head);
+    if (!sequence || !theirs) continue;                         // a call that we have not made yet
+    if (ledger_[*sequence % kLedgerSize] == *theirs) continue;  // a shared fold that will take the links
+    fail(mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.peer, *theirs));
+    return true;
+  }
+  return false;
+}
+
+// The call that a 32-bit sequence number on the wire means, if we have made it and still know it.
+std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) const noexcept {
+  const auto ahead = static_cast<std::int32_t>(wire_sequence - static_cast<std::uint32_t>(next_start_));
+  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerSize)) return std::nullopt;
+  return next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
+}
+
+// A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier
+// call, or the peer is done with a call that we are still in.
+Status Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) const {
+  const auto theirs = signature_in(head);
+  const auto sequence = past_call(head.header.sequence);
+  if (theirs && sequence && *sequence < operation.sequence()) {
+    return mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.peer, *theirs);
+  }
+  return {StatusCode::mismatch,
+          fmt::format("{} is in {}, but {} is in call {}{}; every rank must make the same calls in the same order",
+                      name_of(group_.rank), describe_call(operation.sequence(), operation.plan->signature), name_of(state.peer),
+                      head.header.sequence, theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+}
+
+// Peers that are gone while a call in flight still needs them.
+bool Executor::check_links() {
+  const auto has_left = [&](int peer) { return left_[static_cast<std::size_t>(peer)]; };
+  if (window_calls_.size() > 0) {
+    for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
+      if (!window_calls_.awaits(*window_calls_.front(), peer) || !has_left(peer)) continue;
+      fail(left_too_early(peer));
+      return true;
+    }
+  }
+  for (LinkState& state : links_) {
+    if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
+    const int peer = state.peer;
+    if ((state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) continue;
+    const auto now = Clock::now();
+    if (state.gone_since == Clock::time_point{}) state.gone_since = now;
+    // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
+    // may be about to bring the reason for a break.
+    if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
+    fail(has_left(peer) ? left_too_early(peer)
+                        : Status(StatusCode::peer_failed, fmt::format("{} died or lost its connection ({})", name_of(peer),
+                                                                      state.link->status().message())));
+    return true;
+  }
+  return false;
+}
+
+Status Executor::left_too_early(int peer) {
+  return {StatusCode::peer_failed,
+          fmt::format("{} has destroyed its communicator, but {} still needs it in {}", name_of(peer), name_of(group_.rank),
+                      describe_call(active_.front()->sequence(), active_.front()->plan->signature))};
+}
+
+bool Executor::check_deadlines() {
+  const auto now = Clock::now();
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    if (now < active_[i]->deadline()) continue;
+    fail({StatusCode::timeout, late_report(*active_[i])});
+    return true;
+  }
+  return false;
+}
+
+Clock::time_point Executor::next_check() const noexcept {
+  auto until = Clock::now() + std::chrono::seconds(1);
+  auto& active = const_cast<RingQueue<Operation*>&>(active_);
+  for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, active[i]->deadline());
+  for (const LinkState& state : links_) {
+    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
+  }
+  if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
+  return until;
+}
+
+Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
+  return {StatusCode::mismatch,
+          fmt::format(
+              "call {} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "
+              "calls in the same order",
+              sequence, name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs), difference(mine, theirs))};
+}
+
+std::string Executor::late_report(const Operation& operation) {
+  std::string absent;
+  std::string slow;
+  const auto name = [&](std::string& list, int rank) { list += (list.empty() ? "" : ", ") + name_of(rank); };
+  for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
+    if (window_calls_.awaits(operation, peer)) name(absent, peer);
+  }
+  for (std::size_t i = 0; !operation.published && i < operation.links.size(); ++i) {
+    const int peer = links_[operation.plan->links[i].link].peer;
+    if (!operation.links[i].call_received) {
+      name(absent, peer);
+    } else if (operation.links[i].receive_index < operation.plan->links[i].receives.size()) {
+      name(slow, peer);
+    }
+  }
+  std::string report =
+      fmt::format("{} timed out on {}", describe_call(operation.sequence(), operation.plan->signature), name_of(group_.rank));
+  if (!absent.empty()) report += fmt::format("; not in the call: {}", absent);
+  if (!slow.empty()) report += fmt::format("; in the call but data still missing: {}", slow);
+  if (absent.empty() && slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
+  return report;
+}
+
+Status Executor::unexpected_tile(const LinkState& state, const Arrival& head) const {
+  return {StatusCode::internal, fmt::format("{} sent an unexpected tile: edge {} offset {} size {}", name_of(state.peer),
+                                            head.header.edge, head.header.offset_bytes, head.data.size())};
+}
+
+}  // namespace shoal

@@ -1,0 +1,261 @@
+#include "src/engine/mesh.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "src/engine/drive.h"
+#include "src/engine/executor.h"
+#include "src/engine/progress_thread.h"
+
+namespace shoal {
+
+using internal::Operation;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void drain_event(int fd) {
+  std::uint64_t count = 0;
+  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+void ring_event(int fd) {
+  const std::uint64_t one = 1;
+  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+bool has_cores_to_spare(const MeshParts& parts) {
+  const auto local =
+      parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(parts.rank)]).size();
+  return static_cast<int>(local) <= parts.cores;
+}
+
+}  // namespace
+
+Mesh::Mesh(MeshParts parts)
+    : parts_(std::move(parts)),
+      wire_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
+      kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      caller_waiter_(has_cores_to_spare(parts_)) {
+  for (std::size_t i = 0; i < parts_.links.size(); ++i) {
+    Link* link = parts_.links[i].get();
+    wires_.push_back({link, parts_.transport_of_link[i], link->sent_tiles()});  // start-up may have used the link
+    wire_of_rank_[static_cast<std::size_t>(link->peer())] = static_cast<int>(i);
+  }
+  caller_descriptors_.reserve(1 + kMaxWaitFds);
+  running_.reserve(8);
+}
+
+Mesh::~Mesh() {
+  if (kick_fd_ >= 0) ::close(kick_fd_);
+}
+
+Mesh::Wire* Mesh::wire_to(int rank) noexcept {
+  const int index = wire_of_rank_[static_cast<std::size_t>(rank)];
+  return index < 0 ? nullptr : &wires_[static_cast<std::size_t>(index)];
+}
+
+std::size_t Mesh::memory_bytes() const noexcept {
+  std::size_t bytes = 0;
+  for (const auto& transport : parts_.transports) bytes += transport->memory_bytes();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) bytes += parts_.control->transport()->memory_bytes();
+  return bytes;
+}
+
+void Mesh::attach(Executor& executor) {
+  take_seat();
+  attached_.push_back(&executor);
+  running_.reserve(attached_.size());  // now, not in a call
+  leave_seat();
+}
+
+void Mesh::detach(Executor& executor) {
+  std::erase(attached_, &executor);
+  std::erase(running_, &executor);
+  if (attached_.empty() && parts_.control != nullptr) parts_.control->send_goodbye();
+}
+
+void Mesh::wake_driver() noexcept {
+  if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
+}
+
+void Mesh::post(Operation* operation) {
+  operation->next_in_inbox = inbox_.load(std::memory_order_relaxed);
+  while (!inbox_.compare_exchange_weak(operation->next_in_inbox, operation, std::memory_order_seq_cst)) {
+  }
+  // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
+  wake_driver();
+  if (!seat_.load(std::memory_order_seq_cst)) ProgressThread::instance().notify(this);
+}
+
+inline void Mesh::admit(Operation* operation) {
+  Executor& executor = *operation->executor();
+  executor.enqueue(operation);
+  if (executor.running) return;
+  executor.running = true;
+  running_.push_back(&executor);
+}
+
+bool Mesh::try_run(Operation* operation) {
+  if (!try_take_seat()) return false;
+  admit(operation);
+  Mesh* self = this;
+  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
+        [&] { return operation->done() || seat_wanted(); });
+  leave_seat();
+  return true;
+}
+
+bool Mesh::try_drive(const Operation& operation, Clock::time_point deadline) {
+  if (!try_take_seat()) return false;
+  Mesh* self = this;
+  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, deadline,
+        [&] { return operation.done() || seat_wanted() || Clock::now() >= deadline; });
+  leave_seat();
+  return true;
+}
+
+void Mesh::drain_inbox() {
+  if (inbox_.load(std::memory_order_relaxed) == nullptr) return;
+  // acquire: the posters' writes to their Operations.
+  for (Operation* operation = inbox_.exchange(nullptr, std::memory_order_seq_cst); operation != nullptr;) {
+    Operation* next = operation->next_in_inbox;
+    admit(operation);
+    operation = next;
+  }
+}
+
+void Mesh::take_seat() {
+  if (try_take_seat()) return;
+  seat_wanted_.fetch_add(1, std::memory_order_seq_cst);
+  while (!try_take_seat()) {
+    wake_driver();
+    std::this_thread::yield();
+  }
+  seat_wanted_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Mesh::leave_seat() {
+  bool unfinished = false;
+  do {
+    if (attention_.load(std::memory_order_relaxed)) check();
+    unfinished = !running_.empty();
+    seat_.store(false, std::memory_order_seq_cst);
+    // Again: whoever closed an executor and found the seat taken relies on us.
+  } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());
+  // seq_cst: either we see what has come into the inbox, or whoever put it there sees the free seat.
+  if (unfinished || inbox_.load(std::memory_order_seq_cst) != nullptr) ProgressThread::instance().notify(this);
+}
+
+void Mesh::tend_to_closed() {
+  attention_.store(true, std::memory_order_seq_cst);
+  wake_driver();
+  if (try_take_seat()) leave_seat();
+}
+
+bool Mesh::progress() {
+  drain_inbox();
+  if (attention_.load(std::memory_order_relaxed)) return check();
+  bool moved = false;
+  bool on_links = false;
+  // Sends first: a transport may hold small tiles until progress(), to let them travel together.
+  for (Executor* executor : running_) {
+    moved |= executor->start_and_send();
+    on_links |= executor->on_links();
+  }
+  if (on_links) {
+    for (const auto& transport : parts_.transports) moved |= transport->progress();
+  }
+  for (std::size_t i = 0; i < running_.size();) {
+    Executor& executor = *running_[i];
+    if (executor.on_links()) moved |= executor.receive_and_end();
+    if (executor.idle()) {
+      executor.running = false;
+      running_[i] = running_.back();
+      running_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  return moved;
+}
+
+bool Mesh::poll_control() {
+  if (parts_.control == nullptr) return false;
+  messages_.clear();
+  const bool moved = parts_.control->poll(messages_);
+  for (const ControlPlane::Message& message : messages_) {
+    for (Executor* executor : attached_) {
+      const bool meant = executor->group().id == message.communicator;
+      switch (message.kind) {
+        case ControlPlane::Message::Kind::abort:
+          if (meant) executor->close(message.status);
+          break;
+        case ControlPlane::Message::Kind::farewell:
+          if (meant) executor->peer_left(message.rank);
+          break;
+        case ControlPlane::Message::Kind::goodbye:
+          executor->peer_left(message.rank);
+          break;
+        case ControlPlane::Message::Kind::death:
+          break;
+      }
+    }
+    if (message.kind == ControlPlane::Message::Kind::death) deaths_.push_back({message.rank, message.status});
+  }
+  return moved;
+}
+
+bool Mesh::check() {
+  bool moved = poll_control();
+  for (const Death& death : std::exchange(deaths_, {})) {
+    for (Executor* executor : attached_) executor->peer_died(death.rank, death.how);
+  }
+  for (Executor* executor : running_) moved |= executor->check();
+  while (attention_.exchange(false, std::memory_order_seq_cst)) {
+    for (std::size_t i = 0; i < attached_.size(); ++i) moved |= attached_[i]->closed() && attached_[i]->end_calls();
+  }
+  return moved;
+}
+
+bool Mesh::prepare_wait() {
+  bool clear = true;
+  for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) clear &= parts_.control->transport()->prepare_wait();
+  driver_sleeps_.store(true, std::memory_order_seq_cst);
+  return clear && inbox_.load(std::memory_order_seq_cst) == nullptr && !attention_.load(std::memory_order_seq_cst) &&
+         seat_wanted_.load(std::memory_order_seq_cst) == 0;
+}
+
+void Mesh::finish_wait() {
+  driver_sleeps_.store(false, std::memory_order_relaxed);
+  drain_event(kick_fd_);
+  for (const auto& transport : parts_.transports) transport->finish_wait();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) parts_.control->transport()->finish_wait();
+}
+
+void Mesh::append_wait_fds(std::vector<pollfd>& out) const {
+  out.push_back({kick_fd_, POLLIN, 0});
+  for (const auto& transport : parts_.transports) {
+    if (transport->wait_fd() >= 0) out.push_back({transport->wait_fd(), POLLIN, 0});
+  }
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) {
+    out.push_back({parts_.control->transport()->wait_fd(), POLLIN, 0});
+  }
+}
+
+Clock::time_point Mesh::next_check() const noexcept {
+  auto until = Clock::now() + std::chrono::seconds(1);
+  for (const Executor* executor : running_) until = std::min(until, executor->next_check());
+  return until;
+}
+
+}  // namespace shoal

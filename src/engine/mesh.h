@@ -1,0 +1,143 @@
+// Mesh: what a process has with the other ranks of a job, shared by all communicators that come from one create().
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <poll.h>
+
+#include <shoal/status.h>
+
+#include "src/device/device.h"
+#include "src/engine/control.h"
+#include "src/engine/operation.h"
+#include "src/engine/waiter.h"
+#include "src/topology/topology.h"
+#include "transports/transport.h"
+
+namespace shoal {
+
+class Executor;
+
+/// What a Mesh works with; see wire_up for how it comes about.
+struct MeshParts {
+  int rank = 0;
+  Topology topology;
+  std::vector<std::unique_ptr<Transport>> transports;  ///< data; outlive the links
+  std::vector<std::unique_ptr<Link>> links;            ///< one to every other rank
+  std::vector<std::uint32_t> transport_of_link;
+  std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
+  const Device* device = nullptr;
+  int cores = 1;  ///< cores that the ranks of this node may use together
+};
+
+/// Transports, links and control plane, and who drives them. Every communicator has an Executor; executors reach links through
+/// their Mesh only, which lives as long as the last of them.
+///
+/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's
+/// progress thread while calls are in flight that nobody waits for. Whoever drives, drives all executors. A thread that finds
+/// the seat taken leaves its call in the inbox.
+///
+/// Rank numbers here are those of the job. Thread rule: as named.
+class Mesh : public std::enable_shared_from_this<Mesh> {
+ public:
+  /// One link, and what all its users need to know of it.
+  struct Wire {
+    Link* link = nullptr;
+    std::uint32_t transport = 0;  ///< index of its transport
+    std::uint64_t taken = 0;      ///< tiles that the link has taken so far
+  };
+
+  explicit Mesh(MeshParts parts);
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
+  // Facts; any thread.
+  [[nodiscard]] int rank() const noexcept { return parts_.rank; }
+  [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
+  [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }
+  [[nodiscard]] std::span<const std::unique_ptr<Transport>> transports() const noexcept { return parts_.transports; }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  /// The wire to `rank`; null for the own rank.
+  [[nodiscard]] Wire* wire_to(int rank) noexcept;
+
+  /// Takes the seat for it: any thread that does not hold it.
+  void attach(Executor& executor);
+  /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the seat.
+  void detach(Executor& executor);
+  /// No executor is attached. By the holder of the seat.
+  [[nodiscard]] bool deserted() const noexcept { return attached_.empty(); }
+
+  // Calls. Any thread.
+  /// Leaves `operation` (already referenced for the driver) in the inbox and sees to it that it is driven.
+  void post(internal::Operation* operation);
+  /// Where the seat is free: starts `operation` (referenced for the driver too), without inbox or wake-up, and drives until it
+  /// has ended or somebody else wants the seat. False: the seat is taken.
+  bool try_run(internal::Operation* operation);
+  /// Where the seat is free: drives until `operation` has ended, `deadline` has passed, or somebody else wants the seat. False:
+  /// it is taken.
+  bool try_drive(const internal::Operation& operation, std::chrono::steady_clock::time_point deadline);
+  /// Some executor has been closed: whoever drives sees to its end and tells the peers; where nobody does, the caller does.
+  void tend_to_closed();
+
+  // The seat.
+  bool try_take_seat() noexcept { return !seat_.exchange(true, std::memory_order_seq_cst); }
+  /// Waits for the seat; whoever has it leaves it soon, even with calls unfinished.
+  void take_seat();
+  /// Leaves the seat and sees to it that nothing is left undriven.
+  void leave_seat();
+  /// Somebody waits in take_seat().
+  [[nodiscard]] bool seat_wanted() const noexcept { return seat_wanted_.load(std::memory_order_relaxed) != 0; }
+
+  // For whoever drives (drive.h).
+  /// True where calls are in flight or in the inbox.
+  [[nodiscard]] bool busy() const noexcept { return !running_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr; }
+  /// Moves what can be moved; true where anything did.
+  bool progress();
+  /// The checks that need no hurry: control messages, deadlines, broken links, strays. True where anything changed.
+  bool check();
+  /// Takes in what peers have said on the control plane; an abort closes the communicator that it is about.
+  bool poll_control();
+  /// Announces sleep to transports and posters. False: something is there already.
+  bool prepare_wait();
+  void finish_wait();
+  void append_wait_fds(std::vector<pollfd>& out) const;
+  /// When check() has to run again at the latest.
+  [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
+  [[nodiscard]] ControlPlane* control() noexcept { return parts_.control.get(); }
+  std::atomic<bool> wants_thread{false};  ///< set by whoever needs the progress thread, cleared by it
+
+ private:
+  void drain_inbox();
+  void admit(internal::Operation* operation);
+  void wake_driver() noexcept;
+
+  MeshParts parts_;
+  std::vector<Wire> wires_;         // parallel to parts_.links
+  std::vector<int> wire_of_rank_;   // -1 for the own rank
+  std::vector<Executor*> attached_; // driver's
+  std::vector<Executor*> running_;  // driver's; those with calls in flight
+
+  std::atomic<bool> seat_{false};
+  std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to
+  std::atomic<int> seat_wanted_{0};
+  std::atomic<internal::Operation*> inbox_{nullptr};
+  std::atomic<bool> driver_sleeps_{false};
+  int kick_fd_ = -1;  // wakes a driver that sleeps in poll
+
+  Waiter caller_waiter_;
+  std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
+  std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
+  struct Death {
+    int rank = 0;
+    Status how;
+  };
+  std::vector<Death> deaths_;  // seen, but the executors do not know yet
+};
+
+}  // namespace shoal
