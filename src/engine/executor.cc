@@ -37,10 +37,7 @@ std::shared_ptr<Executor> Executor::create(std::shared_ptr<Mesh> mesh, Group gro
 }
 
 Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
-    : mesh_(std::move(mesh)),
-      group_(std::move(group)),
-      link_of_rank_(group_.members.size(), -1),
-      left_(group_.members.size()) {
+    : mesh_(std::move(mesh)), group_(std::move(group)), link_of_rank_(group_.members.size(), -1), left_(group_.members.size()) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
@@ -106,6 +103,8 @@ void Executor::start(Operation* operation) {
 }
 
 void Executor::start_on_links(Operation* operation) {
+  operation->on_links = true;
+  ++calls_on_links_;
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
     state.senders.push({operation, i});
@@ -193,7 +192,8 @@ bool Executor::advance_send(LinkState& state) {
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
   // Only now: signature and first tile share a packet. See send_late_signatures().
   if (!progress.call_sent) return send_signature(state);
-  const TileHeader header{group_.id, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
+  const TileHeader header{group_.id, sequence, progress.send_index, static_cast<std::uint32_t>(tile),
+                          progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
   const bool taken =
       instruction.may_lend ? state.link->try_lend(header, {data, tile}) : state.link->try_send(header, {data, tile});
@@ -368,7 +368,7 @@ bool Executor::retire_completed() {
       continue;
     }
     // Its turns on the links may still stand in the queues although nothing is left to do there; let them end first.
-    if (complete && !closed()) {
+    if (complete && operation->on_links && !closed()) {
       bool queued = false;
       for (const PlanLink& link : operation->plan->links) {
         LinkState& state = links_[link.link];
@@ -386,6 +386,7 @@ bool Executor::retire_completed() {
     }
     for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
     active_.pop();
+    if (operation->on_links) --calls_on_links_;
     finish(operation, complete ? Status() : status());
     moved = true;
   }

@@ -38,8 +38,8 @@ struct Group {
 /// Order on the wire: on every link the tiles of call n precede those of call n + 1, and each call starts with the caller's
 /// signature. So the calls of a communicator form one long Program, and what the Verifier proves of each holds for all.
 ///
-/// Rank numbers are those of the communicator unless said otherwise. Thread rule: acquire, post, run, wait, close, shut_down and
-/// status from any thread; the rest by the holder of the Mesh's seat.
+/// Rank numbers are those of the communicator unless said otherwise. Thread rule: acquire, post, run, wait, close, shut_down
+/// and status from any thread; the rest by the holder of the Mesh's seat.
 class Executor : public std::enable_shared_from_this<Executor> {
  public:
   /// Attaches itself to `mesh`; shut_down() ends that.
@@ -81,7 +81,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// Nothing is in flight.
   [[nodiscard]] bool idle() const noexcept { return active_.empty() && waiting_.empty(); }
   /// Some call in flight uses links.
-  [[nodiscard]] bool on_links() const noexcept { return window_calls_.size() != active_.size(); }
+  [[nodiscard]] bool on_links() const noexcept { return calls_on_links_ != 0; }
   /// The first half of a pass: starts calls, sends; all of it where no call uses links.
   bool start_and_send();
   /// The second half, where one does: receives, folds, ends calls.
@@ -169,6 +169,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   // Driver's.
   std::vector<internal::Operation*> waiting_;  // posted, not yet their turn
   RingQueue<internal::Operation*> active_;     // started, by sequence
+  std::size_t calls_on_links_ = 0;             // of the active ones
   std::uint64_t next_start_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
   std::array<CallSignature, kLedgerSize> ledger_{};         // of the latest started calls, by sequence

@@ -170,11 +170,11 @@ Clock::time_point Executor::next_check() const noexcept {
 }
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
-  return {StatusCode::mismatch,
-          fmt::format(
-              "call {} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "
-              "calls in the same order",
-              sequence, name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs), difference(mine, theirs))};
+  return {
+      StatusCode::mismatch,
+      fmt::format("call {} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "
+                  "calls in the same order",
+                  sequence, name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs), difference(mine, theirs))};
 }
 
 std::string Executor::late_report(const Operation& operation) {

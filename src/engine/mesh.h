@@ -118,10 +118,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void wake_driver() noexcept;
 
   MeshParts parts_;
-  std::vector<Wire> wires_;         // parallel to parts_.links
-  std::vector<int> wire_of_rank_;   // -1 for the own rank
-  std::vector<Executor*> attached_; // driver's
-  std::vector<Executor*> running_;  // driver's; those with calls in flight
+  std::vector<Wire> wires_;          // parallel to parts_.links
+  std::vector<int> wire_of_rank_;    // -1 for the own rank
+  std::vector<Executor*> attached_;  // driver's
+  std::vector<Executor*> running_;   // driver's; those with calls in flight
 
   std::atomic<bool> seat_{false};
   std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to

@@ -52,6 +52,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   open_instructions = plan->instructions.size();
   open_links = plan->links.size();
   next_local_step = 0;
+  on_links = false;
   published = false;
   next_in_inbox = nullptr;
   outcome_ = Status();

@@ -75,6 +75,7 @@ class Operation {
   std::size_t open_instructions = 0;    ///< not finished yet
   std::size_t open_links = 0;           ///< whose signatures have not been exchanged both ways
   std::size_t next_local_step = 0;
+  bool on_links = false;   ///< runs over links, not over shared windows
   bool published = false;  ///< one_shot over windows: our contribution is visible
   Operation* next_in_inbox = nullptr;
   std::atomic<bool> in_use{false};
