@@ -64,7 +64,6 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   encode(FrameHeader{taken_, header}, data, std::span(tile.bytes).first<kFrameHeaderBytes>());
   tile.size_bytes = data.size();
   tile.done = false;
-  tile.kept.reset();
   if (data.size() <= kInlineBytes) {
     tile.data = nullptr;
     if (data.size() > kTinyBytes) {
@@ -86,12 +85,15 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
 }
 
 void TcpLink::keep_copies() {
+  std::erase_if(kept_, [&](const Kept& kept) { return kept.tile < sent_; });
   for (std::uint64_t i = sent_; i < taken_; ++i) {
     Outgoing& tile = outgoing(i);
-    if (tile.data == nullptr || tile.done || tile.kept != nullptr) continue;
-    tile.kept = std::make_unique_for_overwrite<std::byte[]>(tile.size_bytes);
-    std::memcpy(tile.kept.get(), tile.data, tile.size_bytes);
-    tile.data = tile.kept.get();
+    const bool kept = std::any_of(kept_.begin(), kept_.end(), [&](const Kept& k) { return k.tile == i; });
+    if (tile.data == nullptr || tile.done || kept) continue;
+    auto copy = std::make_unique_for_overwrite<std::byte[]>(tile.size_bytes);
+    std::memcpy(copy.get(), tile.data, tile.size_bytes);
+    tile.data = copy.get();
+    kept_.push_back({i, std::move(copy)});
   }
 }
 

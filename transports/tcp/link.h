@@ -104,7 +104,6 @@ class TcpLink final : public Link {
     const std::byte* data = nullptr;  ///< null where the payload stands in `bytes`
     std::size_t size_bytes = 0;
     bool done = false;
-    std::unique_ptr<std::byte[]> kept;  ///< what `data` points to after keep_copies()
   };
 
   TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes);
@@ -132,6 +131,11 @@ class TcpLink final : public Link {
 
   // Tiles are numbered from 0. Order of the counters: sent_ <= pulled_ <= taken_ <= sent_ + kQueueTiles.
   std::vector<Outgoing> queue_;
+  struct Kept {
+    std::uint64_t tile = 0;
+    std::unique_ptr<std::byte[]> data;
+  };
+  std::vector<Kept> kept_;  ///< copies made by keep_copies(); at most one for each place of the queue
   std::uint64_t taken_ = 0;
   std::uint64_t pulled_ = 0;
   std::uint64_t sent_ = 0;
