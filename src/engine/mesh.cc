@@ -221,6 +221,10 @@ bool Mesh::check() {
   for (Executor* executor : running_) moved |= executor->check();
   while (attention_.exchange(false, std::memory_order_seq_cst)) {
     for (std::size_t i = 0; i < attached_.size(); ++i) moved |= attached_[i]->closed() && attached_[i]->end_calls();
+    std::erase_if(running_, [](Executor* executor) {
+      executor->running = !executor->idle();
+      return !executor->running;
+    });
   }
   return moved;
 }

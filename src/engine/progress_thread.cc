@@ -36,8 +36,12 @@ int core_for(int local_rank, int local_size) {
 
 ProgressThread& ProgressThread::instance() {
   // Never destroyed: communicators may outlive every static object, and a thread that sleeps costs nothing at exit.
-  static auto* thread = new ProgressThread();
-  return *thread;
+  static std::atomic<ProgressThread*> current = [] {
+    // A child of fork() has no such thread, and must not share the descriptor that wakes it with its parent and siblings.
+    ::pthread_atfork(nullptr, nullptr, [] { current.store(new ProgressThread(), std::memory_order_release); });
+    return new ProgressThread();
+  }();
+  return *current.load(std::memory_order_acquire);
 }
 
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
