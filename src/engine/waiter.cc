@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/engine/cpu_relax.h"
 
@@ -10,6 +11,7 @@ namespace shoal {
 
 bool Waiter::look_again() noexcept {
   const auto now = Clock::now();
+  end_yield(now);
   if (!waiting_) {
     waiting_ = true;
     since_ = now;
@@ -20,7 +22,9 @@ bool Waiter::look_again() noexcept {
     cpu_relax();
     return true;
   }
-  if (waited < pause + yield_budget_) {
+  if (waits_without_yield_ == 0 && waited < pause + yield_budget_) {
+    yielding_ = true;
+    yielded_at_ = now;
     ::sched_yield();
     return true;
   }
@@ -29,6 +33,7 @@ bool Waiter::look_again() noexcept {
 
 void Waiter::moved() noexcept {
   if (!waiting_) return;
+  if (yielding_) end_yield(Clock::now());
   waiting_ = false;
   pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
   yield_budget_ = std::min(yield_budget_ * 2, kMaxYield);
@@ -36,8 +41,17 @@ void Waiter::moved() noexcept {
 
 void Waiter::blocking() noexcept {
   waiting_ = false;
+  if (waits_without_yield_ > 0) --waits_without_yield_;
   pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
   yield_budget_ = std::max(yield_budget_ / 2, kMinYield);
+}
+
+void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {
+  if (duration >= kLostSlice) waits_without_yield_ = kWaitsWithoutYield;
+}
+
+void Waiter::end_yield(Clock::time_point now) noexcept {
+  if (std::exchange(yielding_, false)) yielded(now - yielded_at_);
 }
 
 }  // namespace shoal

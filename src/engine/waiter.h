@@ -10,6 +10,9 @@ namespace shoal {
 /// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready for some tens;
 /// then it blocks. Looking again that ends in blocking all the same halves the next attempt, looking that pays doubles it, so
 /// waits on a slow wire soon cost nothing. All by the clock: a look costs from nanoseconds (memory) to a microsecond (sockets).
+///
+/// A yield that lasts for long has gone to somebody who computes, and the scheduler gives such a one a whole slice of
+/// milliseconds, whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits.
 /// Thread rule: one thread.
 class Waiter {
  public:
@@ -21,6 +24,8 @@ class Waiter {
   void moved() noexcept;
   /// The caller is about to block.
   void blocking() noexcept;
+  /// A yield lasted so long (looking again after it says so by itself).
+  void yielded(std::chrono::nanoseconds duration) noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -29,8 +34,16 @@ class Waiter {
   static constexpr std::chrono::nanoseconds kMaxYield{50'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
 
+  static constexpr std::chrono::nanoseconds kLostSlice{500'000};
+  static constexpr int kWaitsWithoutYield = 1'000;
+
+  void end_yield(Clock::time_point now) noexcept;
+
   bool cores_to_spare_;
   bool waiting_ = false;
+  bool yielding_ = false;
+  int waits_without_yield_ = 0;
+  Clock::time_point yielded_at_{};
   Clock::time_point since_{};
   std::chrono::nanoseconds pause_budget_ = kMaxPause;
   std::chrono::nanoseconds yield_budget_ = kMaxYield;
