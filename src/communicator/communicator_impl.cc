@@ -124,35 +124,41 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
   return owned->get();
 }
 
-Result<Operation*> CommunicatorImpl::prepare(const Call& call, const CallOptions& options) {
+Result<Plan*> CommunicatorImpl::plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned) {
   if (Status status = check(call, options); !status.ok()) return status;
   const Collective& c = call.collective;
   const std::size_t own_offset =
       c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
   const bool in_place = c.count > 0 && c.kind != CollectiveKind::broadcast &&
                         call.input == static_cast<const std::byte*>(call.output) + own_offset;
-  std::unique_ptr<Plan> owned;
-  const auto plan = find_plan({c, in_place, call.barrier, options.algorithm}, &owned);
-  if (!plan.ok()) return plan.status();
-  if (owned == nullptr) last_plan_.store(*plan, std::memory_order_relaxed);
-  return executor_->acquire(*plan, std::move(owned), Clock::now() + options.timeout.value_or(options_.timeout), call.input,
-                            call.output);
+  const auto plan = find_plan({c, in_place, call.barrier, options.algorithm}, owned);
+  if (plan.ok() && *owned == nullptr) last_plan_.store(*plan, std::memory_order_relaxed);
+  return plan;
 }
 
 Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
-  const auto operation = prepare(call, options);
-  if (!operation.ok()) return operation.status();
-  executor_->run(*operation);
-  Status outcome = (*operation)->outcome();
-  (*operation)->drop_reference();
+  std::unique_ptr<Plan> owned;
+  const auto plan = plan_for(call, options, &owned);
+  if (!plan.ok()) return plan.status();
+  const auto timeout = options.timeout.value_or(options_.timeout);
+  if (owned == nullptr) {
+    if (auto outcome = executor_->try_express(**plan, timeout, call.input, call.output)) return *std::move(outcome);
+  }
+  Operation* operation = executor_->acquire(*plan, std::move(owned), Clock::now() + timeout, call.input, call.output);
+  executor_->run(operation);
+  Status outcome = operation->outcome();
+  operation->drop_reference();
   return outcome;
 }
 
 Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& options) {
-  const auto operation = prepare(call, options);
-  if (!operation.ok()) return operation.status();
-  executor_->post(*operation);
-  return Work(*operation);
+  std::unique_ptr<Plan> owned;
+  const auto plan = plan_for(call, options, &owned);
+  if (!plan.ok()) return plan.status();
+  const auto deadline = Clock::now() + options.timeout.value_or(options_.timeout);
+  Operation* operation = executor_->acquire(*plan, std::move(owned), deadline, call.input, call.output);
+  executor_->post(operation);
+  return Work(operation);
 }
 
 CallReport CommunicatorImpl::last_call() const {

@@ -44,7 +44,8 @@ class CommunicatorImpl {
 
  private:
   Status check(const Call& call, const CallOptions& options) const;
-  Result<Operation*> prepare(const Call& call, const CallOptions& options);
+  /// Checks the call; its Plan. `owned` is set where that is not cached.
+  Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// The Plan for `key`; `owned` is set where it is not cached.
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
 

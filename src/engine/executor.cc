@@ -20,6 +20,8 @@ constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction'
 constexpr std::size_t kMaxFold = 256;
 constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
 
+constexpr int kExpressLooks = 100;  // a microsecond or two
+
 using Clock = std::chrono::steady_clock;
 
 }  // namespace
@@ -81,6 +83,35 @@ void Executor::run(Operation* operation) {
   operation->add_reference();
   if (!mesh_->try_run(operation)) mesh_->post(operation);
   if (!operation->done()) wait(operation, operation->deadline() + std::chrono::seconds(1));
+}
+
+std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
+  if (!plan.one_shot_window || plan.meter != nullptr || !window_calls_.available() || !mesh_->try_take_seat())
+    return std::nullopt;
+  std::uint64_t sequence = next_start_;
+  // The last: other threads number their calls without the seat.
+  if (mesh_->busy() || closed() || !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed)) {
+    mesh_->leave_seat();
+    return std::nullopt;
+  }
+  ledger_[sequence % kLedgerSize] = plan.signature;
+  ++next_start_;
+  if (window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1)) {
+    mesh_->leave_seat();
+    return Status();
+  }
+  // Somebody is late: an ordinary call from here on, which has published its part.
+  Operation* operation = Operation::acquire(&plan, nullptr);
+  operation->reset(shared_from_this(), sequence, Clock::now() + timeout, input, output);
+  operation->published = true;
+  operation->add_reference();
+  active_.push(operation);
+  window_calls_.push(operation);
+  mesh_->run_seated(*this, *operation);
+  if (!operation->done()) wait(operation, operation->deadline() + std::chrono::seconds(1));
+  Status outcome = operation->outcome();
+  operation->drop_reference();
+  return outcome;
 }
 
 void Executor::wait(Operation* operation, Clock::time_point deadline) {

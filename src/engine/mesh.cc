@@ -43,7 +43,8 @@ Mesh::Mesh(MeshParts parts)
     : parts_(std::move(parts)),
       wire_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
       kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      caller_waiter_(has_cores_to_spare(parts_)) {
+      cores_to_spare_(has_cores_to_spare(parts_)),
+      caller_waiter_(cores_to_spare_) {
   for (std::size_t i = 0; i < parts_.links.size(); ++i) {
     Link* link = parts_.links[i].get();
     wires_.push_back({link, parts_.transport_of_link[i], link->sent_tiles()});  // start-up may have used the link
@@ -98,6 +99,10 @@ void Mesh::post(Operation* operation) {
 inline void Mesh::admit(Operation* operation) {
   Executor& executor = *operation->executor();
   executor.enqueue(operation);
+  mark_running(executor);
+}
+
+inline void Mesh::mark_running(Executor& executor) {
   if (executor.running) return;
   executor.running = true;
   running_.push_back(&executor);
@@ -111,6 +116,14 @@ bool Mesh::try_run(Operation* operation) {
         [&] { return operation->done() || seat_wanted(); });
   leave_seat();
   return true;
+}
+
+void Mesh::run_seated(Executor& executor, const Operation& operation) {
+  mark_running(executor);
+  Mesh* self = this;
+  drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
+        [&] { return operation.done() || seat_wanted(); });
+  leave_seat();
 }
 
 bool Mesh::try_drive(const Operation& operation, Clock::time_point deadline) {

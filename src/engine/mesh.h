@@ -63,6 +63,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }
   [[nodiscard]] std::span<const std::unique_ptr<Transport>> transports() const noexcept { return parts_.transports; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  /// The ranks of this node have a core each.
+  [[nodiscard]] bool cores_to_spare() const noexcept { return cores_to_spare_; }
   /// The wire to `rank`; null for the own rank.
   [[nodiscard]] Wire* wire_to(int rank) noexcept;
 
@@ -84,6 +86,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool try_drive(const internal::Operation& operation, std::chrono::steady_clock::time_point deadline);
   /// Some executor has been closed: whoever drives sees to its end and tells the peers; where nobody does, the caller does.
   void tend_to_closed();
+
+  /// As try_run(), for a call that `executor` has started already; by the holder of the seat, who loses it.
+  void run_seated(Executor& executor, const internal::Operation& operation);
 
   // The seat.
   bool try_take_seat() noexcept { return !seat_.exchange(true, std::memory_order_seq_cst); }
@@ -115,6 +120,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
  private:
   void drain_inbox();
   void admit(internal::Operation* operation);
+  void mark_running(Executor& executor);
   void wake_driver() noexcept;
 
   MeshParts parts_;
@@ -130,6 +136,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::atomic<bool> driver_sleeps_{false};
   int kick_fd_ = -1;  // wakes a driver that sleeps in poll
 
+  const bool cores_to_spare_;
   Waiter caller_waiter_;
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()

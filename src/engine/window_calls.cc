@@ -59,9 +59,9 @@ bool WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const v
                           static_cast<std::byte*>(output)};
   publish(mine);
   Advance late_or_odd;  // the ordinary way will find that again
-  while (!fold_all(mine, late_or_odd)) {
-    if (late_or_odd.odd_rank >= 0 || --looks <= 0) return false;
-    cpu_relax();
+  for (int look = 1; !fold_all(mine, late_or_odd); ++look) {
+    if (late_or_odd.odd_rank >= 0 || look >= looks) return false;
+    if (look > kLooksAtOnce) cpu_relax();
   }
   return true;
 }
