@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include <shoal/status.h>
@@ -116,6 +117,19 @@ class Communicator {
   Status barrier(CallOptions options = {});
   Result<Work> barrier_async(CallOptions options = {});
 
+  /// Makes a communicator of each set of ranks that name the same `color`, ordered by `key`, then by rank here; null for a
+  /// negative color. Collective over this communicator. Source: MPI-4.0 section 7.4.2.
+  ///
+  /// A group shares threads and links with the communicator that it comes from, and costs little. Calls of different groups are
+  /// independent of each other: ranks may make them in different orders if they make them asynchronously. An error closes the
+  /// group that it happens in; a dead process closes all that hold it. Groups, and what they come from, are destroyed in any
+  /// order.
+  Result<std::unique_ptr<Communicator>> split(int color, int key);
+  /// Makes a communicator of `ranks` of this one, in the order of their new ranks. Only these call it, all with the same list;
+  /// nobody waits for anybody. Errors: invalid_argument for a list that is empty, names a rank twice or one that does not exist,
+  /// or leaves this rank out.
+  Result<std::unique_ptr<Communicator>> group(std::span<const int> ranks);
+
   /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank.
   void abort(const std::string& reason);
   /// ok, or why the communicator is closed.
@@ -123,7 +137,8 @@ class Communicator {
 
   /// What the last completed call ran.
   [[nodiscard]] CallReport last_call() const;
-  /// Bytes of scratch and staging memory held for this communicator (not user buffers).
+  /// Bytes of scratch and staging memory held for this communicator (not user buffers). What all groups share counts in the
+  /// one that was created.
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
  private:

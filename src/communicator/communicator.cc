@@ -1,7 +1,10 @@
 #include <shoal/communicator.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -148,11 +151,34 @@ Result<Work> Communicator::all_gather_async(const void* input, void* output, std
 Status Communicator::barrier(CallOptions options) { return impl_->run(impl_->barrier_call(), options); }
 Result<Work> Communicator::barrier_async(CallOptions options) { return impl_->start(impl_->barrier_call(), options); }
 
+Result<std::unique_ptr<Communicator>> Communicator::split(int color, int key) {
+  const std::array<std::int32_t, 2> mine{color, key};
+  std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+  if (Status status = all_gather(mine.data(), all.data(), mine.size(), DataType::int32); !status.ok()) return status;
+  if (color < 0) return std::unique_ptr<Communicator>();
+  std::vector<int> members;
+  for (int other = 0; other < size(); ++other) {
+    if (all[static_cast<std::size_t>(other)][0] == color) members.push_back(other);
+  }
+  std::ranges::stable_sort(members, {}, [&](int other) { return all[static_cast<std::size_t>(other)][1]; });
+  return group(members);
+}
+
+Result<std::unique_ptr<Communicator>> Communicator::group(std::span<const int> ranks) {
+  auto wired = impl_->make_group(ranks);
+  if (!wired.ok()) return wired.status();
+  return std::unique_ptr<Communicator>(
+      new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), impl_->options())));
+}
+
 void Communicator::abort(const std::string& reason) {
   impl_->executor().close({StatusCode::aborted, fmt::format("rank {} aborted: {}", rank(), reason)});
 }
 Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }
-std::size_t Communicator::memory_bytes() const noexcept { return impl_->executor().mesh()->memory_bytes(); }
+std::size_t Communicator::memory_bytes() const noexcept {
+  const Executor& executor = impl_->executor();
+  return executor.aside_bytes() + (executor.group().id == 0 ? executor.mesh()->memory_bytes() : 0);
+}
 
 }  // namespace shoal

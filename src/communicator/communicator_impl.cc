@@ -55,6 +55,37 @@ CommunicatorImpl::~CommunicatorImpl() {
                                            topology.shape(), transports_)));
 }
 
+Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
+  const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "group: " + std::move(what)); };
+  if (executor_->closed())
+    return Status(executor_->status().code(),
+                  fmt::format("group: the communicator is closed: {}", executor_->status().message()));
+  const int size = executor_->topology().ranks();
+  if (ranks.empty()) return invalid("no ranks are named");
+  std::vector<int> members(ranks.begin(), ranks.end());
+  std::vector<bool> named(static_cast<std::size_t>(size));
+  for (const int rank : members) {
+    if (rank < 0 || rank >= size) return invalid(fmt::format("rank {} is not a rank; the ranks are 0 to {}", rank, size - 1));
+    if (named[static_cast<std::size_t>(rank)]) return invalid(fmt::format("rank {} is named twice", rank));
+    named[static_cast<std::size_t>(rank)] = true;
+  }
+  if (!named[static_cast<std::size_t>(executor_->rank())])
+    return invalid(fmt::format("this rank, {}, is not among the members; only members make a group", executor_->rank()));
+
+  std::uint32_t made_before = 0;
+  {
+    const std::scoped_lock lock(groups_mutex_);
+    made_before = groups_made_[members]++;
+  }
+  auto executor = Executor::create(executor_->mesh(), executor_->group().subset(members, made_before));
+  if (!executor.ok()) return executor.status();
+  WiredRanks group{std::move(executor).value(), {}, {}};
+  group.transports = group.executor->transports();
+  // The table is about the shape that it was looked up for.
+  if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
+  return group;
+}
+
 CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
   return {{CollectiveKind::all_reduce, 1, DataType::uint8, ReduceOp::bor, 0},
           barrier_bytes_.data(),

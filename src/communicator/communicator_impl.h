@@ -3,9 +3,13 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include <shoal/communicator.h>
 
@@ -36,6 +40,10 @@ class CommunicatorImpl {
   Status run(const Call& call, const CallOptions& options);
   Result<Work> start(const Call& call, const CallOptions& options);
 
+  /// What a communicator of `ranks` of this one is made of. Errors: as Communicator::group().
+  Result<WiredRanks> make_group(std::span<const int> ranks);
+  [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
+
   [[nodiscard]] Call barrier_call() noexcept;
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
@@ -53,7 +61,9 @@ class CommunicatorImpl {
   std::string transports_;
   std::optional<TunedShape> tuned_;
   CommunicatorOptions options_;
-  std::unique_ptr<CallStatistics> statistics_;  // null unless they are to be printed
+  std::mutex groups_mutex_;
+  std::map<std::vector<int>, std::uint32_t> groups_made_;  // how often, by members: so that each gets a number of its own
+  std::unique_ptr<CallStatistics> statistics_;             // null unless they are to be printed
   std::atomic<const Plan*> last_plan_{nullptr};
   std::array<std::byte, 64> barrier_bytes_{};  // input in front, output behind; all zero, whatever is folded
 };

@@ -161,7 +161,7 @@ TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_
   return options;
 }
 
-std::shared_ptr<Executor> make_executor(MeshParts parts, int local_rank, int local_size) {
+Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, int local_rank, int local_size) {
   const int cores = parts.cores;
   auto mesh = std::make_shared<Mesh>(std::move(parts));
   ProgressThread::instance().add(mesh, local_rank, local_size, cores);
@@ -181,7 +181,9 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     const auto config = decide(options);
     if (!config.ok()) return config.status();
     parts.topology = Topology::uniform(1, 1);
-    return WiredRanks{make_executor(std::move(parts), 0, 1), "local", {}};
+    auto executor = make_executor(std::move(parts), 0, 1);
+    if (!executor.ok()) return executor.status();
+    return WiredRanks{std::move(executor).value(), "local", {}};
   }
 
   const auto config = agree_on_config(*store, rank, options, deadline);
@@ -295,7 +297,9 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
   }
   if (!ready.ok()) return ready.status();
-  wired.executor = make_executor(std::move(parts), local_rank, local_size);
+  auto executor = make_executor(std::move(parts), local_rank, local_size);
+  if (!executor.ok()) return executor.status();
+  wired.executor = std::move(executor).value();
   return wired;
 }
 

@@ -32,19 +32,43 @@ Group Group::whole(const Mesh& mesh) {
   return group;
 }
 
-std::shared_ptr<Executor> Executor::create(std::shared_ptr<Mesh> mesh, Group group) {
+Group Group::subset(std::span<const int> ranks, std::uint32_t made_before) const {
+  Group group;
+  // FNV-1a: the same number on every rank.
+  std::uint32_t hash = 2166136261U;
+  const auto mix = [&hash](std::uint32_t value) {
+    for (int byte = 0; byte < 4; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xFF)) * 16777619U;
+  };
+  mix(id);
+  mix(made_before);
+  for (const int member : ranks) {
+    if (member == rank) group.rank = static_cast<int>(group.members.size());
+    group.members.push_back(members[static_cast<std::size_t>(member)]);
+    mix(static_cast<std::uint32_t>(member));
+  }
+  group.id = 1 + hash % (kCommunicatorLimit - 1);  // 0 is the communicator of all ranks
+  group.topology = topology.restricted_to(ranks);
+  return group;
+}
+
+Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<Mesh> mesh, Group group) {
   std::shared_ptr<Executor> executor(new Executor(std::move(mesh), std::move(group)));
-  executor->mesh_->attach(*executor);
+  if (Status status = executor->mesh_->attach(*executor); !status.ok()) return status;
   return executor;
 }
 
 Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
-    : mesh_(std::move(mesh)), group_(std::move(group)), link_of_rank_(group_.members.size(), -1), left_(group_.members.size()) {
+    : mesh_(std::move(mesh)),
+      group_(std::move(group)),
+      link_of_rank_(group_.members.size(), -1),
+      link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
+      left_(group_.members.size()) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
     if (wire == nullptr) continue;
+    link_of_job_rank_[static_cast<std::size_t>(wire->link->peer())] = static_cast<int>(links_.size());
     link_of_rank_[static_cast<std::size_t>(rank)] = static_cast<int>(links_.size());
     LinkState& state = links_.emplace_back();
     state.link = wire->link;
@@ -207,6 +231,7 @@ bool Executor::retire_sent(LinkState& state) {
 
 // One step of the call whose turn it is to send on this link: its signature, a tile, or the end of its turn.
 bool Executor::advance_send(LinkState& state) {
+  if (state.paused) return false;
   const auto [operation, plan_link] = state.senders.front();
   const Plan& plan = *operation->plan;
   LinkProgress& progress = operation->links[plan_link];
@@ -226,8 +251,8 @@ bool Executor::advance_send(LinkState& state) {
   const TileHeader header{group_.id, sequence, progress.send_index, static_cast<std::uint32_t>(tile),
                           progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
-  const bool taken =
-      instruction.may_lend ? state.link->try_lend(header, {data, tile}) : state.link->try_send(header, {data, tile});
+  const bool taken = instruction.may_lend && mesh_->alone() ? state.link->try_lend(header, {data, tile})
+                                                            : state.link->try_send(header, {data, tile});
   if (!taken) return false;
   progress.send_issued_bytes += tile;
   if (progress.send_issued_bytes == instruction.size_bytes) {
@@ -269,7 +294,7 @@ bool Executor::advance_receive(LinkState& state) {
     state.receivers.pop();
     return true;
   }
-  const Arrival* head = state.link->peek();
+  const Arrival* head = this->head(state);
   if (head == nullptr) return false;
   if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence()))
     return fail(out_of_step(state, *head, *operation));
@@ -280,7 +305,7 @@ bool Executor::advance_receive(LinkState& state) {
 bool Executor::receive_signature(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
   const auto theirs = signature_in(head);
   if (!theirs) return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature", name_of(state.peer))});
-  state.link->release();
+  release(state);
   if (!(*theirs == operation->plan->signature)) {
     return fail(mismatch(operation->sequence(), operation->plan->signature, state.peer, *theirs));
   }
@@ -303,7 +328,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   }
   if (operation->allowed_bytes(index) < done + tile) return false;
   mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
-  state.link->release();
+  release(state);
   mark_done(operation, index, tile);
   if (operation->done_bytes[index] == instruction.size_bytes) ++progress.receive_index;
   return true;
@@ -325,7 +350,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
         progress.receive_index != edges[i].edge) {
       return false;
     }
-    const Arrival* head = state.link->peek();
+    const Arrival* head = this->head(state);
     if (head == nullptr) return false;
     const TileHeader& header = head->header;
     if (header.sequence != static_cast<std::uint32_t>(operation->sequence())) return false;  // advance_receive will say so
@@ -346,7 +371,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   } else {
     mesh_->device().reduce(target, all, tile / size_of(call.type), call.type, call.op);
   }
-  for (const PlanEdge& edge : edges) links_[edge.link].link->release();
+  for (const PlanEdge& edge : edges) release(links_[edge.link]);
   mark_done(operation, index, tile);
   if (operation->done_bytes[index] == instruction.size_bytes) {
     for (const PlanEdge& edge : edges) ++operation->links[edge.plan_link].receive_index;
@@ -494,15 +519,39 @@ void Executor::shut_down() {
   if (last) ProgressThread::instance().remove(mesh_.get());
 }
 
-std::string Executor::transports_of(const Plan& plan) const {
-  if (plan.one_shot_window && window_calls_.available()) return std::string(window_calls_.transport_name());
+namespace {
+
+template <typename Used>
+std::string names_of(std::span<const std::unique_ptr<Transport>> transports, Used used) {
   std::string names;
-  for (std::uint32_t t = 0; t < mesh_->transports().size(); ++t) {
-    const bool used = std::any_of(plan.links.begin(), plan.links.end(),
-                                  [&](const PlanLink& link) { return links_[link.link].wire->transport == t; });
-    if (used) names += (names.empty() ? "" : "+") + std::string(mesh_->transports()[t]->name());
+  for (std::uint32_t t = 0; t < transports.size(); ++t) {
+    if (used(t)) names += (names.empty() ? "" : "+") + std::string(transports[t]->name());
   }
   return names.empty() ? "local" : names;
+}
+
+}  // namespace
+
+std::string Executor::transports_of(const Plan& plan) const {
+  if (plan.one_shot_window && window_calls_.available()) return std::string(window_calls_.transport_name());
+  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+    return std::any_of(plan.links.begin(), plan.links.end(),
+                       [&](const PlanLink& link) { return links_[link.link].wire->transport == t; });
+  });
+}
+
+std::string Executor::transports() const {
+  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+    return std::any_of(links_.begin(), links_.end(), [&](const LinkState& state) { return state.wire->transport == t; });
+  });
+}
+
+std::size_t Executor::aside_bytes() const {
+  mesh_->take_seat();
+  std::size_t bytes = 0;
+  for (const LinkState& state : links_) bytes += state.aside == nullptr ? 0 : state.aside->bytes();
+  mesh_->leave_seat();
+  return bytes;
 }
 
 }  // namespace shoal

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct Group {
 
   /// All ranks of `mesh`.
   static Group whole(const Mesh& mesh);
+  /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
+  /// same number alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.
+  [[nodiscard]] Group subset(std::span<const int> ranks, std::uint32_t made_before) const;
 };
 
 /// Runs calls in the order of their sequence numbers.
@@ -42,8 +46,8 @@ struct Group {
 /// and status from any thread; the rest by the holder of the Mesh's seat.
 class Executor : public std::enable_shared_from_this<Executor> {
  public:
-  /// Attaches itself to `mesh`; shut_down() ends that.
-  static std::shared_ptr<Executor> create(std::shared_ptr<Mesh> mesh, Group group);
+  /// Attaches itself to `mesh`; shut_down() ends that. Errors: internal, where the group's number is in use.
+  static Result<std::shared_ptr<Executor>> create(std::shared_ptr<Mesh> mesh, Group group);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -77,6 +81,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] PlanCache& plans() noexcept { return plans_; }
   /// The transports that a call with `plan` uses: "shm", "tcp", "shm+tcp", "local".
   [[nodiscard]] std::string transports_of(const Plan& plan) const;
+  /// Those that the communicator has, whatever a call uses.
+  [[nodiscard]] std::string transports() const;
+  /// Bytes of tiles that have been moved aside for this communicator.
+  [[nodiscard]] std::size_t aside_bytes() const;
 
   // For the Mesh.
   /// Takes a call in that is to be started when its turn has come.
@@ -99,6 +107,15 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// `job_rank` has died, if it is one of ours: closes.
   void peer_died(int job_rank, const Status& how);
 
+  /// Tiles that come from `job_rank` may have been moved to `aside`; they come before those on the link.
+  void take_aside(int job_rank, Aside& aside);
+  /// `job_rank` wants no more tiles, or some again.
+  void set_paused(int job_rank, bool paused);
+  /// A call in flight waits for the link to `job_rank`, to send or to receive.
+  [[nodiscard]] bool uses(int job_rank) const noexcept;
+  /// A call in flight would send to `job_rank`, which has asked it to pause.
+  [[nodiscard]] bool is_paused(int job_rank) const noexcept;
+
   bool running = false;  ///< the Mesh's mark: stands in its list of those with calls in flight
 
  private:
@@ -106,6 +123,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
     Link* link = nullptr;
     Mesh::Wire* wire = nullptr;
     int peer = -1;
+    bool paused = false;     // the peer wants no more tiles of ours
+    Aside* aside = nullptr;  // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
@@ -127,6 +146,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   Executor(std::shared_ptr<Mesh> mesh, Group group);
 
+  [[nodiscard]] LinkState* link_to(int job_rank) noexcept;
+  /// The oldest tile of ours that has come and is not released; null where there is none.
+  [[nodiscard]] const Arrival* head(LinkState& state) const noexcept;
+  void release(LinkState& state);
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -163,6 +186,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   PlanContext plan_context_;
   PlanCache plans_;
   std::vector<int> link_of_rank_;
+  std::vector<int> link_of_job_rank_;  // -1: not a member, or this rank
   std::vector<LinkState> links_;
   WindowCalls window_calls_;
   std::vector<bool> left_;  // ranks that have said farewell
@@ -183,6 +207,19 @@ class Executor : public std::enable_shared_from_this<Executor> {
   mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
   Status cause_;
 };
+
+inline const Arrival* Executor::head(LinkState& state) const noexcept {
+  if (state.aside != nullptr && !state.aside->empty()) return state.aside->front();
+  const Arrival* arrival = state.link->peek();
+  if (arrival == nullptr || arrival->header.communicator == group_.id) return arrival;
+  mesh_->note_stray();
+  return nullptr;
+}
+
+inline void Executor::release(LinkState& state) {
+  if (state.aside == nullptr || state.aside->empty()) return state.link->release();
+  if (state.aside->pop()) mesh_->say(*state.wire, group_.id, MeshWord::resume);
+}
 
 /// TileHeader::edge of the tile that says which call the sender is in.
 inline constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;

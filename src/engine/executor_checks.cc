@@ -37,6 +37,33 @@ bool Executor::check() {
   return moved;
 }
 
+Executor::LinkState* Executor::link_to(int job_rank) noexcept {
+  const int index = link_of_job_rank_[static_cast<std::size_t>(job_rank)];
+  return index < 0 ? nullptr : &links_[static_cast<std::size_t>(index)];
+}
+
+void Executor::take_aside(int job_rank, Aside& aside) {
+  if (LinkState* state = link_to(job_rank); state != nullptr) state->aside = &aside;
+}
+
+void Executor::set_paused(int job_rank, bool paused) {
+  if (LinkState* state = link_to(job_rank); state != nullptr) state->paused = paused;
+}
+
+bool Executor::uses(int job_rank) const noexcept {
+  const int index = link_of_job_rank_[static_cast<std::size_t>(job_rank)];
+  if (index < 0) return false;
+  const LinkState& state = links_[static_cast<std::size_t>(index)];
+  return !state.senders.empty() || !state.receivers.empty();
+}
+
+bool Executor::is_paused(int job_rank) const noexcept {
+  const int index = link_of_job_rank_[static_cast<std::size_t>(job_rank)];
+  if (index < 0) return false;
+  const LinkState& state = links_[static_cast<std::size_t>(index)];
+  return state.paused && !state.senders.empty();
+}
+
 void Executor::peer_left(int job_rank) {
   const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
   if (member != group_.members.end()) left_[static_cast<std::size_t>(member - group_.members.begin())] = true;
@@ -73,7 +100,7 @@ bool Executor::send_late_signatures() {
   signatures_due_ = now + kSignaturePatience;  // for those that find no room
   bool moved = false;
   for (LinkState& state : links_) {
-    if (waits(state)) moved |= send_signature(state);
+    if (waits(state) && !state.paused) moved |= send_signature(state);
   }
   return moved;
 }
@@ -82,7 +109,7 @@ bool Executor::send_late_signatures() {
 bool Executor::check_stray_calls() {
   for (LinkState& state : links_) {
     if (!state.receivers.empty()) continue;
-    const Arrival* head = state.link->peek();
+    const Arrival* head = this->head(state);
     if (head == nullptr) continue;
     const auto sequence = past_call(head->header.sequence);
     const auto theirs = signature_in(*head);

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "src/engine/drive.h"
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
@@ -42,12 +44,17 @@ bool has_cores_to_spare(const MeshParts& parts) {
 Mesh::Mesh(MeshParts parts)
     : parts_(std::move(parts)),
       wire_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
+      gone_(wire_of_rank_.size()),
+      dead_(wire_of_rank_.size()),
       kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       cores_to_spare_(has_cores_to_spare(parts_)),
       caller_waiter_(cores_to_spare_) {
   for (std::size_t i = 0; i < parts_.links.size(); ++i) {
     Link* link = parts_.links[i].get();
-    wires_.push_back({link, parts_.transport_of_link[i], link->sent_tiles()});  // start-up may have used the link
+    Wire& wire = wires_.emplace_back();
+    wire.link = link;
+    wire.transport = parts_.transport_of_link[i];
+    wire.taken = link->sent_tiles();  // start-up may have used the link
     wire_of_rank_[static_cast<std::size_t>(link->peer())] = static_cast<int>(i);
   }
   caller_descriptors_.reserve(1 + kMaxWaitFds);
@@ -70,16 +77,46 @@ std::size_t Mesh::memory_bytes() const noexcept {
   return bytes;
 }
 
-void Mesh::attach(Executor& executor) {
+Status Mesh::attach(Executor& executor) {
   take_seat();
+  const std::uint32_t number = executor.group().id;
+  if (by_number_.contains(number) || is_retired(number)) {
+    leave_seat();
+    return {StatusCode::internal, fmt::format("the number {} of a new communicator is in use; make it again", number)};
+  }
   attached_.push_back(&executor);
+  by_number_.emplace(number, &executor);
   running_.reserve(attached_.size());  // now, not in a call
+  for (Wire& wire : wires_) {
+    for (const auto& aside : wire.asides) {
+      if (aside->communicator() != number) continue;
+      executor.take_aside(wire.link->peer(), *aside);
+      --foreign_asides_;
+    }
+  }
+  for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (gone_[at]) executor.peer_left(rank);
+    if (!dead_[at].ok()) executor.peer_died(rank, dead_[at]);
+  }
+  if (const auto early = early_.find(number); early != early_.end()) {
+    for (const int rank : early->second.left) executor.peer_left(rank);
+    if (!early->second.abort.ok()) executor.close(early->second.abort);
+    early_.erase(early);
+  }
   leave_seat();
+  return {};
 }
 
 void Mesh::detach(Executor& executor) {
+  const std::uint32_t number = executor.group().id;
   std::erase(attached_, &executor);
   std::erase(running_, &executor);
+  by_number_.erase(number);
+  retire(number);
+  for (Wire& wire : wires_) {
+    std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == number; });
+  }
   if (attached_.empty() && parts_.control != nullptr) parts_.control->send_goodbye();
 }
 
@@ -159,7 +196,7 @@ void Mesh::leave_seat() {
   bool unfinished = false;
   do {
     if (attention_.load(std::memory_order_relaxed)) check();
-    unfinished = !running_.empty();
+    unfinished = !running_.empty() || !words_.empty();
     seat_.store(false, std::memory_order_seq_cst);
     // Again: whoever closed an executor and found the seat taken relies on us.
   } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());
@@ -183,7 +220,7 @@ bool Mesh::progress() {
     moved |= executor->start_and_send();
     on_links |= executor->on_links();
   }
-  if (on_links) {
+  if (on_links || !words_.empty()) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
   }
   for (std::size_t i = 0; i < running_.size();) {
@@ -197,6 +234,7 @@ bool Mesh::progress() {
       ++i;
     }
   }
+  if (attached_.size() > 1 || stray_ || !words_.empty()) moved |= route(!moved);
   return moved;
 }
 
@@ -204,32 +242,37 @@ bool Mesh::poll_control() {
   if (parts_.control == nullptr) return false;
   messages_.clear();
   const bool moved = parts_.control->poll(messages_);
-  for (const ControlPlane::Message& message : messages_) {
-    for (Executor* executor : attached_) {
-      const bool meant = executor->group().id == message.communicator;
-      switch (message.kind) {
-        case ControlPlane::Message::Kind::abort:
-          if (meant) executor->close(message.status);
-          break;
-        case ControlPlane::Message::Kind::farewell:
-          if (meant) executor->peer_left(message.rank);
-          break;
-        case ControlPlane::Message::Kind::goodbye:
-          executor->peer_left(message.rank);
-          break;
-        case ControlPlane::Message::Kind::death:
-          break;
-      }
-    }
-    if (message.kind == ControlPlane::Message::Kind::death) deaths_.push_back({message.rank, message.status});
-  }
+  for (const ControlPlane::Message& message : messages_) hear(message);
   return moved;
+}
+
+void Mesh::hear(const ControlPlane::Message& message) {
+  using Kind = ControlPlane::Message::Kind;
+  const auto rank = static_cast<std::size_t>(message.rank);
+  if (message.kind == Kind::goodbye) {
+    gone_[rank] = true;
+    for (Executor* executor : attached_) executor->peer_left(message.rank);
+  } else if (message.kind == Kind::death) {
+    dead_[rank] = message.status;
+    deaths_pending_ = true;
+  } else if (Executor* executor = find(message.communicator); executor != nullptr) {
+    if (message.kind == Kind::abort) executor->close(message.status);
+    if (message.kind == Kind::farewell) executor->peer_left(message.rank);
+  } else if (!is_retired(message.communicator) && (early_.size() < kMaxForeign || early_.contains(message.communicator))) {
+    Early& early = early_[message.communicator];
+    if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;
+    if (message.kind == Kind::farewell) early.left.push_back(message.rank);
+  }
 }
 
 bool Mesh::check() {
   bool moved = poll_control();
-  for (const Death& death : std::exchange(deaths_, {})) {
-    for (Executor* executor : attached_) executor->peer_died(death.rank, death.how);
+  if (std::exchange(deaths_pending_, false)) {
+    for (std::size_t rank = 0; rank < dead_.size(); ++rank) {
+      for (Executor* executor : attached_) {
+        if (!dead_[rank].ok()) executor->peer_died(static_cast<int>(rank), dead_[rank]);
+      }
+    }
   }
   for (Executor* executor : running_) moved |= executor->check();
   while (attention_.exchange(false, std::memory_order_seq_cst)) {

@@ -4,8 +4,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <poll.h>
@@ -13,6 +16,7 @@
 #include <shoal/status.h>
 
 #include "src/device/device.h"
+#include "src/engine/aside.h"
 #include "src/engine/control.h"
 #include "src/engine/operation.h"
 #include "src/engine/waiter.h"
@@ -33,6 +37,8 @@ struct MeshParts {
   std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
   const Device* device = nullptr;
   int cores = 1;  ///< cores that the ranks of this node may use together
+  /// Whether tiles that stand in the way of other communicators are moved aside. Off only in a test that shows what for.
+  bool moves_aside = true;
 };
 
 /// Transports, links and control plane, and who drives them. Every communicator has an Executor; executors reach links through
@@ -48,8 +54,11 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// One link, and what all its users need to know of it.
   struct Wire {
     Link* link = nullptr;
-    std::uint32_t transport = 0;  ///< index of its transport
-    std::uint64_t taken = 0;      ///< tiles that the link has taken so far
+    std::uint32_t transport = 0;                 ///< index of its transport
+    std::uint64_t taken = 0;                     ///< tiles that the link has taken so far
+    std::vector<std::unique_ptr<Aside>> asides;  ///< by communicator; those not made here yet among them
+    bool stuck = false;                          ///< the tile at its head has been seen before
+    std::uint64_t taken_when_stuck = 0;          ///< `taken` at that time
   };
 
   explicit Mesh(MeshParts parts);
@@ -68,12 +77,21 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// The wire to `rank`; null for the own rank.
   [[nodiscard]] Wire* wire_to(int rank) noexcept;
 
-  /// Takes the seat for it: any thread that does not hold it.
-  void attach(Executor& executor);
+  /// From now on `executor` gets what comes for its communicator, beginning with what has come already. Takes the seat: any
+  /// thread that does not hold it. Errors: internal, where the communicator's number is in use.
+  Status attach(Executor& executor);
   /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the seat.
   void detach(Executor& executor);
   /// No executor is attached. By the holder of the seat.
   [[nodiscard]] bool deserted() const noexcept { return attached_.empty(); }
+
+  // Links; by the holder of the seat.
+  /// No other communicator uses the links.
+  [[nodiscard]] bool alone() const noexcept { return attached_.size() == 1; }
+  /// A tile of somebody else stands at the head of a link that an executor has looked at.
+  void note_stray() noexcept { stray_ = true; }
+  /// Tells the Mesh at the other end of `wire` something about `communicator`.
+  void say(Wire& wire, std::uint32_t communicator, MeshWord word);
 
   // Calls. Any thread.
   /// Leaves `operation` (already referenced for the driver) in the inbox and sees to it that it is driven.
@@ -101,7 +119,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // For whoever drives (drive.h).
   /// True where calls are in flight or in the inbox.
-  [[nodiscard]] bool busy() const noexcept { return !running_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr; }
+  [[nodiscard]] bool busy() const noexcept {
+    return !running_.empty() || !words_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr;
+  }
   /// Moves what can be moved; true where anything did.
   bool progress();
   /// The checks that need no hurry: control messages, deadlines, broken links, strays. True where anything changed.
@@ -122,12 +142,48 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void admit(internal::Operation* operation);
   void mark_running(Executor& executor);
   void wake_driver() noexcept;
+  void hear(const ControlPlane::Message& message);
+
+  // routing.cc
+  [[nodiscard]] Executor* find(std::uint32_t communicator) const noexcept;
+  /// Sees to the tiles at the heads of the links that their communicators could not use. `quiet`: nothing else has moved.
+  bool route(bool quiet);
+  bool stands_in_the_way(Wire& wire, const Executor* owner, bool quiet) const;
+  bool set_aside(Wire& wire, Executor* owner, const Arrival& arrival);
+  void hear(const Wire& wire, const TileHeader& header);
+  bool send_words();
+  [[nodiscard]] bool is_retired(std::uint32_t communicator) const { return retired_.contains(communicator); }
+  void retire(std::uint32_t communicator);
 
   MeshParts parts_;
-  std::vector<Wire> wires_;          // parallel to parts_.links
-  std::vector<int> wire_of_rank_;    // -1 for the own rank
-  std::vector<Executor*> attached_;  // driver's
-  std::vector<Executor*> running_;   // driver's; those with calls in flight
+  std::vector<Wire> wires_;        // parallel to parts_.links
+  std::vector<int> wire_of_rank_;  // -1 for the own rank
+
+  // Driver's.
+  std::vector<Executor*> attached_;
+  std::unordered_map<std::uint32_t, Executor*> by_number_;
+  std::vector<Executor*> running_;  // those with calls in flight
+  bool stray_ = false;
+  struct Word {
+    Wire* wire = nullptr;
+    std::uint32_t communicator = 0;
+    MeshWord word = MeshWord::pause;
+  };
+  std::vector<Word> words_;  // to be said when the links have room
+  // Numbers of communicators that have ended here: what still comes for them is dropped.
+  static constexpr std::size_t kMaxRetired = 1 << 16;
+  std::unordered_set<std::uint32_t> retired_;
+  std::deque<std::uint32_t> retired_order_;
+  // What peers have said of communicators that have not been made here yet.
+  static constexpr std::size_t kMaxForeign = 1024;
+  struct Early {
+    Status abort;
+    std::vector<int> left;
+  };
+  std::unordered_map<std::uint32_t, Early> early_;
+  std::size_t foreign_asides_ = 0;
+  std::vector<bool> gone_;    // by rank: has said goodbye
+  std::vector<Status> dead_;  // by rank: how
 
   std::atomic<bool> seat_{false};
   std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to
@@ -140,11 +196,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   Waiter caller_waiter_;
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
-  struct Death {
-    int rank = 0;
-    Status how;
-  };
-  std::vector<Death> deaths_;  // seen, but the executors do not know yet
+  bool deaths_pending_ = false;                  // seen, but the executors do not know yet
 };
 
 }  // namespace shoal

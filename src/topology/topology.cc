@@ -1,6 +1,7 @@
 #include "src/topology/topology.h"
 
 #include <algorithm>
+#include <map>
 
 namespace shoal {
 
@@ -16,6 +17,17 @@ Topology Topology::ragged(const std::vector<int>& ranks_per_node) {
     ++node;
   }
   return topology;
+}
+
+Topology Topology::restricted_to(std::span<const int> members) const {
+  Topology group = *this;
+  group.node_of_rank.clear();
+  std::map<int, int> node_of;  // ours -> the group's
+  for (const int member : members) {
+    const int node = node_of_rank[static_cast<std::size_t>(member)];
+    group.node_of_rank.push_back(node_of.try_emplace(node, static_cast<int>(node_of.size())).first->second);
+  }
+  return group;
 }
 
 int Topology::nodes() const noexcept {

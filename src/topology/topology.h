@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ struct Topology {
   static Topology uniform(int nodes, int ranks_per_node);
   /// One node for each entry, with that many ranks; ranks numbered node by node. {3, 1, 2} is an uneven shape.
   static Topology ragged(const std::vector<int>& ranks_per_node);
+
+  /// That of a group: rank i of it is `members[i]` of this one. Costs and cores stay.
+  [[nodiscard]] Topology restricted_to(std::span<const int> members) const;
 
   [[nodiscard]] int ranks() const noexcept { return static_cast<int>(node_of_rank.size()); }
   [[nodiscard]] int nodes() const noexcept;

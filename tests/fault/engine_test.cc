@@ -130,7 +130,7 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   parts.control = std::make_unique<ControlPlane>(std::move(control_transport), std::move(control_links));
   auto mesh = std::make_shared<Mesh>(std::move(parts));
   ProgressThread::instance().add(mesh, 0, scenario.topology.ranks(), allowed_cores());
-  return Executor::create(mesh, Group::whole(*mesh));
+  return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
 }
 
 // What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not

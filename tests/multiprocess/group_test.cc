@@ -1,0 +1,246 @@
+// Groups on real processes: splits, overlapping groups in flight at once, destruction in any order, errors that stay inside.
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::expect_ranks;
+
+CommunicatorOptions over(const char* transports) {
+  CommunicatorOptions options;
+  options.transports = transports;
+  options.timeout = std::chrono::seconds(30);
+  return options;
+}
+
+// The sum over a group of 1 + the ranks that its members have in the job, or what went wrong.
+std::string check_sum(Communicator& group, int job_rank, const std::vector<int>& job_ranks, std::size_t count) {
+  std::vector<std::int32_t> data(count, job_rank + 1);
+  if (const Status status = group.all_reduce(data.data(), data.data(), count, DataType::int32, ReduceOp::sum); !status.ok())
+    return status.to_string();
+  std::int32_t expected = 0;
+  for (const int rank : job_ranks) expected += rank + 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (data[i] != expected) return fmt::format("element {} of {} is {}, not {}", i, count, data[i], expected);
+  }
+  return {};
+}
+
+class Groups : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Groups, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Groups, SplitOrdersByKeyAndLeavesOutNegativeColors) {
+  expect_ranks(5, over(GetParam()), [](Communicator& c) -> std::string {
+    // Ranks 0, 2, 4 in reverse order; 1 and 3 in none.
+    auto odd = c.split(c.rank() % 2 == 0 ? 7 : -1, -c.rank());
+    if (!odd.ok()) return odd.status().to_string();
+    if (c.rank() % 2 == 1) return *odd == nullptr ? "" : "a group for a negative color";
+    if ((*odd)->size() != 3 || (*odd)->rank() != (4 - c.rank()) / 2)
+      return fmt::format("rank {} of {}", (*odd)->rank(), (*odd)->size());
+    std::int32_t value = c.rank();
+    std::vector<std::int32_t> all(3);
+    if (const Status status = (*odd)->all_gather(&value, all.data(), 1, DataType::int32); !status.ok())
+      return status.to_string();
+    return all == std::vector<std::int32_t>{4, 2, 0} ? "" : "wrong order";
+  });
+}
+
+TEST_P(Groups, AnySubsetWithoutTheOthers) {
+  expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
+    const std::vector<std::vector<int>> lists{{2, 0}, {1, 3}, {3, 2, 1, 0}, {0}, {1, 2, 3}};
+    for (const auto& list : lists) {
+      if (std::find(list.begin(), list.end(), c.rank()) == list.end()) continue;
+      auto group = c.group(list);
+      if (!group.ok()) return group.status().to_string();
+      if (list[static_cast<std::size_t>((*group)->rank())] != c.rank()) return "wrong rank";
+      for (const std::size_t count : {1, 1000, 200000}) {
+        if (std::string error = check_sum(**group, c.rank(), list, count); !error.empty()) return error;
+      }
+    }
+    return check_sum(c, c.rank(), {0, 1, 2, 3}, 1000);
+  });
+}
+
+TEST_P(Groups, BadListsAreRefused) {
+  expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    const std::vector<std::vector<int>> lists{{}, {0, 0, 1}, {0, 1, 2}, {-1, 0, 1}, {1 - c.rank()}};
+    for (const auto& list : lists) {
+      const auto group = c.group(list);
+      if (group.ok() || group.status().code() != StatusCode::invalid_argument) return "accepted: " + group.status().to_string();
+    }
+    return check_sum(c, c.rank(), {0, 1}, 10);
+  });
+}
+
+TEST_P(Groups, CallsOfOverlappingGroupsInDifferentOrders) {
+  expect_ranks(4, over(GetParam()), [](Communicator& c) -> std::string {
+    // Every pair, every triple, everybody; each rank walks through its groups in an order of its own.
+    std::vector<std::vector<int>> lists;
+    for (unsigned set = 1; set < 16; ++set) {
+      std::vector<int> list;
+      for (int rank = 0; rank < 4; ++rank) {
+        if ((set >> rank & 1) != 0) list.push_back(rank);
+      }
+      if (list.size() > 1 && (set >> c.rank() & 1) != 0) lists.push_back(list);
+    }
+    std::vector<std::unique_ptr<Communicator>> groups;
+    for (const auto& list : lists) {
+      auto group = c.group(list);
+      if (!group.ok()) return group.status().to_string();
+      groups.push_back(std::move(*group));
+    }
+    std::vector<std::size_t> order(groups.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (int round = 0; round < 6; ++round) {
+      const std::size_t count = round % 2 == 0 ? 50000 : 7;
+      std::rotate(order.begin(), order.begin() + (c.rank() + round) % static_cast<int>(order.size()), order.end());
+      if ((c.rank() + round) % 2 == 0) std::reverse(order.begin(), order.end());
+      std::vector<std::vector<std::int32_t>> buffers(groups.size(), std::vector<std::int32_t>(count, c.rank() + 1));
+      std::vector<Work> works(groups.size());
+      for (const std::size_t g : order) {
+        auto work = groups[g]->all_reduce_async(buffers[g].data(), buffers[g].data(), count, DataType::int32, ReduceOp::sum);
+        if (!work.ok()) return work.status().to_string();
+        works[g] = *work;
+      }
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        if (const Status status = works[g].wait(); !status.ok()) return status.to_string();
+        std::int32_t expected = 0;
+        for (const int rank : lists[g]) expected += rank + 1;
+        if (std::count(buffers[g].begin(), buffers[g].end(), expected) != static_cast<std::ptrdiff_t>(count))
+          return fmt::format("round {}: a group of {} has a wrong sum", round, lists[g].size());
+      }
+    }
+    return {};
+  });
+}
+
+TEST_P(Groups, ParentAndGroupsEndInAnyOrder) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    auto world = testing::join(directory, rank, size, over(GetParam()));
+    if (!world.ok()) return world.status().to_string();
+    auto first = (*world)->split(0, rank);
+    auto second = (*world)->split(0, -rank);
+    if (!first.ok() || !second.ok()) return first.status().to_string() + second.status().to_string();
+    if (rank == 1) first->reset();
+    world->reset();
+    if (rank != 1) first->reset();
+    auto third = (*second)->split(rank == 0 ? 0 : 1, 0);
+    if (!third.ok()) return third.status().to_string();
+    if (rank == 2) {
+      if (std::string error = check_sum(**second, rank, {0, 1, 2}, 1000); !error.empty()) return error;
+      second->reset();
+    } else {
+      if (std::string error = check_sum(**second, rank, {0, 1, 2}, 1000); !error.empty()) return error;
+    }
+    return check_sum(**third, rank, rank == 0 ? std::vector<int>{0} : std::vector<int>{1, 2}, 1000);
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+TEST_P(Groups, AnErrorStaysInItsGroup) {
+  expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
+    auto bad = c.split(0, 0);
+    auto good = c.split(0, 0);
+    if (!bad.ok() || !good.ok()) return "split failed";
+    if (std::string error = check_sum(**bad, c.rank(), {0, 1, 2}, 100); !error.empty()) return error;
+    // Rank 2 disagrees; megabytes are under way when it is found out.
+    std::vector<float> data(300000);
+    const Status status =
+        (*bad)->all_reduce(data.data(), data.data(), data.size() - (c.rank() == 2 ? 1 : 0), DataType::float32, ReduceOp::sum);
+    if (status.ok()) {
+      if ((*bad)->barrier().ok()) return "a mismatch went unnoticed";
+    } else if (status.code() != StatusCode::mismatch) {
+      return status.to_string();
+    }
+    data = {};
+    for (int k = 0; k < 3; ++k) {
+      if (std::string error = check_sum(**good, c.rank(), {0, 1, 2}, 100000); !error.empty()) return "good: " + error;
+      if (std::string error = check_sum(c, c.rank(), {0, 1, 2}, 100000); !error.empty()) return "world: " + error;
+    }
+    return (*bad)->status().code() == StatusCode::mismatch ? "" : "closed for another reason: " + (*bad)->status().to_string();
+  });
+}
+
+TEST_P(Groups, ADeadRankClosesTheGroupsThatHoldItOnly) {
+  const auto outcomes = testing::run_ranks(4, [](int rank, int size, const std::string& directory) -> std::string {
+    auto world = testing::join(directory, rank, size, over(GetParam()));
+    if (!world.ok()) return world.status().to_string();
+    const std::vector<int> with{1, 3};
+    const std::vector<int> without{0, 1, 2};
+    Result<std::unique_ptr<Communicator>> pair = std::unique_ptr<Communicator>();
+    Result<std::unique_ptr<Communicator>> trio = std::unique_ptr<Communicator>();
+    if (rank % 2 == 1) pair = (*world)->group(with);
+    if (rank != 3) trio = (*world)->group(without);
+    if (!pair.ok() || !trio.ok()) return "group failed";
+    if (const Status status = (*world)->barrier(); !status.ok()) return status.to_string();
+    if (rank == 3) ::kill(::getpid(), SIGKILL);
+    if (rank == 1) {
+      const Status status = (*pair)->barrier();
+      if (status.code() != StatusCode::peer_failed || status.message().find("rank 1 (rank 3 of the job)") == std::string::npos)
+        return "pair: " + status.to_string();
+    }
+    const Status status = (*world)->barrier();
+    if (status.code() != StatusCode::peer_failed || status.message().find("rank 3") == std::string::npos)
+      return "world: " + status.to_string();
+    if (std::string error = check_sum(**trio, rank, without, 100000); !error.empty()) return "trio: " + error;
+    // A group made now would hold the dead.
+    if (rank != 1) return {};
+    const auto late = (*world)->group(with);
+    return late.ok() ? "a group of a closed communicator" : "";
+  });
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(outcomes[static_cast<std::size_t>(rank)].output, "") << "rank " << rank;
+}
+
+std::size_t open_descriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
+  expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
+    if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    const std::size_t descriptors = open_descriptors();
+    const std::size_t memory = c.memory_bytes();
+    std::vector<std::unique_ptr<Communicator>> groups;
+    for (int k = 0; k < 64; ++k) {
+      auto group = c.split(0, k % 2 == 0 ? c.rank() : -c.rank());
+      if (!group.ok()) return group.status().to_string();
+      groups.push_back(std::move(*group));
+    }
+    std::vector<std::vector<std::int32_t>> buffers(64, std::vector<std::int32_t>(5000, c.rank() + 1));
+    std::vector<Work> works;
+    for (std::size_t k = 0; k < 64; ++k) {
+      const std::size_t g = c.rank() == 1 ? 63 - k : k;
+      auto work = groups[g]->all_reduce_async(buffers[g].data(), buffers[g].data(), 5000, DataType::int32, ReduceOp::sum);
+      if (!work.ok()) return work.status().to_string();
+      works.push_back(*work);
+    }
+    for (Work& work : works) {
+      if (const Status status = work.wait(); !status.ok()) return status.to_string();
+    }
+    for (const auto& buffer : buffers) {
+      if (std::count(buffer.begin(), buffer.end(), 6) != 5000) return "wrong sum";
+    }
+    if (open_descriptors() != descriptors) return fmt::format("{} descriptors became {}", descriptors, open_descriptors());
+    if (c.memory_bytes() != memory) return fmt::format("{} bytes became {}", memory, c.memory_bytes());
+    std::size_t of_groups = 0;
+    for (const auto& group : groups) of_groups += group->memory_bytes();
+    return of_groups == 0 ? "" : fmt::format("{} bytes stand aside though nothing is in flight", of_groups);
+  });
+}
+
+}  // namespace
+}  // namespace shoal
