@@ -1,0 +1,329 @@
+// Groups on the loopback transport: overlapping groups whose calls are made in different orders on different ranks, with seeded
+// delays, refusals and small links. No seed may hang.
+//
+// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/algorithms/algorithm.h"
+#include "src/engine/cores.h"
+#include "src/engine/executor.h"
+#include "src/engine/progress_thread.h"
+#include "transports/loopback/loopback.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using internal::Operation;
+
+/// Ranks as threads of this process, each with a Mesh of its own over one hub.
+class Job {
+ public:
+  Job(int ranks, const LoopbackOptions& wire, bool moves_aside = true) : ranks_(ranks), moves_aside_(moves_aside) {
+    LoopbackOptions quiet;
+    quiet.tile_bytes = 4096;
+    data_ = std::make_unique<LoopbackHub>(std::move(LoopbackHub::create(ranks, wire)).value());
+    control_ = std::make_unique<LoopbackHub>(std::move(LoopbackHub::create(ranks, quiet)).value());
+    for (int rank = 0; rank < ranks; ++rank) {
+      data_ends_.push_back(std::move(data_->make_transport(rank)).value());
+      control_ends_.push_back(std::move(control_->make_transport(rank)).value());
+    }
+  }
+
+  /// Runs `body` on every rank with the executor of all ranks; joins.
+  void run(const std::function<void(int rank, Executor& world)>& body) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto world = join(rank);
+        body(rank, *world);
+        world->shut_down();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+
+ private:
+  std::shared_ptr<Executor> join(int rank) {
+    std::vector<int> peers;
+    std::vector<std::string> addresses;
+    for (int peer = 0; peer < ranks_; ++peer) {
+      if (peer == rank) continue;
+      peers.push_back(peer);
+      addresses.push_back(fmt::format("loopback:{}", peer));
+    }
+    MeshParts parts;
+    parts.rank = rank;
+    parts.topology = Topology::uniform(1, ranks_);
+    parts.device = &host_device();
+    parts.moves_aside = moves_aside_;
+    const auto at = static_cast<std::size_t>(rank);
+    const auto deadline = Clock::now() + std::chrono::seconds(30);
+    auto links = data_ends_[at]->connect(peers, addresses, deadline);
+    auto control = control_ends_[at]->connect(peers, addresses, deadline);
+    EXPECT_TRUE(links.ok() && control.ok());
+    parts.links = std::move(links).value();
+    parts.transport_of_link.assign(parts.links.size(), 0);
+    parts.transports.push_back(std::move(data_ends_[at]));
+    parts.control = std::make_unique<ControlPlane>(std::move(control_ends_[at]), std::move(control).value());
+    auto mesh = std::make_shared<Mesh>(std::move(parts));
+    ProgressThread::instance().add(mesh, 0, ranks_, allowed_cores());
+    return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
+  }
+
+  int ranks_;
+  bool moves_aside_;
+  std::unique_ptr<LoopbackHub> data_;
+  std::unique_ptr<LoopbackHub> control_;
+  std::vector<std::unique_ptr<Transport>> data_ends_;
+  std::vector<std::unique_ptr<Transport>> control_ends_;
+};
+
+std::shared_ptr<Executor> make_group(Executor& parent, const std::vector<int>& ranks, std::uint32_t made_before) {
+  auto made = Executor::create(parent.mesh(), parent.group().subset(ranks, made_before));
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  return std::move(made).value();
+}
+
+/// One call of a group. The buffer is input and output.
+struct Call {
+  Operation* operation = nullptr;
+  std::vector<std::int32_t> buffer;
+
+  void post(Executor& executor, const Collective& collective, const char* algorithm, std::int32_t value,
+            Clock::time_point deadline) {
+    buffer.assign(collective.count, value);
+    const PlanKey key{collective, collective.kind == CollectiveKind::all_reduce, false, algorithm};
+    const auto program = build_program(**find_algorithm(algorithm), executor.topology(), collective, executor.rank());
+    auto plan = std::move(make_plan(executor.plan_context(), key, *program)).value();
+    Plan* raw = plan.get();
+    operation = executor.acquire(raw, std::move(plan), deadline, buffer.data(), buffer.data());
+    executor.post(operation);
+  }
+  Status wait() {
+    operation->executor()->wait(operation, Clock::time_point::max());
+    Status outcome = operation->outcome();
+    operation->drop_reference();
+    return outcome;
+  }
+};
+
+Collective sum_of(std::size_t count) { return {CollectiveKind::all_reduce, count, DataType::int32, ReduceOp::sum, 0}; }
+
+// Rank 1 folds what 0 and 2 send. These send to it in opposite orders, so each link has the other call's tile in front.
+Status folds_that_cross(bool moves_aside) {
+  LoopbackOptions wire;
+  wire.tile_bytes = 4096;
+  wire.capacity_tiles = 2;
+  Job job(3, wire, moves_aside);
+  std::array<Status, 3> outcomes;
+  job.run([&](int rank, Executor& world) {
+    const auto first = make_group(world, {0, 1, 2}, 0);
+    const auto second = make_group(world, {0, 1, 2}, 1);
+    const auto deadline = Clock::now() + std::chrono::seconds(moves_aside ? 30 : 1);
+    Call calls[2];
+    for (const int which : {rank == 2 ? 1 : 0, rank == 2 ? 0 : 1}) {
+      calls[which].post(which == 0 ? *first : *second, sum_of(900), "direct", rank, deadline);
+      // What can be sent is on its way before the other call is made.
+      world.mesh()->take_seat();
+      while (world.mesh()->progress()) {
+      }
+      world.mesh()->leave_seat();
+    }
+    for (Call& call : calls) {
+      Status status = call.wait();
+      auto& outcome = outcomes[static_cast<std::size_t>(rank)];
+      if (outcome.ok()) outcome = status;
+      if (!status.ok()) continue;
+      for (const std::int32_t value : call.buffer) EXPECT_EQ(value, 3);
+    }
+    first->shut_down();
+    second->shut_down();
+  });
+  for (const Status& outcome : outcomes) {
+    if (!outcome.ok()) return outcome;
+  }
+  return {};
+}
+
+TEST(Groups, FoldsThatCrossNeedTilesToBeMovedAside) {
+  const Status with = folds_that_cross(true);
+  EXPECT_TRUE(with.ok()) << with.to_string();
+  // The same calls without: each link's head waits for what is behind the other's.
+  EXPECT_EQ(folds_that_cross(false).code(), StatusCode::timeout);
+}
+
+TEST(Groups, WhatStandsAsideIsBounded) {
+  LoopbackOptions wire;
+  wire.tile_bytes = 4096;
+  wire.capacity_tiles = 4;
+  constexpr std::size_t kCount = 1 << 20;                                // 1024 tiles
+  constexpr std::size_t kBound = (Aside::kPauseAt + 32 + 2 * 4) * 4096;  // the limit, what is sent unheard, what is under way
+  Job job(2, wire);
+  job.run([&](int rank, Executor& world) {
+    const auto large = make_group(world, {0, 1}, 0);
+    const auto small = make_group(world, {0, 1}, 1);
+    const auto deadline = Clock::now() + std::chrono::seconds(30);
+    const Collective message{CollectiveKind::broadcast, kCount, DataType::int32, ReduceOp::sum, 0};
+    Call late;
+    if (rank == 0) late.post(*large, message, "tree", 5, deadline);
+    std::size_t most = 0;
+    for (int k = 0; k < 100; ++k) {
+      Call call;
+      call.post(*small, sum_of(10), "direct", 1, deadline);
+      const Status status = call.wait();
+      ASSERT_TRUE(status.ok()) << status.to_string();
+      ASSERT_EQ(call.buffer[9], 2);
+      most = std::max(most, large->aside_bytes());
+    }
+    if (rank == 1) {
+      EXPECT_GT(most, 0U) << "nothing has been moved aside: the test shows nothing";
+      EXPECT_LE(most, kBound);
+      late.post(*large, message, "tree", 0, deadline);
+    }
+    const Status status = late.wait();
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(std::count(late.buffer.begin(), late.buffer.end(), 5), static_cast<std::ptrdiff_t>(kCount));
+    EXPECT_EQ(large->aside_bytes(), 0U);
+    large->shut_down();
+    small->shut_down();
+  });
+}
+
+struct Scenario {
+  int ranks = 0;
+  LoopbackOptions wire;
+  std::vector<std::vector<int>> groups;
+  struct Step {
+    std::size_t group = 0;
+    Collective collective;
+    const char* algorithm = nullptr;
+  };
+  std::vector<Step> steps;
+  bool made_late = false;  ///< a rank makes a group just before its first call of it
+};
+
+Scenario make_scenario(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::uint64_t low, std::uint64_t high) { return low + random() % (high - low + 1); };
+  Scenario scenario;
+  scenario.ranks = static_cast<int>(pick(2, 5));
+  scenario.wire.seed = seed;
+  scenario.wire.tile_bytes = std::size_t{1} << pick(12, 14);
+  scenario.wire.capacity_tiles = static_cast<int>(pick(2, 5));
+  scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
+  scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
+  scenario.wire.late_copy = pick(0, 1) == 1;
+  scenario.made_late = pick(0, 1) == 1;
+  const std::uint64_t groups = pick(2, 6);
+  for (std::uint64_t g = 0; g < groups; ++g) {
+    std::vector<int> all(static_cast<std::size_t>(scenario.ranks));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+    std::shuffle(all.begin(), all.end(), random);
+    all.resize(pick(2, all.size()));
+    scenario.groups.push_back(all);
+  }
+  const std::uint64_t steps = pick(4, 14);
+  while (scenario.steps.size() < steps) {
+    Scenario::Step step;
+    step.group = pick(0, groups - 1);
+    const std::size_t counts[] = {0, 1, 100, 5000, 40000};
+    step.collective = sum_of(counts[pick(0, 4)]);
+    const auto ranks = static_cast<std::uint64_t>(scenario.groups[step.group].size());
+    if (pick(0, 2) == 0) {
+      step.collective.kind = CollectiveKind::broadcast;
+      step.collective.root = static_cast<int>(pick(0, ranks - 1));
+    }
+    const auto known = algorithms();
+    const Algorithm& algorithm = known[pick(0, known.size() - 1)];
+    if (!build_program(algorithm, Topology::uniform(1, static_cast<int>(ranks)), step.collective, 0).ok()) continue;
+    step.algorithm = algorithm.name.data();
+    scenario.steps.push_back(step);
+  }
+  return scenario;
+}
+
+void run_seed(std::uint64_t seed) {
+  const Scenario scenario = make_scenario(seed);
+  Job job(scenario.ranks, scenario.wire);
+  const auto start = Clock::now();
+  job.run([&](int rank, Executor& world) {
+    // This rank's order: its own shuffle of the groups' queues.
+    std::mt19937_64 random(seed * 31 + static_cast<std::uint64_t>(rank));
+    std::vector<std::vector<std::size_t>> queues(scenario.groups.size());
+    for (std::size_t k = 0; k < scenario.steps.size(); ++k) {
+      const auto& members = scenario.groups[scenario.steps[k].group];
+      if (std::find(members.begin(), members.end(), rank) != members.end()) queues[scenario.steps[k].group].push_back(k);
+    }
+    std::vector<std::shared_ptr<Executor>> groups(scenario.groups.size());
+    const auto group = [&](std::size_t g) {
+      const auto made_before = static_cast<std::uint32_t>(g);
+      if (groups[g] == nullptr) groups[g] = make_group(world, scenario.groups[g], made_before);
+      return groups[g];
+    };
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!scenario.made_late && !queues[g].empty()) group(g);
+    }
+    std::vector<Call> calls(scenario.steps.size());
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    for (;;) {
+      std::vector<std::size_t> ready;
+      for (std::size_t g = 0; g < queues.size(); ++g) {
+        if (!queues[g].empty()) ready.push_back(g);
+      }
+      if (ready.empty()) break;
+      const std::size_t g = ready[random() % ready.size()];
+      const std::size_t k = queues[g].front();
+      queues[g].erase(queues[g].begin());
+      calls[k].post(*group(g), scenario.steps[k].collective, scenario.steps[k].algorithm, rank + 1, deadline);
+    }
+    for (std::size_t k = 0; k < calls.size(); ++k) {
+      if (calls[k].operation == nullptr) continue;
+      const auto& step = scenario.steps[k];
+      const auto& members = scenario.groups[step.group];
+      const Status status = calls[k].wait();
+      EXPECT_TRUE(status.ok()) << "seed " << seed << " rank " << rank << ": " << status.to_string();
+      std::int32_t expected = members[static_cast<std::size_t>(step.collective.root)] + 1;
+      if (step.collective.kind == CollectiveKind::all_reduce) {
+        expected = 0;
+        for (const int member : members) expected += member + 1;
+      }
+      const auto right = std::count(calls[k].buffer.begin(), calls[k].buffer.end(), expected);
+      EXPECT_EQ(right, static_cast<std::ptrdiff_t>(step.collective.count))
+          << "seed " << seed << " rank " << rank << " call " << k << " (" << to_string(step.collective) << " by "
+          << step.algorithm << ")";
+    }
+    // Nobody leaves a group before the others have what they need of it: a call of all ranks comes between.
+    Call last;
+    last.post(world, sum_of(1), "one_shot", 1, deadline);
+    EXPECT_TRUE(last.wait().ok()) << "seed " << seed;
+    for (const auto& each : groups) {
+      if (each != nullptr) each->shut_down();
+    }
+  });
+  EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 15) << "seed " << seed << " ended at its deadline";
+}
+
+TEST(Groups, EverySeedEndsRight) {
+  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_seed(std::strtoull(one, nullptr, 10));
+  const char* many = std::getenv("SHOAL_TEST_SEEDS");
+  const std::uint64_t seeds = many == nullptr ? 200 : std::strtoull(many, nullptr, 10);
+  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_seed(seed);
+}
+
+}  // namespace
+}  // namespace shoal
