@@ -126,8 +126,8 @@ class Communicator {
   /// order.
   Result<std::unique_ptr<Communicator>> split(int color, int key);
   /// Makes a communicator of `ranks` of this one, in the order of their new ranks. Only these call it, all with the same list;
-  /// nobody waits for anybody. Errors: invalid_argument for a list that is empty, names a rank twice or one that does not exist,
-  /// or leaves this rank out.
+  /// nobody waits for anybody. Errors: invalid_argument for a list that is empty, names a rank twice or one that does not
+  /// exist, or leaves this rank out.
   Result<std::unique_ptr<Communicator>> group(std::span<const int> ranks);
 
   /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank.
