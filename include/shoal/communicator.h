@@ -76,8 +76,16 @@ struct CallReport {
 /// A group of ranks that call collectives together, in the same order.
 ///
 /// Calls without `_async` return when the result is there. Calls with it return at once; the buffers must stay valid and
-/// unchanged until the Work ends. Many may be in flight. `output == input` is in place (all_gather: `input == output + rank *
-/// count`); any other overlap is invalid. Zero elements are valid.
+/// unchanged until the Work ends. Many may be in flight. Zero elements are valid.
+///
+/// Where a message is dealt in shares, they lie back to back in rank order. `count` is the size of every share; the calls that
+/// end in _v take the size of each rank's share instead, from 0 up, and all ranks must pass the same. `counts` must hold size()
+/// numbers, and is not used after the call.
+///
+/// In place: `output == input`; where one of them holds all shares and the other one this rank's, the latter lies at its place
+/// in the former (all_gather: `input == output + rank * count` elements; reduce_scatter: `output == input + rank * count`).
+/// Any other overlap is invalid, and all_to_all is never in place. A buffer that a rank does not use (the output of a reduce or
+/// gather elsewhere than at the root, the input of a scatter) may be anything, null included.
 ///
 /// The first error closes the communicator on every rank with that cause; every call in flight fails with it and later ones
 /// fail at once. Thread rule: calls may come from any thread, but every rank must make them in the same order.
@@ -112,6 +120,61 @@ class Communicator {
   /// output[r * count + i] = input[i] of rank r. `output` holds size() * count elements.
   Status all_gather(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
   Result<Work> all_gather_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+
+  /// As all_gather, but input holds counts[rank] elements and output all of them together. Source: MPI-4.0 section 6.7.
+  Status all_gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                      CallOptions options = {});
+  Result<Work> all_gather_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                  CallOptions options = {});
+
+  /// output[i] = op over ranks of input[rank * count + i]: `input` holds size() * count elements, `output` the share of this
+  /// rank. Source: MPI-4.0 section 6.10.
+  Status reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                        CallOptions options = {});
+  Result<Work> reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                    CallOptions options = {});
+  /// The same with shares of counts[r] elements for rank r.
+  Status reduce_scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, ReduceOp op,
+                          CallOptions options = {});
+  Result<Work> reduce_scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                      ReduceOp op, CallOptions options = {});
+
+  /// output[i] = op over ranks of input[i], for i < count, on rank `root`. Source: MPI-4.0 section 6.9.1.
+  Status reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
+                CallOptions options = {});
+  Result<Work> reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
+                            CallOptions options = {});
+
+  /// output[r * count + i] = input[i] of rank r, on rank `root`. Source: MPI-4.0 section 6.5.
+  Status gather(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {});
+  Result<Work> gather_async(const void* input, void* output, std::size_t count, DataType type, int root,
+                            CallOptions options = {});
+  /// The same with counts[r] elements of rank r.
+  Status gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                  CallOptions options = {});
+  Result<Work> gather_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                              CallOptions options = {});
+
+  /// output[i] = input[rank * count + i] of rank `root`. Source: MPI-4.0 section 6.6.
+  Status scatter(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options = {});
+  Result<Work> scatter_async(const void* input, void* output, std::size_t count, DataType type, int root,
+                             CallOptions options = {});
+  /// The same with counts[r] elements for rank r.
+  Status scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                   CallOptions options = {});
+  Result<Work> scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                               CallOptions options = {});
+
+  /// output[r * count + i] = input[rank * count + i] of rank r: block r of the input goes to rank r. Both hold size() * count
+  /// elements. Source: MPI-4.0 section 6.8.
+  Status all_to_all(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+  Result<Work> all_to_all_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
+  /// The same with blocks of send_counts[r] elements for rank r and receive_counts[r] elements from it. Every rank has counts of
+  /// its own; what rank a sends to rank b must be what b receives from a, else the communicator is closed with an error.
+  Status all_to_all_v(const void* input, std::span<const std::size_t> send_counts, void* output,
+                      std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {});
+  Result<Work> all_to_all_v_async(const void* input, std::span<const std::size_t> send_counts, void* output,
+                                  std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {});
 
   /// Returns when every rank has entered it.
   Status barrier(CallOptions options = {});

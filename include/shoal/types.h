@@ -31,9 +31,22 @@ inline constexpr int kDataTypeCount = 12;
 enum class ReduceOp : std::uint8_t { sum = 0, prod = 1, min = 2, max = 3, avg = 4, band = 5, bor = 6, bxor = 7 };
 inline constexpr int kReduceOpCount = 8;
 
-/// What can be asked of a communicator. Append only.
-enum class CollectiveKind : std::uint8_t { all_reduce = 0, broadcast = 1, all_gather = 2, barrier = 3 };
-inline constexpr int kCollectiveKindCount = 4;
+/// What can be asked of a communicator. Append only. Calls with counts (reduce_scatter_v, ...) are of the same kind as those
+/// without. `send` and `receive` are no collectives: they are here because messages and signatures name them.
+enum class CollectiveKind : std::uint8_t {
+  all_reduce = 0,
+  broadcast = 1,
+  all_gather = 2,
+  barrier = 3,
+  reduce_scatter = 4,
+  reduce = 5,
+  gather = 6,
+  scatter = 7,
+  all_to_all = 8,
+  send = 9,
+  receive = 10,
+};
+inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two beyond are point to point
 
 /// Bytes of one element; 0 for a value outside the enum.
 [[nodiscard]] std::size_t size_of(DataType type) noexcept;
@@ -43,9 +56,10 @@ inline constexpr int kCollectiveKindCount = 4;
 
 [[nodiscard]] std::string_view to_string(DataType type) noexcept;  ///< "float32"; "?" outside the enum
 [[nodiscard]] std::string_view to_string(ReduceOp op) noexcept;
-[[nodiscard]] std::string_view to_string(CollectiveKind kind) noexcept;
+[[nodiscard]] std::string_view to_string(CollectiveKind kind) noexcept;  ///< knows send and receive as well
 
 /// The inverse of to_string; also accepts nccl-tests' names (float, double, half, ...). The error lists what is known.
+/// parse_collective knows the collectives only.
 Result<DataType> parse_data_type(std::string_view name);
 Result<ReduceOp> parse_reduce_op(std::string_view name);
 Result<CollectiveKind> parse_collective(std::string_view name);

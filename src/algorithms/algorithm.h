@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -37,8 +38,9 @@ bool repeats_another(const Algorithm& algorithm, const Topology& topology);
 /// these (two_shot is direct). Error: not_found, which lists the known ones.
 Result<const Algorithm*> find_algorithm(std::string_view name);
 
-/// Every rank's Program.
-Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+/// Every rank's Program. `counts_of_rank`: see Schedule; as many as there are ranks, or none.
+Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
+                                const std::vector<std::vector<std::size_t>>& counts_of_rank = {});
 
 /// Builds the Program of one rank after checking supports() and rank.
 Result<Program> build_program(const Algorithm& algorithm, const Topology& topology, const Collective& collective, int rank);

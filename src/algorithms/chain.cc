@@ -1,5 +1,7 @@
 // chain: the message runs from rank to rank, tile by tile. Every rank sends and receives it once, so for large messages it
-// takes no longer than one hop; the price is p - 1 hops until the first tile is everywhere.
+// takes no longer than one hop; the price is p - 1 hops until the first tile is everywhere. A reduce runs the other way.
+
+#include <algorithm>
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -7,8 +9,12 @@
 namespace shoal {
 namespace {
 
+// A rank keeps two chunks of what it folds, so they are small against large messages; and there are enough of them to flow.
+constexpr std::size_t kChunkBytes = 256 << 10;
+constexpr std::size_t kMaxChunks = 256;
+
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::broadcast});
+  return serves_only(collective.kind, {CollectiveKind::broadcast, CollectiveKind::reduce});
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
@@ -17,6 +23,13 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   std::vector<int> members;
   for (const auto& ranks : nodes) members.insert(members.end(), ranks.begin(), ranks.end());
 
+  if (collective.kind == CollectiveKind::reduce) {
+    const auto chunks = static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / kChunkBytes, 1, kMaxChunks));
+    ProgramBuilder program(topology, collective, rank, chunks, 1);
+    chain_reduce(program, members, {0, 0, chunks});
+    if (members.size() == 1) program.copy_to_output({0, 0, chunks});
+    return std::move(program).finish("chain");
+  }
   ProgramBuilder program(topology, collective, rank, 1, 1);
   chain_broadcast(program, members, {0, 0, 1});
   return std::move(program).finish("chain");

@@ -1,7 +1,8 @@
 // circulant: reduce-scatter and all_gather on a circulant graph whose skips are the number of ranks, halved again and again.
 // As little traffic as the ring in ceil(log2 p) rounds each, for every p.
 //
-// All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather: half the rounds, n (p - 1) bytes.
+// All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather and reduce_scatter of shares of n: half
+// the rounds, n (p - 1) bytes. The reduce_scatter keeps half of the message in scratch.
 
 #include <numeric>
 #include <utility>
@@ -13,9 +14,9 @@ namespace shoal {
 namespace {
 
 /// The shards of `count` members from the one at `first` on, which travel together.
-std::vector<Shard> run_of(const Shares& shares, std::size_t first, std::size_t count) {
+std::vector<Shard> run_of(const ProgramBuilder& program, const Shares& shares, std::size_t first, std::size_t count) {
   std::vector<Shard> run;
-  for (std::size_t i = 0; i < count; ++i) append(run, shares[(first + i) % shares.size()]);
+  for (std::size_t i = 0; i < count; ++i) append(run, shares[(first + i) % shares.size()], program.joins_shares());
   return run;
 }
 
@@ -37,13 +38,16 @@ void circulant_reduce_scatter(ProgramBuilder& program, std::span<const int> memb
   for (const auto& [skip, held] : rounds_of(members.size())) {
     const std::size_t cut = std::clamp(folded, skip, held);
     for (const auto& [begin, end] : {std::pair{skip, cut}, std::pair{cut, held}}) {
-      for (const Shard& shard : run_of(shares, me.after(begin), end - begin)) program.send(members[me.after(skip)], shard);
+      for (const Shard& shard : run_of(program, shares, me.after(begin), end - begin)) {
+        program.send(members[me.after(skip)], shard);
+      }
     }
     for (const auto& [begin, end] : {std::pair{skip, cut}, std::pair{cut, held}}) {
-      for (const Shard& shard : run_of(shares, me.after(begin - skip), end - begin)) {
+      for (const Shard& shard : run_of(program, shares, me.after(begin - skip), end - begin)) {
         program.recv_reduce(members[me.before(skip)], shard);
       }
     }
+    for (const Shard& shard : run_of(program, shares, me.after(skip), held - skip)) program.forget(shard);
     folded = std::max(folded, held - skip);
   }
 }
@@ -54,28 +58,31 @@ void circulant_all_gather(ProgramBuilder& program, std::span<const int> members,
   auto rounds = rounds_of(members.size());
   std::ranges::reverse(rounds);
   for (const auto& [skip, held] : rounds) {
-    for (const Shard& shard : run_of(shares, me.index(), held - skip)) program.send(members[me.before(skip)], shard);
-    for (const Shard& shard : run_of(shares, me.after(skip), held - skip)) program.recv(members[me.after(skip)], shard);
+    for (const Shard& shard : run_of(program, shares, me.index(), held - skip)) program.send(members[me.before(skip)], shard);
+    for (const Shard& shard : run_of(program, shares, me.after(skip), held - skip)) program.recv(members[me.after(skip)], shard);
   }
 }
 
 namespace {
 
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
   const auto ranks = static_cast<std::uint32_t>(topology.ranks());
   ProgramBuilder program(topology, collective, rank, ranks, 1);
   const Shares shares = one_chunk_each(ranks, 0, 0);
-  if (collective.kind == CollectiveKind::all_gather) {
-    // In the order of the ranks, in which their inputs follow each other. The first round sends the input from where it belongs
-    // anyway: later ones send it together with what was received.
+  if (collective.kind != CollectiveKind::all_reduce) {
+    // In the order of the ranks, in which their shares follow each other.
     std::vector<int> members(ranks);
     std::iota(members.begin(), members.end(), 0);
-    program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
-    circulant_all_gather(program, members, shares);
+    const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+    if (collective.kind == CollectiveKind::reduce_scatter) circulant_reduce_scatter(program, members, shares);
+    // An all_gather's first round sends the input from where it belongs anyway: later ones send it together with what was
+    // received.
+    program.copy_to_output(own);
+    if (collective.kind == CollectiveKind::all_gather) circulant_all_gather(program, members, shares);
   } else {
     // The long skips carry the most. Dealt like this, they stay inside the nodes where the nodes are alike.
     const std::vector<int> members = ranks_dealt(topology);

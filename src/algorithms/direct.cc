@@ -1,5 +1,8 @@
 // direct: one hop to each shard's owner, who folds all operands in one pass, and one hop back. As little traffic as the ring in
-// two hops; the price is p - 1 peers at once.
+// two hops; the price is p - 1 peers at once. What is dealt in shares takes the one hop that it needs.
+//
+// Broadcast: the root deals the message to the others, who hand their parts on to each other; so nobody, the root included, sends
+// or receives it more than once. Reduce: the same backwards. A rank keeps its part, n / (p - 1), in scratch.
 
 #include <algorithm>
 #include <numeric>
@@ -16,7 +19,10 @@ constexpr std::size_t kLaneShardBytes = 256 << 10;
 constexpr std::size_t kMaxLanes = 64;
 
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+  return serves_only(collective.kind,
+                     {CollectiveKind::all_reduce, CollectiveKind::broadcast, CollectiveKind::all_gather,
+                      CollectiveKind::reduce_scatter, CollectiveKind::reduce, CollectiveKind::gather, CollectiveKind::scatter,
+                      CollectiveKind::all_to_all});
 }
 
 std::uint32_t lane_count(const Topology& topology, const Collective& collective) {
@@ -39,14 +45,65 @@ Program build_all_reduce(const Topology& topology, const Collective& collective,
   return std::move(program).finish("direct");
 }
 
+/// Broadcast and reduce: the others than the root own a part each.
+Program build_rooted(const Topology& topology, const Collective& collective, int rank) {
+  const std::vector<int> others = ranks_but(topology, collective.root);
+  const auto parts = static_cast<std::uint32_t>(std::max<std::size_t>(others.size(), 1));
+  const Shares shares = one_chunk_each(others.size(), 0, 0);
+  ProgramBuilder program(topology, collective, rank, parts, 1);
+  const bool reduce = collective.kind == CollectiveKind::reduce;
+  if (reduce) direct_reduce_scatter(program, others, shares);
+  for (std::uint32_t i = 0; i < others.size(); ++i) {
+    const Shard part = shares[i].front();
+    if (rank == collective.root) reduce ? program.recv_reduce(others[i], part) : program.send(others[i], part);
+    if (rank == others[i]) reduce ? program.send(collective.root, part) : program.recv(collective.root, part);
+  }
+  if (!reduce) direct_all_gather(program, others, shares);
+  if (reduce && others.empty()) program.copy_to_output({0, 0, 1});
+  return std::move(program).finish("direct");
+}
+
+/// What is dealt in shares: every share goes from where it is to where it belongs.
+Program build_shares(const Topology& topology, const Collective& collective, int rank, const std::vector<int>& members) {
+  const auto ranks = static_cast<std::uint32_t>(members.size());
+  const Shares shares = one_chunk_each(ranks, 0, 0);
+  const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+  const bool is_root = rank == collective.root;
+  ProgramBuilder program(topology, collective, rank, ranks, 1);
+  switch (collective.kind) {
+    case CollectiveKind::all_gather:
+      direct_all_gather(program, members, shares);
+      break;
+    case CollectiveKind::reduce_scatter:
+      direct_reduce_scatter(program, members, shares);
+      break;
+    case CollectiveKind::gather:
+      if (!is_root) program.send(collective.root, own);
+      break;
+    case CollectiveKind::scatter:
+      if (!is_root) program.recv(collective.root, own);
+      break;
+    default:
+      direct_all_to_all(program, members, shares);
+      break;
+  }
+  for (const int other : ranks_but(topology, rank)) {
+    if (!is_root || !has_root(collective.kind)) break;
+    const Shard theirs{0, static_cast<std::uint32_t>(other), 1};
+    collective.kind == CollectiveKind::gather ? program.recv(other, theirs) : program.send(other, theirs);
+  }
+  if (is_root || collective.kind != CollectiveKind::gather) program.copy_to_output(own);
+  return std::move(program).finish("direct");
+}
+
 Program build(const Topology& topology, const Collective& collective, int rank) {
+  if (collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce) {
+    return build_rooted(topology, collective, rank);
+  }
   std::vector<int> members(topology.node_of_rank.size());
   std::iota(members.begin(), members.end(), 0);
   if (collective.kind == CollectiveKind::all_reduce) return build_all_reduce(topology, collective, rank, members);
-  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
-  direct_all_gather(program, members, one_chunk_each(members.size(), 0, 0));
-  program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
-  return std::move(program).finish("direct");
+  return build_shares(topology, collective, rank, members);
 }
 
 }  // namespace

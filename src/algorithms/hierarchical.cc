@@ -1,4 +1,5 @@
-// hierarchical: reduce-scatter inside each node, all_reduce of each strand between the nodes, all_gather inside each node.
+// hierarchical: reduce-scatter inside each node, all_reduce of each strand between the nodes, all_gather inside each node; the
+// halves of that, reduce_scatter and all_gather, are in hierarchical_shares.cc.
 //
 // The message is cut into as many strands as the largest node has ranks; on node n strand s is in the hands of local rank
 // s mod L_n, so every rank of every node drives wires (one strand a rail), and each byte crosses a node's wire once in each
@@ -11,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "src/algorithms/hierarchical.h"
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
 
@@ -76,6 +78,7 @@ constexpr std::array kStages{
 constexpr std::size_t kNodeStages = 4;
 constexpr std::size_t kDirect = 0;
 constexpr std::size_t kRing = 1;
+constexpr std::size_t kHalving = 3;
 constexpr std::size_t kTree = kStages.size() - 1;
 
 /// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * chunks + i is the i-th of a
@@ -143,7 +146,7 @@ void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segm
   move(program, members, stage.shares(members.size(), whole.lane, whole.first));
 }
 
-Program compose(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& outside,
+Program compose_all_reduce(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& outside,
                 std::string name) {
   const Stage& between = topology.nodes() > 1 ? outside : inside;
   const Deal deal = make_deal(topology, collective, rank, inside, between);
@@ -184,13 +187,29 @@ std::string name_of(std::size_t inside, std::size_t outside) {
   return "hierarchical(" + node_part + std::string(kStages[outside].name) + ")";
 }
 
-Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+template <std::size_t inside, std::size_t outside>
+Status supports_pair(const Topology& topology, const Collective& collective) {
+  constexpr bool kDealsInShares = inside < kNodeStages && outside < kNodeStages;
+  if (!kDealsInShares) return serves_only(collective.kind, {CollectiveKind::all_reduce});
+  // An idle rank gets its share from its neighbour, which cannot know that nobody adds to it any more.
+  const int last = topology.nodes() > 1 ? topology.nodes() : topology.ranks();
+  constexpr std::size_t kLast[] = {inside, outside};
+  if (collective.kind == CollectiveKind::reduce_scatter && kLast[topology.nodes() > 1 ? 1 : 0] == kHalving &&
+      !std::has_single_bit(static_cast<unsigned>(last))) {
+    return {StatusCode::unsupported, "does not serve reduce_scatter unless the nodes are a power of two"};
+  }
+  return serves_only(collective.kind,
+                     {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
 template <std::size_t inside, std::size_t outside>
 Program build_pair(const Topology& topology, const Collective& collective, int rank) {
-  return compose(topology, collective, rank, kStages[inside], kStages[outside], name_of(inside, outside));
+  if (collective.kind != CollectiveKind::all_reduce) {
+    const bool gathers = collective.kind == CollectiveKind::all_gather;
+    const auto move = [&](const Stage& stage) { return gathers ? stage.all_gather : stage.reduce_scatter; };
+    return compose_shares(topology, collective, rank, move(kStages[inside]), move(kStages[outside]), name_of(inside, outside));
+  }
+  return compose_all_reduce(topology, collective, rank, kStages[inside], kStages[outside], name_of(inside, outside));
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
@@ -200,18 +219,21 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 
 int tree_hidden_hops(const Topology& topology) { return two_tree_hidden_hops(topology.nodes()); }
 
-using Build = decltype(Algorithm::build);
+struct Pair {
+  decltype(Algorithm::supports) supports;
+  decltype(Algorithm::build) build;
+};
 
 template <std::size_t... i>
-constexpr std::array<Build, sizeof...(i)> all_pairs(std::index_sequence<i...>) {
-  return {build_pair<i / kStages.size(), i % kStages.size()>...};
+constexpr std::array<Pair, sizeof...(i)> all_pairs(std::index_sequence<i...>) {
+  return {Pair{supports_pair<i / kStages.size(), i % kStages.size()>, build_pair<i / kStages.size(), i % kStages.size()>}...};
 }
 
 }  // namespace
 
 Algorithm hierarchical_algorithm() {
   return {"hierarchical", "node reduce-scatter, all_reduce of every strand between nodes, node all_gather (Herring, SC20)",
-          supports, build};
+          supports_pair<kDirect, kDirect>, build};
 }
 
 std::span<const Algorithm> hierarchical_compositions() {
@@ -230,11 +252,11 @@ std::span<const Algorithm> hierarchical_compositions() {
     return texts;
   }();
   static const std::array kAlgorithms = [] {
-    constexpr auto kBuilds = all_pairs(std::make_index_sequence<kCount>());
+    constexpr auto kPairs = all_pairs(std::make_index_sequence<kCount>());
     std::array<Algorithm, kCount> all{};
     for (std::size_t i = 0; i < kCount; ++i) {
       const bool is_tree = i % kStages.size() == kTree;
-      all[i] = {kTexts[i].name, kTexts[i].summary, supports, kBuilds[i], is_tree ? tree_hidden_hops : nullptr};
+      all[i] = {kTexts[i].name, kTexts[i].summary, kPairs[i].supports, kPairs[i].build, is_tree ? tree_hidden_hops : nullptr};
     }
     return all;
   }();

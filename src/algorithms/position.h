@@ -19,6 +19,9 @@ class Position {
 
   [[nodiscard]] bool is_member() const noexcept { return index_ < size_; }
   [[nodiscard]] std::size_t index() const noexcept { return index_; }
+  /// In a binomial tree: how many positions from the own one on its subtree spans, which is the distance to the parent. The
+  /// lowest set bit of the position; children are at all smaller powers of two.
+  [[nodiscard]] std::size_t reach() const noexcept { return index_ == 0 ? std::bit_ceil(size_) : index_ & (~index_ + 1); }
   [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return (index_ + distance) % size_; }
   [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return (index_ + size_ - distance % size_) % size_; }
 
@@ -49,10 +52,10 @@ class Players {
   std::size_t pairs_;
 };
 
-/// Appends `shards` to `run`, joining each to the one before it where it goes on there in the same lane.
-inline void append(std::vector<Shard>& run, const std::vector<Shard>& shards) {
+/// Appends `shards` to `run`, joining each, if `join`, to the one before it where it goes on there in the same lane.
+inline void append(std::vector<Shard>& run, const std::vector<Shard>& shards, bool join) {
   for (const Shard& shard : shards) {
-    if (!run.empty() && run.back().lane == shard.lane && run.back().first + run.back().count == shard.first) {
+    if (join && !run.empty() && run.back().lane == shard.lane && run.back().first + run.back().count == shard.first) {
       run.back().count += shard.count;
     } else {
       run.push_back(shard);

@@ -3,7 +3,8 @@
 //
 // With P the largest power of two <= p: 2 log2 P rounds and 2 n (P - 1) / P bytes out of a rank. Where p is no power of two,
 // the p - P excess ranks hand the message to a neighbour before and get the result from it afterwards: two rounds more, and n
-// bytes more out of such a neighbour.
+// bytes more out of such a neighbour. A reduce_scatter is the first half, for powers of two only: log2 p rounds, (p - 1) shares
+// out of a rank, half of the message in scratch.
 
 #include "src/algorithms/position.h"
 #include "src/algorithms/registry.h"
@@ -13,21 +14,22 @@ namespace {
 
 /// The shards of the players whose number is that of `player` modulo `step`, and of their idle neighbours, in the order of
 /// their chunks: what players that are `step` apart still hold together.
-std::vector<Shard> part_of(const Shares& shares, const Players& players, std::size_t player, std::size_t step) {
+std::vector<Shard> part_of(const ProgramBuilder& program, const Shares& shares, const Players& players, std::size_t player,
+                           std::size_t step) {
   std::vector<Shard> shards;
   for (std::size_t i = 0; i < shares.size(); ++i) {
     if ((players.player(i) ^ player) % step == 0) shards.insert(shards.end(), shares[i].begin(), shares[i].end());
   }
   std::ranges::sort(shards, {}, &Shard::first);
   std::vector<Shard> run;
-  append(run, shards);
+  append(run, shards, program.joins_shares());
   return run;
 }
 
 /// All shards but those of member `but`, in the order of their chunks.
-std::vector<Shard> all_of(Shares shares, std::size_t but) {
+std::vector<Shard> all_of(const ProgramBuilder& program, Shares shares, std::size_t but) {
   if (but < shares.size()) shares[but].clear();
-  return part_of(shares, Players(shares.size()), 0, 1);
+  return part_of(program, shares, Players(shares.size()), 0, 1);
 }
 
 }  // namespace
@@ -36,7 +38,7 @@ void halving_reduce_scatter(ProgramBuilder& program, std::span<const int> member
   const Position me(program, members);
   if (!me.is_member()) return;
   const Players players(members.size());
-  const std::vector<Shard> everything = all_of(shares, shares.size());
+  const std::vector<Shard> everything = all_of(program, shares, shares.size());
   if (players.is_idle(me.index())) {
     for (const Shard& shard : everything) program.send(members[me.index() + 1], shard);
     for (const Shard& shard : shares[me.index()]) program.recv(members[me.index() + 1], shard);
@@ -49,8 +51,9 @@ void halving_reduce_scatter(ProgramBuilder& program, std::span<const int> member
   const std::size_t player = players.player(me.index());
   for (std::size_t distance = 1; distance < players.count(); distance *= 2) {
     const int peer = members[players.member(player ^ distance)];
-    for (const Shard& shard : part_of(shares, players, player ^ distance, 2 * distance)) program.send(peer, shard);
-    for (const Shard& shard : part_of(shares, players, player, 2 * distance)) program.recv_reduce(peer, shard);
+    for (const Shard& shard : part_of(program, shares, players, player ^ distance, 2 * distance)) program.send(peer, shard);
+    for (const Shard& shard : part_of(program, shares, players, player, 2 * distance)) program.recv_reduce(peer, shard);
+    for (const Shard& shard : part_of(program, shares, players, player ^ distance, 2 * distance)) program.forget(shard);
   }
   if (!paired) return;
   for (const Shard& shard : shares[me.index() - 1]) program.send(members[me.index() - 1], shard);
@@ -62,7 +65,7 @@ void doubling_all_gather(ProgramBuilder& program, std::span<const int> members, 
   const Players players(members.size());
   if (players.is_idle(me.index())) {
     for (const Shard& shard : shares[me.index()]) program.send(members[me.index() + 1], shard);
-    for (const Shard& shard : all_of(shares, me.index())) program.recv(members[me.index() + 1], shard);
+    for (const Shard& shard : all_of(program, shares, me.index())) program.recv(members[me.index() + 1], shard);
     return;
   }
   const bool paired = players.is_paired(me.index());
@@ -72,11 +75,11 @@ void doubling_all_gather(ProgramBuilder& program, std::span<const int> members, 
   const std::size_t player = players.player(me.index());
   for (std::size_t distance = players.count() / 2; distance > 0; distance /= 2) {
     const int peer = members[players.member(player ^ distance)];
-    for (const Shard& shard : part_of(shares, players, player, 2 * distance)) program.send(peer, shard);
-    for (const Shard& shard : part_of(shares, players, player ^ distance, 2 * distance)) program.recv(peer, shard);
+    for (const Shard& shard : part_of(program, shares, players, player, 2 * distance)) program.send(peer, shard);
+    for (const Shard& shard : part_of(program, shares, players, player ^ distance, 2 * distance)) program.recv(peer, shard);
   }
   if (!paired) return;
-  for (const Shard& shard : all_of(shares, me.index() - 1)) program.send(members[me.index() - 1], shard);
+  for (const Shard& shard : all_of(program, shares, me.index() - 1)) program.send(members[me.index() - 1], shard);
 }
 
 Shares halving_shares(std::size_t members, std::uint32_t lane, std::uint32_t first) {
@@ -93,11 +96,29 @@ Shares halving_shares(std::size_t members, std::uint32_t lane, std::uint32_t fir
 
 namespace {
 
-Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+Status supports(const Topology& topology, const Collective& collective) {
+  const bool even = std::has_single_bit(static_cast<unsigned>(topology.ranks()));
+  if (collective.kind == CollectiveKind::reduce_scatter && !even)
+    return {StatusCode::unsupported, "does not serve reduce_scatter among " + std::to_string(topology.ranks()) +
+                                         " ranks, only among a power of two"};
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::reduce_scatter});
+}
+
+/// Pairs whose ranks differ in the highest bit exchange first, so that each half is one run of shares.
+Program build_reduce_scatter(const Topology& topology, const Collective& collective, int rank) {
+  const auto ranks = static_cast<std::size_t>(topology.ranks());
+  std::vector<int> members(ranks);
+  for (std::size_t i = 0; i < ranks; ++i) {
+    for (std::size_t bit = 1; bit < ranks; bit *= 2) members[i] = 2 * members[i] + ((i & bit) != 0 ? 1 : 0);
+  }
+  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(ranks), 1);
+  halving_reduce_scatter(program, members, own_chunks(members));
+  program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+  return std::move(program).finish("recursive_halving");
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
+  if (collective.kind == CollectiveKind::reduce_scatter) return build_reduce_scatter(topology, collective, rank);
   const std::vector<int> members = ranks_node_by_node(topology);
   const auto chunks = static_cast<std::uint32_t>(Players(members.size()).count());
   ProgramBuilder program(topology, collective, rank, chunks, 1);

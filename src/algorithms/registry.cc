@@ -10,6 +10,21 @@ namespace {
 
 Status invalid(const std::string& message) { return {StatusCode::invalid_argument, message}; }
 
+/// Counts, where there are any, are as many as they should be, and do not overflow.
+Status check_counts(const Collective& collective, int ranks) {
+  if (collective.counts.empty()) return {};
+  if (!deals_in_shares(collective.kind)) return invalid(std::string(to_string(collective.kind)) + " takes no counts");
+  const std::size_t wanted = static_cast<std::size_t>(ranks) * (collective.kind == CollectiveKind::all_to_all ? 2 : 1);
+  if (collective.counts.size() != wanted) {
+    return invalid(std::to_string(collective.counts.size()) + " counts where " + std::to_string(wanted) + " are needed");
+  }
+  const std::size_t limit = std::numeric_limits<std::size_t>::max() / 2 / size_of(collective.type) / wanted;
+  for (const std::size_t count : collective.counts) {
+    if (count > limit) return invalid("a count of " + std::to_string(count) + " elements does not fit in memory");
+  }
+  return {};
+}
+
 /// What every algorithm may take for granted.
 Status check(const Topology& topology, const Collective& collective) {
   const int ranks = topology.ranks();
@@ -22,13 +37,14 @@ Status check(const Topology& topology, const Collective& collective) {
   if (static_cast<int>(collective.kind) >= kCollectiveKindCount) return invalid("unknown kind of collective");
   const std::size_t element_bytes = size_of(collective.type);
   if (element_bytes == 0) return invalid("unknown data type");
-  // Half of the address space, and for the larger side of an all_gather, which is `ranks` times the input.
+  if (Status status = check_counts(collective, ranks); !status.ok()) return status;
+  // Half of the address space, and for all shares together.
   const std::size_t limit = std::numeric_limits<std::size_t>::max() / 2 / element_bytes / static_cast<std::size_t>(ranks);
   if (collective.count > limit) return invalid(std::to_string(collective.count) + " elements do not fit in memory");
-  if (collective.kind == CollectiveKind::all_reduce && !supports(collective.type, collective.op)) {
+  if (reduces(collective.kind) && !supports(collective.type, collective.op)) {
     return invalid(std::string(to_string(collective.op)) + " is not defined on " + std::string(to_string(collective.type)));
   }
-  if (collective.kind == CollectiveKind::broadcast && (collective.root < 0 || collective.root >= ranks)) {
+  if (has_root(collective.kind) && (collective.root < 0 || collective.root >= ranks)) {
     return invalid("root " + std::to_string(collective.root) + " is not one of the ranks 0.." + std::to_string(ranks - 1));
   }
   return {};
@@ -58,7 +74,7 @@ std::span<const Algorithm> algorithms() {
                                recursive_halving_algorithm()};
     const auto compositions = hierarchical_candidates();
     all.insert(all.end(), compositions.begin(), compositions.end());
-    all.insert(all.end(), {dissemination_algorithm(), tree_algorithm(), chain_algorithm()});
+    all.insert(all.end(), {dissemination_algorithm(), tree_algorithm(), chain_algorithm(), bruck_algorithm()});
     return all;
   }();
   return kAlgorithms;
@@ -88,11 +104,18 @@ Result<const Algorithm*> find_algorithm(std::string_view name) {
                                            "; two_shot is direct; " + hierarchical_names());
 }
 
-Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  if (Status status = check(algorithm, topology, collective); !status.ok()) return status;
-  Schedule schedule{topology, collective, {}};
+Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
+                                const std::vector<std::vector<std::size_t>>& counts_of_rank) {
+  Schedule schedule{topology, collective, {}, counts_of_rank};
   schedule.programs.reserve(topology.node_of_rank.size());
-  for (int rank = 0; rank < topology.ranks(); ++rank) schedule.programs.push_back(algorithm.build(topology, collective, rank));
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    // Only the first can fail where all ask for the same.
+    if (rank == 0 || !counts_of_rank.empty()) {
+      if (Status status = check(algorithm, topology, schedule.collective_of(rank)); !status.ok()) return status;
+    }
+    schedule.programs.push_back(algorithm.build(topology, schedule.collective_of(rank), rank));
+  }
+  if (topology.ranks() < 1) return check(algorithm, topology, collective);
   return schedule;
 }
 

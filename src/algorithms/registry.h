@@ -15,6 +15,7 @@ Algorithm hierarchical_algorithm();
 Algorithm tree_algorithm();
 Algorithm chain_algorithm();
 Algorithm dissemination_algorithm();
+Algorithm bruck_algorithm();
 Algorithm circulant_algorithm();
 Algorithm recursive_halving_algorithm();
 

@@ -1,4 +1,5 @@
-// ring: every rank talks to its neighbours only. All_reduce: 2 (p - 1) hops, 2 (p - 1) / p of the message out of every rank.
+// ring: every rank talks to its neighbours only. All_reduce: 2 (p - 1) hops, 2 (p - 1) / p of the message out of every rank;
+// all_gather and reduce_scatter: half of both, and the latter keeps two shares in scratch.
 // The ring runs node by node, so that each node's wire is crossed by one edge in each direction.
 
 #include "src/algorithms/registry.h"
@@ -8,17 +9,16 @@ namespace shoal {
 namespace {
 
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
   const std::vector<int> members = ranks_node_by_node(topology);
   const auto ranks = static_cast<std::uint32_t>(members.size());
   ProgramBuilder program(topology, collective, rank, ranks, 1);
-  if (collective.kind == CollectiveKind::all_gather) {
-    Shares shares(members.size());
-    for (std::size_t i = 0; i < members.size(); ++i) shares[i].push_back({0, static_cast<std::uint32_t>(members[i]), 1});
-    ring_all_gather(program, members, shares);
+  if (collective.kind != CollectiveKind::all_reduce) {
+    const bool gathers = collective.kind == CollectiveKind::all_gather;
+    (gathers ? ring_all_gather : ring_reduce_scatter)(program, members, own_chunks(members));
     program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
   } else {
     const Shares shares = one_chunk_each(members.size(), 0, 0);

@@ -6,6 +6,7 @@
 #include "src/algorithms/position.h"
 
 namespace shoal {
+
 void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
   const Position me(program, members);
   if (!me.is_member()) return;
@@ -28,6 +29,17 @@ void direct_all_gather(ProgramBuilder& program, std::span<const int> members, co
   }
 }
 
+void direct_all_to_all(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.after(k)]) program.send(members[me.after(k)], shard);
+  }
+  for (std::size_t k = 1; k < members.size(); ++k) {
+    for (const Shard& shard : shares[me.before(k)]) program.recv(members[me.before(k)], shard);
+  }
+}
+
 void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
   const Position me(program, members);
   if (!me.is_member()) return;
@@ -35,6 +47,8 @@ void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, 
   for (std::size_t k = 1; k < members.size(); ++k) {
     for (const Shard& shard : shares[me.before(k)]) program.send(members[me.after(1)], shard);
     for (const Shard& shard : shares[me.before(k + 1)]) program.recv_reduce(members[me.before(1)], shard);
+    // Only now: what comes in need not wait until what goes out has left.
+    for (const Shard& shard : shares[me.before(k)]) program.forget(shard);
   }
 }
 
@@ -78,11 +92,75 @@ void recursive_doubling_all_reduce(ProgramBuilder& program, std::span<const int>
 void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
   const Position me(program, members);
   if (!me.is_member()) return;
-  // The lowest set bit of a position is the distance to its parent; children are at all smaller powers of two.
-  const std::size_t reach = me.index() == 0 ? std::bit_ceil(members.size()) : me.index() & (~me.index() + 1);
-  if (me.index() != 0) program.recv(members[me.index() - reach], shard);
-  for (std::size_t distance = reach / 2; distance > 0; distance /= 2) {
+  if (me.index() != 0) program.recv(members[me.index() - me.reach()], shard);
+  for (std::size_t distance = me.reach() / 2; distance > 0; distance /= 2) {
     if (me.index() + distance < members.size()) program.send(members[me.index() + distance], shard);
+  }
+}
+
+void binomial_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t distance = 1; distance < me.reach() && me.index() + distance < members.size(); distance *= 2) {
+    program.recv_reduce(members[me.index() + distance], shard);
+  }
+  if (me.index() != 0) program.send(members[me.index() - me.reach()], shard);
+}
+
+namespace {
+
+/// The shards of members[first] to the last of its subtree, which is `reach` wide, as they travel together.
+std::vector<Shard> subtree(const ProgramBuilder& program, const Shares& shares, std::size_t first, std::size_t reach) {
+  std::vector<Shard> run;
+  for (std::size_t i = first; i < std::min(first + reach, shares.size()); ++i) append(run, shares[i], program.joins_shares());
+  return run;
+}
+
+}  // namespace
+
+void binomial_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::size_t distance = 1; distance < me.reach() && me.index() + distance < members.size(); distance *= 2) {
+    for (const Shard& shard : subtree(program, shares, me.index() + distance, distance)) {
+      program.recv(members[me.index() + distance], shard);
+    }
+  }
+  if (me.index() == 0) return;
+  const std::vector<Shard> run = subtree(program, shares, me.index(), me.reach());
+  for (const Shard& own : shares[me.index()]) {
+    // What travels together must lie together.
+    if (std::ranges::none_of(run, [&](const Shard& shard) { return shard.first == own.first && shard.count == own.count; }))
+      program.copy_to_output(own);
+  }
+  for (const Shard& shard : run) program.send(members[me.index() - me.reach()], shard);
+}
+
+void binomial_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  if (me.index() != 0) {
+    for (const Shard& shard : subtree(program, shares, me.index(), me.reach())) {
+      program.recv(members[me.index() - me.reach()], shard);
+    }
+  }
+  for (std::size_t distance = me.reach() / 2; distance > 0; distance /= 2) {
+    if (me.index() + distance >= members.size()) continue;
+    for (const Shard& shard : subtree(program, shares, me.index() + distance, distance)) {
+      program.send(members[me.index() + distance], shard);
+    }
+  }
+}
+
+void chain_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard) {
+  const Position me(program, members);
+  if (!me.is_member()) return;
+  for (std::uint32_t i = 0; i < shard.count; ++i) {
+    const Shard part{shard.lane, shard.first + i, 1};
+    if (me.index() + 1 < members.size()) program.recv_reduce(members[me.index() + 1], part);
+    // The part before has had a receive's time to leave.
+    if (i > 0) program.forget({shard.lane, part.first - 1, 1});
+    if (me.index() > 0) program.send(members[me.index() - 1], part);
   }
 }
 
@@ -117,6 +195,23 @@ std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int 
   return nodes;
 }
 
+std::vector<int> ranks_in_turn_from(const Topology& topology, int root) {
+  std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
+  std::ranges::rotate(nodes, nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)]);
+  std::ranges::rotate(nodes.front(), std::ranges::find(nodes.front(), root));
+  std::vector<int> order;
+  for (const auto& ranks : nodes) order.insert(order.end(), ranks.begin(), ranks.end());
+  return order;
+}
+
+std::vector<int> ranks_but(const Topology& topology, int rank) {
+  std::vector<int> others;
+  for (int other = 0; other < topology.ranks(); ++other) {
+    if (other != rank) others.push_back(other);
+  }
+  return others;
+}
+
 std::vector<int> ranks_node_by_node(const Topology& topology) {
   std::vector<int> order;
   order.reserve(topology.node_of_rank.size());
@@ -134,6 +229,12 @@ std::vector<int> ranks_dealt(const Topology& topology) {
     }
   }
   return order;
+}
+
+Shares own_chunks(std::span<const int> members) {
+  Shares shares(members.size());
+  for (std::size_t i = 0; i < members.size(); ++i) shares[i].push_back({0, static_cast<std::uint32_t>(members[i]), 1});
+  return shares;
 }
 
 Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first) {

@@ -22,6 +22,10 @@ void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members
 /// Every member gets every shard from its owner, in one hop.
 void direct_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
 
+/// Every member sends every other the shards of its input that are that one's, and puts what it gets from it into the same place
+/// of its output. One hop. Ranks start with the next higher one, so that each receives from one at a time.
+void direct_all_to_all(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
 /// As direct_reduce_scatter, but around a ring: n - 1 hops, each to the next member only.
 /// Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
 void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
@@ -68,8 +72,23 @@ void recursive_doubling_all_reduce(ProgramBuilder& program, std::span<const int>
 /// members[0]'s value goes to all along a binomial tree, the largest subtree first.
 void binomial_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
+/// members[0] gets the value reduced over all members, along the same tree backwards. Inner members keep what they have folded
+/// in scratch: all of the shard.
+void binomial_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// members[0] gets every shard from its owner along a binomial tree: an inner member first collects those of its subtree, in
+/// scratch. Source: Thakur et al., IJHPCA 2005.
+void binomial_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
+/// Every owner gets its shards from members[0], by the same tree backwards.
+void binomial_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+
 /// members[0]'s value goes from each member to the next.
 void chain_broadcast(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
+
+/// members[0] gets the value reduced over all members: chunk by chunk from the last member to the first, each of which folds
+/// its own value in. Two chunks of scratch.
+void chain_reduce(ProgramBuilder& program, std::span<const int> members, const Shard& shard);
 
 /// In round k every member sends its value to the member 2^k after it and folds that of the member 2^k before it. Folds some
 /// values more than once, so the operation must not mind. Source: Hensgen, Finkel, Manber, "Two algorithms for barrier
@@ -82,12 +101,21 @@ std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology);
 /// As ranks_of_nodes, but the node of `root` is first (the others follow in turn), and `root` is the first of its ranks.
 std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root);
 
+/// All ranks, node by node from that of `root`, which comes first; inside the nodes they ascend, `root`'s from it on in turn.
+std::vector<int> ranks_in_turn_from(const Topology& topology, int root);
+
+/// All ranks but `rank`, ascending.
+std::vector<int> ranks_but(const Topology& topology, int rank);
+
 /// All ranks, node by node: neighbours in this order share a node wherever they can.
 std::vector<int> ranks_node_by_node(const Topology& topology);
 
 /// All ranks, dealt from the nodes one by one: the first of each, the second of each, and so on. Members that are a multiple of
 /// the number of nodes apart share a node where nodes are alike.
 std::vector<int> ranks_dealt(const Topology& topology);
+
+/// One shard a member, where the message is dealt in shares of one chunk: that of its rank, in lane 0.
+Shares own_chunks(std::span<const int> members);
 
 /// One shard a member: member i owns chunk first + i, in `lane`.
 Shares one_chunk_each(std::size_t members, std::uint32_t lane, std::uint32_t first);

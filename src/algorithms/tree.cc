@@ -1,5 +1,6 @@
-// tree: broadcast along binomial trees, one between the nodes and one inside each: log2 hops, every wire between nodes crossed
-// once. All_reduce up and down two binary trees with half of the message each, tile by tile: 2 floor(log2 p) hops, at most 2 n
+// tree: broadcast and reduce along binomial trees, one between the nodes and one inside each: log2 hops, every wire between nodes
+// crossed once. Gather and scatter along one binomial tree over the ranks node by node: inner ranks keep their subtree's shares,
+// up to half of the message, in scratch. All_reduce up and down two binary trees with half of the message each, tile by tile: 2 floor(log2 p) hops, at most 2 n
 // bytes out of a rank and at most four neighbours in the trees, whatever p is.
 
 #include <algorithm>
@@ -15,7 +16,22 @@ constexpr std::size_t kPartBytes = 256 << 10;
 constexpr std::size_t kMaxParts = 16;
 
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::broadcast, CollectiveKind::all_reduce});
+  return serves_only(collective.kind, {CollectiveKind::broadcast, CollectiveKind::all_reduce, CollectiveKind::reduce,
+                                       CollectiveKind::gather, CollectiveKind::scatter});
+}
+
+Program build_shares(const Topology& topology, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_in_turn_from(topology, collective.root);
+  const Shard own{0, static_cast<std::uint32_t>(rank), 1};
+  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
+  if (collective.kind == CollectiveKind::gather) {
+    binomial_gather(program, members, own_chunks(members));
+    if (rank == collective.root) program.copy_to_output(own);
+  } else {
+    binomial_scatter(program, members, own_chunks(members));
+    program.copy_to_output(own);
+  }
+  return std::move(program).finish("tree");
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
@@ -27,13 +43,20 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
     if (topology.ranks() == 1) program.copy_to_output({0, 0, 2 * parts});
     return std::move(program).finish("tree");
   }
+  if (deals_in_shares(collective.kind)) return build_shares(topology, collective, rank);
   const std::vector<std::vector<int>> nodes = ranks_of_nodes_from(topology, collective.root);
   std::vector<int> leaders;
   for (const auto& ranks : nodes) leaders.push_back(ranks.front());
 
   ProgramBuilder program(topology, collective, rank, 1, 1);
-  binomial_broadcast(program, leaders, {0, 0, 1});
-  for (const auto& ranks : nodes) binomial_broadcast(program, ranks, {0, 0, 1});
+  if (collective.kind == CollectiveKind::reduce) {
+    for (const auto& ranks : nodes) binomial_reduce(program, ranks, {0, 0, 1});
+    binomial_reduce(program, leaders, {0, 0, 1});
+    if (topology.ranks() == 1) program.copy_to_output({0, 0, 1});
+  } else {
+    binomial_broadcast(program, leaders, {0, 0, 1});
+    for (const auto& ranks : nodes) binomial_broadcast(program, ranks, {0, 0, 1});
+  }
   return std::move(program).finish("tree");
 }
 
@@ -46,7 +69,7 @@ int hidden_hops(const Topology& topology) {
 }  // namespace
 
 Algorithm tree_algorithm() {
-  return {"tree", "two binary trees, half of the message up and down each (Sanders et al., ParCo 2009); broadcast: binomial",
+  return {"tree", "two binary trees, half of the message up and down each (Sanders et al., ParCo 2009); others: binomial",
           supports, build, hidden_hops};
 }
 

@@ -82,10 +82,16 @@ class Tuner {
  private:
   [[nodiscard]] double elapsed_s() const { return us_since(start_) / 1e6; }
 
+  /// How often the size that is measured fits into the buffer: all shares, and two buffers where a call is not done in place.
+  [[nodiscard]] std::size_t parts_of(CollectiveKind kind) const {
+    const std::size_t shares = deals_in_shares(kind) ? static_cast<std::size_t>(communicator_.size()) : 1;
+    return kind == CollectiveKind::all_to_all ? 2 * shares : shares;
+  }
+
   Status list_cells() {
     std::size_t plans = kControlPlans;
     for (const CollectiveKind kind : options_.collectives) {
-      const std::size_t parts = kind == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
+      const std::size_t parts = parts_of(kind);
       for (std::size_t bytes = options_.min_bytes; bytes <= options_.max_bytes / parts;
            bytes *= static_cast<std::size_t>(options_.factor)) {
         cells_.push_back({kind, bytes});
@@ -108,18 +114,29 @@ class Tuner {
     // Names in the list of algorithms end in a zero: they are literals.
     const CallOptions options{{}, algorithm.name.data()};
     const std::size_t count = cell.bytes / sizeof(float);
+    constexpr DataType kType = DataType::float32;
+    auto* all = buffer_.data();
+    auto* own = buffer_.data() + count * static_cast<std::size_t>(communicator_.rank());
     switch (cell.kind) {
       case CollectiveKind::all_reduce:
-        return communicator_.all_reduce(buffer_.data(), buffer_.data(), count, DataType::float32, ReduceOp::sum, options);
+        return communicator_.all_reduce(all, all, count, kType, ReduceOp::sum, options);
       case CollectiveKind::broadcast:
-        return communicator_.broadcast(buffer_.data(), count, DataType::float32, 0, options);
+        return communicator_.broadcast(all, count, kType, 0, options);
       case CollectiveKind::all_gather:
-        return communicator_.all_gather(buffer_.data() + count * static_cast<std::size_t>(communicator_.rank()), buffer_.data(),
-                                        count, DataType::float32, options);
-      case CollectiveKind::barrier:
-        break;
+        return communicator_.all_gather(own, all, count, kType, options);
+      case CollectiveKind::reduce_scatter:
+        return communicator_.reduce_scatter(all, own, count, kType, ReduceOp::sum, options);
+      case CollectiveKind::reduce:
+        return communicator_.reduce(all, all, count, kType, ReduceOp::sum, 0, options);
+      case CollectiveKind::gather:
+        return communicator_.gather(own, all, count, kType, 0, options);
+      case CollectiveKind::scatter:
+        return communicator_.scatter(all, own, count, kType, 0, options);
+      case CollectiveKind::all_to_all:
+        return communicator_.all_to_all(all, all + count * static_cast<std::size_t>(communicator_.size()), count, kType, options);
+      default:
+        return {StatusCode::unsupported, fmt::format("{} is not tuned", to_string(cell.kind))};
     }
-    return {StatusCode::unsupported, "a barrier is not tuned"};
   }
 
   /// Rank 0's numbers go to everybody.
@@ -175,7 +192,7 @@ class Tuner {
       const double best_us = std::ranges::min_element(contestants, by_look)->first_look_us;
       double round_us = 0;
       for (Contestant& one : contestants) {
-        const bool batches = cell.kind != CollectiveKind::broadcast;
+        const bool batches = !has_root(cell.kind);
         one.batch = batches ? static_cast<int>(std::clamp(std::ceil(kBatchUs / one.first_look_us), 1.0, kMaxBatch)) : 1;
         if (one.first_look_us <= kFarBehind * best_us) round_us += one.batch * one.first_look_us + best_us;
       }

@@ -115,14 +115,68 @@ int Communicator::local_size() const noexcept {
 
 namespace {
 
-CommunicatorImpl::Call all_reduce_call(const void* input, void* output, std::size_t count, DataType type, ReduceOp op) {
+using Call = CommunicatorImpl::Call;
+using Counts = std::span<const std::size_t>;
+
+Call all_reduce_call(const void* input, void* output, std::size_t count, DataType type, ReduceOp op) {
   return {{CollectiveKind::all_reduce, count, type, op, 0}, input, output, false};
 }
-CommunicatorImpl::Call broadcast_call(void* buffer, std::size_t count, DataType type, int root) {
+Call broadcast_call(void* buffer, std::size_t count, DataType type, int root) {
   return {{CollectiveKind::broadcast, count, type, ReduceOp::sum, root}, nullptr, buffer, false};
 }
-CommunicatorImpl::Call all_gather_call(const void* input, void* output, std::size_t count, DataType type) {
+Call all_gather_call(const void* input, void* output, std::size_t count, DataType type) {
   return {{CollectiveKind::all_gather, count, type, ReduceOp::sum, 0}, input, output, false};
+}
+Call reduce_scatter_call(const void* input, void* output, std::size_t count, DataType type, ReduceOp op) {
+  return {{CollectiveKind::reduce_scatter, count, type, op, 0}, input, output, false};
+}
+Call reduce_call(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root) {
+  return {{CollectiveKind::reduce, count, type, op, root}, input, output, false};
+}
+Call gather_call(const void* input, void* output, std::size_t count, DataType type, int root) {
+  return {{CollectiveKind::gather, count, type, ReduceOp::sum, root}, input, output, false};
+}
+Call scatter_call(const void* input, void* output, std::size_t count, DataType type, int root) {
+  return {{CollectiveKind::scatter, count, type, ReduceOp::sum, root}, input, output, false};
+}
+Call all_to_all_call(const void* input, void* output, std::size_t count, DataType type) {
+  return {{CollectiveKind::all_to_all, count, type, ReduceOp::sum, 0}, input, output, false};
+}
+
+/// The sum, or as much as fits: the check of the call refuses that.
+std::size_t total(Counts counts) {
+  std::size_t sum = 0;
+  for (const std::size_t count : counts) sum = count > ~sum ? ~std::size_t{0} : sum + count;
+  return sum;
+}
+
+/// `call` with shares of `counts`, as the public functions get them.
+Result<Call> with_counts(Call call, Counts counts, int ranks) {
+  if (counts.size() != static_cast<std::size_t>(ranks)) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}_v: {} counts for {} ranks; one for each rank is needed",
+                                                            to_string(call.collective.kind), counts.size(), ranks));
+  }
+  call.collective.counts = counts;
+  call.collective.count = total(counts);
+  return call;
+}
+
+/// The counts of an all_to_all_v as a Collective wants them. `both` is where they lie then.
+Result<Call> with_counts(Call call, Counts send_counts, Counts receive_counts, int ranks, std::vector<std::size_t>& both) {
+  for (const Counts counts : {send_counts, receive_counts}) {
+    if (auto checked = with_counts(call, counts, ranks); !checked.ok()) return checked;
+  }
+  both.assign(send_counts.begin(), send_counts.end());
+  both.insert(both.end(), receive_counts.begin(), receive_counts.end());
+  call.collective.counts = both;
+  call.collective.count = total(send_counts);
+  return call;
+}
+
+/// Keeps its memory, so that a repeated call allocates nothing.
+std::vector<std::size_t>& counts_of_this_thread() {
+  thread_local std::vector<std::size_t> counts;
+  return counts;
 }
 
 }  // namespace
@@ -147,6 +201,95 @@ Status Communicator::all_gather(const void* input, void* output, std::size_t cou
 Result<Work> Communicator::all_gather_async(const void* input, void* output, std::size_t count, DataType type,
                                             CallOptions options) {
   return impl_->start(all_gather_call(input, output, count, type), options);
+}
+Status Communicator::all_gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                  CallOptions options) {
+  const auto call = with_counts(all_gather_call(input, output, 0, type), counts, size());
+  return call.ok() ? impl_->run(*call, options) : call.status();
+}
+Result<Work> Communicator::all_gather_v_async(const void* input, void* output, std::span<const std::size_t> counts,
+                                              DataType type, CallOptions options) {
+  const auto call = with_counts(all_gather_call(input, output, 0, type), counts, size());
+  return call.ok() ? impl_->start(*call, options) : call.status();
+}
+Status Communicator::reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                    CallOptions options) {
+  return impl_->run(reduce_scatter_call(input, output, count, type, op), options);
+}
+Result<Work> Communicator::reduce_scatter_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                                CallOptions options) {
+  return impl_->start(reduce_scatter_call(input, output, count, type, op), options);
+}
+Status Communicator::reduce_scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                      ReduceOp op, CallOptions options) {
+  const auto call = with_counts(reduce_scatter_call(input, output, 0, type, op), counts, size());
+  return call.ok() ? impl_->run(*call, options) : call.status();
+}
+Result<Work> Communicator::reduce_scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts,
+                                                  DataType type, ReduceOp op, CallOptions options) {
+  const auto call = with_counts(reduce_scatter_call(input, output, 0, type, op), counts, size());
+  return call.ok() ? impl_->start(*call, options) : call.status();
+}
+Status Communicator::reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
+                            CallOptions options) {
+  return impl_->run(reduce_call(input, output, count, type, op, root), options);
+}
+Result<Work> Communicator::reduce_async(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                        int root, CallOptions options) {
+  return impl_->start(reduce_call(input, output, count, type, op, root), options);
+}
+Status Communicator::gather(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options) {
+  return impl_->run(gather_call(input, output, count, type, root), options);
+}
+Result<Work> Communicator::gather_async(const void* input, void* output, std::size_t count, DataType type, int root,
+                                        CallOptions options) {
+  return impl_->start(gather_call(input, output, count, type, root), options);
+}
+Status Communicator::gather_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                              CallOptions options) {
+  const auto call = with_counts(gather_call(input, output, 0, type, root), counts, size());
+  return call.ok() ? impl_->run(*call, options) : call.status();
+}
+Result<Work> Communicator::gather_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                          int root, CallOptions options) {
+  const auto call = with_counts(gather_call(input, output, 0, type, root), counts, size());
+  return call.ok() ? impl_->start(*call, options) : call.status();
+}
+Status Communicator::scatter(const void* input, void* output, std::size_t count, DataType type, int root, CallOptions options) {
+  return impl_->run(scatter_call(input, output, count, type, root), options);
+}
+Result<Work> Communicator::scatter_async(const void* input, void* output, std::size_t count, DataType type, int root,
+                                         CallOptions options) {
+  return impl_->start(scatter_call(input, output, count, type, root), options);
+}
+Status Communicator::scatter_v(const void* input, void* output, std::span<const std::size_t> counts, DataType type, int root,
+                               CallOptions options) {
+  const auto call = with_counts(scatter_call(input, output, 0, type, root), counts, size());
+  return call.ok() ? impl_->run(*call, options) : call.status();
+}
+Result<Work> Communicator::scatter_v_async(const void* input, void* output, std::span<const std::size_t> counts, DataType type,
+                                           int root, CallOptions options) {
+  const auto call = with_counts(scatter_call(input, output, 0, type, root), counts, size());
+  return call.ok() ? impl_->start(*call, options) : call.status();
+}
+Status Communicator::all_to_all(const void* input, void* output, std::size_t count, DataType type, CallOptions options) {
+  return impl_->run(all_to_all_call(input, output, count, type), options);
+}
+Result<Work> Communicator::all_to_all_async(const void* input, void* output, std::size_t count, DataType type,
+                                            CallOptions options) {
+  return impl_->start(all_to_all_call(input, output, count, type), options);
+}
+Status Communicator::all_to_all_v(const void* input, std::span<const std::size_t> send_counts, void* output,
+                                  std::span<const std::size_t> receive_counts, DataType type, CallOptions options) {
+  const auto call =
+      with_counts(all_to_all_call(input, output, 0, type), send_counts, receive_counts, size(), counts_of_this_thread());
+  return call.ok() ? impl_->run(*call, options) : call.status();
+}
+Result<Work> Communicator::all_to_all_v_async(const void* input, std::span<const std::size_t> send_counts, void* output,
+                                              std::span<const std::size_t> receive_counts, DataType type, CallOptions options) {
+  const auto call =
+      with_counts(all_to_all_call(input, output, 0, type), send_counts, receive_counts, size(), counts_of_this_thread());
+  return call.ok() ? impl_->start(*call, options) : call.status();
 }
 Status Communicator::barrier(CallOptions options) { return impl_->run(impl_->barrier_call(), options); }
 Result<Work> Communicator::barrier_async(CallOptions options) { return impl_->start(impl_->barrier_call(), options); }

@@ -1,13 +1,16 @@
 #include "src/communicator/communicator_impl.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/schedule/layout.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
 
@@ -20,8 +23,63 @@ bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::s
   return a < b + b_bytes && b < a + a_bytes;
 }
 
-std::size_t output_factor(const Collective& collective, int ranks) {
-  return collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(ranks) : 1;
+/// What a rank gives and gets in a call, in bytes. Nothing where it has no part.
+struct Extents {
+  std::size_t input = 0;
+  std::size_t output = 0;
+};
+
+Extents extents_of(const Collective& c, int ranks, int rank) {
+  const std::size_t message = c.message_bytes(ranks);
+  const bool at_root = rank == c.root;
+  const auto share = [&] {
+    return c.counts.empty() ? c.input_bytes() : c.counts[static_cast<std::size_t>(rank)] * size_of(c.type);
+  };
+  switch (c.kind) {
+    case CollectiveKind::all_reduce:
+      return {message, message};
+    case CollectiveKind::all_gather:
+      return {share(), message};
+    case CollectiveKind::reduce_scatter:
+      return {message, share()};
+    case CollectiveKind::reduce:
+      return {message, at_root ? message : 0};
+    case CollectiveKind::gather:
+      return {share(), at_root ? message : 0};
+    case CollectiveKind::scatter:
+      return {at_root ? message : 0, share()};
+    case CollectiveKind::all_to_all: {
+      if (c.counts.empty()) return {message, message};
+      const auto receives = c.counts.subspan(static_cast<std::size_t>(ranks));
+      return {message, std::accumulate(receives.begin(), receives.end(), std::size_t{0}) * size_of(c.type)};
+    }
+    default:
+      return {0, message};
+  }
+}
+
+/// Where the smaller buffer begins in the larger one when the call is in place: input == output + .first, or output == input +
+/// .second.
+std::pair<std::size_t, std::size_t> in_place_offsets(const Collective& c, int ranks, int rank) {
+  if (!deals_in_shares(c.kind)) return {0, 0};
+  const std::size_t offset = share_offset_bytes(c, ranks, rank);
+  const bool shares_come_in = c.kind == CollectiveKind::all_gather || c.kind == CollectiveKind::gather;
+  return shares_come_in ? std::pair{offset, std::size_t{0}} : std::pair{std::size_t{0}, offset};
+}
+
+const char* in_place_rule(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::all_gather:
+    case CollectiveKind::gather:
+      return "input and output overlap; in place means input == output + rank * count (the place of this rank's share)";
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::scatter:
+      return "input and output overlap; in place means output == input + rank * count (the place of this rank's share)";
+    case CollectiveKind::all_to_all:
+      return "input and output overlap; an all_to_all is not done in place";
+    default:
+      return "input and output overlap without being equal";
+  }
 }
 
 const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
@@ -93,43 +151,59 @@ CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
           true};
 }
 
-Status CommunicatorImpl::check(const Call& call, const CallOptions& options) const {
+Status CommunicatorImpl::check(const Call& call, const CallOptions& options, bool& in_place) const {
   const Collective& c = call.collective;
   const int ranks = executor_->topology().ranks();
-  const std::string name(to_string(call.barrier ? CollectiveKind::barrier : c.kind));
-  const auto invalid = [&](const std::string& what) { return Status(StatusCode::invalid_argument, name + ": " + what); };
+  const auto invalid = [&](const std::string& what) {
+    const std::string name(to_string(call.barrier ? CollectiveKind::barrier : c.kind));
+    return Status(StatusCode::invalid_argument, name + (c.counts.empty() ? ": " : "_v: ") + what);
+  };
   if (executor_->closed())
     return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
-  if (size_of(c.type) == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(c.type)));
-  if (c.kind == CollectiveKind::all_reduce && !supports(c.type, c.op)) {
+  const std::size_t element_bytes = size_of(c.type);
+  if (element_bytes == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(c.type)));
+  if (reduces(c.kind) && !supports(c.type, c.op)) {
     return invalid(static_cast<int>(c.op) >= kReduceOpCount
                        ? fmt::format("unknown reduction {}", static_cast<int>(c.op))
                        : fmt::format("{} is not defined on {}", to_string(c.op), to_string(c.type)));
   }
-  const std::size_t factor = output_factor(c, ranks);
-  if (c.count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(c.type) / factor) {
-    return invalid(fmt::format("count {} is larger than memory (a negative number?)", c.count));
-  }
-  if (c.kind == CollectiveKind::broadcast && (c.root < 0 || c.root >= ranks)) {
+  const std::size_t shares = deals_in_shares(c.kind) && c.counts.empty() ? static_cast<std::size_t>(ranks) : 1;
+  const std::size_t limit = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / element_bytes / shares;
+  const std::size_t largest = c.counts.empty() ? c.count : std::max(c.count, *std::ranges::max_element(c.counts));
+  if (largest > limit) return invalid(fmt::format("count {} is larger than memory (a negative number?)", largest));
+  if (has_root(c.kind) && (c.root < 0 || c.root >= ranks)) {
     return invalid(fmt::format("root {} is not a rank; the ranks are 0 to {}", c.root, ranks - 1));
   }
   if (options.timeout && options.timeout->count() <= 0) {
     return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
   }
-  if (c.count == 0) return {};
-  const bool needs_input = c.kind != CollectiveKind::broadcast;
-  if (call.output == nullptr || (needs_input && call.input == nullptr)) return invalid("null buffer");
-  if (!needs_input) return {};
+  const auto [input_bytes, output_bytes] = extents_of(c, ranks, executor_->rank());
+  if ((output_bytes > 0 && call.output == nullptr) || (input_bytes > 0 && call.input == nullptr)) return invalid("null buffer");
+  if (input_bytes == 0 || output_bytes == 0) return {};
   const auto* input = static_cast<const std::byte*>(call.input);
   const auto* output = static_cast<const std::byte*>(call.output);
-  const std::size_t own_offset =
-      c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
-  if (input != output + own_offset && overlap(input, c.input_bytes(), output, c.input_bytes() * factor)) {
-    return invalid(c.kind == CollectiveKind::all_gather
-                       ? "input and output overlap; in place means input == output + rank * count"
-                       : "input and output overlap without being equal");
-  }
+  const auto [input_offset, output_offset] = in_place_offsets(c, ranks, executor_->rank());
+  in_place = input == output + input_offset - output_offset && c.kind != CollectiveKind::all_to_all;
+  if (!in_place && overlap(input, input_bytes, output, output_bytes)) return invalid(in_place_rule(c.kind));
   return {};
+}
+
+Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::string_view forced) {
+  const TunedShape* tuned = tuned_ ? &*tuned_ : nullptr;
+  if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned);
+  // Counts may differ in every call, and choosing takes longer than most of them: what one was chosen for serves all of its
+  // size.
+  const std::scoped_lock lock(choices_mutex_);
+  Collective like = collective;
+  like.count = std::bit_ceil(collective.count);
+  Collective remembered = like;
+  remembered.counts = {};
+  for (const auto& [known, choice] : choices_) {
+    if (known == remembered) return choice;
+  }
+  const auto choice = select(executor_->topology(), like, forced, tuned);
+  if (choice.ok()) choices_.emplace_back(remembered, *choice);
+  return choice;
 }
 
 Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned) {
@@ -138,7 +212,7 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
   std::string_view forced = key.algorithm == nullptr ? std::string_view() : std::string_view(key.algorithm);
   // The communicator's override is about all_reduce; other collectives keep the Selector's choice.
   if (forced.empty() && key.collective.kind == CollectiveKind::all_reduce && !key.barrier) forced = options_.algorithm;
-  const auto choice = select(executor_->topology(), key.collective, forced, tuned_ ? &*tuned_ : nullptr);
+  const auto choice = choose(key.collective, forced);
   if (!choice.ok()) return choice.status();
   const auto program = build_program(*choice->algorithm, executor_->topology(), key.collective, executor_->rank());
   if (!program.ok()) return program.status();
@@ -151,18 +225,16 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
                            (*plan)->algorithm, reason_for(choice->basis, key.algorithm != nullptr));
   }
   *owned = std::move(plan).value();
-  if (Plan* cached = plans.insert(*owned)) return cached;
+  // Calls whose counts change all the time leave room for those that repeat.
+  const std::size_t room = key.collective.counts.empty() ? PlanCache::kCapacity : PlanCache::kCapacity / 4;
+  if (Plan* cached = plans.insert(*owned, room)) return cached;
   return owned->get();
 }
 
 Result<Plan*> CommunicatorImpl::plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned) {
-  if (Status status = check(call, options); !status.ok()) return status;
-  const Collective& c = call.collective;
-  const std::size_t own_offset =
-      c.kind == CollectiveKind::all_gather ? c.input_bytes() * static_cast<std::size_t>(executor_->rank()) : 0;
-  const bool in_place = c.count > 0 && c.kind != CollectiveKind::broadcast &&
-                        call.input == static_cast<const std::byte*>(call.output) + own_offset;
-  const auto plan = find_plan({c, in_place, call.barrier, options.algorithm}, owned);
+  bool in_place = false;
+  if (Status status = check(call, options, in_place); !status.ok()) return status;
+  const auto plan = find_plan({call.collective, in_place, call.barrier, options.algorithm}, owned);
   if (plan.ok() && *owned == nullptr) last_plan_.store(*plan, std::memory_order_relaxed);
   return plan;
 }

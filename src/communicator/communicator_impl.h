@@ -9,6 +9,8 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <shoal/communicator.h>
@@ -16,6 +18,7 @@
 #include "src/communicator/call_statistics.h"
 #include "src/communicator/wire_up.h"
 #include "src/engine/executor.h"
+#include "src/selector/selector.h"
 
 namespace shoal::internal {
 
@@ -51,7 +54,9 @@ class CommunicatorImpl {
   [[nodiscard]] CallReport last_call() const;
 
  private:
-  Status check(const Call& call, const CallOptions& options) const;
+  /// ok, and whether the call is in place; or what is wrong with its arguments.
+  Status check(const Call& call, const CallOptions& options, bool& in_place) const;
+  Result<Choice> choose(const Collective& collective, std::string_view forced);
   /// Checks the call; its Plan. `owned` is set where that is not cached.
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// The Plan for `key`; `owned` is set where it is not cached.
@@ -64,6 +69,8 @@ class CommunicatorImpl {
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::uint32_t> groups_made_;  // how often, by members: so that each gets a number of its own
   std::unique_ptr<CallStatistics> statistics_;             // null unless they are to be printed
+  std::mutex choices_mutex_;
+  std::vector<std::pair<Collective, Choice>> choices_;  // for calls with counts: by the sum of those, as if shares were equal
   std::atomic<const Plan*> last_plan_{nullptr};
   std::array<std::byte, 64> barrier_bytes_{};  // input in front, output behind; all zero, whatever is folded
 };

@@ -244,7 +244,7 @@ bool Executor::advance_send(LinkState& state) {
   const auto sequence = static_cast<std::uint32_t>(operation->sequence());
   const std::uint32_t index = sends[progress.send_index];
   const Instruction& instruction = plan.instructions[index];
-  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
   // Only now: signature and first tile share a packet. See send_late_signatures().
   if (!progress.call_sent) return send_signature(state);
@@ -322,7 +322,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   if (instruction.op == StepOp::recv_reduce) return fold(operation, index);
 
   const std::size_t done = operation->done_bytes[index];
-  const std::size_t tile = std::min(operation->plan->tile_bytes, instruction.size_bytes - done);
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
   if (head.header.edge != progress.receive_index || head.header.offset_bytes != done || head.data.size() != tile) {
     return fail(unexpected_tile(state, head));
   }
@@ -339,7 +339,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   const Plan& plan = *operation->plan;
   const Instruction& instruction = plan.instructions[index];
   const std::size_t done = operation->done_bytes[index];
-  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - done);
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
   const std::span edges(plan.edges.data() + instruction.first_edge, instruction.edge_count);
   std::array<const std::byte*, kMaxFold + 1> operands;
   std::size_t count = 0;
@@ -385,7 +385,7 @@ bool Executor::advance_local(Operation* operation) {
   const std::uint32_t index = plan.local_steps[operation->next_local_step];
   const Instruction& instruction = plan.instructions[index];
   const std::size_t done = operation->done_bytes[index];
-  const std::size_t tile = std::min(plan.tile_bytes, instruction.size_bytes - done);
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
   if (operation->allowed_bytes(index) < done + tile) return false;
   std::byte* target = operation->at(instruction.target) + done;
   const std::byte* source = operation->at(instruction.source) + done;

@@ -21,20 +21,29 @@ bool reads_source(StepOp op) { return op != StepOp::recv; }
 bool writes_target(StepOp op) { return op != StepOp::send; }
 bool reads_target(StepOp op) { return op == StepOp::reduce; }
 
-// Slices of a Program in bytes, with `input` renamed to its place in `output` where the call is in place.
+// In place, one buffer lies in the other.
+struct InPlace {
+  Buffer whole = Buffer::output;  // the larger, or either
+  std::size_t offset_bytes = 0;   // of the other in it
+};
+
+InPlace in_place_of(const Collective& collective, int ranks, int rank) {
+  const CollectiveKind kind = collective.kind;
+  const bool whole_input = kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::scatter;
+  return {whole_input ? Buffer::input : Buffer::output, share_offset_bytes(collective, ranks, rank)};
+}
+
+// Slices of a Program in bytes, with the smaller buffer renamed to its place in the larger where the call is in place.
 struct Resolver {
   ChunkLayout layout;
   bool in_place;
-  std::size_t input_offset_in_output;
+  InPlace shared;
 
   [[nodiscard]] std::pair<PlanSlice, std::size_t> operator()(const Slice& slice) const {
-    if (slice.buffer == Buffer::scratch) {
-      const std::size_t chunk = layout.scratch_chunk_bytes();
-      return {{Buffer::scratch, slice.first_chunk * chunk}, layout.bytes(slice).size_bytes};
-    }
     const ByteRange range = layout.bytes(slice);
     PlanSlice result{slice.buffer, range.offset_bytes};
-    if (in_place && slice.buffer == Buffer::input) result = {Buffer::output, range.offset_bytes + input_offset_in_output};
+    const Buffer inner = shared.whole == Buffer::output ? Buffer::input : Buffer::output;
+    if (in_place && slice.buffer == inner) result = {shared.whole, range.offset_bytes + shared.offset_bytes};
     return {result, range.size_bytes};
   }
 };
@@ -62,18 +71,22 @@ void add_conflicts(const Instruction& earlier, std::uint32_t earlier_index, cons
   if (writes_target(later.op) && reads_source(earlier.op)) check(earlier.source, later.target);
 }
 
-std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology) {
-  const std::string words =
-      fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), plan.tile_bytes, program.message_chunks);
-  // FNV-1a: every rank must get the same number, so no std::hash.
+// Every rank must get the same number, so no std::hash.
+std::uint64_t fnv1a(std::span<const std::byte> bytes) {
   std::uint64_t hash = 14695981039346656037ULL;
-  for (const char c : words) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 1099511628211ULL;
   return hash;
 }
 
-std::size_t choose_tile(const PlanContext& context, std::size_t largest_message) {
+std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology, std::size_t max_tile_bytes) {
+  const std::string words = fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes, program.message_chunks);
+  return fnv1a(std::as_bytes(std::span(words)));
+}
+
+// By the message alone: both of its ends must come to the same.
+std::size_t choose_tile(const PlanContext& context, std::size_t message_bytes) {
   const std::size_t smallest = context.topology->nodes() > 1 ? kMinNetworkTileBytes : kMinTileBytes;
-  const std::size_t wanted = (largest_message / kTilesPerMessage + 4095) / 4096 * 4096;
+  const std::size_t wanted = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
   return std::clamp(wanted, std::min(smallest, context.max_tile_bytes), context.max_tile_bytes);
 }
 
@@ -90,6 +103,7 @@ std::uint64_t PlanKey::hash() const noexcept {
   mix((static_cast<std::uint64_t>(collective.kind) << 40) | (static_cast<std::uint64_t>(collective.type) << 32) |
       (static_cast<std::uint64_t>(collective.op) << 24) | (in_place ? 1U << 20 : 0U) | (barrier ? 1U << 21 : 0U));
   mix(static_cast<std::uint64_t>(collective.root));
+  for (const std::size_t element_count : collective.counts) mix(element_count);
   if (algorithm != nullptr) mix(std::hash<std::string_view>()(algorithm));
   return h;
 }
@@ -101,6 +115,7 @@ namespace {
 /// It can where nothing overwrites the memory. It can also where a plain receive does and no other send sends the same bytes:
 /// what comes there was made from what this send carried, so it comes after the release. It cannot where a fold overwrites it:
 /// two ranks that exchange and fold in place would each wait for the other to fold first.
+/// Nor can scratch that is used again: what comes there next has nothing to do with what was sent.
 bool may_lend(const Plan& plan, std::uint32_t index) {
   const Instruction& send = plan.instructions[index];
   if (send.op != StepOp::send) return false;
@@ -108,7 +123,7 @@ bool may_lend(const Plan& plan, std::uint32_t index) {
   for (std::uint32_t i = index + 1; i < plan.instructions.size(); ++i) {
     const Instruction& later = plan.instructions[i];
     if (!writes_target(later.op) || !overlap(send.source, later.target, send.size_bytes, later.size_bytes)) continue;
-    if (later.op != StepOp::recv) return false;
+    if (later.op != StepOp::recv || send.source.buffer == Buffer::scratch) return false;
     overwritten = true;
   }
   return !overwritten || std::none_of(plan.instructions.begin(), plan.instructions.end(), [&](const Instruction& other) {
@@ -122,21 +137,20 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   auto plan = std::make_unique<Plan>();
   plan->forced_algorithm = text(key.algorithm);
   plan->key = key;
+  plan->counts.assign(key.collective.counts.begin(), key.collective.counts.end());
+  plan->key.collective.counts = plan->counts;
   plan->key.algorithm = key.algorithm == nullptr ? nullptr : plan->forced_algorithm.c_str();
   plan->algorithm = program.algorithm;
   plan->ranks = context.topology->ranks();
 
   const Collective& collective = key.collective;
-  const std::size_t input_offset =
-      collective.kind == CollectiveKind::all_gather ? collective.input_bytes() * static_cast<std::size_t>(context.rank) : 0;
   const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place,
-                         input_offset};
+                         in_place_of(collective, plan->ranks, context.rank)};
   plan->scratch_bytes = program.scratch_chunks * resolve.layout.scratch_chunk_bytes();
 
   std::vector<std::uint32_t> lane_of;                                       // lane of each instruction
   std::vector<std::int32_t> plan_link_of(context.link_of_rank.size(), -1);  // rank -> index in plan->links
   std::vector<std::vector<int>> peers_of;                                   // ranks of each instruction's edges
-  std::size_t largest_message = 0;
   const auto link_entry = [&](int peer) -> PlanLink& {
     auto& index = plan_link_of[static_cast<std::size_t>(peer)];
     if (index < 0) {
@@ -146,6 +160,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     return plan->links[static_cast<std::size_t>(index)];
   };
 
+  const bool averages = reduces(collective.kind) && collective.op == ReduceOp::avg;
   for (std::size_t s = 0; s < program.steps.size(); ++s) {
     const Step& step = program.steps[s];
     const bool has_peer = step.op == StepOp::send || step.op == StepOp::recv || step.op == StepOp::recv_reduce;
@@ -157,10 +172,15 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     // A link that a call uses always carries its signature, even where there are no bytes to move.
     if (has_peer) link_entry(step.peer);
     if (bytes == 0) continue;
+    // In place, what should be copied may lie there already.
+    const auto same = [](const PlanSlice& a, const PlanSlice& b) { return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes; };
+    if (step.op == StepOp::copy && same(slice, resolve(step.target).first)) continue;
 
     Instruction instruction;
     instruction.op = step.op;
     instruction.size_bytes = bytes;
+    instruction.tile_bytes = choose_tile(context, bytes);
+    instruction.average = averages && step.completes;
     if (reads_source(step.op)) instruction.source = slice;
     if (writes_target(step.op)) instruction.target = resolve(step.target).first;
 
@@ -175,6 +195,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
                                instruction.source.offset_bytes == instruction.target.offset_bytes;
       if (same_target && std::find(peers.begin(), peers.end(), step.peer) == peers.end()) {
         peers.push_back(step.peer);
+        last.average |= instruction.average;
         link_entry(step.peer).receives.push_back(static_cast<std::uint32_t>(plan->instructions.size() - 1));
         continue;
       }
@@ -188,7 +209,6 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
       peers_of.back().push_back(step.peer);
       PlanLink& link = link_entry(step.peer);
       (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
-      largest_message = std::max(largest_message, bytes);
     } else {
       plan->local_steps.push_back(index);
     }
@@ -229,23 +249,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     lane.push_back(i);
   }
 
-  // An average divides where a value is folded for the last time: nothing later on this rank overwrites it. What other ranks
-  // receive afterwards was divided by its sender.
-  if (collective.kind == CollectiveKind::all_reduce && collective.op == ReduceOp::avg) {
-    for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
-      Instruction& fold = plan->instructions[i];
-      if (fold.op != StepOp::recv_reduce && fold.op != StepOp::reduce) continue;
-      fold.average = std::none_of(plan->instructions.begin() + static_cast<std::ptrdiff_t>(i) + 1, plan->instructions.end(),
-                                  [&](const Instruction& later) {
-                                    return writes_target(later.op) &&
-                                           overlap(fold.target, later.target, fold.size_bytes, later.size_bytes);
-                                  });
-    }
-  }
-
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) plan->instructions[i].may_lend = may_lend(*plan, i);
 
-  plan->tile_bytes = choose_tile(context, largest_message);
   plan->one_shot_window = program.algorithm == "one_shot" && collective.kind == CollectiveKind::all_reduce &&
                           collective.input_bytes() <= context.window_bytes;
   plan->shared_fold = program.algorithm == "direct" && collective.kind == CollectiveKind::all_reduce &&
@@ -253,11 +258,19 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      collective.type,
                      collective.op,
-                     0,
+                     static_cast<std::uint8_t>(collective.counts.empty() ? 0 : 1),
                      collective.root,
                      collective.count,
                      0};
-  plan->signature.plan_fingerprint = fingerprint(*plan, program, *context.topology);
+  plan->signature.plan_fingerprint = fingerprint(*plan, program, *context.topology, context.max_tile_bytes);
+  if (!collective.counts.empty()) {
+    // In an all_to_all every rank has counts of its own.
+    const bool shared = collective.kind != CollectiveKind::all_to_all;
+    if (!shared) plan->signature.count = 0;
+    const auto bytes = std::as_bytes(collective.counts);
+    const std::uint64_t counts_hash = shared ? fnv1a(bytes) : 0;
+    plan->signature.plan_fingerprint = (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
+  }
   return plan;
 }
 

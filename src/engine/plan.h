@@ -61,6 +61,7 @@ struct Instruction {
   bool may_lend = false;  ///< send: nothing waits for its end that the peer's release of its tiles waits for
   bool average = false;   ///< this fold makes a final value of an `avg`: divide by the number of ranks
   std::size_t size_bytes = 0;
+  std::size_t tile_bytes = 0;          ///< it moves in pieces of so many, the last of which may be smaller
   PlanSlice source;                    ///< send, copy, reduce, recv_reduce (own operand)
   PlanSlice target;                    ///< recv, copy, reduce, recv_reduce
   std::uint32_t own_position = 0;      ///< recv_reduce: index of the own operand in the fold, which is in ascending rank order
@@ -86,10 +87,10 @@ struct Plan {
 
   PlanKey key;
   std::string algorithm;
-  std::string forced_algorithm;  ///< storage behind key.algorithm
+  std::string forced_algorithm;     ///< storage behind key.algorithm
+  std::vector<std::size_t> counts;  ///< storage behind key.collective.counts
   double predicted_us = 0;
   CallSignature signature;
-  std::size_t tile_bytes = 0;
   std::size_t scratch_bytes = 0;
   int ranks = 1;
   std::vector<Instruction> instructions;

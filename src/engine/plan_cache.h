@@ -29,11 +29,12 @@ class PlanCache {
     return nullptr;
   }
 
-  /// Takes `plan` over and returns it, or the equal one that came first. Gives it back through `plan` where the cache is full.
-  Plan* insert(std::unique_ptr<Plan>& plan) {
+  /// Takes `plan` over and returns it, or the equal one that came first. Gives it back through `plan` where the cache holds
+  /// `room` Plans already.
+  Plan* insert(std::unique_ptr<Plan>& plan, std::size_t room = kCapacity) {
     const std::scoped_lock lock(mutex_);
     if (Plan* known = find(plan->key)) return known;
-    if (owned_.size() == kCapacity) return nullptr;
+    if (owned_.size() >= room) return nullptr;
     const std::uint64_t hash = plan->key.hash();
     for (std::size_t i = 0; i < kSlots; ++i) {
       auto& slot = slots_[(hash + i) % kSlots];

@@ -24,8 +24,12 @@ std::string to_string(const Slice& slice) {
   const std::string_view buffer = slice.buffer == Buffer::input    ? "input"
                                   : slice.buffer == Buffer::output ? "output"
                                                                    : "scratch";
-  if (slice.chunk_count == 1) return fmt::format("{}[{}]", buffer, slice.first_chunk);
-  return fmt::format("{}[{}..{})", buffer, slice.first_chunk, std::uint64_t{slice.first_chunk} + slice.chunk_count);
+  const auto run = [](std::uint32_t first, std::uint32_t count) {
+    return count == 1 ? fmt::format("[{}]", first) : fmt::format("[{}..{})", first, std::uint64_t{first} + count);
+  };
+  const std::string place = fmt::format("{}{}", buffer, run(slice.first_chunk, slice.chunk_count));
+  if (slice.buffer != Buffer::scratch) return place;
+  return fmt::format("{} with chunk{}", place, run(slice.holds, slice.chunk_count));
 }
 
 std::string describe_step(const Program& program, std::size_t step) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/schedule/describe.h"
+#include "src/schedule/layout.h"
 #include "src/schedule/units.h"
 
 namespace shoal {
@@ -20,36 +21,33 @@ constexpr std::uint32_t kNone = ~std::uint32_t{0};
 constexpr std::uint32_t kTilesPerChunk = 2;
 constexpr std::size_t kMaxNamedWaiters = 4;  // of a circle of steps that wait for each other
 
-/// The chunks of all ranks' memory, numbered; in place, an input chunk is the output chunk at the same place.
+/// The chunks of all ranks' memory, numbered; in place, input and output are one message, each at its place in it.
 class CellMap {
  public:
-  CellMap(const Schedule& schedule, Aliasing aliasing) : in_place_(aliasing == Aliasing::in_place) {
-    const CollectiveKind kind = schedule.collective.kind;
-    const auto ranks = static_cast<std::uint32_t>(schedule.programs.size());
+  CellMap(const Schedule& schedule, Aliasing aliasing) {
+    const bool in_place = aliasing == Aliasing::in_place;
+    const int ranks = static_cast<int>(schedule.programs.size());
     for (const Program& program : schedule.programs) {
-      const std::uint32_t outputs = program.message_chunks;
-      std::uint32_t inputs = 0;
-      if (kind == CollectiveKind::all_reduce) inputs = outputs;
-      if (kind == CollectiveKind::all_gather) inputs = outputs / ranks;
       Base base;
-      base.output = size_;
-      base.shift = kind == CollectiveKind::all_gather ? static_cast<std::uint32_t>(program.rank) * inputs : 0;
-      base.input = in_place_ ? base.output + base.shift : base.output + outputs;
-      base.scratch = base.output + outputs + (in_place_ ? 0 : inputs);
+      base.begin = size_;
+      base.inputs = chunks_in(schedule.collective, Buffer::input, ranks, program.rank, program.message_chunks);
+      base.outputs = chunks_in(schedule.collective, Buffer::output, ranks, program.rank, program.message_chunks);
+      base.input = size_ + (in_place ? base.inputs.first : 0);
+      base.output = size_ + (in_place ? base.outputs.first : base.inputs.count);
+      base.scratch = size_ + (in_place ? program.message_chunks : base.inputs.count + base.outputs.count);
       size_ = base.scratch + program.scratch_chunks;
       ends_.push_back(size_);
       bases_.push_back(base);
-      inputs_ = inputs;
     }
   }
 
   [[nodiscard]] std::uint32_t size() const { return size_; }
-  [[nodiscard]] std::uint32_t input_chunks() const { return inputs_; }
   /// The cells of a rank are [begin, end).
-  [[nodiscard]] std::uint32_t begin(int rank) const { return bases_[static_cast<std::size_t>(rank)].output; }
+  [[nodiscard]] std::uint32_t begin(int rank) const { return bases_[static_cast<std::size_t>(rank)].begin; }
   [[nodiscard]] std::uint32_t end(int rank) const { return ends_[static_cast<std::size_t>(rank)]; }
-  /// The message chunk that chunk 0 of the input of `rank` is.
-  [[nodiscard]] std::uint32_t input_shift(int rank) const { return bases_[static_cast<std::size_t>(rank)].shift; }
+  /// The message chunks that the buffers of `rank` hold.
+  [[nodiscard]] ChunkRun inputs(int rank) const { return bases_[static_cast<std::size_t>(rank)].inputs; }
+  [[nodiscard]] ChunkRun outputs(int rank) const { return bases_[static_cast<std::size_t>(rank)].outputs; }
   [[nodiscard]] std::uint32_t first(int rank, const Slice& slice) const {
     const Base& base = bases_[static_cast<std::size_t>(rank)];
     if (slice.buffer == Buffer::input) return base.input + slice.first_chunk;
@@ -59,27 +57,30 @@ class CellMap {
 
  private:
   struct Base {
+    std::uint32_t begin = 0;
     std::uint32_t input = 0;
     std::uint32_t output = 0;
     std::uint32_t scratch = 0;
-    std::uint32_t shift = 0;
+    ChunkRun inputs;
+    ChunkRun outputs;
   };
   std::vector<Base> bases_;
   std::vector<std::uint32_t> ends_;
   std::uint32_t size_ = 0;
-  std::uint32_t inputs_ = 0;
-  bool in_place_;
 };
 
 /// Symbolic values. A value is the set of ranks whose contribution to one message chunk it holds, or undefined, or spoilt: once
-/// it holds a contribution twice, or contributions to different chunks, no further folding makes it right again.
+/// it holds a contribution twice, or contributions to different chunks, no further folding makes it right again. A value may
+/// have been completed, which is when an average is divided; then nothing more may be folded with it.
 class Values {
  public:
   Values(std::size_t count, std::size_t ranks, bool may_repeat)
-      : words_per_value_((ranks + 63) / 64),
+      : ranks_(ranks),
+        words_per_value_((ranks + 63) / 64),
         may_repeat_(may_repeat),
         words_(count * words_per_value_),
-        chunks_(count, kUndefined) {}
+        chunks_(count, kUndefined),
+        completed_(count, false) {}
 
   void set(std::size_t value, int rank, std::uint32_t chunk) {
     clear(value);
@@ -90,7 +91,18 @@ class Values {
   void assign(std::size_t to, std::size_t from) {
     for (std::size_t i = 0; i < words_per_value_; ++i) word(to, i) = word(from, i);
     chunks_[to] = chunks_[from];
+    completed_[to] = completed_[from];
   }
+  /// Says what is wrong with calling `value` complete, if anything.
+  std::string complete(std::size_t value) {
+    if (chunks_[value] == kSpoilt) return {};
+    completed_[value] = true;
+    for (int rank = 0; rank < static_cast<int>(ranks_); ++rank) {
+      if (!holds(value, rank)) return fmt::format("completes chunk {} without rank {}", chunks_[value], rank);
+    }
+    return {};
+  }
+  [[nodiscard]] bool completed(std::size_t value) const { return completed_[value]; }
   /// Folds `from` into `to`; says what is wrong with that, if anything.
   std::string fold(std::size_t to, std::size_t from) {
     std::string complaint;
@@ -99,6 +111,7 @@ class Values {
       return complaint;
     }
     if (chunks_[to] != chunks_[from]) complaint = fmt::format("folds chunk {} into chunk {}", chunks_[from], chunks_[to]);
+    if (completed_[to] || completed_[from]) complaint = fmt::format("folds chunk {} after its completion", chunks_[to]);
     for (std::size_t i = 0; i < words_per_value_ && complaint.empty(); ++i) {
       const std::uint64_t twice = word(to, i) & word(from, i);
       if (twice != 0 && !may_repeat_) {
@@ -126,12 +139,15 @@ class Values {
   std::uint64_t& word(std::size_t value, std::size_t i) { return words_[value * words_per_value_ + i]; }
   void clear(std::size_t value) {
     for (std::size_t i = 0; i < words_per_value_; ++i) word(value, i) = 0;
+    completed_[value] = false;
   }
 
+  std::size_t ranks_;
   std::size_t words_per_value_;
   bool may_repeat_;
   std::vector<std::uint64_t> words_;
   std::vector<std::uint32_t> chunks_;
+  std::vector<bool> completed_;
 };
 
 /// How a unit uses one cell, and what must have happened to the cell before.
@@ -352,8 +368,8 @@ class Execution {
     const CollectiveKind kind = schedule_.collective.kind;
     for (const Program& program : schedule_.programs) {
       const std::uint32_t inputs = map_.first(program.rank, {Buffer::input, 0, 0});
-      for (std::uint32_t i = 0; i < map_.input_chunks(); ++i)
-        values_->set(inputs + i, program.rank, map_.input_shift(program.rank) + i);
+      const ChunkRun run = map_.inputs(program.rank);
+      for (std::uint32_t i = 0; i < run.count; ++i) values_->set(inputs + i, program.rank, run.first + i);
       const bool starts_in_output =
           kind == CollectiveKind::barrier || (kind == CollectiveKind::broadcast && program.rank == schedule_.collective.root);
       const std::uint32_t outputs = map_.first(program.rank, {Buffer::output, 0, 0});
@@ -439,6 +455,7 @@ class Execution {
         read(unit, source, step.source, chunk);
         values_->assign(target, source);
         for (std::uint32_t i = 0; i < unit.part_count; ++i) fold(unit, i, target, link_value(unit.first_part + i));
+        complete(unit, target);
         break;
       case StepOp::copy:
         read(unit, source, step.source, chunk);
@@ -448,8 +465,18 @@ class Execution {
         read(unit, source, step.source, chunk);
         read(unit, target, step.target, chunk);
         fold(unit, 0, target, source);
+        complete(unit, target);
         break;
     }
+  }
+
+  void complete(const Unit& unit, std::size_t target) {
+    const std::uint32_t last = parts_[unit.first_part + unit.part_count - 1].step;
+    if (!program_of(unit).steps[last].completes) return;
+    const std::string complaint = values_->complete(target);
+    if (complaint.empty()) return;
+    values_->spoil(target);
+    spoilt_by_.push_back(fmt::format("{} {}", describe_step(program_of(unit), last), complaint));
   }
 
   [[nodiscard]] std::size_t link_value(std::uint32_t part) const { return map_.size() + parts_[part].link; }
@@ -534,7 +561,7 @@ class Execution {
 
   void check_outputs() {
     for (const Program& program : schedule_.programs) {
-      for (std::uint32_t chunk = 0; chunk < program.message_chunks; ++chunk) check_output(program.rank, chunk);
+      for (std::uint32_t chunk = 0; chunk < map_.outputs(program.rank).count; ++chunk) check_output(program.rank, chunk);
     }
   }
 
@@ -545,31 +572,52 @@ class Execution {
       problem = "is never written";
     } else if (values_->spoilt(cell)) {
       problem = "is spoilt: " + (spoilt_by_.empty() ? std::string("by an undefined value") : spoilt_by_.front());
-    } else if (values_->chunk(cell) != chunk) {
-      problem = fmt::format("holds chunk {}", values_->chunk(cell));
+    } else if (values_->chunk(cell) != expected_chunk(rank, chunk)) {
+      problem = fmt::format("holds chunk {} and not {}", values_->chunk(cell), expected_chunk(rank, chunk));
     } else {
       for (int r = 0; r < static_cast<int>(schedule_.programs.size()) && problem.empty(); ++r) {
-        if (values_->holds(cell, r) == expected(chunk, r)) continue;
-        problem = fmt::format("{} the contribution of rank {}", expected(chunk, r) ? "lacks" : "holds", r);
+        if (values_->holds(cell, r) == expected(rank, chunk, r)) continue;
+        problem = fmt::format("{} the contribution of rank {}", expected(rank, chunk, r) ? "lacks" : "holds", r);
       }
+      const bool average = reduces(schedule_.collective.kind) && schedule_.collective.op == ReduceOp::avg;
+      if (problem.empty() && average && schedule_.programs.size() > 1 && !values_->completed(cell)) problem = "is not divided";
     }
     if (problem.empty()) return;
     add(FaultKind::wrong_result, rank, -1, -1, static_cast<int>(chunk),
         fmt::format("rank {} output[{}] {}", rank, chunk, problem));
   }
 
-  /// Whether the result's `chunk` holds a contribution of `rank`.
-  [[nodiscard]] bool expected(std::uint32_t chunk, int rank) const {
+  /// Of which message chunk the output's `chunk` on `rank` is made.
+  [[nodiscard]] std::uint32_t expected_chunk(int rank, std::uint32_t chunk) const {
+    if (schedule_.collective.kind != CollectiveKind::all_to_all) return map_.outputs(rank).first + chunk;
+    // What came from whichever rank was its block for this one.
+    return static_cast<std::uint32_t>(rank) * chunks_per_share() + chunk % chunks_per_share();
+  }
+
+  /// Whether the output's `chunk` on `rank` holds a contribution of `giver`.
+  [[nodiscard]] bool expected(int rank, std::uint32_t chunk, int giver) const {
     switch (schedule_.collective.kind) {
       case CollectiveKind::all_reduce:
       case CollectiveKind::barrier:
+      case CollectiveKind::reduce_scatter:
+      case CollectiveKind::reduce:
         return true;
       case CollectiveKind::broadcast:
-        return rank == schedule_.collective.root;
+      case CollectiveKind::scatter:
+        return giver == schedule_.collective.root;
       case CollectiveKind::all_gather:
-        return chunk / map_.input_chunks() == static_cast<std::uint32_t>(rank);
+      case CollectiveKind::gather:
+      case CollectiveKind::all_to_all:
+        return (map_.outputs(rank).first + chunk) / chunks_per_share() == static_cast<std::uint32_t>(giver);
+      case CollectiveKind::send:
+      case CollectiveKind::receive:
+        break;
     }
     return false;
+  }
+
+  [[nodiscard]] std::uint32_t chunks_per_share() const {
+    return schedule_.programs.front().message_chunks / static_cast<std::uint32_t>(schedule_.programs.size());
   }
 
   const Schedule& schedule_;

@@ -1,8 +1,10 @@
 // ChunkLayout: which elements a chunk covers. The one place that knows.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "src/schedule/program.h"
 
@@ -14,27 +16,47 @@ struct ByteRange {
   std::size_t size_bytes = 0;
 };
 
-/// Deals the elements of a message to chunks as evenly as possible: chunk i of C covers elements [i*n/C, (i+1)*n/C).
+/// The message chunks [first, first + count) that a buffer of a rank holds: all of them, those of the rank's share, or none.
+struct ChunkRun {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+/// What `buffer` (input or output) of `rank` holds. Buffers of which a call makes no use are empty: the input of a broadcast
+/// and of a barrier, the output of a reduce or gather elsewhere than at the root, the input of a scatter likewise.
+[[nodiscard]] ChunkRun chunks_in(const Collective& collective, Buffer buffer, int ranks, int rank,
+                                 std::uint32_t message_chunks) noexcept;
+
+/// Bytes before the share of `rank` in the message: where its input, or output, lies in the other one when a call is in place.
+/// 0 where the message is not dealt in shares.
+[[nodiscard]] std::size_t share_offset_bytes(const Collective& collective, int ranks, int rank) noexcept;
+
+/// Deals the elements of a message to chunks as evenly as possible.
 ///
-/// The message is the larger side of the collective: all_reduce and broadcast n = count; all_gather n = count * ranks (the
-/// output), with message_chunks a multiple of ranks. The input of rank r in an all_gather is chunk 0.. of its own share, that
-/// is message chunk r * (message_chunks / ranks) + i. A barrier has no elements.
+/// Where the message is not dealt in shares, chunk i of C covers elements [i*n/C, (i+1)*n/C). Where it is, C is a multiple of
+/// the ranks, the message is all shares in rank order, and each is cut evenly into as many chunks as every other. Chunk 0 of
+/// a buffer is the message chunk that it begins with. In an all_to_all input and output are two messages: chunks of block r of
+/// the input go to rank r, those of block r of the output come from it. A barrier has no elements.
 class ChunkLayout {
  public:
   ChunkLayout(const Collective& collective, int ranks, int rank, std::uint32_t message_chunks);
 
   /// Bytes of `slice` within its buffer.
   [[nodiscard]] ByteRange bytes(const Slice& slice) const noexcept;
-  /// Size of one scratch chunk: the largest message chunk, rounded up to 64 bytes.
-  [[nodiscard]] std::size_t scratch_chunk_bytes() const noexcept;
+  /// Size of one scratch chunk: the largest message chunk.
+  [[nodiscard]] std::size_t scratch_chunk_bytes() const noexcept { return largest_chunk_bytes_; }
 
  private:
-  [[nodiscard]] std::size_t boundary(std::uint64_t chunk) const noexcept;  ///< bytes before message chunk `chunk`
+  /// Bytes before message chunk `chunk`, by the sizes that hold for `buffer`.
+  [[nodiscard]] std::size_t boundary(Buffer buffer, std::uint64_t chunk) const noexcept;
 
   std::size_t elements_;
   std::size_t element_bytes_;
   std::uint32_t chunks_;
-  std::uint32_t first_input_chunk_;
+  std::uint32_t chunks_per_share_ = 1;
+  std::array<std::uint32_t, 2> first_chunk_;                 // of input and output
+  std::array<std::vector<std::size_t>, 2> share_starts_;     // in elements, of input and output; empty where shares are equal
+  std::size_t largest_chunk_bytes_ = 0;
 };
 
 }  // namespace shoal

@@ -1,8 +1,10 @@
 // The plain values that algorithms produce: Collective, Slice, Step, Program, Schedule. No I/O, no threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,20 +14,47 @@
 
 namespace shoal {
 
+/// Whether a call of `kind` deals its message in shares, one for each rank: `count` and `counts` are then about shares.
+[[nodiscard]] constexpr bool deals_in_shares(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::gather ||
+         kind == CollectiveKind::scatter || kind == CollectiveKind::all_to_all;
+}
+/// Whether a call of `kind` has a rank to itself that `root` names.
+[[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce || kind == CollectiveKind::gather ||
+         kind == CollectiveKind::scatter;
+}
+/// Whether a call of `kind` folds values with `op`.
+[[nodiscard]] constexpr bool reduces(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::all_reduce || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::reduce;
+}
+
 /// What is asked for.
 struct Collective {
   CollectiveKind kind = CollectiveKind::all_reduce;
-  std::size_t count = 0;  ///< elements of the input (broadcast: of the buffer); barrier: 0
+  std::size_t count = 0;  ///< elements of the message; of one share where it is dealt in shares; barrier: 0
   DataType type = DataType::float32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
+  /// Where shares differ: elements of each rank's share, and `count` is their sum. all_to_all: what this rank sends to each
+  /// rank, then what it receives from each, and `count` is the sum of the former. Empty: all shares are of `count`. Not owned.
+  std::span<const std::size_t> counts = {};
 
-  bool operator==(const Collective&) const = default;
+  friend bool operator==(const Collective& a, const Collective& b) noexcept {
+    return a.count == b.count && a.kind == b.kind && a.type == b.type && a.op == b.op && a.root == b.root &&
+           a.counts.size() == b.counts.size() && (a.counts.empty() || std::ranges::equal(a.counts, b.counts));
+  }
+  /// Bytes of `count` elements.
   [[nodiscard]] std::size_t input_bytes() const noexcept { return count * size_of(type); }
+  /// Bytes of the whole message among `ranks` ranks: all shares. all_to_all: of what one rank sends.
+  [[nodiscard]] std::size_t message_bytes(int ranks) const noexcept {
+    const bool equal_shares = deals_in_shares(kind) && counts.empty();
+    return input_bytes() * (equal_shares ? static_cast<std::size_t>(ranks) : 1);
+  }
 };
 
 /// The buffers that a Step may name. In a broadcast `input` is unused: the root's data is its `output`.
-/// In place, `input` and `output` are the same memory: Programs must be right in both cases (the Verifier checks both).
+/// In place, `input` and `output` share memory: Programs must be right in both cases (the Verifier checks both).
 enum class Buffer : std::uint8_t { input, output, scratch };
 
 /// A run of chunks in one buffer. See ChunkLayout (layout.h) for the bytes that a chunk covers.
@@ -33,6 +62,9 @@ struct Slice {
   Buffer buffer = Buffer::output;
   std::uint32_t first_chunk = 0;
   std::uint32_t chunk_count = 0;
+  /// Scratch has room for any message chunk; this one says how large what lies in the first is, the following ones how large
+  /// the rest is. 0 in other buffers.
+  std::uint32_t holds = 0;
 
   bool operator==(const Slice&) const = default;
 };
@@ -53,6 +85,9 @@ struct Step {
   std::uint32_t lane = 0;  ///< independent strand that the step belongs to
   Slice source;            ///< unused by recv
   Slice target;            ///< unused by send
+  /// A fold after which the target holds every rank's contribution: here an average is divided, once. Set on the last of the
+  /// steps that make one n-way reduction.
+  bool completes = false;
 
   bool operator==(const Step&) const = default;
 };
@@ -70,9 +105,8 @@ struct Step {
 struct Program {
   int rank = 0;
   std::string algorithm;             ///< "ring", "hierarchical(direct)", ...
-  std::uint32_t message_chunks = 1;  ///< chunks that the whole message (the larger of input and output) is cut into
-  std::uint32_t scratch_chunks =
-      0;  ///< chunks of scratch that the steps name; chunk i of scratch has the size of the largest chunk
+  std::uint32_t message_chunks = 1;  ///< that the message is cut into; a multiple of the ranks where it is dealt in shares
+  std::uint32_t scratch_chunks = 0;  ///< that the steps name, each with room for the largest message chunk
   std::uint32_t lanes = 1;
   std::vector<Step> steps;
 };
@@ -82,6 +116,15 @@ struct Schedule {
   Topology topology;
   Collective collective;
   std::vector<Program> programs;  ///< index = rank
+  /// all_to_all with counts: those of each rank; else empty.
+  std::vector<std::vector<std::size_t>> counts_of_rank = {};
+
+  /// What `rank` asks for. Valid as long as this Schedule.
+  [[nodiscard]] Collective collective_of(int rank) const noexcept {
+    Collective own = collective;
+    if (!counts_of_rank.empty()) own.counts = counts_of_rank[static_cast<std::size_t>(rank)];
+    return own;
+  }
 };
 
 /// "all_reduce float32 x 1024 sum".

@@ -28,7 +28,7 @@ class StaticCheck {
     check_headers();
     if (!faults_.empty()) return;  // the rest relies on them
     for (const Program& program : schedule_.programs) {
-      layouts_.emplace_back(schedule_.collective, ranks(), program.rank, program.message_chunks);
+      layouts_.emplace_back(schedule_.collective_of(program.rank), ranks(), program.rank, program.message_chunks);
     }
     for (const Program& program : schedule_.programs) check_steps(program);
     if (faults_.empty()) check_links();
@@ -59,7 +59,7 @@ class StaticCheck {
         add(FaultKind::malformed, program, -1, -1, -1,
             fmt::format("cuts the message into {} chunks, rank 0 into {}", program.message_chunks, chunks));
       }
-      if (schedule_.collective.kind == CollectiveKind::all_gather && chunks % static_cast<std::uint32_t>(ranks()) != 0) {
+      if (deals_in_shares(schedule_.collective.kind) && chunks % static_cast<std::uint32_t>(ranks()) != 0) {
         add(FaultKind::malformed, program, -1, -1, -1, fmt::format("{} chunks are no multiple of {} ranks", chunks, ranks()));
       }
     }
@@ -67,17 +67,7 @@ class StaticCheck {
 
   [[nodiscard]] std::uint32_t chunks_of(const Program& program, Buffer buffer) const {
     if (buffer == Buffer::scratch) return program.scratch_chunks;
-    if (buffer == Buffer::output) return program.message_chunks;
-    switch (schedule_.collective.kind) {
-      case CollectiveKind::all_reduce:
-        return program.message_chunks;
-      case CollectiveKind::all_gather:
-        return program.message_chunks / static_cast<std::uint32_t>(ranks());
-      case CollectiveKind::broadcast:
-      case CollectiveKind::barrier:
-        return 0;
-    }
-    return 0;
+    return chunks_in(schedule_.collective, buffer, ranks(), program.rank, program.message_chunks).count;
   }
 
   void check_steps(const Program& program) {
@@ -100,16 +90,28 @@ class StaticCheck {
       if (has_target(step.op) && step.target.buffer == Buffer::input) {
         add(FaultKind::input_written, program, at, step.peer, static_cast<int>(step.target.first_chunk), "writes the input");
       }
+      if (step.completes && step.op != StepOp::recv_reduce && step.op != StepOp::reduce)
+        add(FaultKind::malformed, program, at, step.peer, -1, "completes nothing: it folds nothing");
       if (in_range && has_source(step.op) && has_target(step.op)) check_source_and_target(program, at);
     }
   }
 
   bool check_range(const Program& program, int at, const Slice& slice) {
     const std::uint32_t chunks = slice.buffer <= Buffer::scratch ? chunks_of(program, slice.buffer) : 0;
-    if (slice.chunk_count > 0 && std::uint64_t{slice.first_chunk} + slice.chunk_count <= chunks) return true;
-    add(FaultKind::malformed, program, at, program.steps[static_cast<std::size_t>(at)].peer,
-        static_cast<int>(slice.first_chunk), fmt::format("{} is not in a buffer of {} chunks", to_string(slice), chunks));
-    return false;
+    const auto malformed = [&](const std::string& what) {
+      add(FaultKind::malformed, program, at, program.steps[static_cast<std::size_t>(at)].peer,
+          static_cast<int>(slice.first_chunk), fmt::format("{} {}", to_string(slice), what));
+      return false;
+    };
+    if (slice.chunk_count == 0 || std::uint64_t{slice.first_chunk} + slice.chunk_count > chunks)
+      return malformed(fmt::format("is not in a buffer of {} chunks", chunks));
+    if (slice.buffer != Buffer::scratch) return slice.holds == 0 || malformed("names a chunk that it holds");
+    if (std::uint64_t{slice.holds} + slice.chunk_count > program.message_chunks)
+      return malformed(fmt::format("holds more than the {} chunks of the message", program.message_chunks));
+    const ChunkLayout& layout = layouts_[static_cast<std::size_t>(program.rank)];
+    if (slice.chunk_count > 1 && layout.bytes(slice).size_bytes != slice.chunk_count * layout.scratch_chunk_bytes())
+      return malformed("has chunks that do not fill their places, so they do not lie back to back");
+    return true;
   }
 
   void check_source_and_target(const Program& program, int at) {
@@ -121,13 +123,16 @@ class StaticCheck {
     }
   }
 
-  /// Empty, or how two slices that should hold the same bytes differ. A scratch chunk has room for any chunk.
+  /// Empty, or how two slices that should hold the same bytes differ.
   [[nodiscard]] std::string compare(int rank_a, Slice a, int rank_b, Slice b) const {
     if (a.chunk_count != b.chunk_count) return fmt::format("differ in chunks, {} and {}", a.chunk_count, b.chunk_count);
-    if (a.buffer == Buffer::scratch || b.buffer == Buffer::scratch) return "";
     const std::uint32_t count = std::exchange(a.chunk_count, 1);
     b.chunk_count = 1;
-    for (std::uint32_t i = 0; i < count; ++i, ++a.first_chunk, ++b.first_chunk) {
+    const auto advance = [](Slice& slice) {
+      ++slice.first_chunk;
+      if (slice.buffer == Buffer::scratch) ++slice.holds;
+    };
+    for (std::uint32_t i = 0; i < count; ++i, advance(a), advance(b)) {
       const std::size_t a_bytes = layouts_[static_cast<std::size_t>(rank_a)].bytes(a).size_bytes;
       const std::size_t b_bytes = layouts_[static_cast<std::size_t>(rank_b)].bytes(b).size_bytes;
       if (a_bytes != b_bytes)
@@ -208,8 +213,9 @@ std::vector<Fault> verify(const Schedule& schedule) {
   if (!faults.empty()) return faults;
   execute_on_symbols(schedule, Aliasing::out_of_place, kMaxFaults, faults);
   const CollectiveKind kind = schedule.collective.kind;
-  const bool has_input = kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather;
-  if (has_input && faults.empty()) execute_on_symbols(schedule, Aliasing::in_place, kMaxFaults, faults);
+  const bool has_in_place =
+      kind != CollectiveKind::broadcast && kind != CollectiveKind::barrier && kind != CollectiveKind::all_to_all;
+  if (has_in_place && faults.empty()) execute_on_symbols(schedule, Aliasing::in_place, kMaxFaults, faults);
   return faults;
 }
 

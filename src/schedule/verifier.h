@@ -21,7 +21,7 @@ enum class FaultKind : std::uint8_t {
   race,            ///< two steps of different lanes touch the same chunk and one of them writes it
   undefined_read,  ///< a step reads a chunk that nothing has written
   deadlock,        ///< ranks wait for each other for ever
-  wrong_result,    ///< a chunk of the output does not hold every contribution exactly once
+  wrong_result,    ///< a chunk of the output does not hold what it should exactly once
 };
 std::string_view to_string(FaultKind kind) noexcept;
 
@@ -40,7 +40,8 @@ struct Fault {
 /// Proven is, for buffers out of place and in place: every slice is in range; the k-th send of a link meets the k-th receive
 /// with the same size; steps of different lanes never conflict; all steps come to an end although a link holds a single tile,
 /// tiles of one link travel in order, and an engine waits for all operands of an n-way reduction before it takes any; nothing
-/// reads undefined data; and the output of every rank holds each contribution exactly once (barrier: at least once).
+/// reads undefined data; the output of every rank holds each contribution that it should exactly once (barrier: at least
+/// once); and where the operation is an average, it was divided exactly once, when every contribution was in it.
 ///
 /// Method: abstract execution. Every chunk is two tiles, the value of a chunk is the set of (rank, chunk) contributions folded
 /// into it. One execution stands for all: a step that can run stays able to until it does, so the order does not matter.

@@ -12,6 +12,7 @@ namespace {
 
 // About a millisecond of simulation.
 constexpr std::size_t kMaxSimulatedSteps = 4096;
+constexpr std::size_t kMaxRootedSteps = 32 * kMaxSimulatedSteps;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
 
 /// What one rank's Program needs of its core, which also moves what goes through shared memory, and of its node's ports to the
@@ -91,20 +92,26 @@ class NodeEstimate {
   /// (what happens there is counted in full elsewhere).
   [[nodiscard]] double chain_us(const Program& program, bool wire_bound) const {
     const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
-    std::vector<double> value_us(program.message_chunks, 0);  // when the first tile of each chunk's value is there
+    // When the first tile of each chunk's value is there: of the output, then of scratch.
+    std::vector<double> value_us(std::size_t{program.message_chunks} + program.scratch_chunks, 0);
+    const auto place = [&](const Slice& slice) {
+      return value_us.begin() + slice.first_chunk + (slice.buffer == Buffer::scratch ? program.message_chunks : 0);
+    };
     std::vector<double> sent_us(program.lanes, 0);            // when the latest send of a lane starts
     double longest_us = 0;
     for (const Step& step : program.steps) {
       double& sent = sent_us[step.lane];
-      if (step.op == StepOp::send && step.source.buffer == Buffer::output)
-        sent = std::max(sent, value_us[step.source.first_chunk]);
+      const bool made_here = step.op != StepOp::recv && step.source.buffer != Buffer::input;
+      const double source_us = made_here ? *place(step.source) : 0;
+      if (step.op == StepOp::send) sent = std::max(sent, source_us);
+      if (step.op == StepOp::copy) std::fill_n(place(step.target), step.target.chunk_count, source_us);
       if (step.op == StepOp::send || step.peer < 0) continue;
       double hop_us = costs_.flight_us(program.rank, step.peer);
       if ((topology_.link_class(program.rank, step.peer) == LinkClass::network) != wire_bound) {
         hop_us += costs_.port_us(program.rank, step.peer, costs_.tile(bytes_of(layout, step)));
       }
       for (std::uint32_t k = 0; k < step.target.chunk_count; ++k) {
-        double& value = value_us[step.target.first_chunk + k];
+        double& value = place(step.target)[k];
         value = std::max(value, sent + hop_us);
         longest_us = std::max(longest_us, value);
       }
@@ -120,7 +127,7 @@ class NodeEstimate {
 
 /// The hops that no Program shows, each of a tile of half of the message.
 double hidden_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  if (algorithm.hidden_hops == nullptr) return 0;
+  if (algorithm.hidden_hops == nullptr || collective.kind != CollectiveKind::all_reduce) return 0;
   const LinkCost& cost =
       topology.cost[static_cast<std::size_t>(topology.nodes() > 1 ? LinkClass::network : LinkClass::shared_memory)];
   const double bytes = static_cast<double>(std::min(CostModel::kTileBytes, collective.input_bytes() / 2));
@@ -138,8 +145,9 @@ double estimate_us(const Algorithm& algorithm, const Topology& topology, const C
   const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
   // Beside the smallest and the largest node some that have another part to play where the number of nodes is no power of two.
   const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
-  const std::set<std::ptrdiff_t> sample{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
+  std::set<std::ptrdiff_t> sample{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
   double slowest_us = 0;
+  if (has_root(collective.kind)) sample.insert(topology.node_of_rank[static_cast<std::size_t>(collective.root)]);
   for (const std::ptrdiff_t node : sample) {
     const auto& ranks = nodes[static_cast<std::size_t>(node)];
     slowest_us = std::max(slowest_us, NodeEstimate(algorithm, topology, costs, collective, ranks).total_us());
@@ -147,11 +155,24 @@ double estimate_us(const Algorithm& algorithm, const Topology& topology, const C
   return slowest_us + hidden_us(algorithm, topology, collective);
 }
 
-double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+namespace {
+
+/// How unequal shares are changes times little beside how much they are together.
+Collective with_equal_shares(const Collective& collective, int ranks) {
+  Collective equal = collective;
+  equal.counts = {};
+  if (!collective.counts.empty()) equal.count = collective.count / static_cast<std::size_t>(ranks);
+  return equal;
+}
+
+}  // namespace
+
+double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& asked) {
+  const Collective collective = with_equal_shares(asked, topology.ranks());
   const std::size_t steps = algorithm.build(topology, collective, 0).steps.size() * topology.node_of_rank.size();
-  // Broadcasts are not symmetric, but short: they are simulated at any size, and so is a barrier.
-  const bool symmetric = collective.kind == CollectiveKind::all_reduce || collective.kind == CollectiveKind::all_gather;
-  if (symmetric && steps > kMaxSimulatedSteps) return estimate_us(algorithm, topology, collective);
+  // What has a root is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
+  const bool symmetric = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
+  if (steps > (symmetric ? kMaxSimulatedSteps : kMaxRootedSteps)) return estimate_us(algorithm, topology, collective);
   const auto schedule = build_schedule(algorithm, topology, collective);
   if (!schedule.ok()) return estimate_us(algorithm, topology, collective);
   const auto simulation = simulate(*schedule);

@@ -7,11 +7,12 @@ namespace shoal {
 
 /// Predicted microseconds of `collective` by `algorithm`. Small schedules are simulated (simulate.h); larger ones are
 /// estimated from the Programs of a few ranks, in time proportional to the length of a Program.
-/// Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
+/// Shares that differ are taken as equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 /// The estimate alone: latency along the longest chain of hops plus the time for which the busiest port or core is needed.
-/// Assumes that a peer sends when this rank sends what corresponds to it, which holds for the symmetric collectives only.
+/// Assumes that a peer sends when this rank sends what corresponds to it, which holds for the symmetric collectives only; it is
+/// a lower bound for the others.
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 /// What a prediction is made of. The parts overlap in time, so they need not add up to the whole.

@@ -92,6 +92,10 @@ double bus_bytes(const Collective& collective, int ranks) {
     case CollectiveKind::all_reduce:
       return bytes * 2 * (ranks - 1) / ranks;
     case CollectiveKind::all_gather:
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+    case CollectiveKind::all_to_all:
       return bytes * (ranks - 1);
     default:
       return bytes;

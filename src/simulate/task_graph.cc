@@ -160,7 +160,7 @@ class Builder {
 
   Status add_program(const Program& program) {
     const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
-    const ChunkLayout layout(schedule_.collective, topology_.ranks(), program.rank, program.message_chunks);
+    const ChunkLayout layout(schedule_.collective_of(program.rank), topology_.ranks(), program.rank, program.message_chunks);
     const Dependencies dependencies(program);
     std::vector<Unit> units;
     for (std::uint32_t i = 0; i < program.steps.size(); ++i) {

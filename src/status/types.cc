@@ -1,6 +1,7 @@
 #include <shoal/types.h>
 
 #include <array>
+#include <span>
 #include <string>
 
 namespace shoal {
@@ -28,7 +29,9 @@ constexpr std::array<TypeInfo, kDataTypeCount> kTypes{{
     {"uint64", "ulong", 8, false},
 }};
 constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
-constexpr std::array<std::string_view, kCollectiveKindCount> kKinds{"all_reduce", "broadcast", "all_gather", "barrier"};
+constexpr std::array<std::string_view, kCollectiveKindCount + 2> kKinds{
+    "all_reduce", "broadcast", "all_gather", "barrier", "reduce_scatter", "reduce", "gather", "scatter",
+    "all_to_all", "send",      "receive"};
 
 template <typename Names, typename NameOf>
 Status unknown(std::string_view what, std::string_view given, const Names& names, NameOf name_of) {
@@ -87,6 +90,8 @@ Result<DataType> parse_data_type(std::string_view name) {
 
 Result<ReduceOp> parse_reduce_op(std::string_view name) { return parse<ReduceOp>("reduction", name, kOps); }
 
-Result<CollectiveKind> parse_collective(std::string_view name) { return parse<CollectiveKind>("collective", name, kKinds); }
+Result<CollectiveKind> parse_collective(std::string_view name) {
+  return parse<CollectiveKind>("collective", name, std::span(kKinds).first<kCollectiveKindCount>());
+}
 
 }  // namespace shoal

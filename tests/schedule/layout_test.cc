@@ -67,8 +67,10 @@ TEST(ChunkLayout, DoesNotOverflowOnHugeMessages) {
 
 TEST(ChunkLayout, GivesScratchChunksRoomForTheLargest) {
   const ChunkLayout layout({CollectiveKind::all_reduce, 100, DataType::float32, ReduceOp::sum, 0}, 2, 0, 3);
-  EXPECT_EQ(layout.scratch_chunk_bytes(), 192U);  // 34 elements, rounded up to cache lines
-  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1}).offset_bytes, 384U);
+  EXPECT_EQ(layout.scratch_chunk_bytes(), 136U);  // 34 elements
+  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 0}).offset_bytes, 272U);
+  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 0}).size_bytes, 132U) << "what it holds is smaller";
+  EXPECT_EQ(layout.bytes({Buffer::scratch, 2, 1, 2}).size_bytes, 136U);
 }
 
 TEST(Algorithms, RefuseWhatMakesNoSense) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -64,6 +65,37 @@ inline std::vector<Topology> topologies(int ranks) {
 inline std::vector<std::size_t> counts(int ranks) {
   const auto p = static_cast<std::size_t>(ranks);
   return {0, 1, p > 2 ? p - 1 : 3, 1009, ranks <= 17 ? 5'000'011U : 20'000'003U};
+}
+
+/// Sizes of shares that differ, with nothing for some ranks, or for all but one.
+inline std::vector<std::vector<std::size_t>> uneven_counts(int ranks) {
+  std::vector<std::vector<std::size_t>> all(3);
+  std::mt19937 random(17U + static_cast<unsigned>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    all[0].push_back(rank == ranks / 2 ? 7 : 0);
+    all[1].push_back(static_cast<std::size_t>(rank * 5 % 7));
+    all[2].push_back(random() % 300'000);
+  }
+  return all;
+}
+
+/// The Collective of shares of `counts`, which must outlive it.
+inline Collective with_counts(Collective collective, const std::vector<std::size_t>& counts) {
+  collective.counts = counts;
+  collective.count = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+  return collective;
+}
+
+/// For every rank what it sends to each rank and receives from each in an all_to_all where rank s sends rank r
+/// counts[(s + 3 r) % ranks] elements.
+inline std::vector<std::vector<std::size_t>> exchange_counts(const std::vector<std::size_t>& counts) {
+  const std::size_t ranks = counts.size();
+  std::vector<std::vector<std::size_t>> all(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t to = 0; to < ranks; ++to) all[rank].push_back(counts[(rank + 3 * to) % ranks]);
+    for (std::size_t from = 0; from < ranks; ++from) all[rank].push_back(counts[(from + 3 * rank) % ranks]);
+  }
+  return all;
 }
 
 }  // namespace shoal::testing

@@ -28,7 +28,7 @@ Collective all_reduce(std::size_t count) { return {CollectiveKind::all_reduce, c
 
 constexpr Slice kInput{Buffer::input, 0, 1};
 constexpr Slice kOutput{Buffer::output, 0, 1};
-constexpr Slice kScratch{Buffer::scratch, 0, 1};
+constexpr Slice kScratch{Buffer::scratch, 0, 1, 0};
 Step send(int peer, Slice source) { return {StepOp::send, peer, 0, source, {}}; }
 Step recv(int peer, Slice target) { return {StepOp::recv, peer, 0, {}, target}; }
 Step recv_reduce(int peer, Slice source, Slice target) { return {StepOp::recv_reduce, peer, 0, source, target}; }

@@ -1,0 +1,64 @@
+// bruck: all_to_all in ceil(log2 p) messages out of every rank. A block that has to go d ranks up travels along the binary digits
+// of d: in the round of bit k, every rank hands what still has that bit to go to the rank 2^k after it. For small blocks: each
+// travels up to log2 p times.
+//
+// What one round sends is packed first, since it lies in as many places as there are blocks: a message and some copies cost less
+// than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
+
+#include <utility>
+#include <vector>
+
+#include "src/algorithms/registry.h"
+
+namespace shoal {
+namespace {
+
+Status supports(const Topology&, const Collective& collective) {
+  if (collective.kind == CollectiveKind::all_to_all && !collective.counts.empty()) {
+    return {StatusCode::unsupported, "does not serve all_to_all with counts: ranks know nothing of blocks that pass through them"};
+  }
+  return serves_only(collective.kind, {CollectiveKind::all_to_all});
+}
+
+Program build(const Topology& topology, const Collective&, int rank) {
+  const auto ranks = static_cast<std::uint32_t>(topology.ranks());
+  const auto me = static_cast<std::uint32_t>(rank);
+  Program program;
+  program.rank = rank;
+  program.algorithm = "bruck";
+  program.message_chunks = ranks;
+  const auto copy = [&](const Slice& source, const Slice& target) {
+    program.steps.push_back({StepOp::copy, -1, 0, source, target});
+  };
+  // Where the block that has to go `distance` ranks up, or has come that far, lies.
+  std::vector<Slice> blocks;
+  for (std::uint32_t distance = 0; distance < ranks; ++distance) {
+    blocks.push_back({Buffer::input, (me + distance) % ranks, 1});
+  }
+  const auto scratch = [](std::uint32_t place, std::uint32_t count) { return Slice{Buffer::scratch, place, count}; };
+  std::uint32_t received = ranks / 2;  // scratch in front of it is for packing
+  for (std::uint32_t bit = 1; bit < ranks; bit *= 2) {
+    std::uint32_t count = 0;
+    for (std::uint32_t distance = bit; distance < ranks; ++distance) {
+      if ((distance & bit) == 0) continue;
+      copy(std::exchange(blocks[distance], scratch(received + count, 1)), scratch(count, 1));
+      ++count;
+    }
+    program.steps.push_back({StepOp::send, static_cast<int>((me + bit) % ranks), 0, scratch(0, count), {}});
+    program.steps.push_back({StepOp::recv, static_cast<int>((me + ranks - bit) % ranks), 0, {}, scratch(received, count)});
+    received += count;
+  }
+  program.scratch_chunks = ranks > 1 ? received : 0;
+  for (std::uint32_t distance = 0; distance < ranks; ++distance) {
+    copy(blocks[distance], {Buffer::output, (me + ranks - distance) % ranks, 1});
+  }
+  return program;
+}
+
+}  // namespace
+
+Algorithm bruck_algorithm() {
+  return {"bruck", "ceil(log2 p) rounds of packed blocks, for small ones (Bruck et al., IEEE TPDS 1997)", supports, build};
+}
+
+}  // namespace shoal
