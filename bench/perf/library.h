@@ -19,7 +19,7 @@ struct Call {
   DataType type = DataType::float32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  std::size_t count = 0;        ///< elements that one rank puts in
+  std::size_t count = 0;        ///< elements of the message, or of one rank's share of it, as in Communicator
   const void* input = nullptr;  ///< unused by broadcast
   void* output = nullptr;
 };

@@ -32,7 +32,9 @@ Status invalid(std::string message) { return Status(StatusCode::invalid_argument
 void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.option_defaults()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override
-  app.add_option("--collective", raw.collective, "all_reduce, broadcast, all_gather or barrier")->capture_default_str();
+  app.add_option("--collective", raw.collective,
+                 "all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter, all_to_all or barrier")
+      ->capture_default_str();
   app.add_option("-b,--minbytes", raw.begin, "smallest size; K, M and G (KiB, MiB, GiB) are powers of 1024")
       ->capture_default_str();
   app.add_option("-e,--maxbytes", raw.end, "largest size")->capture_default_str();
@@ -40,7 +42,7 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("-f,--stepfactor", raw.factor, "multiply by this to get the next size")->capture_default_str();
   app.add_option("-d,--datatype", raw.type, "data type, a comma list, or all")->capture_default_str();
   app.add_option("-o,--op", raw.op, "sum, prod, min, max, avg, band, bor, bxor, a comma list, or all")->capture_default_str();
-  app.add_option("-r,--root", options.root, "root rank of a broadcast")->capture_default_str();
+  app.add_option("-r,--root", options.root, "root of a broadcast, reduce, gather or scatter")->capture_default_str();
   app.add_option("-n,--iters", options.iterations, "calls in one timed block; 0 = as many as fill --block-ms")
       ->capture_default_str();
   app.add_option("-w,--warmup_iters", options.warmup_iterations, "calls before anything is timed")->capture_default_str();
@@ -127,7 +129,7 @@ Status interpret_calls(const RawOptions& raw, Options& options) {
   auto ops = parse_list<ReduceOp>(raw.op, kReduceOpCount, parse_reduce_op);
   if (!ops.ok()) return ops.status();
   options.ops = *std::move(ops);
-  if (options.collective != CollectiveKind::all_reduce) options.ops = {ReduceOp::sum};
+  if (!reduces(options.collective)) options.ops = {ReduceOp::sum};
 
   // With "all" the impossible pairs are left out of the table; what was asked for by name must exist.
   for (const DataType type : options.types) {

@@ -320,17 +320,22 @@ void Pattern::fill(void* data, std::size_t count, int rank) const {
   }
 }
 
-std::size_t Pattern::count_wrong_input(const void* data, std::size_t count, int rank) const {
-  return count_different(static_cast<const std::byte*>(data), count, size_of(type_), input_of(rank));
+std::size_t Pattern::count_wrong_input(const void* data, std::size_t count, int rank, std::size_t first) const {
+  return count_different(static_cast<const std::byte*>(data), count, size_of(type_), from(input_of(rank), first));
 }
 
-std::size_t Pattern::count_wrong_result(const void* data, std::size_t count) const {
+std::vector<std::byte> Pattern::from(std::vector<std::byte> period, std::size_t first) const {
+  std::ranges::rotate(period, period.begin() + static_cast<std::ptrdiff_t>(first % kPeriod * size_of(type_)));
+  return period;
+}
+
+std::size_t Pattern::count_wrong_result(const void* data, std::size_t count, std::size_t first) const {
   const auto* bytes = static_cast<const std::byte*>(data);
-  if (result_value_.empty()) return count_different(bytes, count, size_of(type_), result_);
+  if (result_value_.empty()) return count_different(bytes, count, size_of(type_), from(result_, first));
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const double value = decode_floating(type_, bytes + i * size_of(type_));
-    const std::size_t at = i % kPeriod;
+    const std::size_t at = (first + i) % kPeriod;
     const bool close = std::fabs(value - result_value_[at]) <= result_tolerance_[at];  // false for NaN
     wrong += close ? 0 : 1;
   }

@@ -22,10 +22,10 @@ class Pattern {
 
   /// Writes the input of `rank`, `count` elements.
   void fill(void* data, std::size_t count, int rank) const;
-  /// Number of the elements that are not the input of `rank`.
-  [[nodiscard]] std::size_t count_wrong_input(const void* data, std::size_t count, int rank) const;
-  /// Number of the elements that are not the reduction of all ranks' inputs.
-  [[nodiscard]] std::size_t count_wrong_result(const void* data, std::size_t count) const;
+  /// Number of the elements that are not the input of `rank` from its element `first` on.
+  [[nodiscard]] std::size_t count_wrong_input(const void* data, std::size_t count, int rank, std::size_t first = 0) const;
+  /// Number of the elements that are not the reduction of all ranks' inputs from element `first` on.
+  [[nodiscard]] std::size_t count_wrong_result(const void* data, std::size_t count, std::size_t first = 0) const;
 
   /// Elements after which the pattern repeats.
   static constexpr std::size_t kPeriod = 4093;
@@ -34,6 +34,8 @@ class Pattern {
   [[nodiscard]] double floating_value(int rank, std::size_t index) const;
   [[nodiscard]] std::uint64_t integer_value(int rank, std::size_t index) const;
   [[nodiscard]] std::vector<std::byte> input_of(int rank) const;
+  /// A period that begins with its element `first`.
+  [[nodiscard]] std::vector<std::byte> from(std::vector<std::byte> period, std::size_t first) const;
   void make_floating_result();
   void make_integer_result();
 

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define SHOAL_PEER_INTERFACE 1
+#define SHOAL_PEER_INTERFACE 2
 
 typedef struct shoal_peer_config {
   int rank;
@@ -25,6 +25,16 @@ typedef struct shoal_peer_config {
 } shoal_peer_config;
 
 /* Types, operations and collectives have the numbers of shoal's DataType, ReduceOp and CollectiveKind. */
+typedef struct shoal_peer_call {
+  int collective;
+  int type;
+  int op;
+  int root;
+  size_t count;      /* elements of the message; of one rank's share where there are shares */
+  const void* input; /* in place: this rank's place in, or of, the output, as shoal/communicator.h has it */
+  void* output;      /* broadcast: the buffer */
+} shoal_peer_call;
+
 typedef struct shoal_peer {
   int interface_number; /* SHOAL_PEER_INTERFACE */
   const char* name;
@@ -33,9 +43,8 @@ typedef struct shoal_peer {
   int (*init)(const shoal_peer_config* config);
   /* Null when the library can do this call, else why not. Not collective. */
   const char* (*why_unsupported)(int collective, int type, int op, size_t count);
-  int (*all_reduce)(const void* input, void* output, size_t count, int type, int op); /* input == output: in place */
-  int (*broadcast)(void* buffer, size_t count, int type, int root);
-  int (*all_gather)(const void* input, void* output, size_t count, int type); /* in place: input == output + rank * count */
+  /* Makes `call`. */
+  int (*run)(const shoal_peer_call* call);
   int (*barrier)(void);
   /* Ways in which the library can all_reduce; variant 0 is its own choice. */
   int (*variants)(void);

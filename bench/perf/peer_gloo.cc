@@ -169,44 +169,103 @@ const char* why_unsupported(int collective, int type, int op, std::size_t count)
   const auto kind = static_cast<CollectiveKind>(collective);
   if (kind == CollectiveKind::barrier) return nullptr;
   if (!torch_type(type)) return "c10d's Gloo has no such type";
-  if (kind != CollectiveKind::all_reduce) return nullptr;
+  if (!shoal::reduces(kind)) return nullptr;
   if (!torch_op(op)) return "c10d's Gloo has no such operation";
   const bool bitwise = op >= static_cast<int>(ReduceOp::band);
   if (bitwise && c10::isFloatingType(*torch_type(type))) return "bitwise operations need an integer type";
   return nullptr;
 }
 
+/// One tensor for each rank's share of a buffer, which c10d's lists ask for.
+std::vector<at::Tensor> shares_of(const void* data, std::size_t count, int type) {
+  const std::size_t part_bytes = count * c10::elementSize(*torch_type(type));
+  std::vector<at::Tensor> shares;
+  for (int rank = 0; rank < state().size; ++rank) {
+    const char* part = static_cast<const char*>(data) + static_cast<std::size_t>(rank) * part_bytes;
+    shares.push_back(
+        at::from_blob(const_cast<char*>(part), {static_cast<std::int64_t>(count)}, at::TensorOptions(*torch_type(type))));
+  }
+  return shares;
+}
+
 /// c10d reduces in place only: out of place its users copy first, and so does this.
-int all_reduce(const void* input, void* output, std::size_t count, int type, int op) {
-  return guarded([&] {
-    if (input != output) std::memcpy(output, input, count * c10::elementSize(*torch_type(type)));
-    std::vector<at::Tensor> tensors{tensor_of(output, count, type)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = *torch_op(op);
-    state().group->allreduce(tensors, options)->wait();
-  });
+void copy_to_output(const shoal_peer_call& call) {
+  if (call.input != call.output) std::memcpy(call.output, call.input, call.count * c10::elementSize(*torch_type(call.type)));
 }
 
-int broadcast(void* buffer, std::size_t count, int type, int root) {
-  return guarded([&] {
-    std::vector<at::Tensor> tensors{tensor_of(buffer, count, type)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    state().group->broadcast(tensors, options)->wait();
-  });
-}
-
-int all_gather(const void* input, void* output, std::size_t count, int type) {
-  return guarded([&] {
-    const std::size_t part_bytes = count * c10::elementSize(*torch_type(type));
-    std::vector<std::vector<at::Tensor>> outputs(1);
-    for (int rank = 0; rank < state().size; ++rank) {
-      outputs[0].push_back(at::from_blob(static_cast<char*>(output) + static_cast<std::size_t>(rank) * part_bytes,
-                                         {static_cast<std::int64_t>(count)}, at::TensorOptions(*torch_type(type))));
+void run_or_throw(const shoal_peer_call& call) {
+  auto& group = *state().group;
+  const bool is_root = state().rank == call.root;
+  const std::size_t all = call.count * static_cast<std::size_t>(state().size);
+  const auto one = [&](const void* data) { return std::vector<at::Tensor>{tensor_of(data, call.count, call.type)}; };
+  switch (static_cast<CollectiveKind>(call.collective)) {
+    case CollectiveKind::all_reduce: {
+      copy_to_output(call);
+      auto tensors = one(call.output);
+      c10d::AllreduceOptions options;
+      options.reduceOp = *torch_op(call.op);
+      group.allreduce(tensors, options)->wait();
+      return;
     }
-    std::vector<at::Tensor> inputs{tensor_of(input, count, type)};
-    state().group->allgather(outputs, inputs)->wait();
-  });
+    case CollectiveKind::broadcast: {
+      auto tensors = one(call.output);
+      c10d::BroadcastOptions options;
+      options.rootRank = call.root;
+      group.broadcast(tensors, options)->wait();
+      return;
+    }
+    case CollectiveKind::all_gather: {
+      std::vector<std::vector<at::Tensor>> outputs{shares_of(call.output, call.count, call.type)};
+      auto inputs = one(call.input);
+      group.allgather(outputs, inputs)->wait();
+      return;
+    }
+    case CollectiveKind::reduce_scatter: {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = *torch_op(call.op);
+      group._reduce_scatter_base(tensor_of(call.output, call.count, call.type), tensor_of(call.input, all, call.type), options)
+          ->wait();
+      return;
+    }
+    case CollectiveKind::reduce: {
+      if (is_root) copy_to_output(call);
+      auto tensors = one(is_root ? call.output : call.input);
+      c10d::ReduceOptions options;
+      options.reduceOp = *torch_op(call.op);
+      options.rootRank = call.root;
+      group.reduce(tensors, options)->wait();
+      return;
+    }
+    case CollectiveKind::gather: {
+      std::vector<std::vector<at::Tensor>> outputs;
+      if (is_root) outputs.push_back(shares_of(call.output, call.count, call.type));
+      auto inputs = one(call.input);
+      c10d::GatherOptions options;
+      options.rootRank = call.root;
+      group.gather(outputs, inputs, options)->wait();
+      return;
+    }
+    case CollectiveKind::scatter: {
+      std::vector<std::vector<at::Tensor>> inputs;
+      if (is_root) inputs.push_back(shares_of(call.input, call.count, call.type));
+      auto outputs = one(call.output);
+      c10d::ScatterOptions options;
+      options.rootRank = call.root;
+      group.scatter(outputs, inputs, options)->wait();
+      return;
+    }
+    case CollectiveKind::all_to_all: {
+      std::vector<std::int64_t> equal;
+      group.alltoall_base(tensor_of(call.output, all, call.type), tensor_of(call.input, all, call.type), equal, equal)->wait();
+      return;
+    }
+    default:
+      throw std::runtime_error("not a collective");
+  }
+}
+
+int run(const shoal_peer_call* call) {
+  return guarded([&] { run_or_throw(*call); });
 }
 
 int barrier() {
@@ -228,8 +287,8 @@ void finalize() { state().group.reset(); }
 }  // namespace
 
 extern "C" const shoal_peer* shoal_peer_get(void) {
-  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "gloo",     "tcp",      version, init,     why_unsupported,
-                                  all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "gloo",     "tcp",   version,  init,
+                                  why_unsupported,      run,        barrier, variants, variant_name,
                                   use_variant,          last_error, finalize};
   return &peer;
 }

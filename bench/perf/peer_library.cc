@@ -26,7 +26,17 @@ class PeerLibrary final : public Library {
         peer_->why_unsupported(static_cast<int>(call.kind), static_cast<int>(call.type), static_cast<int>(call.op), call.count);
     return why != nullptr ? why : "";
   }
-  Status run(const Call& call) override { return outcome(dispatch(call)); }
+  Status run(const Call& call) override {
+    if (call.kind == CollectiveKind::barrier) return barrier();
+    const shoal_peer_call same{static_cast<int>(call.kind),
+                               static_cast<int>(call.type),
+                               static_cast<int>(call.op),
+                               call.root,
+                               call.count,
+                               call.input,
+                               call.output};
+    return outcome(peer_->run(&same));
+  }
   Status barrier() override { return outcome(peer_->barrier()); }
   [[nodiscard]] CallReport last_call() const override { return {peer_->variant_name(variant_), peer_->transport, 0}; }
   [[nodiscard]] int variants() const override { return peer_->variants(); }
@@ -36,21 +46,6 @@ class PeerLibrary final : public Library {
   }
 
  private:
-  int dispatch(const Call& call) {
-    const int type = static_cast<int>(call.type);
-    switch (call.kind) {
-      case CollectiveKind::all_reduce:
-        return peer_->all_reduce(call.input, call.output, call.count, type, static_cast<int>(call.op));
-      case CollectiveKind::broadcast:
-        return peer_->broadcast(call.output, call.count, type, call.root);
-      case CollectiveKind::all_gather:
-        return peer_->all_gather(call.input, call.output, call.count, type);
-      case CollectiveKind::barrier:
-        return peer_->barrier();
-    }
-    return 1;
-  }
-
   [[nodiscard]] Status outcome(int code) const {
     if (code == 0) return {};
     return Status(StatusCode::system_error, fmt::format("{}: {}", peer_->name, peer_->last_error()));

@@ -202,27 +202,52 @@ const char* why_unsupported(int collective, int type, int op, std::size_t count)
   if (kind == CollectiveKind::barrier) return nullptr;
   if (count > INT_MAX) return "counts above 2^31 - 1 do not fit into MPI's int";
   if (mpi_type(type) == MPI_DATATYPE_NULL) return "MPI has no such type";
-  if (kind == CollectiveKind::all_reduce && mpi_op(op) == MPI_OP_NULL) return "MPI has no such operation";
+  if (shoal::reduces(kind) && mpi_op(op) == MPI_OP_NULL) return "MPI has no such operation";
   return nullptr;
 }
 
-int all_reduce(const void* input, void* output, std::size_t count, int type, int op) {
-  return outcome(MPI_Allreduce(input == output ? MPI_IN_PLACE : input, output, static_cast<int>(count), mpi_type(type),
-                               mpi_op(op), communicator()));
+/// Whether `small` is the place of this rank's share in `large`.
+bool is_share_of(const void* small, const void* large, std::size_t share_bytes) {
+  return small == static_cast<const std::byte*>(large) + static_cast<std::size_t>(state().rank) * share_bytes;
 }
 
-int broadcast(void* buffer, std::size_t count, int type, int root) {
-  return outcome(MPI_Bcast(buffer, static_cast<int>(count), mpi_type(type), root, communicator()));
-}
-
-int all_gather(const void* input, void* output, std::size_t count, int type) {
+int run(const shoal_peer_call* call) {
+  const int count = static_cast<int>(call->count);
+  const MPI_Datatype type = mpi_type(call->type);
+  const MPI_Op op = mpi_op(call->op);
+  const MPI_Comm comm = communicator();
+  const bool is_root = state().rank == call->root;
+  const void* input = call->input;
+  void* output = call->output;
   int element_bytes = 0;
-  MPI_Type_size(mpi_type(type), &element_bytes);
-  const std::size_t own_offset = static_cast<std::size_t>(state().rank) * count * static_cast<std::size_t>(element_bytes);
-  const bool in_place = input == static_cast<std::byte*>(output) + own_offset;
-  const int elements = static_cast<int>(count);
-  return outcome(MPI_Allgather(in_place ? MPI_IN_PLACE : input, elements, mpi_type(type), output, elements, mpi_type(type),
-                               communicator()));
+  MPI_Type_size(type, &element_bytes);
+  const std::size_t share_bytes = call->count * static_cast<std::size_t>(element_bytes);
+  const bool input_in_output = is_share_of(input, output, share_bytes);
+  const bool output_in_input = is_share_of(output, input, share_bytes);
+  switch (static_cast<CollectiveKind>(call->collective)) {
+    case CollectiveKind::all_reduce:
+      return outcome(MPI_Allreduce(input == output ? MPI_IN_PLACE : input, output, count, type, op, comm));
+    case CollectiveKind::broadcast:
+      return outcome(MPI_Bcast(output, count, type, call->root, comm));
+    case CollectiveKind::all_gather:
+      return outcome(MPI_Allgather(input_in_output ? MPI_IN_PLACE : input, count, type, output, count, type, comm));
+    case CollectiveKind::reduce_scatter:
+      if (!output_in_input) return outcome(MPI_Reduce_scatter_block(input, output, count, type, op, comm));
+      // In place, MPI leaves the result in front and not at the rank's place.
+      return outcome(MPI_Reduce_scatter_block(MPI_IN_PLACE, const_cast<void*>(input), count, type, op, comm));
+    case CollectiveKind::reduce:
+      return outcome(MPI_Reduce(is_root && input == output ? MPI_IN_PLACE : input, output, count, type, op, call->root, comm));
+    case CollectiveKind::gather:
+      return outcome(
+          MPI_Gather(is_root && input_in_output ? MPI_IN_PLACE : input, count, type, output, count, type, call->root, comm));
+    case CollectiveKind::scatter:
+      return outcome(
+          MPI_Scatter(input, count, type, is_root && output_in_input ? MPI_IN_PLACE : output, count, type, call->root, comm));
+    case CollectiveKind::all_to_all:
+      return outcome(MPI_Alltoall(input, count, type, output, count, type, comm));
+    default:
+      return fail("not a collective");
+  }
 }
 
 int barrier() { return outcome(MPI_Barrier(communicator())); }
@@ -247,8 +272,8 @@ void finalize() {
 }  // namespace
 
 extern "C" const shoal_peer* shoal_peer_get(void) {
-  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "openmpi",  "auto",     version, init,     why_unsupported,
-                                  all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+  static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "openmpi",  "auto",  version,  init,
+                                  why_unsupported,      run,        barrier, variants, variant_name,
                                   use_variant,          last_error, finalize};
   return &peer;
 }

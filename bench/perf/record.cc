@@ -20,7 +20,7 @@ void set_figures(Record& record, std::span<const double> block_us, double cpu_s_
   if (record.latency_us > 0) record.algbw_gbs = bytes / record.latency_us * kBytesPerUsInGbs;
   record.busbw_gbs = record.algbw_gbs * bus_factor(record.collective, record.ranks);
   if (record.bytes > 0) record.cpu_s_per_gb = cpu_s_per_call / (bytes * 1e-9);
-  const double least_bytes = least_bytes_per_node(record.collective, record.nodes, bytes);
+  const double least_bytes = least_bytes_per_node(record.collective, record.ranks, record.nodes, bytes);
   if (goodput_gbs > 0 && least_bytes > 0 && record.latency_us > 0) {
     record.limit_gbs = goodput_gbs;
     record.limit_fraction = least_bytes / goodput_gbs * kBytesPerUsInGbs / record.latency_us;

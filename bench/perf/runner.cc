@@ -30,7 +30,7 @@ double us_since(std::chrono::steady_clock::time_point start) {
 }
 
 /// The operation that the pattern is made for: inputs of a call that does not reduce are plain data.
-ReduceOp pattern_op(const Call& call) { return call.kind == CollectiveKind::all_reduce ? call.op : ReduceOp::sum; }
+ReduceOp pattern_op(const Call& call) { return reduces(call.kind) ? call.op : ReduceOp::sum; }
 
 }  // namespace
 
@@ -59,36 +59,42 @@ Result<Runner> Runner::create(Communicator& communicator, const Options& options
 
 std::vector<Runner::Form> Runner::forms() const {
   switch (options_.collective) {
-    case CollectiveKind::all_reduce:
-    case CollectiveKind::all_gather:
+    case CollectiveKind::broadcast:
+    case CollectiveKind::barrier:
+      return {Form::in_place};
+    case CollectiveKind::all_to_all:
+      return {Form::out_of_place};
+    default:
       if (options_.out_of_place_only) return {Form::out_of_place};
       return {Form::out_of_place, Form::in_place};
-    default:
-      return {Form::in_place};
   }
+}
+
+std::size_t Runner::shares() const {
+  return deals_in_shares(options_.collective) ? static_cast<std::size_t>(communicator_.size()) : 1;
 }
 
 std::size_t Runner::count_of(DataType type, std::size_t bytes) const {
   if (bytes == 0) return 0;
-  const std::size_t shares =
-      options_.collective == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
-  return std::max<std::size_t>(1, bytes / size_of(type) / shares);
+  return std::max<std::size_t>(1, bytes / size_of(type) / shares());
 }
 
-std::size_t Runner::bytes_of(const Call& call) const {
-  const std::size_t shares = call.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(communicator_.size()) : 1;
-  return call.count * size_of(call.type) * shares;
-}
+std::size_t Runner::bytes_of(const Call& call) const { return call.count * size_of(call.type) * shares(); }
 
 Call Runner::bind(Call call, Form form, const Library& library) {
   const bool shared = options_.shared_memory && &library == libraries_.front().get();
   const Buffers& buffers = shared ? shared_buffers_ : buffers_;
   call.output = buffers.output.data();
   call.input = buffers.input.data();
-  if (form == Form::in_place) {
-    const bool gathers = call.kind == CollectiveKind::all_gather;
-    call.input = buffers.output.data() +
-                 (gathers ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0);
+  if (form == Form::out_of_place) return call;
+  // Where a buffer holds a share only, it is this rank's place in the other one.
+  const std::size_t own_place =
+      deals_in_shares(call.kind) ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0;
+  call.input = buffers.output.data();
+  if (call.kind == CollectiveKind::reduce_scatter || call.kind == CollectiveKind::scatter) {
+    call.output = buffers.output.data() + own_place;
+  } else {
+    call.input = buffers.output.data() + own_place;
   }
   return call;
 }
@@ -96,33 +102,63 @@ Call Runner::bind(Call call, Form form, const Library& library) {
 Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form form, std::uint32_t seed) {
   const Pattern pattern(call.type, pattern_op(call), communicator_.size(), seed);
   const int rank = communicator_.rank();
+  const bool is_root = rank == call.root;
+  const std::size_t all = call.count * shares();
+  const auto own_place = static_cast<std::size_t>(rank) * call.count;
+  // The elements that this rank gives and gets.
+  std::size_t given = call.count;
+  std::size_t got = all;
+  if (call.kind == CollectiveKind::broadcast) given = 0;
+  if (call.kind == CollectiveKind::reduce_scatter || call.kind == CollectiveKind::all_to_all) given = all;
+  if (call.kind == CollectiveKind::scatter) given = is_root ? all : 0;
+  if (call.kind == CollectiveKind::reduce_scatter || call.kind == CollectiveKind::scatter) got = call.count;
+  if (call.kind == CollectiveKind::reduce || call.kind == CollectiveKind::gather) got = is_root ? all : 0;
+
   auto* output = static_cast<std::byte*>(call.output);
-  std::memset(output, kPoison, bytes_of(call));
-  if (call.kind != CollectiveKind::broadcast) {
-    pattern.fill(const_cast<void*>(call.input), call.count, rank);
-  } else if (rank == call.root) {
-    pattern.fill(output, call.count, rank);
-  }
+  std::memset(output, kPoison, got * size_of(call.type));
+  pattern.fill(const_cast<void*>(call.input), given, rank);
+  if (call.kind == CollectiveKind::broadcast && is_root) pattern.fill(output, call.count, rank);
   if (Status status = library.run(call); !status.ok()) return status;
 
   std::size_t wrong = 0;
+  // Elements of everybody's inputs from `first` on, one share after the other.
+  const auto check_shares = [&](std::size_t first) {
+    for (int source = 0; source < communicator_.size(); ++source) {
+      const std::size_t at = static_cast<std::size_t>(source) * call.count * size_of(call.type);
+      wrong += pattern.count_wrong_input(output + at, call.count, source, first);
+    }
+  };
   switch (call.kind) {
     case CollectiveKind::all_reduce:
-      wrong = pattern.count_wrong_result(output, call.count);
+    case CollectiveKind::reduce:
+      wrong = pattern.count_wrong_result(output, got);
+      break;
+    case CollectiveKind::reduce_scatter:
+      // In place, MPI's result lies in front of all shares.
+      if (form == Form::in_place && library.name() == "openmpi") output -= own_place * size_of(call.type);
+      wrong = pattern.count_wrong_result(output, got, own_place);
       break;
     case CollectiveKind::broadcast:
-      wrong = pattern.count_wrong_input(output, call.count, call.root);
+      wrong = pattern.count_wrong_input(output, got, call.root);
+      break;
+    case CollectiveKind::scatter:
+      wrong = pattern.count_wrong_input(output, got, call.root, own_place);
       break;
     case CollectiveKind::all_gather:
-      for (int source = 0; source < communicator_.size(); ++source) {
-        const std::size_t at = static_cast<std::size_t>(source) * call.count * size_of(call.type);
-        wrong += pattern.count_wrong_input(output + at, call.count, source);
-      }
+      check_shares(0);
+      break;
+    case CollectiveKind::gather:
+      if (is_root) check_shares(0);
+      break;
+    case CollectiveKind::all_to_all:
+      check_shares(own_place);
       break;
     case CollectiveKind::barrier:
+    case CollectiveKind::send:
+    case CollectiveKind::receive:
       break;
   }
-  if (form == Form::out_of_place) wrong += pattern.count_wrong_input(call.input, call.count, rank);
+  if (form == Form::out_of_place) wrong += pattern.count_wrong_input(call.input, given, rank);
   return wrong;
 }
 
@@ -300,7 +336,7 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
     row.library = library->name();
     row.bytes = bytes_of(call);
     row.count = call.count;
-    row.root = call.kind == CollectiveKind::broadcast ? call.root : -1;
+    row.root = has_root(call.kind) ? call.root : -1;
     row.unsupported = library->why_unsupported(call);
     rows.push_back(row);
     if (!row.unsupported.empty()) continue;

@@ -56,6 +56,7 @@ class Runner {
       : communicator_(communicator), options_(options), libraries_(std::move(libraries)), goodput_gbs_(goodput_gbs) {}
 
   [[nodiscard]] std::vector<Form> forms() const;
+  [[nodiscard]] std::size_t shares() const;
   [[nodiscard]] std::size_t count_of(DataType type, std::size_t bytes) const;
   [[nodiscard]] std::size_t bytes_of(const Call& call) const;
   [[nodiscard]] Call bind(Call call, Form form, const Library& library);

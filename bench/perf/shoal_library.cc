@@ -34,8 +34,21 @@ class ShoalLibrary final : public Library {
         return communicator_.all_gather(call.input, call.output, call.count, call.type, options_);
       case CollectiveKind::barrier:
         return communicator_.barrier(options_);
+      case CollectiveKind::reduce_scatter:
+        return communicator_.reduce_scatter(call.input, call.output, call.count, call.type, call.op, options_);
+      case CollectiveKind::reduce:
+        return communicator_.reduce(call.input, call.output, call.count, call.type, call.op, call.root, options_);
+      case CollectiveKind::gather:
+        return communicator_.gather(call.input, call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::scatter:
+        return communicator_.scatter(call.input, call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::all_to_all:
+        return communicator_.all_to_all(call.input, call.output, call.count, call.type, options_);
+      case CollectiveKind::send:
+      case CollectiveKind::receive:
+        break;
     }
-    return Status(StatusCode::invalid_argument, "unknown collective");
+    return Status(StatusCode::invalid_argument, "not a collective");
   }
 
   Status run_async(const Call& call) {
@@ -53,8 +66,21 @@ class ShoalLibrary final : public Library {
         return communicator_.all_gather_async(call.input, call.output, call.count, call.type, options_);
       case CollectiveKind::barrier:
         return communicator_.barrier_async(options_);
+      case CollectiveKind::reduce_scatter:
+        return communicator_.reduce_scatter_async(call.input, call.output, call.count, call.type, call.op, options_);
+      case CollectiveKind::reduce:
+        return communicator_.reduce_async(call.input, call.output, call.count, call.type, call.op, call.root, options_);
+      case CollectiveKind::gather:
+        return communicator_.gather_async(call.input, call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::scatter:
+        return communicator_.scatter_async(call.input, call.output, call.count, call.type, call.root, options_);
+      case CollectiveKind::all_to_all:
+        return communicator_.all_to_all_async(call.input, call.output, call.count, call.type, options_);
+      case CollectiveKind::send:
+      case CollectiveKind::receive:
+        break;
     }
-    return Status(StatusCode::invalid_argument, "unknown collective");
+    return Status(StatusCode::invalid_argument, "not a collective");
   }
 
   Communicator& communicator_;

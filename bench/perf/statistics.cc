@@ -45,17 +45,27 @@ double bus_factor(CollectiveKind kind, int ranks) noexcept {
     case CollectiveKind::all_reduce:
       return 2 * (n - 1) / n;
     case CollectiveKind::all_gather:
+    case CollectiveKind::reduce_scatter:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+    case CollectiveKind::all_to_all:
       return (n - 1) / n;
     case CollectiveKind::broadcast:
+    case CollectiveKind::reduce:
       return 1;
     case CollectiveKind::barrier:
+    case CollectiveKind::send:
+    case CollectiveKind::receive:
       return 0;
   }
   return 0;
 }
 
-double least_bytes_per_node(CollectiveKind kind, int nodes, double bytes) noexcept {
-  return nodes > 1 ? bus_factor(kind, nodes) * bytes : 0;
+double least_bytes_per_node(CollectiveKind kind, int ranks, int nodes, double bytes) noexcept {
+  if (nodes < 2) return 0;
+  // Each rank's input is its own, and nothing of it can be left out.
+  const double messages = kind == CollectiveKind::all_to_all ? static_cast<double>(ranks) / nodes : 1;
+  return bus_factor(kind, nodes) * bytes * messages;
 }
 
 }  // namespace shoal::perf

@@ -23,7 +23,8 @@ enum class RankTime { rank_0 = 0, average = 1, minimum = 2, maximum = 3 };
 [[nodiscard]] double bus_factor(CollectiveKind kind, int ranks) noexcept;
 
 /// Bytes that every node must send, and receive, over its network link at least: 2(N-1)/N of an all_reduce's message,
-/// (N-1)/N of an all_gather's output, all of a broadcast's; 0 on one node.
-[[nodiscard]] double least_bytes_per_node(CollectiveKind kind, int nodes, double bytes) noexcept;
+/// (N-1)/N of all shares together where there are shares (of an all_to_all: for each of its ranks), all of a broadcast's or
+/// reduce's; 0 on one node. `bytes` is the message's size as the table has it.
+[[nodiscard]] double least_bytes_per_node(CollectiveKind kind, int ranks, int nodes, double bytes) noexcept;
 
 }  // namespace shoal::perf

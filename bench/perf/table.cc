@@ -43,9 +43,9 @@ std::string table_header() {
 
 std::string table_row(const Row& row, DataType type, ReduceOp op, const Row& shoal) {
   const Record* main = row.main();
-  const bool reduces = main == nullptr || main->collective == CollectiveKind::all_reduce;
+  const bool shows_op = main == nullptr || reduces(main->collective);
   std::string text = fmt::format("{:>13}{:>13}{:>10}{:>9}{:>8}", row.bytes, row.count, to_string(type),
-                                 reduces ? to_string(op) : "none", row.root);
+                                 shows_op ? to_string(op) : "none", row.root);
   if (main == nullptr) return text + fmt::format("  {}: {}\n", row.library, row.unsupported);
   text += figures(row.out_of_place) + figures(row.in_place);
   text += fmt::format("{:>9}{:>8}", seven(main->latency_us_p10), seven(main->latency_us_p90));

@@ -169,8 +169,8 @@ class Communicator {
   /// elements. Source: MPI-4.0 section 6.8.
   Status all_to_all(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
   Result<Work> all_to_all_async(const void* input, void* output, std::size_t count, DataType type, CallOptions options = {});
-  /// The same with blocks of send_counts[r] elements for rank r and receive_counts[r] elements from it. Every rank has counts of
-  /// its own; what rank a sends to rank b must be what b receives from a, else the communicator is closed with an error.
+  /// The same with blocks of send_counts[r] elements for rank r and receive_counts[r] elements from it. Every rank has counts
+  /// of its own; what rank a sends to rank b must be what b receives from a, else the communicator is closed with an error.
   Status all_to_all_v(const void* input, std::span<const std::size_t> send_counts, void* output,
                       std::span<const std::size_t> receive_counts, DataType type, CallOptions options = {});
   Result<Work> all_to_all_v_async(const void* input, std::span<const std::size_t> send_counts, void* output,

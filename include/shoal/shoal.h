@@ -182,6 +182,63 @@ shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output
 shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work);
 
+/* Shares of a message lie back to back in rank order. `counts` holds one number for each rank, the same on every rank, and is
+ * not used after the call. */
+
+/* output[i] = op over all ranks of input[rank * count + i], for i < count: `input` holds size * count elements. `output` may be
+ * this rank's place in `input`, but not overlap it otherwise. _v: shares of counts[r] elements for rank r, back to back. */
+shoal_status shoal_reduce_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                  shoal_reduce_op op);
+shoal_status shoal_reduce_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                        shoal_reduce_op op, shoal_work_t* work);
+shoal_status shoal_reduce_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                    shoal_data_type type, shoal_reduce_op op);
+shoal_status shoal_reduce_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                          shoal_data_type type, shoal_reduce_op op, shoal_work_t* work);
+
+/* As shoal_all_gather with counts[r] elements of rank r: `input` holds counts[rank] elements, `output` all of them. */
+shoal_status shoal_all_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type);
+shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                      shoal_data_type type, shoal_work_t* work);
+
+/* output[i] = op over all ranks of input[i], for i < count, on rank `root`; elsewhere `output` is not used and may be NULL.
+ * `output` may be equal to `input`, but not overlap it otherwise. */
+shoal_status shoal_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                          shoal_reduce_op op, int root);
+shoal_status shoal_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                shoal_reduce_op op, int root, shoal_work_t* work);
+
+/* output[r * count + i] = input[i] of rank r, on rank `root`; elsewhere `output` is not used and may be NULL. The root's
+ * `input` may be its place in `output`, but not overlap it otherwise. _v: counts[r] elements of rank r. */
+shoal_status shoal_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root);
+shoal_status shoal_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                int root, shoal_work_t* work);
+shoal_status shoal_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
+                            int root);
+shoal_status shoal_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                  shoal_data_type type, int root, shoal_work_t* work);
+
+/* output[i] = input[rank * count + i] of rank `root`; elsewhere `input` is not used and may be NULL. The root's `output` may be
+ * its place in `input`, but not overlap it otherwise. _v: counts[r] elements for rank r. */
+shoal_status shoal_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root);
+shoal_status shoal_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                 int root, shoal_work_t* work);
+shoal_status shoal_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
+                             int root);
+shoal_status shoal_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                   shoal_data_type type, int root, shoal_work_t* work);
+
+/* output[r * count + i] = input[rank * count + i] of rank r, for every rank r: both hold size * count elements, and do not
+ * overlap. _v: send_counts[r] elements for rank r and receive_counts[r] from it; what a sends to b must be what b receives from
+ * a. */
+shoal_status shoal_all_to_all(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type);
+shoal_status shoal_all_to_all_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_work_t* work);
+shoal_status shoal_all_to_all_v(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
+                                const size_t* receive_counts, shoal_data_type type);
+shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
+                                      const size_t* receive_counts, shoal_data_type type, shoal_work_t* work);
+
 /* Completes when every rank has entered it. */
 shoal_status shoal_barrier(shoal_comm_t comm);
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work);

@@ -48,6 +48,21 @@ enum class CollectiveKind : std::uint8_t {
 };
 inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two beyond are point to point
 
+/// Whether a call of `kind` deals its message in shares, one for each rank: `count` and `counts` are then about shares.
+[[nodiscard]] constexpr bool deals_in_shares(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::gather ||
+         kind == CollectiveKind::scatter || kind == CollectiveKind::all_to_all;
+}
+/// Whether a call of `kind` has a rank to itself that `root` names.
+[[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce || kind == CollectiveKind::gather ||
+         kind == CollectiveKind::scatter;
+}
+/// Whether a call of `kind` folds values with `op`.
+[[nodiscard]] constexpr bool reduces(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::all_reduce || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::reduce;
+}
+
 /// Bytes of one element; 0 for a value outside the enum.
 [[nodiscard]] std::size_t size_of(DataType type) noexcept;
 [[nodiscard]] bool is_floating(DataType type) noexcept;

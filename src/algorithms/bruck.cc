@@ -1,9 +1,9 @@
-// bruck: all_to_all in ceil(log2 p) messages out of every rank. A block that has to go d ranks up travels along the binary digits
-// of d: in the round of bit k, every rank hands what still has that bit to go to the rank 2^k after it. For small blocks: each
-// travels up to log2 p times.
+// bruck: all_to_all in ceil(log2 p) messages out of every rank. A block that has to go d ranks up travels along the binary
+// digits of d: in the round of bit k, every rank hands what still has that bit to go to the rank 2^k after it. For small
+// blocks: each travels up to log2 p times.
 //
-// What one round sends is packed first, since it lies in as many places as there are blocks: a message and some copies cost less
-// than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
+// What one round sends is packed first, since it lies in as many places as there are blocks: a message and some copies cost
+// less than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
 
 #include <utility>
 #include <vector>
@@ -15,7 +15,8 @@ namespace {
 
 Status supports(const Topology&, const Collective& collective) {
   if (collective.kind == CollectiveKind::all_to_all && !collective.counts.empty()) {
-    return {StatusCode::unsupported, "does not serve all_to_all with counts: ranks know nothing of blocks that pass through them"};
+    return {StatusCode::unsupported,
+            "does not serve all_to_all with counts: ranks know nothing of blocks that pass through them"};
   }
   return serves_only(collective.kind, {CollectiveKind::all_to_all});
 }

@@ -18,9 +18,9 @@ struct Shard {
 };
 
 /// Appends steps to the Program of one rank. A stage says only *what* moves; the builder knows whether this rank's value of a
-/// chunk still is its untouched input or, once something was written, in the output or, where the output has no place for it, in
-/// scratch. That is what lets stages be composed: no stage needs to know which one ran before it, and a reduce-scatter is the
-/// same whether all ranks or one keep the result.
+/// chunk still is its untouched input or, once something was written, in the output or, where the output has no place for it,
+/// in scratch. That is what lets stages be composed: no stage needs to know which one ran before it, and a reduce-scatter is
+/// the same whether all ranks or one keep the result.
 class ProgramBuilder {
  public:
   ProgramBuilder(const Topology& topology, const Collective& collective, int rank, std::uint32_t message_chunks,

@@ -24,7 +24,8 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   for (const auto& ranks : nodes) members.insert(members.end(), ranks.begin(), ranks.end());
 
   if (collective.kind == CollectiveKind::reduce) {
-    const auto chunks = static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / kChunkBytes, 1, kMaxChunks));
+    const auto chunks =
+        static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / kChunkBytes, 1, kMaxChunks));
     ProgramBuilder program(topology, collective, rank, chunks, 1);
     chain_reduce(program, members, {0, 0, chunks});
     if (members.size() == 1) program.copy_to_output({0, 0, chunks});

@@ -1,8 +1,8 @@
 // circulant: reduce-scatter and all_gather on a circulant graph whose skips are the number of ranks, halved again and again.
 // As little traffic as the ring in ceil(log2 p) rounds each, for every p.
 //
-// All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather and reduce_scatter of shares of n: half
-// the rounds, n (p - 1) bytes. The reduce_scatter keeps half of the message in scratch.
+// All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather and reduce_scatter of shares of n:
+// half the rounds, n (p - 1) bytes. The reduce_scatter keeps half of the message in scratch.
 
 #include <numeric>
 #include <utility>
@@ -59,7 +59,8 @@ void circulant_all_gather(ProgramBuilder& program, std::span<const int> members,
   std::ranges::reverse(rounds);
   for (const auto& [skip, held] : rounds) {
     for (const Shard& shard : run_of(program, shares, me.index(), held - skip)) program.send(members[me.before(skip)], shard);
-    for (const Shard& shard : run_of(program, shares, me.after(skip), held - skip)) program.recv(members[me.after(skip)], shard);
+    for (const Shard& shard : run_of(program, shares, me.after(skip), held - skip))
+      program.recv(members[me.after(skip)], shard);
   }
 }
 

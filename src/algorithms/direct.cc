@@ -1,8 +1,8 @@
 // direct: one hop to each shard's owner, who folds all operands in one pass, and one hop back. As little traffic as the ring in
 // two hops; the price is p - 1 peers at once. What is dealt in shares takes the one hop that it needs.
 //
-// Broadcast: the root deals the message to the others, who hand their parts on to each other; so nobody, the root included, sends
-// or receives it more than once. Reduce: the same backwards. A rank keeps its part, n / (p - 1), in scratch.
+// Broadcast: the root deals the message to the others, who hand their parts on to each other; so nobody, the root included,
+// sends or receives it more than once. Reduce: the same backwards. A rank keeps its part, n / (p - 1), in scratch.
 
 #include <algorithm>
 #include <numeric>
@@ -19,10 +19,9 @@ constexpr std::size_t kLaneShardBytes = 256 << 10;
 constexpr std::size_t kMaxLanes = 64;
 
 Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind,
-                     {CollectiveKind::all_reduce, CollectiveKind::broadcast, CollectiveKind::all_gather,
-                      CollectiveKind::reduce_scatter, CollectiveKind::reduce, CollectiveKind::gather, CollectiveKind::scatter,
-                      CollectiveKind::all_to_all});
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::broadcast, CollectiveKind::all_gather,
+                                       CollectiveKind::reduce_scatter, CollectiveKind::reduce, CollectiveKind::gather,
+                                       CollectiveKind::scatter, CollectiveKind::all_to_all});
 }
 
 std::uint32_t lane_count(const Topology& topology, const Collective& collective) {

@@ -146,8 +146,8 @@ void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segm
   move(program, members, stage.shares(members.size(), whole.lane, whole.first));
 }
 
-Program compose_all_reduce(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& outside,
-                std::string name) {
+Program compose_all_reduce(const Topology& topology, const Collective& collective, int rank, const Stage& inside,
+                           const Stage& outside, std::string name) {
   const Stage& between = topology.nodes() > 1 ? outside : inside;
   const Deal deal = make_deal(topology, collective, rank, inside, between);
   const std::uint32_t lanes = deal.segments * deal.lanes_per_segment;
@@ -198,8 +198,7 @@ Status supports_pair(const Topology& topology, const Collective& collective) {
       !std::has_single_bit(static_cast<unsigned>(last))) {
     return {StatusCode::unsupported, "does not serve reduce_scatter unless the nodes are a power of two"};
   }
-  return serves_only(collective.kind,
-                     {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather, CollectiveKind::reduce_scatter});
 }
 
 template <std::size_t inside, std::size_t outside>

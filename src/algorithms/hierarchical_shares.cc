@@ -1,6 +1,7 @@
-// hierarchical, for what is dealt in shares. The s-th ranks of all nodes make strand s, and exchange its shares between the nodes
-// on a rail of their own; a node with fewer ranks has its rank s mod L stand in. So a node sends each other node one share for
-// each of that one's ranks (reduce_scatter) or of its own (all_gather), however many ranks it has: the least that it can.
+// hierarchical, for what is dealt in shares. The s-th ranks of all nodes make strand s, and exchange its shares between the
+// nodes on a rail of their own; a node with fewer ranks has its rank s mod L stand in. So a node sends each other node one
+// share for each of that one's ranks (reduce_scatter) or of its own (all_gather), however many ranks it has: the least that it
+// can.
 //
 // A reduce_scatter folds inside the node first: a rank keeps a strand, its part of the message, in scratch.
 

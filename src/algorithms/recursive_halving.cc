@@ -99,8 +99,8 @@ namespace {
 Status supports(const Topology& topology, const Collective& collective) {
   const bool even = std::has_single_bit(static_cast<unsigned>(topology.ranks()));
   if (collective.kind == CollectiveKind::reduce_scatter && !even)
-    return {StatusCode::unsupported, "does not serve reduce_scatter among " + std::to_string(topology.ranks()) +
-                                         " ranks, only among a power of two"};
+    return {StatusCode::unsupported,
+            "does not serve reduce_scatter among " + std::to_string(topology.ranks()) + " ranks, only among a power of two"};
   return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::reduce_scatter});
 }
 

@@ -22,8 +22,8 @@ void direct_reduce_scatter(ProgramBuilder& program, std::span<const int> members
 /// Every member gets every shard from its owner, in one hop.
 void direct_all_gather(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
 
-/// Every member sends every other the shards of its input that are that one's, and puts what it gets from it into the same place
-/// of its output. One hop. Ranks start with the next higher one, so that each receives from one at a time.
+/// Every member sends every other the shards of its input that are that one's, and puts what it gets from it into the same
+/// place of its output. One hop. Ranks start with the next higher one, so that each receives from one at a time.
 void direct_all_to_all(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
 
 /// As direct_reduce_scatter, but around a ring: n - 1 hops, each to the next member only.

@@ -1,7 +1,7 @@
-// tree: broadcast and reduce along binomial trees, one between the nodes and one inside each: log2 hops, every wire between nodes
-// crossed once. Gather and scatter along one binomial tree over the ranks node by node: inner ranks keep their subtree's shares,
-// up to half of the message, in scratch. All_reduce up and down two binary trees with half of the message each, tile by tile: 2 floor(log2 p) hops, at most 2 n
-// bytes out of a rank and at most four neighbours in the trees, whatever p is.
+// tree: broadcast and reduce along binomial trees, one between the nodes and one inside each: log2 hops, every wire between
+// nodes crossed once. Gather and scatter along one binomial tree over the ranks node by node: inner ranks keep their subtree's
+// shares, up to half of the message, in scratch. All_reduce up and down two binary trees with half of the message each, tile by
+// tile: 2 floor(log2 p) hops, at most 2 n bytes out of a rank and at most four neighbours in the trees, whatever p is.
 
 #include <algorithm>
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -246,6 +247,11 @@ Status deliver(Result<Work> started, shoal_work_t* work) {
   return {};
 }
 
+/// `counts` has one number for each rank of `comm`.
+std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_comm_t comm) {
+  return {counts, static_cast<std::size_t>(comm->communicator->size())};
+}
+
 }  // namespace
 }  // namespace shoal
 
@@ -362,6 +368,165 @@ shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* 
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
     return deliver(comm->communicator->all_gather_async(input, output, count, static_cast<DataType>(type)), work);
   });
+}
+
+shoal_status shoal_reduce_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                  shoal_reduce_op op) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
+    return comm->communicator->reduce_scatter(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op));
+  });
+}
+
+shoal_status shoal_reduce_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                        shoal_reduce_op op, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
+    return deliver(
+        comm->communicator->reduce_scatter_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op)),
+        work);
+  });
+}
+
+shoal_status shoal_reduce_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                    shoal_data_type type, shoal_reduce_op op) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
+    return comm->communicator->reduce_scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
+                                                static_cast<ReduceOp>(op));
+  });
+}
+
+shoal_status shoal_reduce_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                          shoal_data_type type, shoal_reduce_op op, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
+    return deliver(comm->communicator->reduce_scatter_v_async(input, output, counts_of(counts, comm),
+                                                              static_cast<DataType>(type), static_cast<ReduceOp>(op)),
+                   work);
+  });
+}
+
+shoal_status shoal_all_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                shoal_data_type type) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return comm->communicator->all_gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type));
+  });
+}
+
+shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                      shoal_data_type type, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return deliver(comm->communicator->all_gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type)),
+                   work);
+  });
+}
+
+shoal_status shoal_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                          shoal_reduce_op op, int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
+    return comm->communicator->reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root);
+  });
+}
+
+shoal_status shoal_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                shoal_reduce_op op, int root, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
+    return deliver(
+        comm->communicator->reduce_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root),
+        work);
+  });
+}
+
+shoal_status shoal_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->gather(input, output, count, static_cast<DataType>(type), root); });
+}
+
+shoal_status shoal_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                int root, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->gather_async(input, output, count, static_cast<DataType>(type), root), work);
+  });
+}
+
+shoal_status shoal_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
+                            int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return comm->communicator->gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root);
+  });
+}
+
+shoal_status shoal_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                  shoal_data_type type, int root, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return deliver(
+        comm->communicator->gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root), work);
+  });
+}
+
+shoal_status shoal_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->scatter(input, output, count, static_cast<DataType>(type), root); });
+}
+
+shoal_status shoal_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                 int root, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->scatter_async(input, output, count, static_cast<DataType>(type), root), work);
+  });
+}
+
+shoal_status shoal_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
+                             int root) {
+  return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return comm->communicator->scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root);
+  });
+}
+
+shoal_status shoal_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
+                                   shoal_data_type type, int root, shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
+    return deliver(
+        comm->communicator->scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root), work);
+  });
+}
+
+shoal_status shoal_all_to_all(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->all_to_all(input, output, count, static_cast<DataType>(type)); });
+}
+
+shoal_status shoal_all_to_all_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
+                                    shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->all_to_all_async(input, output, count, static_cast<DataType>(type)), work);
+  });
+}
+
+shoal_status shoal_all_to_all_v(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
+                                const size_t* receive_counts, shoal_data_type type) {
+  return guarded(Checks(__func__)
+                     .not_null("comm", comm)
+                     .not_null("send_counts", send_counts)
+                     .not_null("receive_counts", receive_counts)
+                     .type(type),
+                 [&] {
+                   return comm->communicator->all_to_all_v(input, counts_of(send_counts, comm), output,
+                                                           counts_of(receive_counts, comm), static_cast<DataType>(type));
+                 });
+}
+
+shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, const size_t* send_counts, void* output,
+                                      const size_t* receive_counts, shoal_data_type type, shoal_work_t* work) {
+  return guarded(Checks(__func__)
+                     .out("work", work)
+                     .not_null("comm", comm)
+                     .not_null("send_counts", send_counts)
+                     .not_null("receive_counts", receive_counts)
+                     .type(type),
+                 [&] {
+                   return deliver(
+                       comm->communicator->all_to_all_v_async(input, counts_of(send_counts, comm), output,
+                                                              counts_of(receive_counts, comm), static_cast<DataType>(type)),
+                       work);
+                 });
 }
 
 shoal_status shoal_barrier(shoal_comm_t comm) {

@@ -82,8 +82,8 @@ Status run(const ScheduleOptions& options, const std::string& table_path) {
     if (const auto table = read_tuning_file(table_path); !table.ok()) return table.status();
   }
 
-  fmt::print("{} ({} of each rank) on {}\n", to_string(*collective), format_bytes(collective->input_bytes()),
-             topology->shape());
+  fmt::print("{} ({}{}) on {}\n", to_string(*collective), format_bytes(collective->input_bytes()),
+             deals_in_shares(collective->kind) ? " a share" : "", topology->shape());
   print_costs(*topology);
   const auto tuned = consult_table(table_path, *topology, collective->kind);
   if (!tuned.ok()) return tuned.status();
@@ -102,9 +102,10 @@ void add_explain_command(CLI::App& app, int* exit_status) {
       "explain", "Says which algorithm a call would run, and why: shoal explain all_reduce 4MiB --shape 2x4");
   const auto options = std::make_shared<ScheduleOptions>();
   const auto table_path = std::make_shared<std::string>(setting("SHOAL_TUNING"));
-  command->add_option("collective", options->collective_name, "all_reduce, broadcast, all_gather or barrier")
+  command->add_option("collective", options->collective_name, "all_reduce, reduce_scatter, all_to_all, ...")
       ->capture_default_str();
-  command->add_option("size", options->size, "bytes of each rank's input: 4, 4K, 4KiB, 64MiB")->capture_default_str();
+  command->add_option("size", options->size, "bytes of the message, or of each rank's share of it: 4, 4K, 4KiB, 64MiB")
+      ->capture_default_str();
   options->add_to(*command);
   options->add_costs_to(*command);
   command->add_option("--tuning", *table_path, "table of measured times by shoal tune (default: SHOAL_TUNING)");

@@ -76,13 +76,14 @@ void ScheduleOptions::add_to(CLI::App& command) {
   command.add_option("--shape", shape_, "2x4: two nodes of four ranks; 3+1+2: uneven nodes (default 2x4)")->excludes(ranks);
   command.add_option("--type", type_, "data type")->capture_default_str();
   command.add_option("--op", op_, "reduction operation")->capture_default_str();
-  command.add_option("--root", root_, "root of a broadcast")->capture_default_str();
+  command.add_option("--root", root_, "root of a broadcast, reduce, gather or scatter")->capture_default_str();
   command.add_option("--algorithm,-a", algorithm, "name of an algorithm (default: all, or the Selector's choice)");
 }
 
 void ScheduleOptions::add_size_to(CLI::App& command) {
-  command.add_option("--collective,-c", collective_name, "all_reduce, broadcast, all_gather or barrier")->capture_default_str();
-  command.add_option("--size,-s", size, "bytes of each rank's input: 4, 4K, 4KiB, 64MiB")->capture_default_str();
+  command.add_option("--collective,-c", collective_name, "all_reduce, reduce_scatter, all_to_all, ...")->capture_default_str();
+  command.add_option("--size,-s", size, "bytes of the message, or of each rank's share of it: 4, 4K, 4KiB, 64MiB")
+      ->capture_default_str();
 }
 
 void ScheduleOptions::add_costs_to(CLI::App& command) {

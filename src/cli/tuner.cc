@@ -133,7 +133,8 @@ class Tuner {
       case CollectiveKind::scatter:
         return communicator_.scatter(all, own, count, kType, 0, options);
       case CollectiveKind::all_to_all:
-        return communicator_.all_to_all(all, all + count * static_cast<std::size_t>(communicator_.size()), count, kType, options);
+        return communicator_.all_to_all(all, all + count * static_cast<std::size_t>(communicator_.size()), count, kType,
+                                        options);
       default:
         return {StatusCode::unsupported, fmt::format("{} is not tuned", to_string(cell.kind))};
     }

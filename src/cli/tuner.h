@@ -33,11 +33,11 @@ struct TuneStep {
   std::vector<Measurement> results;  ///< fastest first; empty before it is done
 };
 
-/// Measures float32 sums in place (all_to_all: not), in buffers of ordinary memory; what has a root with rank 0. Algorithms take turns round by round,
-/// so that a disturbance hits all of them; a time is the slowest rank's; the result is the median with the 10th and 90th
-/// percentiles. An algorithm that the model puts far behind the best is left out, one that a first look finds far behind is
-/// measured a few times only. Small calls are timed in batches, except for those with a root, who would run ahead or
-/// behind.
+/// Measures float32 sums in place (all_to_all: not), in buffers of ordinary memory; what has a root with rank 0. Algorithms
+/// take turns round by round, so that a disturbance hits all of them; a time is the slowest rank's; the result is the median
+/// with the 10th and 90th percentiles. An algorithm that the model puts far behind the best is left out, one that a first look
+/// finds far behind is measured a few times only. Small calls are timed in batches, except for those with a root, who would run
+/// ahead or behind.
 ///
 /// Collective over the ranks of `communicator`; options must be equal on all, rank 0 decides the rest. `progress` is called on
 /// rank 0, before and after each step. Every rank gets the same measurements.

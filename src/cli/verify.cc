@@ -83,13 +83,15 @@ Status verify_all(Tally& tally) {
     for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 64}) {
       for (const Topology& topology : shapes_of(ranks)) {
         for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
-          Collective collective{static_cast<CollectiveKind>(kind), 0, DataType::float32, ReduceOp::sum, 0};
+          // An average: it also has to be divided, once.
+          Collective collective{static_cast<CollectiveKind>(kind), 0, DataType::float32, ReduceOp::avg, 0};
           if (!algorithm.supports(topology, collective).ok()) continue;
           const std::vector<std::size_t> all_counts{0, 1, 1009, 5'000'011};
-          const std::vector<std::size_t> counts =
-              collective.kind == CollectiveKind::barrier ? std::vector<std::size_t>{0} : all_counts;
-          const std::set<int> roots =
-              collective.kind == CollectiveKind::broadcast ? std::set{0, ranks / 2, ranks - 1} : std::set{0};
+          // A share is cut in the same way whatever its size.
+          const std::vector<std::size_t> counts = collective.kind == CollectiveKind::barrier ? std::vector<std::size_t>{0}
+                                                  : deals_in_shares(collective.kind)         ? std::vector<std::size_t>{0, 7}
+                                                                                             : all_counts;
+          const std::set<int> roots = has_root(collective.kind) ? std::set{0, ranks / 2, ranks - 1} : std::set{0};
           for (const std::size_t count : counts) {
             for (const int root : roots) {
               collective.count = count;

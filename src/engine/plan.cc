@@ -79,7 +79,8 @@ std::uint64_t fnv1a(std::span<const std::byte> bytes) {
 }
 
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology, std::size_t max_tile_bytes) {
-  const std::string words = fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes, program.message_chunks);
+  const std::string words =
+      fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes, program.message_chunks);
   return fnv1a(std::as_bytes(std::span(words)));
 }
 
@@ -173,7 +174,9 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     if (has_peer) link_entry(step.peer);
     if (bytes == 0) continue;
     // In place, what should be copied may lie there already.
-    const auto same = [](const PlanSlice& a, const PlanSlice& b) { return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes; };
+    const auto same = [](const PlanSlice& a, const PlanSlice& b) {
+      return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes;
+    };
     if (step.op == StepOp::copy && same(slice, resolve(step.target).first)) continue;
 
     Instruction instruction;
@@ -269,7 +272,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     if (!shared) plan->signature.count = 0;
     const auto bytes = std::as_bytes(collective.counts);
     const std::uint64_t counts_hash = shared ? fnv1a(bytes) : 0;
-    plan->signature.plan_fingerprint = (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
+    plan->signature.plan_fingerprint =
+        (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
   }
   return plan;
 }

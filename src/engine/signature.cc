@@ -25,7 +25,9 @@ std::string difference(const CallSignature& a, const CallSignature& b) {
   note(a.kind != b.kind, "collective");
   note(a.count != b.count, "count");
   // The lower half of the fingerprint is that of the counts.
-  const auto counts = [](const CallSignature& s) { return s.has_counts != 0 ? static_cast<std::uint32_t>(s.plan_fingerprint) : 0; };
+  const auto counts = [](const CallSignature& s) {
+    return s.has_counts != 0 ? static_cast<std::uint32_t>(s.plan_fingerprint) : 0;
+  };
   note(a.kind == b.kind && (a.has_counts != b.has_counts || counts(a) != counts(b)), "counts");
   note(a.type != b.type, "type");
   note(a.op != b.op, "op");

@@ -17,13 +17,15 @@ struct CallSignature {
   std::uint8_t has_counts = 0;  ///< 1 where shares differ (Collective::counts)
   std::int32_t root = 0;
   std::uint64_t count = 0;
-  std::uint64_t plan_fingerprint = 0;  ///< hash of algorithm name, topology shape and tile size; lower half: of the counts, if any
+  std::uint64_t plan_fingerprint =
+      0;  ///< hash of algorithm name, topology shape and tile size; lower half: of the counts, if any
 
   friend bool operator==(const CallSignature& a, const CallSignature& b) noexcept { return std::memcmp(&a, &b, sizeof a) == 0; }
 };
 static_assert(sizeof(CallSignature) == 24, "compared and sent as bytes: no padding");
 
-/// "all_reduce float32 x 1024 sum"; "broadcast int8 x 3 from rank 2"; "reduce_scatter_v float32 x 10 sum" (all counts together). Safe for any bytes from a peer.
+/// "all_reduce float32 x 1024 sum"; "broadcast int8 x 3 from rank 2"; "reduce_scatter_v float32 x 10 sum" (all counts
+/// together). Safe for any bytes from a peer.
 std::string to_string(const CallSignature& signature);
 
 /// What differs between two signatures, for a mismatch report: "count", "type", ... ; "plan" where only the algorithm differs.

@@ -54,8 +54,8 @@ class ChunkLayout {
   std::size_t element_bytes_;
   std::uint32_t chunks_;
   std::uint32_t chunks_per_share_ = 1;
-  std::array<std::uint32_t, 2> first_chunk_;                 // of input and output
-  std::array<std::vector<std::size_t>, 2> share_starts_;     // in elements, of input and output; empty where shares are equal
+  std::array<std::uint32_t, 2> first_chunk_;              // of input and output
+  std::array<std::vector<std::size_t>, 2> share_starts_;  // in elements, of input and output; empty where shares are equal
   std::size_t largest_chunk_bytes_ = 0;
 };
 

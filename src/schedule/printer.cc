@@ -50,7 +50,8 @@ std::string print_text(const Schedule& schedule) {
   std::string text =
       fmt::format("{}: {} on {}\n", name_of(schedule), to_string(schedule.collective), schedule.topology.shape());
   for (const Program& program : schedule.programs) {
-    const ChunkLayout layout(schedule.collective_of(program.rank), schedule.topology.ranks(), program.rank, program.message_chunks);
+    const ChunkLayout layout(schedule.collective_of(program.rank), schedule.topology.ranks(), program.rank,
+                             program.message_chunks);
     fmt::format_to(std::back_inserter(text), "rank {} (node {}): {} of about {}, {}, {}\n", program.rank,
                    schedule.topology.node_of_rank[static_cast<std::size_t>(program.rank)],
                    plural(program.message_chunks, "chunk"), plural(layout.bytes({Buffer::output, 0, 1}).size_bytes, "byte"),

@@ -14,21 +14,6 @@
 
 namespace shoal {
 
-/// Whether a call of `kind` deals its message in shares, one for each rank: `count` and `counts` are then about shares.
-[[nodiscard]] constexpr bool deals_in_shares(CollectiveKind kind) noexcept {
-  return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::gather ||
-         kind == CollectiveKind::scatter || kind == CollectiveKind::all_to_all;
-}
-/// Whether a call of `kind` has a rank to itself that `root` names.
-[[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
-  return kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce || kind == CollectiveKind::gather ||
-         kind == CollectiveKind::scatter;
-}
-/// Whether a call of `kind` folds values with `op`.
-[[nodiscard]] constexpr bool reduces(CollectiveKind kind) noexcept {
-  return kind == CollectiveKind::all_reduce || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::reduce;
-}
-
 /// What is asked for.
 struct Collective {
   CollectiveKind kind = CollectiveKind::all_reduce;

@@ -97,7 +97,7 @@ class NodeEstimate {
     const auto place = [&](const Slice& slice) {
       return value_us.begin() + slice.first_chunk + (slice.buffer == Buffer::scratch ? program.message_chunks : 0);
     };
-    std::vector<double> sent_us(program.lanes, 0);            // when the latest send of a lane starts
+    std::vector<double> sent_us(program.lanes, 0);  // when the latest send of a lane starts
     double longest_us = 0;
     for (const Step& step : program.steps) {
       double& sent = sent_us[step.lane];

@@ -7,7 +7,8 @@ namespace shoal {
 
 /// Predicted microseconds of `collective` by `algorithm`. Small schedules are simulated (simulate.h); larger ones are
 /// estimated from the Programs of a few ranks, in time proportional to the length of a Program.
-/// Shares that differ are taken as equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
+/// Shares that differ are taken as equal. Pure: every rank gets the same number from the same arguments. Precondition:
+/// algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 /// The estimate alone: latency along the longest chain of hops plus the time for which the busiest port or core is needed.

@@ -139,7 +139,8 @@ class Simulator {
 
   void add_program(const Program& program) {
     const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
-    const ChunkLayout layout(schedule_.collective_of(program.rank), schedule_.topology.ranks(), program.rank, program.message_chunks);
+    const ChunkLayout layout(schedule_.collective_of(program.rank), schedule_.topology.ranks(), program.rank,
+                             program.message_chunks);
     const Dependencies dependencies(program);
     const auto base = static_cast<std::uint32_t>(units_.size());
     std::vector<std::uint32_t> last_send(schedule_.programs.size(), kNone);

@@ -29,9 +29,9 @@ constexpr std::array<TypeInfo, kDataTypeCount> kTypes{{
     {"uint64", "ulong", 8, false},
 }};
 constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
-constexpr std::array<std::string_view, kCollectiveKindCount + 2> kKinds{
-    "all_reduce", "broadcast", "all_gather", "barrier", "reduce_scatter", "reduce", "gather", "scatter",
-    "all_to_all", "send",      "receive"};
+constexpr std::array<std::string_view, kCollectiveKindCount + 2> kKinds{"all_reduce",     "broadcast", "all_gather", "barrier",
+                                                                        "reduce_scatter", "reduce",    "gather",     "scatter",
+                                                                        "all_to_all",     "send",      "receive"};
 
 template <typename Names, typename NameOf>
 Status unknown(std::string_view what, std::string_view given, const Names& names, NameOf name_of) {

@@ -12,26 +12,8 @@ static const char* why_unsupported(int collective, int type, int op, size_t coun
   (void)count;
   return type == 1 ? "it has no float64" : 0;
 }
-static int all_reduce(const void* input, void* output, size_t count, int type, int op) {
-  (void)input;
-  (void)output;
-  (void)count;
-  (void)type;
-  (void)op;
-  return 0;
-}
-static int broadcast(void* buffer, size_t count, int type, int root) {
-  (void)buffer;
-  (void)count;
-  (void)type;
-  (void)root;
-  return 0;
-}
-static int all_gather(const void* input, void* output, size_t count, int type) {
-  (void)input;
-  (void)output;
-  (void)count;
-  (void)type;
+static int run(const shoal_peer_call* call) {
+  (void)call;
   return 0;
 }
 static int barrier(void) { return 0; }
@@ -47,8 +29,8 @@ static int use_variant(int variant) {
 static const char* last_error(void) { return ""; }
 static void finalize(void) {}
 
-static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "wrong",    "none",     version, init,     why_unsupported,
-                                all_reduce,           broadcast,  all_gather, barrier, variants, variant_name,
+static const shoal_peer peer = {SHOAL_PEER_INTERFACE, "wrong",    "none",  version,  init,
+                                why_unsupported,      run,        barrier, variants, variant_name,
                                 use_variant,          last_error, finalize};
 
 const shoal_peer* shoal_peer_get(void) { return &peer; }

@@ -11,6 +11,8 @@
 
 #include "src/algorithms/algorithm.h"
 #include "src/schedule/describe.h"
+#include "src/schedule/layout.h"
+#include "src/schedule/units.h"
 #include "tests/schedule/shapes.h"
 
 namespace shoal {
@@ -221,21 +223,30 @@ bool peer_out_of_range(Schedule& schedule, Program& program, Random& random) {
   return i.has_value();
 }
 
-bool wrong_chunk_sent(Schedule&, Program& program, Random& random) {
+/// How many places there are for `slice` in its buffer.
+std::uint32_t places_for(const Schedule& schedule, const Program& program, const Slice& slice) {
+  const std::uint32_t chunks =
+      slice.buffer == Buffer::scratch
+          ? program.scratch_chunks
+          : chunks_in(schedule.collective, slice.buffer, schedule.topology.ranks(), program.rank, program.message_chunks).count;
+  return chunks - slice.chunk_count + 1;
+}
+
+bool wrong_chunk_sent(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, is_send);
   if (!i) return false;
   Slice& source = program.steps[*i].source;
-  const std::uint32_t places = program.message_chunks - source.chunk_count + 1;
+  const std::uint32_t places = places_for(schedule, program, source);
   if (source.buffer == Buffer::input || places < 2) return false;
   source.first_chunk = (source.first_chunk + 1 + random() % (places - 1)) % places;
   return true;
 }
 
-bool wrong_chunk_received(Schedule&, Program& program, Random& random) {
+bool wrong_chunk_received(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, is_recv);
   if (!i) return false;
   Slice& target = program.steps[*i].target;
-  const std::uint32_t places = program.message_chunks - target.chunk_count + 1;
+  const std::uint32_t places = places_for(schedule, program, target);
   if (places < 2) return false;
   target.first_chunk = (target.first_chunk + 1 + random() % (places - 1)) % places;
   return true;
@@ -256,8 +267,10 @@ bool duplicate_reduce(Schedule& schedule, Program& program, Random& random) {
 
 bool recv_instead_of_reduce(Schedule&, Program& program, Random& random) {
   const auto i = pick(program, random, is_recv_reduce);
-  if (i) program.steps[*i].op = StepOp::recv;
-  return i.has_value();
+  if (!i) return false;
+  program.steps[*i].op = StepOp::recv;
+  program.steps[*i].completes = false;
+  return true;
 }
 
 bool reduce_instead_of_recv(Schedule&, Program& program, Random& random) {
@@ -287,8 +300,12 @@ bool source_is_stale(Schedule&, Program& program, Random& random) {
 }
 
 bool lane_of_its_own(Schedule&, Program& program, Random& random) {
-  // What a recv_reduce writes is read by a send or written by another fold of its lane.
-  const auto i = pick(program, random, is_recv_reduce);
+  // What a recv_reduce writes is mostly read by a send or written by another fold of its lane.
+  const auto i = pick(program, random, [&](const Step& fold) {
+    return is_recv_reduce(fold) && std::ranges::any_of(program.steps, [&](const Step& other) {
+             return &other != &fold && (other.source == fold.target || other.target == fold.target);
+           });
+  });
   if (i) program.steps[*i].lane = program.lanes++;
   return i.has_value();
 }
@@ -312,7 +329,7 @@ bool extra_recv(Schedule&, Program& program, Random& random) {
 }
 
 bool wrong_root(Schedule& schedule, Program&, Random&) {
-  if (schedule.collective.kind != CollectiveKind::broadcast) return false;
+  if (!has_root(schedule.collective.kind)) return false;
   schedule.collective.root = (schedule.collective.root + 1) % schedule.topology.ranks();
   return true;
 }
@@ -336,7 +353,7 @@ bool truncate_both_ends(Schedule& schedule, Program& program, Random& random) {
 
 bool slice_out_of_range(Schedule&, Program& program, Random& random) {
   const auto i = pick(program, random, [](const Step& s) { return !is_send(s); });
-  if (i) program.steps[*i].target.first_chunk = program.message_chunks;
+  if (i) program.steps[*i].target.first_chunk = program.message_chunks + program.scratch_chunks;
   return i.has_value();
 }
 
@@ -377,12 +394,59 @@ bool program_missing(Schedule& schedule, Program&, Random&) {
   return true;
 }
 
-bool copy_wrong_chunk(Schedule&, Program& program, Random& random) {
+bool copy_wrong_chunk(Schedule& schedule, Program& program, Random& random) {
   const auto i = pick(program, random, [](const Step& s) { return s.op == StepOp::copy; });
-  if (!i || program.message_chunks < 2) return false;
+  if (!i) return false;
   Slice& target = program.steps[*i].target;
-  target.first_chunk = (target.first_chunk + 1) % program.message_chunks;
+  const std::uint32_t places = places_for(schedule, program, target);
+  if (places < 2) return false;
+  target.first_chunk = (target.first_chunk + 1) % places;
   return true;
+}
+
+bool never_divided(Schedule& schedule, Program& program, Random& random) {
+  schedule.collective.op = ReduceOp::avg;
+  const auto i = pick(program, random, [](const Step& s) { return s.completes; });
+  if (i) program.steps[*i].completes = false;
+  return i.has_value();
+}
+
+bool divided_too_early(Schedule&, Program& program, Random& random) {
+  const std::vector<std::uint32_t> units = units_of_steps(program);
+  const auto last_of_a_fold = [&](const Step& s) {
+    const auto at = &s - program.steps.data();
+    const bool goes_on = std::find(units.begin() + at + 1, units.end(), units[static_cast<std::size_t>(at)]) != units.end();
+    return is_recv_reduce(s) && !s.completes && !goes_on;
+  };
+  const auto i = pick(program, random, last_of_a_fold);
+  if (i) program.steps[*i].completes = true;
+  return i.has_value();
+}
+
+bool copy_divides(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return s.op == StepOp::copy || is_send(s); });
+  if (i) program.steps[*i].completes = true;
+  return i.has_value();
+}
+
+bool scratch_of_another_size(Schedule& schedule, Program& program, Random& random) {
+  const ChunkLayout layout(schedule.collective, schedule.topology.ranks(), program.rank, program.message_chunks);
+  const auto i = pick(program, random, [](const Step& s) {
+    return is_send(s) && s.source.buffer == Buffer::scratch && s.source.chunk_count == 1;
+  });
+  if (!i) return false;
+  Slice& source = program.steps[*i].source;
+  const std::size_t bytes = layout.bytes(source).size_bytes;
+  for (source.holds = 0; source.holds < program.message_chunks; ++source.holds) {
+    if (layout.bytes(source).size_bytes != bytes) return true;
+  }
+  return false;
+}
+
+bool scratch_holds_nothing_known(Schedule&, Program& program, Random& random) {
+  const auto i = pick(program, random, [](const Step& s) { return is_send(s) && s.source.buffer == Buffer::scratch; });
+  if (i) program.steps[*i].source.holds = program.message_chunks;
+  return i.has_value();
 }
 
 const std::vector<Mutation>& mutations() {
@@ -398,13 +462,13 @@ const std::vector<Mutation>& mutations() {
       {"duplicate_reduce", duplicate_reduce, {wrong_result, size_mismatch, deadlock}},
       {"recv_instead_of_reduce", recv_instead_of_reduce, {wrong_result}},
       {"reduce_instead_of_recv", reduce_instead_of_recv, {undefined_read, wrong_result}},
-      {"source_not_yet_written", source_not_yet_written, {undefined_read}},
+      {"source_not_yet_written", source_not_yet_written, {undefined_read, malformed, wrong_result}},
       {"source_is_stale", source_is_stale, {wrong_result}},
       {"lane_of_its_own", lane_of_its_own, {race}},
       {"lane_out_of_range", lane_out_of_range, {malformed}},
       {"extra_send", extra_send, {unmatched, size_mismatch}},
       {"extra_recv", extra_recv, {unmatched, size_mismatch}},
-      {"wrong_root", wrong_root, {wrong_result, undefined_read}},
+      {"wrong_root", wrong_root, {wrong_result, undefined_read, malformed}},
       {"truncate_one_end", truncate_one_end, {malformed, size_mismatch}},
       {"truncate_both_ends", truncate_both_ends, {wrong_result, undefined_read}},
       {"slice_out_of_range", slice_out_of_range, {malformed}},
@@ -414,6 +478,11 @@ const std::vector<Mutation>& mutations() {
       {"wrong_rank", wrong_rank, {malformed}},
       {"program_missing", program_missing, {malformed}},
       {"copy_wrong_chunk", copy_wrong_chunk, {wrong_result, undefined_read, size_mismatch}},
+      {"never_divided", never_divided, {wrong_result}},
+      {"divided_too_early", divided_too_early, {wrong_result}},
+      {"copy_divides", copy_divides, {malformed}},
+      {"scratch_of_another_size", scratch_of_another_size, {size_mismatch}},
+      {"scratch_holds_nothing_known", scratch_holds_nothing_known, {malformed}},
   };
   return all;
 }

@@ -89,6 +89,7 @@ static void check_null_handles(void) {
   int number = 0;
   shoal_work_t work = NULL;
   float value = 1;
+  size_t one = 1;
   CHECK_FAILS(shoal_comm_rank(NULL, &number), SHOAL_INVALID_ARGUMENT, "shoal_comm_rank: comm is NULL");
   CHECK_FAILS(shoal_comm_size(NULL, &number), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_comm_status(NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
@@ -96,6 +97,12 @@ static void check_null_handles(void) {
   CHECK_FAILS(shoal_all_reduce(NULL, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_broadcast(NULL, &value, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_all_gather(NULL, &value, &value, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_all_gather_v(NULL, &value, &value, &one, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_reduce_scatter(NULL, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_reduce(NULL, &value, &value, 1, SHOAL_FLOAT32, SHOAL_SUM, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_gather(NULL, &value, &value, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_scatter(NULL, &value, &value, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_all_to_all(NULL, &value, &value, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_barrier(NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_barrier_async(NULL, &work), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_work_wait(NULL), SHOAL_INVALID_ARGUMENT, "work is NULL");
@@ -107,6 +114,8 @@ static void check_null_handles(void) {
 
 static void check_bad_calls(shoal_comm_t comm) {
   float value = 1;
+  float values[4] = {1, 2, 3, 4};
+  size_t huge = (size_t)-1;
   shoal_work_t work = (shoal_work_t)&failures;
   CHECK_FAILS(shoal_comm_rank(comm, NULL), SHOAL_INVALID_ARGUMENT, "rank is NULL");
   CHECK_FAILS(shoal_all_reduce(comm, NULL, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
@@ -123,6 +132,18 @@ static void check_bad_calls(shoal_comm_t comm) {
   CHECK_FAILS(shoal_broadcast(comm, &value, 1, SHOAL_FLOAT32, 1), SHOAL_INVALID_ARGUMENT, "root");
   CHECK_FAILS(shoal_broadcast(comm, NULL, 1, SHOAL_FLOAT32, 0), SHOAL_INVALID_ARGUMENT, "null");
   CHECK_FAILS(shoal_all_gather(comm, &value, NULL, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK_FAILS(shoal_all_gather_v(comm, &value, values, NULL, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "counts is NULL");
+  CHECK_FAILS(shoal_reduce_scatter(comm, values, NULL, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
+  CHECK_FAILS(shoal_reduce_scatter(comm, values, &value, 1, SHOAL_FLOAT32, SHOAL_BAND), SHOAL_INVALID_ARGUMENT, "band");
+  CHECK_FAILS(shoal_reduce_scatter_v(comm, values, &value, &huge, SHOAL_INT8, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "count");
+  CHECK_FAILS(shoal_reduce(comm, values, &value, 1, SHOAL_FLOAT32, SHOAL_SUM, -1), SHOAL_INVALID_ARGUMENT, "root -1");
+  CHECK_FAILS(shoal_gather(comm, values, &value, 1, SHOAL_FLOAT32, 1), SHOAL_INVALID_ARGUMENT, "root 1");
+  CHECK_FAILS(shoal_scatter(comm, values, &value, 1, SHOAL_FLOAT32, 1), SHOAL_INVALID_ARGUMENT, "root 1");
+  CHECK_FAILS(shoal_scatter_async(comm, values, &value, 1, 77, 0, &work), SHOAL_INVALID_ARGUMENT, "unknown data type");
+  CHECK_FAILS(shoal_all_to_all(comm, values, values, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "not done in place");
+  CHECK_FAILS(shoal_all_to_all(comm, values, values + 1, 2, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "overlap");
+  CHECK_FAILS(shoal_all_to_all_v(comm, values, &huge, &value, NULL, SHOAL_INT8), SHOAL_INVALID_ARGUMENT,
+              "receive_counts is NULL");
   CHECK(shoal_comm_status(comm) == SHOAL_OK); /* bad arguments close nothing */
 }
 
@@ -157,6 +178,43 @@ static void check_good_calls(shoal_comm_t comm) {
   shoal_work_free(work);
 }
 
+/* Alone, every collective hands its input on. */
+static void check_each(shoal_comm_t comm) {
+  const float input[3] = {1, 2, 3};
+  const size_t counts[1] = {3};
+  float output[3];
+  shoal_work_t work = NULL;
+#define CHECK_COPIES(call)                                      \
+  do {                                                          \
+    memset(output, 0, sizeof output);                           \
+    CHECK((call) == SHOAL_OK);                                  \
+    if (work != NULL) CHECK(shoal_work_wait(work) == SHOAL_OK); \
+    shoal_work_free(work);                                      \
+    work = NULL;                                                \
+    CHECK(output[0] == 1 && output[1] == 2 && output[2] == 3);  \
+  } while (0)
+  CHECK_COPIES(shoal_all_gather_v(comm, input, output, counts, SHOAL_FLOAT32));
+  CHECK_COPIES(shoal_reduce_scatter(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_AVG));
+  CHECK_COPIES(shoal_reduce_scatter_v(comm, input, output, counts, SHOAL_FLOAT32, SHOAL_MAX));
+  CHECK_COPIES(shoal_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM, 0));
+  CHECK_COPIES(shoal_gather(comm, input, output, 3, SHOAL_FLOAT32, 0));
+  CHECK_COPIES(shoal_gather_v(comm, input, output, counts, SHOAL_FLOAT32, 0));
+  CHECK_COPIES(shoal_scatter(comm, input, output, 3, SHOAL_FLOAT32, 0));
+  CHECK_COPIES(shoal_scatter_v(comm, input, output, counts, SHOAL_FLOAT32, 0));
+  CHECK_COPIES(shoal_all_to_all(comm, input, output, 3, SHOAL_FLOAT32));
+  CHECK_COPIES(shoal_all_to_all_v(comm, input, counts, output, counts, SHOAL_FLOAT32));
+  CHECK_COPIES(shoal_all_gather_v_async(comm, input, output, counts, SHOAL_FLOAT32, &work));
+  CHECK_COPIES(shoal_reduce_scatter_async(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM, &work));
+  CHECK_COPIES(shoal_reduce_scatter_v_async(comm, input, output, counts, SHOAL_FLOAT32, SHOAL_SUM, &work));
+  CHECK_COPIES(shoal_reduce_async(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM, 0, &work));
+  CHECK_COPIES(shoal_gather_async(comm, input, output, 3, SHOAL_FLOAT32, 0, &work));
+  CHECK_COPIES(shoal_gather_v_async(comm, input, output, counts, SHOAL_FLOAT32, 0, &work));
+  CHECK_COPIES(shoal_scatter_async(comm, input, output, 3, SHOAL_FLOAT32, 0, &work));
+  CHECK_COPIES(shoal_scatter_v_async(comm, input, output, counts, SHOAL_FLOAT32, 0, &work));
+  CHECK_COPIES(shoal_all_to_all_async(comm, input, output, 3, SHOAL_FLOAT32, &work));
+  CHECK_COPIES(shoal_all_to_all_v_async(comm, input, counts, output, counts, SHOAL_FLOAT32, &work));
+}
+
 static void check_abort(shoal_comm_t comm) {
   float value = 1;
   shoal_work_t work = NULL;
@@ -180,6 +238,7 @@ int main(void) {
   CHECK(shoal_comm_create(&config, &comm) == SHOAL_OK);
   if (comm != NULL) {
     check_good_calls(comm);
+    check_each(comm);
     check_bad_calls(comm);
     check_abort(comm);
     shoal_comm_destroy(comm);

@@ -83,8 +83,15 @@ TEST(Statistics, BusFactorsAreThoseOfNcclTests) {
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::all_gather, 4), 0.75);
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::broadcast, 4), 1);
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::all_reduce, 1), 0);
-  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::all_reduce, 2, 100), 100);
-  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::broadcast, 1, 100), 0);
+  for (const CollectiveKind kind :
+       {CollectiveKind::reduce_scatter, CollectiveKind::gather, CollectiveKind::scatter, CollectiveKind::all_to_all}) {
+    EXPECT_DOUBLE_EQ(bus_factor(kind, 4), 0.75);
+  }
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::reduce, 4), 1);
+  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::all_reduce, 4, 2, 100), 100);
+  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::broadcast, 4, 1, 100), 0);
+  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::reduce_scatter, 4, 2, 100), 50);
+  EXPECT_DOUBLE_EQ(least_bytes_per_node(CollectiveKind::all_to_all, 4, 2, 100), 100);
 }
 
 Options parsed(const std::vector<std::string>& arguments) {

@@ -1,0 +1,139 @@
+// Random sequences of collectives, in flight together, against the model of call_model.h: on threads of this process, which the
+// sanitizers see into, and on real processes.
+//
+// SHOAL_TEST_SEED=n runs the one sequence n on every group of ranks; SHOAL_TEST_SEEDS=n changes how many run in all.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/call_model.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::ModelBuffers;
+using testing::ModelCall;
+
+constexpr std::uint64_t kSequences = 2000;   // on threads
+constexpr std::uint64_t kOnProcesses = 100;  // of each group
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+/// One sequence: the same on every rank. Those in flight together are waited for in an order of the rank's own.
+std::string run_sequence(Communicator& communicator, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::size_t largest = random() % 4 == 0 ? 60'000 : 2'000;
+  std::vector<ModelCall> calls(1 + random() % 6);
+  for (ModelCall& call : calls) call = testing::random_call(random, communicator.size(), largest);
+  std::vector<std::unique_ptr<ModelBuffers>> buffers;
+  std::vector<Work> works;
+  const auto error = [&](std::size_t k, const std::string& what) {
+    return fmt::format("seed {} rank {} of {} call {} ({}): {}", seed, communicator.rank(), communicator.size(), k,
+                       calls[k].text(), what);
+  };
+  for (std::size_t k = 0; k < calls.size(); ++k) {
+    buffers.push_back(std::make_unique<ModelBuffers>(calls[k], communicator.rank()));
+    auto work = testing::make_call(communicator, calls[k], *buffers.back());
+    if (!work.ok()) return error(k, work.status().to_string());
+    works.push_back(*work);
+  }
+  std::vector<std::size_t> order(calls.size());
+  for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
+  std::mt19937_64 own(seed * 31 + static_cast<std::uint64_t>(communicator.rank()));
+  std::shuffle(order.begin(), order.end(), own);
+  for (const std::size_t k : order) {
+    if (const Status status = works[k].wait(); !status.ok()) return error(k, status.to_string());
+    if (const std::string wrong = buffers[k]->check(); !wrong.empty()) return error(k, wrong);
+  }
+  return {};
+}
+
+std::string run_sequences(Communicator& communicator, std::uint64_t first, std::uint64_t count) {
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    if (std::string error = run_sequence(communicator, seed); !error.empty()) return error;
+  }
+  return {};
+}
+
+struct Group {
+  int ranks;
+  const char* transports;
+};
+
+void PrintTo(const Group& group, std::ostream* out) { *out << group.ranks << " ranks over " << group.transports; }
+
+class Property : public ::testing::TestWithParam<Group> {
+ protected:
+  static CommunicatorOptions options() {
+    CommunicatorOptions options;
+    options.transports = GetParam().transports;
+    options.timeout = std::chrono::seconds(60);
+    return options;
+  }
+};
+
+const std::vector<Group> kGroups{{2, "shm"}, {3, "shm"}, {4, "shm"}, {6, "shm"},
+                                 {2, "tcp"}, {3, "tcp"}, {4, "tcp"}, {5, "tcp"}};
+
+std::uint64_t sequences_of_a_group() {
+  return (from_environment("SHOAL_TEST_SEEDS", kSequences) + kGroups.size() - 1) / kGroups.size();
+}
+
+// First: a process that is forked from must not run a progress thread yet.
+TEST_P(Property, HoldsOnProcesses) {
+  const Group group = GetParam();
+  const std::uint64_t one = from_environment("SHOAL_TEST_SEED", 0);
+  const std::uint64_t first = one != 0 ? one : 77'000'000 + static_cast<std::uint64_t>(group.ranks) * 1'000;
+  testing::expect_ranks(group.ranks, options(), [&](Communicator& communicator) {
+    return run_sequences(communicator, first, one != 0 ? 1 : kOnProcesses);
+  });
+}
+
+TEST_P(Property, HoldsOnThreads) {
+  const Group group = GetParam();
+  std::string pattern = (std::filesystem::temp_directory_path() / "shoal-property-XXXXXX").string();
+  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+  const std::uint64_t one = from_environment("SHOAL_TEST_SEED", 0);
+  const std::uint64_t count = one != 0 ? 1 : sequences_of_a_group();
+  const auto place = static_cast<std::uint64_t>(group.ranks) * 2 + (group.transports[0] == 't' ? 1 : 0);
+  const std::uint64_t first = one != 0 ? one : 1'000'000 * place;
+  fmt::print("seeds {} to {}\n", first, first + count - 1);
+  std::vector<std::string> errors(static_cast<std::size_t>(group.ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < group.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::string& error = errors[static_cast<std::size_t>(rank)];
+      auto communicator = testing::join(pattern, rank, group.ranks, options());
+      if (!communicator.ok()) {
+        error = communicator.status().to_string();
+        return;
+      }
+      error = run_sequences(**communicator, first, count);
+      if (!error.empty()) (*communicator)->abort(error);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::filesystem::remove_all(pattern);
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(, Property, ::testing::ValuesIn(kGroups),
+                         [](const auto& info) { return fmt::format("{}_{}", info.param.ranks, info.param.transports); });
+
+}  // namespace
+}  // namespace shoal
