@@ -14,7 +14,7 @@ ProgramBuilder::ProgramBuilder(const Topology& topology, const Collective& colle
       input_(chunks_in(collective, Buffer::input, topology.ranks(), rank, message_chunks)),
       output_(chunks_in(collective, Buffer::output, topology.ranks(), rank, message_chunks)),
       place_(message_chunks, Place::nowhere),
-      last_folds_(message_chunks, kNone) {
+      last_folds_(reduces_ ? message_chunks : 0, kNone) {
   program_.rank = rank;
   program_.message_chunks = message_chunks;
   program_.lanes = lanes;
@@ -29,12 +29,12 @@ void ProgramBuilder::send(int peer, const Shard& shard) {
 
 void ProgramBuilder::recv(int peer, const Shard& shard) {
   program_.steps.push_back({StepOp::recv, peer, shard.lane, {}, write(shard)});
-  std::fill_n(last_folds_.begin() + shard.first, shard.count, kNone);
+  if (reduces_) std::fill_n(last_folds_.begin() + shard.first, shard.count, kNone);
 }
 
 void ProgramBuilder::recv_reduce(int peer, const Shard& shard) {
   const Slice source = value(shard);
-  std::fill_n(last_folds_.begin() + shard.first, shard.count, static_cast<std::uint32_t>(program_.steps.size()));
+  if (reduces_) std::fill_n(last_folds_.begin() + shard.first, shard.count, static_cast<std::uint32_t>(program_.steps.size()));
   program_.steps.push_back({StepOp::recv_reduce, peer, shard.lane, source, write(shard)});
 }
 
@@ -51,7 +51,7 @@ void ProgramBuilder::forget(const Shard& shard) {
 Program ProgramBuilder::finish(std::string algorithm) && {
   program_.algorithm = std::move(algorithm);
   if (reduces_) mark_completions();
-  place_scratch();
+  if (uses_scratch_) place_scratch();
   return std::move(program_);
 }
 
@@ -75,6 +75,7 @@ Slice ProgramBuilder::value(const Shard& shard) const {
 Slice ProgramBuilder::write(const Shard& shard) {
   const Place place = fits_output(shard) ? Place::output : Place::scratch;
   std::fill_n(place_.begin() + shard.first, shard.count, place);
+  uses_scratch_ |= place == Place::scratch;
   return slice(place, shard);
 }
 
@@ -101,7 +102,6 @@ void ProgramBuilder::place_scratch() {
       for (std::uint32_t k = 0; k < slice->chunk_count; ++k) place_of[slice->holds + k] = 0;
     }
   }
-  if (slices.empty()) return;
   if (together) {
     for (std::uint32_t& place : place_of) {
       if (place != kNone) place = program_.scratch_chunks++;

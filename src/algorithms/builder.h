@@ -62,10 +62,12 @@ class ProgramBuilder {
   Program program_;
   bool reduces_;
   bool joins_shares_;
+  bool uses_scratch_ = false;
   ChunkRun input_;
   ChunkRun output_;
-  std::vector<Place> place_;               // by message chunk
-  std::vector<std::uint32_t> last_folds_;  // by message chunk: the step that folded into its value last, or kNone
+  std::vector<Place> place_;  // by message chunk
+  std::vector<std::uint32_t>
+      last_folds_;  // where it reduces, by message chunk: the step that folded into its value last, or kNone
   std::vector<Forgotten> forgotten_;
 };
 

@@ -1,6 +1,8 @@
 #include "src/engine/plan.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <string_view>
 
@@ -93,20 +95,46 @@ std::size_t choose_tile(const PlanContext& context, std::size_t message_bytes) {
 
 }  // namespace
 
+// Finding a Plan is on the way of every call: what lies side by side is read at once, and what few calls have, counts and an
+// algorithm of their own, is looked at last.
+namespace {
+
+std::uint64_t two_bytes(const void* object, std::size_t offset_bytes) noexcept {
+  std::uint16_t bytes = 0;
+  std::memcpy(&bytes, static_cast<const std::byte*>(object) + offset_bytes, sizeof bytes);
+  return bytes;
+}
+static_assert(offsetof(Collective, op) == offsetof(Collective, type) + 1);
+static_assert(offsetof(PlanKey, barrier) == offsetof(PlanKey, in_place) + 1);
+
+std::uint64_t type_and_op(const PlanKey& key) noexcept { return two_bytes(&key.collective, offsetof(Collective, type)); }
+std::uint64_t flags(const PlanKey& key) noexcept { return two_bytes(&key, offsetof(PlanKey, in_place)); }
+
+}  // namespace
+
 bool PlanKey::operator==(const PlanKey& other) const noexcept {
-  return collective == other.collective && in_place == other.in_place && barrier == other.barrier &&
-         text(algorithm) == text(other.algorithm);
+  const Collective& mine = collective;
+  const Collective& theirs = other.collective;
+  if (mine.count != theirs.count || mine.kind != theirs.kind || type_and_op(*this) != type_and_op(other) ||
+      mine.root != theirs.root || flags(*this) != flags(other) || mine.counts.size() != theirs.counts.size() ||
+      (algorithm == nullptr) != (other.algorithm == nullptr)) {
+    return false;
+  }
+  if (mine.counts.empty() && algorithm == nullptr) return true;
+  return std::ranges::equal(mine.counts, theirs.counts) && text(algorithm) == text(other.algorithm);
 }
 
 std::uint64_t PlanKey::hash() const noexcept {
-  std::uint64_t h = collective.count * 0x9E3779B97F4A7C15ULL;
-  const auto mix = [&h](std::uint64_t value) { h = (h ^ value) * 0xD6E8FEB86659FD93ULL, h ^= h >> 32; };
-  mix((static_cast<std::uint64_t>(collective.kind) << 40) | (static_cast<std::uint64_t>(collective.type) << 32) |
-      (static_cast<std::uint64_t>(collective.op) << 24) | (in_place ? 1U << 20 : 0U) | (barrier ? 1U << 21 : 0U));
-  mix(static_cast<std::uint64_t>(collective.root));
-  for (const std::size_t element_count : collective.counts) mix(element_count);
-  if (algorithm != nullptr) mix(std::hash<std::string_view>()(algorithm));
-  return h;
+  const auto mixed = [](std::uint64_t value) {
+    value *= 0xD6E8FEB86659FD93ULL;
+    return value ^ value >> 32;
+  };
+  const std::uint64_t rest = static_cast<std::uint64_t>(collective.kind) << 56 | type_and_op(*this) << 40 | flags(*this) << 32 |
+                             static_cast<std::uint32_t>(collective.root);
+  std::uint64_t h = mixed(collective.count * 0x9E3779B97F4A7C15ULL ^ rest);
+  if (collective.counts.empty() && algorithm == nullptr) return h;
+  for (const std::size_t element_count : collective.counts) h = mixed(h ^ element_count);
+  return mixed(h ^ std::hash<std::string_view>()(text(algorithm)));
 }
 
 namespace {
