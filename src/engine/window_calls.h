@@ -75,7 +75,7 @@ class WindowCalls {
   static constexpr std::size_t kBlockBytes = 16 << 10;
   // Of one rank. More, and results are written past the caches: they would not stay there until somebody reads them.
   static constexpr std::size_t kCachedBytes = 4 << 20;
-  static constexpr int kLooksAtOnce = 32;  // before the processor is told that this is a loop that waits
+  static constexpr int kLooksAtOnce = 32;                  // before the processor is told that this is a loop that waits
   static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two looks at deadlines and failures
 
   [[nodiscard]] std::span<std::byte> window(int rank) const noexcept { return windows_[static_cast<std::size_t>(rank)]; }
