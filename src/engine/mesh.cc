@@ -287,8 +287,13 @@ bool Mesh::check() {
 
 bool Mesh::prepare_wait() {
   bool clear = true;
-  for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
-  if (parts_.control != nullptr && parts_.control->transport() != nullptr) clear &= parts_.control->transport()->prepare_wait();
+  if (waits_for_peers()) {
+    // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would keep us awake.
+    for (const Wire& wire : wires_) static_cast<void>(wire.link->peek());
+    for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
+    if (parts_.control != nullptr && parts_.control->transport() != nullptr)
+      clear &= parts_.control->transport()->prepare_wait();
+  }
   driver_sleeps_.store(true, std::memory_order_seq_cst);
   return clear && inbox_.load(std::memory_order_seq_cst) == nullptr && !attention_.load(std::memory_order_seq_cst) &&
          seat_wanted_.load(std::memory_order_seq_cst) == 0;
@@ -303,6 +308,7 @@ void Mesh::finish_wait() {
 
 void Mesh::append_wait_fds(std::vector<pollfd>& out) const {
   out.push_back({kick_fd_, POLLIN, 0});
+  if (!waits_for_peers()) return;
   for (const auto& transport : parts_.transports) {
     if (transport->wait_fd() >= 0) out.push_back({transport->wait_fd(), POLLIN, 0});
   }

@@ -138,6 +138,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::atomic<bool> wants_thread{false};  ///< set by whoever needs the progress thread, cleared by it
 
  private:
+  /// What peers send matters now. Of several meshes that one thread drives some may be idle: a peer that is ahead sends to them
+  /// what nobody here can take yet, and would keep the thread awake.
+  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty(); }
   void drain_inbox();
   void admit(internal::Operation* operation);
   void mark_running(Executor& executor);

@@ -101,7 +101,7 @@ void ProgressThread::loop() {
     CPU_SET(pin_to_core_, &set);
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
   }
-  Waiter waiter(spare_cores_);
+  Waiter waiter(spare_cores_, /*yields=*/false);
   std::vector<std::shared_ptr<Mesh>> known;
   std::vector<Mesh*> driven;
   std::vector<pollfd> descriptors;

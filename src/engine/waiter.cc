@@ -22,7 +22,7 @@ bool Waiter::look_again() noexcept {
     cpu_relax();
     return true;
   }
-  if (waits_without_yield_ == 0 && waited < pause + yield_budget_) {
+  if (yields_ && waits_without_yield_ == 0 && waited < pause + yield_budget_) {
     yielding_ = true;
     yielded_at_ = now;
     ::sched_yield();

@@ -16,7 +16,9 @@ namespace shoal {
 /// Thread rule: one thread.
 class Waiter {
  public:
-  explicit Waiter(bool cores_to_spare) noexcept : cores_to_spare_(cores_to_spare) {}
+  /// `yields`: whether there is anything between polling and blocking. Not for a thread that works beside the callers and whom
+  /// nobody waits for: each look again would cost those who compute.
+  explicit Waiter(bool cores_to_spare, bool yields = true) noexcept : cores_to_spare_(cores_to_spare), yields_(yields) {}
 
   /// False: block now. True: a pause or a yield was spent; look again.
   bool look_again() noexcept;
@@ -40,6 +42,7 @@ class Waiter {
   void end_yield(Clock::time_point now) noexcept;
 
   bool cores_to_spare_;
+  bool yields_;
   bool waiting_ = false;
   bool yielding_ = false;
   int waits_without_yield_ = 0;

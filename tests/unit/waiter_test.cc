@@ -26,6 +26,11 @@ TEST(Waiter, LooksAgainBeforeItBlocks) {
   EXPECT_TRUE(looks_again(alone));
 }
 
+TEST(Waiter, BlocksAtOnceWhereItMustNotYield) {
+  Waiter beside(/*cores_to_spare=*/false, /*yields=*/false);
+  EXPECT_FALSE(looks_again(beside));
+}
+
 TEST(Waiter, BlocksAtOnceAfterAYieldThatCostASlice) {
   Waiter waiter(/*cores_to_spare=*/false);
   waiter.yielded(3ms);

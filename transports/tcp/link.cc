@@ -222,8 +222,9 @@ bool TcpLink::receive(Flow& flow) {
     flow.tail += static_cast<std::size_t>(got);
     flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up;
     received_bytes_ += static_cast<std::size_t>(got);
+    const bool was_whole = flow.front_whole;
     examine(flow);
-    return true;
+    return flow.front_whole != was_whole || !status_.ok();
   }
   flow.readable = false;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
@@ -252,7 +253,22 @@ void TcpLink::examine(Flow& flow) {
     }
   }
   flow.front_whole = arrived >= frame_bytes(flow.front->tile.size_bytes);
+  if (flow.front_whole) set_low_water(flow, 1);  // what follows may be small
   if (next_from_ == nullptr) find_next();
+}
+
+void TcpLink::await_front(Flow& flow) noexcept {
+  if (flow.ended || flow.front_whole) return;
+  const std::size_t whole = flow.front ? frame_bytes(flow.front->tile.size_bytes) : kFrameHeaderBytes;
+  set_low_water(flow, std::min(whole - (flow.tail - flow.head), kMaxLowWater));
+}
+
+void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {
+  const int low_water = static_cast<int>(bytes);
+  if (flow.low_water == low_water) return;
+  flow.low_water = low_water;
+  // A refusal costs speed only.
+  ::setsockopt(flow.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
 
 void TcpLink::find_next() {

@@ -42,6 +42,7 @@ struct Flow {
   bool hung_up = false;  ///< the peer will send no more: read until the end shows
   bool ended = false;    ///< nothing moves on this socket any more
   bool queued = false;   ///< stands in the Reactor's list of flows to read from
+  int low_water = 1;     ///< SO_RCVLOWAT: the socket reports when it has so many bytes
 
   [[nodiscard]] bool idle() const noexcept { return first == last; }
 };
@@ -70,8 +71,11 @@ class TcpLink final : public Link {
   // For the Reactor.
 
   [[nodiscard]] std::vector<Flow>& flows() noexcept { return flows_; }
-  /// Reads once from the socket; true where anything arrived or ended.
+  /// Reads once from the socket; true where a frame has become whole or the socket has ended.
   bool receive(Flow& flow);
+  /// Lets the socket report only when the rest of the frame at the head can have come: whoever sleeps is not woken by each of
+  /// its packets, of which a slow wire brings dozens.
+  void await_front(Flow& flow) noexcept;
   /// Whether the flow's ring has enough room for a worthwhile read.
   [[nodiscard]] bool has_room(const Flow& flow) const noexcept;
   /// The socket takes bytes again; true where it took some.
@@ -98,6 +102,8 @@ class TcpLink final : public Link {
   // What a socket pulls at once: one tile of any size, or several small ones up to these limits.
   static constexpr std::size_t kPullTiles = 16;
   static constexpr std::size_t kPullBytes = 64 << 10;
+  // More would make the kernel enlarge the socket's buffer.
+  static constexpr std::size_t kMaxLowWater = 64 << 10;
 
   struct Outgoing {
     std::array<std::byte, kFrameHeaderBytes + kInlineBytes> bytes;
@@ -114,6 +120,7 @@ class TcpLink final : public Link {
   void write(Flow& flow);
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
   void examine(Flow& flow);
+  static void set_low_water(Flow& flow, std::size_t bytes) noexcept;
   void find_next();
   void end_flow(Flow& flow, int error);
   void set_broken();

@@ -168,11 +168,11 @@ bool Reactor::prepare_wait() {
   news_ |= send_held();
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
-  if (collect()) news_ = true;  // what moved here is for the next progress() to report
-  return ready_.empty() && !news_;
+  for (TcpLink* link : links_) {
+    for (Flow& flow : link->flows()) link->await_front(flow);
+  }
+  return true;  // what epoll already knows makes wait_fd() readable at once
 }
-
-void Reactor::finish_wait() { news_ |= collect(); }
 
 bool Reactor::watch_links() {
   std::uint64_t ticks = 0;
