@@ -4,7 +4,7 @@
 
 #include "src/bootstrap/socket.h"
 
-#if __has_include(<pmix.h>)
+#ifdef SHOAL_HAS_PMIX
 #include <dlfcn.h>
 #include <pmix.h>
 
@@ -20,7 +20,7 @@ constexpr const char* kAdvice = "set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT (mp
 
 }  // namespace
 
-#if __has_include(<pmix.h>)
+#ifdef SHOAL_HAS_PMIX
 namespace {
 
 // The calls we need, resolved at run time.
