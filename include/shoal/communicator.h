@@ -42,8 +42,10 @@ class Work {
   /// Calls `callback` once with the outcome: at once in this thread if the operation has ended, else later in the thread that
   /// ended it. One callback an operation; a second replaces nothing and is refused with invalid_argument.
   Status on_completion(std::function<void(const Status&)> callback);
-  /// Position of the call on its communicator, from 0.
+  /// Position of the call on its communicator, from 0; sends and receives are counted on their own.
   [[nodiscard]] std::uint64_t sequence() const noexcept;
+  /// Of a recv that has ended well: the rank whose message it is. Else -1.
+  [[nodiscard]] int source() const noexcept;
 
  private:
   friend class internal::CommunicatorImpl;
@@ -72,6 +74,9 @@ struct CallReport {
   std::string transport;  ///< "shm", "tcp", "shm+tcp", "local"
   double predicted_us = 0;
 };
+
+/// As the peer of a recv: whoever sends first.
+inline constexpr int kAnySource = -1;
 
 /// A group of ranks that call collectives together, in the same order.
 ///
@@ -179,6 +184,27 @@ class Communicator {
   /// Returns when every rank has entered it.
   Status barrier(CallOptions options = {});
   Result<Work> barrier_async(CallOptions options = {});
+
+  /// Sends `count` elements to rank `peer`, which receives them with recv(). Messages of one sender, receiver and tag are
+  /// received in the order in which they were sent; they are independent of the collectives. Returns when the buffer may be
+  /// used again; that may be before the receiver has asked for it, or only then. A rank may send to itself; where both calls
+  /// are blocking, put them between group_begin() and group_end(). Source: MPI-4.0 section 3.2.
+  ///
+  /// Errors: as all calls; mismatch where the receiver expects another type or count, at both ends and naming both.
+  Status send(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
+  Result<Work> send_async(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0,
+                          CallOptions options = {});
+  /// Receives exactly `count` elements from rank `peer`, or from any rank (kAnySource; Work::source() tells which). `tag` must
+  /// be that of the send.
+  Status recv(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
+  Result<Work> recv_async(void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
+
+  /// Calls that this thread makes, on whatever communicator, between group_begin() and the matching group_end() start together
+  /// at the latter: small messages of several calls share packets, and blocking sends and receives of ranks that exchange
+  /// cannot wait for each other. Blocking calls return at once in between, their results are there when group_end() returns; it
+  /// returns the first error among them. Pairs may be nested; the outermost counts.
+  static void group_begin();
+  static Status group_end();
 
   /// Makes a communicator of each set of ranks that name the same `color`, ordered by `key`, then by rank here; null for a
   /// negative color. Collective over this communicator. Source: MPI-4.0 section 7.4.2.

@@ -11,6 +11,7 @@
 #include "src/bootstrap/launch.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/wire_up.h"
+#include "src/engine/call_group.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -55,6 +56,10 @@ Status Work::on_completion(std::function<void(const Status&)> callback) {
 }
 
 std::uint64_t Work::sequence() const noexcept { return operation_ == nullptr ? 0 : operation_->sequence(); }
+
+int Work::source() const noexcept {
+  return operation_ == nullptr || !operation_->done() || !operation_->outcome().ok() ? -1 : operation_->source.load();
+}
 
 CommunicatorOptions Communicator::options_from_environment() {
   CommunicatorOptions options;
@@ -293,6 +298,34 @@ Result<Work> Communicator::all_to_all_v_async(const void* input, std::span<const
 }
 Status Communicator::barrier(CallOptions options) { return impl_->run(impl_->barrier_call(), options); }
 Result<Work> Communicator::barrier_async(CallOptions options) { return impl_->start(impl_->barrier_call(), options); }
+
+namespace {
+
+internal::Message send_of(const void* buffer, std::size_t count, DataType type, int peer, int tag) {
+  // A send only reads.
+  return {true, peer, tag, type, count * size_of(type), static_cast<std::byte*>(const_cast<void*>(buffer)), 0, 0, 0, {}};
+}
+internal::Message recv_of(void* buffer, std::size_t count, DataType type, int peer, int tag) {
+  return {false, peer, tag, type, count * size_of(type), static_cast<std::byte*>(buffer), 0, 0, 0, {}};
+}
+
+}  // namespace
+
+Status Communicator::send(const void* buffer, std::size_t count, DataType type, int peer, int tag, CallOptions options) {
+  return impl_->run_message(send_of(buffer, count, type, peer, tag), count, options);
+}
+Result<Work> Communicator::send_async(const void* buffer, std::size_t count, DataType type, int peer, int tag,
+                                      CallOptions options) {
+  return impl_->start_message(send_of(buffer, count, type, peer, tag), count, options);
+}
+Status Communicator::recv(void* buffer, std::size_t count, DataType type, int peer, int tag, CallOptions options) {
+  return impl_->run_message(recv_of(buffer, count, type, peer, tag), count, options);
+}
+Result<Work> Communicator::recv_async(void* buffer, std::size_t count, DataType type, int peer, int tag, CallOptions options) {
+  return impl_->start_message(recv_of(buffer, count, type, peer, tag), count, options);
+}
+void Communicator::group_begin() { CallGroup::begin(); }
+Status Communicator::group_end() { return CallGroup::end(); }
 
 Result<std::unique_ptr<Communicator>> Communicator::split(int color, int key) {
   const std::array<std::int32_t, 2> mine{color, key};

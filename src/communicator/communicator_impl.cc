@@ -113,6 +113,42 @@ CommunicatorImpl::~CommunicatorImpl() {
                                            topology.shape(), transports_)));
 }
 
+Status CommunicatorImpl::check_message(const Message& message, std::size_t count, const CallOptions& options) const {
+  const int ranks = executor_->topology().ranks();
+  const auto invalid = [&](const std::string& what) {
+    return Status(StatusCode::invalid_argument, (message.is_send ? "send: " : "recv: ") + what);
+  };
+  if (executor_->closed())
+    return {executor_->status().code(), fmt::format("the communicator is closed: {}", executor_->status().message())};
+  if (size_of(message.type) == 0) return invalid(fmt::format("unknown data type {}", static_cast<int>(message.type)));
+  if (count > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / size_of(message.type))
+    return invalid(fmt::format("count {} is larger than memory (a negative number?)", count));
+  const bool any = !message.is_send && message.peer == kAnySource;
+  if (!any && (message.peer < 0 || message.peer >= ranks))
+    return invalid(fmt::format("peer {} is not a rank; the ranks are 0 to {}", message.peer, ranks - 1));
+  if (options.timeout && options.timeout->count() <= 0)
+    return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
+  if (count != 0 && message.data == nullptr) return invalid("null buffer");
+  return {};
+}
+
+Status CommunicatorImpl::run_message(const Message& message, std::size_t count, const CallOptions& options) {
+  if (Status status = check_message(message, count, options); !status.ok()) return status;
+  Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
+  executor_->run(operation);
+  // Between group_begin() and group_end() it has not even started; its outcome is the group's.
+  Status outcome = operation->done() ? operation->outcome() : Status();
+  operation->drop_reference();
+  return outcome;
+}
+
+Result<Work> CommunicatorImpl::start_message(const Message& message, std::size_t count, const CallOptions& options) {
+  if (Status status = check_message(message, count, options); !status.ok()) return status;
+  Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
+  executor_->post(operation);
+  return Work(operation);
+}
+
 Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
   const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "group: " + std::move(what)); };
   if (executor_->closed())
@@ -249,7 +285,7 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   }
   Operation* operation = executor_->acquire(*plan, std::move(owned), Clock::now() + timeout, call.input, call.output);
   executor_->run(operation);
-  Status outcome = operation->outcome();
+  Status outcome = operation->done() ? operation->outcome() : Status();  // not yet between group_begin() and group_end()
   operation->drop_reference();
   return outcome;
 }

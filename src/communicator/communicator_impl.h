@@ -43,6 +43,10 @@ class CommunicatorImpl {
   Status run(const Call& call, const CallOptions& options);
   Result<Work> start(const Call& call, const CallOptions& options);
 
+  /// A send or recv of `count` elements.
+  Status run_message(const Message& message, std::size_t count, const CallOptions& options);
+  Result<Work> start_message(const Message& message, std::size_t count, const CallOptions& options);
+
   /// What a communicator of `ranks` of this one is made of. Errors: as Communicator::group().
   Result<WiredRanks> make_group(std::span<const int> ranks);
   [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
@@ -57,6 +61,7 @@ class CommunicatorImpl {
   /// ok, and whether the call is in place; or what is wrong with its arguments.
   Status check(const Call& call, const CallOptions& options, bool& in_place) const;
   Result<Choice> choose(const Collective& collective, std::string_view forced);
+  Status check_message(const Message& message, std::size_t count, const CallOptions& options) const;
   /// Checks the call; its Plan. `owned` is set where that is not cached.
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// The Plan for `key`; `owned` is set where it is not cached.

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "src/engine/call_group.h"
 #include "src/engine/progress_thread.h"
 
 namespace shoal {
@@ -62,7 +63,8 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       group_(std::move(group)),
       link_of_rank_(group_.members.size(), -1),
       link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
-      left_(group_.members.size()) {
+      left_(group_.members.size()),
+      messages_(*mesh_, group_) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
@@ -98,19 +100,29 @@ Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::tim
   return operation;
 }
 
+Operation* Executor::acquire_message(const internal::Message& message, Clock::time_point deadline) {
+  Operation* operation = Operation::acquire(&message_plan_, nullptr);
+  operation->reset(shared_from_this(), next_message_.fetch_add(1, std::memory_order_relaxed), deadline, nullptr, nullptr);
+  operation->set_message(message);
+  return operation;
+}
+
 void Executor::post(Operation* operation) {
+  if (CallGroup::open()) return CallGroup::add(operation, false);
   operation->add_reference();
   mesh_->post(operation);
 }
 
 void Executor::run(Operation* operation) {
+  if (CallGroup::open()) return CallGroup::add(operation, true);
   operation->add_reference();
   if (!mesh_->try_run(operation)) mesh_->post(operation);
   if (!operation->done()) wait(operation, operation->deadline() + std::chrono::seconds(1));
 }
 
 std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
-  if (!plan.one_shot_window || plan.meter != nullptr || !window_calls_.available() || !mesh_->try_take_seat())
+  if (!plan.one_shot_window || plan.meter != nullptr || !window_calls_.available() || CallGroup::open() ||
+      !mesh_->try_take_seat())
     return std::nullopt;
   std::uint64_t sequence = next_start_;
   // The last: other threads number their calls without the seat.
@@ -139,6 +151,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
 }
 
 void Executor::wait(Operation* operation, Clock::time_point deadline) {
+  if (CallGroup::open()) CallGroup::flush();
   while (!operation->done() && Clock::now() < deadline) {
     if (mesh_->seat_wanted()) {
       std::this_thread::yield();
@@ -181,6 +194,12 @@ bool Executor::start_and_send() {
     moved = true;
   }
   if (closed()) return end_calls() || moved;
+  if (messages_.size() != 0) {
+    moved |= messages_.advance();
+    moved |= finish_messages({});
+    if (Status failure = messages_.take_failure(); !failure.ok()) fail(std::move(failure));
+    mesh_->note_stray();  // their tiles are found by those who look at all links
+  }
   if (active_.empty()) return moved;
 
   moved |= advance_window_call();
@@ -413,6 +432,21 @@ bool Executor::advance_window_call() {
   return result.moved;
 }
 
+bool Executor::finish_messages(const Status& outcome) {
+  if (messages_.ended().empty()) return false;
+  std::vector<Operation*>& ended = messages_.ended();
+  for (std::size_t i = 0; i < ended.size(); ++i) finish(ended[i], outcome);
+  ended.clear();
+  return true;
+}
+
+void Executor::take_message(int job_rank, const Arrival& arrival) {
+  Status status =
+      messages_.take(links_[static_cast<std::size_t>(link_of_job_rank_[static_cast<std::size_t>(job_rank)])].peer, arrival);
+  finish_messages({});
+  if (!status.ok()) fail(std::move(status));
+}
+
 bool Executor::retire_completed() {
   bool moved = false;
   // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
@@ -494,7 +528,8 @@ bool Executor::end_calls() {
     finish(operation, status());
     moved = true;
   }
-  return moved;
+  messages_.give_up();
+  return finish_messages(status()) || moved;
 }
 
 void Executor::shut_down() {

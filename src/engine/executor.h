@@ -15,6 +15,7 @@
 #include <shoal/status.h>
 
 #include "src/engine/mesh.h"
+#include "src/engine/messages.h"
 #include "src/engine/operation.h"
 #include "src/engine/plan.h"
 #include "src/engine/plan_cache.h"
@@ -55,6 +56,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// An Operation for one call with `plan`, reset and referenced once; `owned` is set where the plan is not cached.
   internal::Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned, std::chrono::steady_clock::time_point deadline,
                                const void* input, void* output);
+  /// The same for a send or recv; these are numbered on their own.
+  internal::Operation* acquire_message(const internal::Message& message, std::chrono::steady_clock::time_point deadline);
   /// Starts `operation` and returns; the progress thread goes on with it. Adds a reference of its own.
   void post(internal::Operation* operation);
   /// Starts `operation` and returns when it is done.
@@ -88,11 +91,15 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   // For the Mesh.
   /// Takes a call in that is to be started when its turn has come.
-  void enqueue(internal::Operation* operation) { waiting_.push_back(operation); }
+  void enqueue(internal::Operation* operation) {
+    operation->is_message() ? messages_.enqueue(operation) : waiting_.push_back(operation);
+  }
   /// Nothing is in flight.
-  [[nodiscard]] bool idle() const noexcept { return active_.empty() && waiting_.empty(); }
+  [[nodiscard]] bool idle() const noexcept { return active_.empty() && waiting_.empty() && messages_.size() == 0; }
   /// Some call in flight uses links.
-  [[nodiscard]] bool on_links() const noexcept { return calls_on_links_ != 0; }
+  [[nodiscard]] bool on_links() const noexcept { return calls_on_links_ != 0 || messages_.size() != 0; }
+  /// A tile of our messages has come from `job_rank`.
+  void take_message(int job_rank, const Arrival& arrival);
   /// The first half of a pass: starts calls, sends; all of it where no call uses links.
   bool start_and_send();
   /// The second half, where one does: receives, folds, ends calls.
@@ -165,6 +172,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool send_signature(LinkState& state);
   void taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes);
   bool retire_completed();
+  bool finish_messages(const Status& outcome);
   void finish(internal::Operation* operation, const Status& outcome);
   bool fail(Status cause);
 
@@ -173,6 +181,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool check_stray_calls();
   bool check_links();
   bool check_deadlines();
+  bool check_messages();
   [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head) const;
   [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
   [[nodiscard]] Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
@@ -191,7 +200,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   WindowCalls window_calls_;
   std::vector<bool> left_;  // ranks that have said farewell
 
+  Plan message_plan_;  // of all messages: the pool of their Operations
+  Messages messages_;
+
   std::atomic<std::uint64_t> next_sequence_{0};
+  std::atomic<std::uint64_t> next_message_{0};
 
   // Driver's.
   std::vector<internal::Operation*> waiting_;  // posted, not yet their turn

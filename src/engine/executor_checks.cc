@@ -33,7 +33,7 @@ std::optional<CallSignature> signature_in(const Arrival& head) {
 bool Executor::check() {
   if (closed()) return false;
   bool moved = send_late_signatures();
-  moved |= check_stray_calls() || check_links() || check_deadlines();
+  moved |= check_stray_calls() || check_links() || check_deadlines() || check_messages();
   return moved;
 }
 
@@ -54,14 +54,14 @@ bool Executor::uses(int job_rank) const noexcept {
   const int index = link_of_job_rank_[static_cast<std::size_t>(job_rank)];
   if (index < 0) return false;
   const LinkState& state = links_[static_cast<std::size_t>(index)];
-  return !state.senders.empty() || !state.receivers.empty();
+  return !state.senders.empty() || !state.receivers.empty() || messages_.wants(state.peer);
 }
 
 bool Executor::is_paused(int job_rank) const noexcept {
   const int index = link_of_job_rank_[static_cast<std::size_t>(job_rank)];
   if (index < 0) return false;
   const LinkState& state = links_[static_cast<std::size_t>(index)];
-  return state.paused && !state.senders.empty();
+  return (state.paused && !state.senders.empty()) || messages_.wants(state.peer);
 }
 
 void Executor::peer_left(int job_rank) {
@@ -185,10 +185,37 @@ bool Executor::check_deadlines() {
   return false;
 }
 
+// Messages that are late, or whose peer is gone.
+bool Executor::check_messages() {
+  const auto now = Clock::now();
+  for (Operation* operation : messages_.live()) {
+    const internal::Message& m = operation->message;
+    if (now >= operation->deadline()) {
+      const char* why = m.is_send ? "the receiver has not taken all of it" : "nothing that fits has come in full";
+      fail({StatusCode::timeout,
+            fmt::format("{} timed out on {}; {}", Messages::describe(*operation), name_of(group_.rank), why)});
+      return true;
+    }
+    if (m.peer < 0 || m.peer == group_.rank) continue;
+    LinkState& state = links_[static_cast<std::size_t>(link_of_rank_[static_cast<std::size_t>(m.peer)])];
+    const bool left = left_[static_cast<std::size_t>(m.peer)];
+    if ((state.link->status().ok() && !left) || state.link->peek() != nullptr) continue;
+    if (state.gone_since == Clock::time_point{}) state.gone_since = now;
+    if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
+    fail({StatusCode::peer_failed,
+          left ? fmt::format("{} has destroyed its communicator, but {} still needs it in {}", name_of(m.peer),
+                             name_of(group_.rank), Messages::describe(*operation))
+               : fmt::format("{} died or lost its connection ({})", name_of(m.peer), state.link->status().message())});
+    return true;
+  }
+  return false;
+}
+
 Clock::time_point Executor::next_check() const noexcept {
   auto until = Clock::now() + std::chrono::seconds(1);
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
   for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, active[i]->deadline());
+  for (const Operation* operation : messages_.live()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }

@@ -89,10 +89,15 @@ Status Mesh::attach(Executor& executor) {
   running_.reserve(attached_.size());  // now, not in a call
   for (Wire& wire : wires_) {
     for (const auto& aside : wire.asides) {
-      if (aside->communicator() != number) continue;
-      executor.take_aside(wire.link->peer(), *aside);
-      --foreign_asides_;
+      if (aside->communicator() == number) {
+        executor.take_aside(wire.link->peer(), *aside);
+        --foreign_asides_;
+      } else if (aside->communicator() == (number | kMessageBit)) {
+        for (; !aside->empty(); aside->pop()) executor.take_message(wire.link->peer(), *aside->front());
+        --foreign_asides_;
+      }
     }
+    std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
   }
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
@@ -124,9 +129,12 @@ void Mesh::wake_driver() noexcept {
   if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
 }
 
-void Mesh::post(Operation* operation) {
-  operation->next_in_inbox = inbox_.load(std::memory_order_relaxed);
-  while (!inbox_.compare_exchange_weak(operation->next_in_inbox, operation, std::memory_order_seq_cst)) {
+void Mesh::post(std::span<Operation* const> operations) {
+  for (std::size_t i = 0; i + 1 < operations.size(); ++i) operations[i]->next_in_inbox = operations[i + 1];
+  Operation* const first = operations.front();
+  Operation* const last = operations.back();
+  last->next_in_inbox = inbox_.load(std::memory_order_relaxed);
+  while (!inbox_.compare_exchange_weak(last->next_in_inbox, first, std::memory_order_seq_cst)) {
   }
   // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
   wake_driver();
@@ -223,9 +231,12 @@ bool Mesh::progress() {
   if (on_links || !words_.empty()) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
   }
+  for (Executor* executor : running_) {
+    if (executor->on_links()) moved |= executor->receive_and_end();
+  }
+  if (attached_.size() > 1 || stray_ || !words_.empty()) moved |= route(!moved);
   for (std::size_t i = 0; i < running_.size();) {
     Executor& executor = *running_[i];
-    if (executor.on_links()) moved |= executor.receive_and_end();
     if (executor.idle()) {
       executor.running = false;
       running_[i] = running_.back();
@@ -234,7 +245,6 @@ bool Mesh::progress() {
       ++i;
     }
   }
-  if (attached_.size() > 1 || stray_ || !words_.empty()) moved |= route(!moved);
   return moved;
 }
 

@@ -95,7 +95,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // Calls. Any thread.
   /// Leaves `operation` (already referenced for the driver) in the inbox and sees to it that it is driven.
-  void post(internal::Operation* operation);
+  void post(internal::Operation* operation) { post(std::span(&operation, 1)); }
+  /// Several at once; the driver sees all of them or none.
+  void post(std::span<internal::Operation* const> operations);
   /// Where the seat is free: starts `operation` (referenced for the driver too), without inbox or wake-up, and drives until it
   /// has ended or somebody else wants the seat. False: the seat is taken.
   bool try_run(internal::Operation* operation);

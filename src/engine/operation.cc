@@ -52,6 +52,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   open_instructions = plan->instructions.size();
   open_links = plan->links.size();
   next_local_step = 0;
+  is_message_ = false;
   on_links = false;
   published = false;
   next_in_inbox = nullptr;
@@ -61,6 +62,14 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   references_.store(1, std::memory_order_relaxed);
   if (plan->meter != nullptr) started_ = std::chrono::steady_clock::now();
   state_.store(kRunning, std::memory_order_release);
+}
+
+void Operation::set_message(const Message& what) {
+  std::vector<std::byte> tile = std::move(message.tile);  // keeps its memory
+  message = what;
+  message.tile = std::move(tile);
+  source.store(-1, std::memory_order_relaxed);
+  is_message_ = true;
 }
 
 void Operation::drop_reference() {

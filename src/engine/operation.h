@@ -31,6 +31,21 @@ struct LinkProgress {
   std::size_t send_issued_bytes = 0;  ///< of the current send
 };
 
+/// A send or recv.
+struct Message {
+  bool is_send = false;
+  int peer = -1;  ///< rank of the communicator; -1: any (recv)
+  int tag = 0;
+  DataType type = DataType::float32;
+  std::size_t size_bytes = 0;
+  std::byte* data = nullptr;
+  // How far it has got.
+  std::uint32_t number = 0;     ///< counts the messages from the sender to the receiver
+  std::size_t moved_bytes = 0;  ///< handed to the link, or received
+  std::size_t open_bytes = 0;   ///< whose memory is still needed, or that have not come
+  std::vector<std::byte> tile;  ///< announcement, with the bytes where they are few
+};
+
 /// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the
 /// pool is exhausted or the Plan is not cached, it goes with that reference.
 ///
@@ -69,7 +84,13 @@ class Operation {
   /// How many bytes of instruction `index` its dependencies allow to be done by now.
   [[nodiscard]] std::size_t allowed_bytes(std::uint32_t index) const noexcept;
 
+  /// Makes it a send or recv, after reset().
+  void set_message(const Message& what);
+  [[nodiscard]] bool is_message() const noexcept { return is_message_; }
+  std::atomic<int> source{-1};  ///< of a recv: the rank that has sent
+
   Plan* plan;
+  Message message;
   std::vector<std::size_t> done_bytes;  ///< of each instruction
   std::vector<LinkProgress> links;      ///< parallel to plan->links
   std::size_t open_instructions = 0;    ///< not finished yet
@@ -85,6 +106,7 @@ class Operation {
   static constexpr std::uint32_t kDone = 1;
   enum CallbackState : int { kNoCallback, kCallbackSet, kFinished };
 
+  bool is_message_ = false;
   std::unique_ptr<Plan> owned_plan_;  // where the plan is not cached
   bool pooled_;
   std::atomic<int> references_{0};

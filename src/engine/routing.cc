@@ -35,7 +35,10 @@ bool Mesh::route(bool quiet) {
       const std::uint32_t number = head->header.communicator;
       if (number == kMeshTile) {
         hear(wire, head->header);
-      } else if (Executor* owner = find(number); owner != nullptr ? !owner->closed() : !is_retired(number)) {
+      } else if (Executor* owner = find(number & ~kMessageBit);
+                 owner != nullptr && !owner->closed() && (number & kMessageBit) != 0) {
+        owner->take_message(wire.link->peer(), *head);
+      } else if (owner != nullptr ? !owner->closed() : !is_retired(number & ~kMessageBit)) {
         if (!stands_in_the_way(wire, owner, quiet) || !set_aside(wire, owner, *head)) break;
       }
       // Else nobody wants it any more.

@@ -1,0 +1,278 @@
+#include "src/engine/messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/engine/executor.h"
+
+namespace shoal {
+
+using internal::Message;
+using internal::Operation;
+
+namespace {
+
+void remove(std::vector<Operation*>& list, const Operation* operation) { std::erase(list, operation); }
+
+std::string amount(DataType type, std::size_t bytes) {
+  const std::size_t element = size_of(type);
+  return element == 0 ? fmt::format("{} bytes of an unknown type", bytes)
+                      : fmt::format("{} x {}", to_string(type), bytes / element);
+}
+
+}  // namespace
+
+Messages::Messages(Mesh& mesh, const Group& group)
+    : mesh_(mesh), number_on_wire_(group.id | kMessageBit), rank_(group.rank), members_(group.members) {
+  for (const int member : group.members) peers_.emplace_back().wire = mesh.wire_to(member);
+}
+
+std::string Messages::describe(const Operation& operation) {
+  const Message& m = operation.message;
+  const std::string what = fmt::format("{} of {}", m.is_send ? "send" : "recv", amount(m.type, m.size_bytes));
+  if (m.peer < 0) return fmt::format("{} from any rank (tag {})", what, m.tag);
+  return fmt::format("{} {} rank {} (tag {})", what, m.is_send ? "to" : "from", m.peer, m.tag);
+}
+
+bool Messages::advance() {
+  bool any = false;
+  while (!waiting_.empty()) {
+    const auto next = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const Operation* operation) { return operation->sequence() == next_start_; });
+    if (next == waiting_.end()) break;
+    Operation* operation = *next;
+    *next = waiting_.back();
+    waiting_.pop_back();
+    ++next_start_;
+    live_.push_back(operation);
+    start(operation);
+    any = true;
+  }
+  for (Peer& peer : peers_) {
+    if (peer.wire != nullptr) any |= advance(peer);
+  }
+  return any;
+}
+
+void Messages::start(Operation* operation) {
+  Message& m = operation->message;
+  if (!m.is_send) {
+    const auto known = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
+      return (m.peer < 0 || m.peer == message.peer) && m.tag == message.announcement.tag;
+    });
+    if (known == unexpected_.end()) return posted_.push_back(operation);
+    const Unexpected message = std::move(*known);
+    unexpected_.erase(known);
+    if (Status status = match(operation, message, message.bytes); !status.ok() && failure_.ok()) failure_ = status;
+    return;
+  }
+  if (m.peer != rank_) return peer(m.peer).to_announce.push(operation);
+  // To ourselves: the send is its own announcement.
+  Unexpected message{rank_, 0, {m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type), 0, 0}, {}, operation};
+  const auto receive = std::find_if(posted_.begin(), posted_.end(), [&](const Operation* posted) {
+    return (posted->message.peer < 0 || posted->message.peer == rank_) && posted->message.tag == m.tag;
+  });
+  if (receive == posted_.end()) return unexpected_.push_back(std::move(message));
+  Operation* found = *receive;
+  posted_.erase(receive);
+  if (Status status = match(found, message, {}); !status.ok() && failure_.ok()) failure_ = status;
+}
+
+bool Messages::advance(Peer& peer) {
+  bool any = retire_sent(peer);
+  while (!peer.to_clear.empty() && send_word(peer, Kind::clear, peer.to_clear.front())) {
+    peer.to_clear.pop();
+    any = true;
+  }
+  if (peer.taken - peer.taken_said >= kEagerWindow / 2 && send_word(peer, Kind::taken, peer.taken)) {
+    peer.taken_said = peer.taken;
+    any = true;
+  }
+  while (!peer.to_announce.empty() && announce(peer)) any = true;
+  while (!peer.to_send.empty() && send_data(peer)) any = true;
+  return any;
+}
+
+bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
+  if (!peer.wire->link->try_send({number_on_wire_, number, static_cast<std::uint32_t>(kind), 0, 0}, {})) return false;
+  ++peer.wire->taken;
+  return true;
+}
+
+bool Messages::announce(Peer& peer) {
+  Operation* operation = peer.to_announce.front();
+  Message& m = operation->message;
+  const bool eager = m.size_bytes <= kEagerBytes && peer.eager_sent - peer.eager_taken < kEagerWindow;
+  const Announcement announcement{m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type),
+                                  eager ? std::uint8_t{1} : std::uint8_t{0}, 0};
+  m.tile.resize(sizeof announcement + (eager ? m.size_bytes : 0));
+  std::memcpy(m.tile.data(), &announcement, sizeof announcement);
+  if (eager && m.size_bytes != 0) std::memcpy(m.tile.data() + sizeof announcement, m.data, m.size_bytes);
+  const TileHeader header{number_on_wire_, peer.next_number, static_cast<std::uint32_t>(Kind::announce),
+                          static_cast<std::uint32_t>(m.tile.size()), 0};
+  if (!peer.wire->link->try_send(header, m.tile)) return false;
+  m.number = peer.next_number++;
+  m.open_bytes = m.tile.size() + (eager ? 0 : m.size_bytes);
+  if (eager) {
+    ++peer.eager_sent;
+  } else {
+    peer.announced.push_back(operation);
+  }
+  peer.to_announce.pop();
+  taken_by_link(peer, operation, m.tile.size());
+  return true;
+}
+
+bool Messages::send_data(Peer& peer) {
+  Operation* operation = peer.to_send.front();
+  Message& m = operation->message;
+  const std::size_t bytes = std::min(m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes());
+  const TileHeader header{number_on_wire_, m.number, static_cast<std::uint32_t>(Kind::data), static_cast<std::uint32_t>(bytes),
+                          m.moved_bytes};
+  if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
+  m.moved_bytes += bytes;
+  if (m.moved_bytes == m.size_bytes) peer.to_send.pop();
+  taken_by_link(peer, operation, bytes);
+  return true;
+}
+
+void Messages::taken_by_link(Peer& peer, Operation* operation, std::size_t bytes) {
+  const std::uint64_t ticket = ++peer.wire->taken;
+  if (peer.outstanding.empty() && peer.wire->link->sent_tiles() >= ticket) return moved(operation, bytes);
+  peer.outstanding.push({operation, bytes, ticket});
+}
+
+bool Messages::retire_sent(Peer& peer) {
+  bool any = false;
+  while (!peer.outstanding.empty() && peer.outstanding.front().ticket <= peer.wire->link->sent_tiles()) {
+    const Outstanding sent = peer.outstanding.front();
+    peer.outstanding.pop();
+    moved(sent.operation, sent.bytes);
+    any = true;
+  }
+  return any;
+}
+
+void Messages::moved(Operation* operation, std::size_t bytes) {
+  operation->message.open_bytes -= bytes;
+  if (operation->message.open_bytes == 0) end(operation);
+}
+
+void Messages::end(Operation* operation) {
+  remove(live_, operation);
+  ended_.push_back(operation);
+}
+
+// `receive` gets `message`; `bytes` are there already where it is an eager one.
+Status Messages::match(Operation* receive, const Unexpected& message, std::span<const std::byte> bytes) {
+  Message& m = receive->message;
+  const Announcement& theirs = message.announcement;
+  if (theirs.size_bytes != m.size_bytes || theirs.type != static_cast<std::uint8_t>(m.type)) {
+    // Both calls end with the communicator.
+    return {StatusCode::mismatch,
+            fmt::format("rank {} sends {} with tag {}, but rank {} waits for {}; both must name the same type and count",
+                        message.peer, amount(static_cast<DataType>(theirs.type), theirs.size_bytes), theirs.tag, rank_,
+                        amount(m.type, m.size_bytes))};
+  }
+  receive->source.store(message.peer, std::memory_order_relaxed);
+  if (message.local != nullptr) {
+    if (m.size_bytes != 0) std::memmove(m.data, message.local->message.data, m.size_bytes);
+    end(message.local);
+    end(receive);
+  } else if (theirs.eager != 0) {
+    if (m.size_bytes != 0) std::memcpy(m.data, bytes.data(), m.size_bytes);
+    ++peer(message.peer).taken;
+    end(receive);
+  } else {
+    m.number = message.number;
+    m.open_bytes = m.size_bytes;
+    peer(message.peer).receiving.push_back(receive);
+    peer(message.peer).to_clear.push(message.number);
+  }
+  return {};
+}
+
+Status Messages::take(int from, const Arrival& arrival) {
+  Peer& sender = peer(from);
+  const std::uint32_t number = arrival.header.sequence;
+  const auto nonsense = [&] {
+    return Status(StatusCode::internal, fmt::format("rank {} sent an unexpected tile of message {}", from, number));
+  };
+  const auto by_number = [&](std::vector<Operation*>& list) {
+    return std::find_if(list.begin(), list.end(), [&](const Operation* each) { return each->message.number == number; });
+  };
+  switch (static_cast<Kind>(arrival.header.edge)) {
+    case Kind::announce: {
+      Unexpected message{from, number, {}, {}, nullptr};
+      if (arrival.data.size() < sizeof message.announcement) return nonsense();
+      std::memcpy(&message.announcement, arrival.data.data(), sizeof message.announcement);
+      const auto bytes = arrival.data.subspan(sizeof message.announcement);
+      const bool eager = message.announcement.eager != 0;
+      if (eager ? bytes.size() != message.announcement.size_bytes : !bytes.empty()) return nonsense();
+      const auto receive = std::find_if(posted_.begin(), posted_.end(), [&](const Operation* posted) {
+        return (posted->message.peer < 0 || posted->message.peer == from) && posted->message.tag == message.announcement.tag;
+      });
+      if (receive == posted_.end()) {
+        message.bytes.assign(bytes.begin(), bytes.end());
+        unexpected_.push_back(std::move(message));
+        return {};
+      }
+      Operation* found = *receive;
+      posted_.erase(receive);
+      return match(found, message, bytes);
+    }
+    case Kind::clear: {
+      const auto send = by_number(sender.announced);
+      if (send == sender.announced.end()) return nonsense();
+      sender.to_send.push(*send);
+      sender.announced.erase(send);
+      return {};
+    }
+    case Kind::data: {
+      const auto receive = by_number(sender.receiving);
+      if (receive == sender.receiving.end()) return nonsense();
+      Operation* operation = *receive;
+      Message& m = operation->message;
+      if (arrival.header.offset_bytes != m.moved_bytes || arrival.data.size() > m.size_bytes - m.moved_bytes) return nonsense();
+      mesh_.device().copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
+      m.moved_bytes += arrival.data.size();
+      if (m.moved_bytes == m.size_bytes) sender.receiving.erase(receive);
+      moved(operation, arrival.data.size());
+      return {};
+    }
+    case Kind::taken:
+      sender.eager_taken = number;
+      return {};
+  }
+  return nonsense();
+}
+
+Status Messages::take_failure() { return std::exchange(failure_, Status()); }
+
+void Messages::give_up() {
+  for (Peer& peer : peers_) {
+    if (!peer.outstanding.empty()) peer.wire->link->keep_copies();
+    peer.to_announce.clear();
+    peer.announced.clear();
+    peer.to_send.clear();
+    peer.outstanding.clear();
+    peer.to_clear.clear();
+    peer.receiving.clear();
+  }
+  posted_.clear();
+  unexpected_.clear();
+  ended_.insert(ended_.end(), live_.begin(), live_.end());
+  ended_.insert(ended_.end(), waiting_.begin(), waiting_.end());
+  live_.clear();
+  waiting_.clear();
+}
+
+bool Messages::wants(int rank) const noexcept {
+  return std::any_of(live_.begin(), live_.end(),
+                     [&](const Operation* each) { return each->message.peer == rank || each->message.peer < 0; });
+}
+
+}  // namespace shoal
