@@ -141,6 +141,15 @@ shoal_status shoal_comm_create(const shoal_config* config, shoal_comm_t* comm);
 shoal_status shoal_comm_create_with_store(const shoal_store* store, int rank, int size, const shoal_config* config,
                                           shoal_comm_t* comm);
 
+/* Makes a communicator of each set of ranks that name the same `color`, ordered by `key`, then by rank in `comm`; *group is
+ * NULL for a negative color. Collective over `comm`. A group shares links and threads with `comm`; both are destroyed in any
+ * order. An error closes only the communicator that it happens in. On failure *group is NULL. */
+shoal_status shoal_comm_split(shoal_comm_t comm, int color, int key, shoal_comm_t* group);
+
+/* Makes a communicator of the `count` ranks of `comm` in `ranks`, in the order of their new ranks. Only these call it, all with
+ * the same list; nobody waits for anybody. On failure *group is NULL. */
+shoal_status shoal_comm_group(shoal_comm_t comm, const int* ranks, size_t count, shoal_comm_t* group);
+
 /* Fails what is in flight (SHOAL_ABORTED), tells the other ranks, and gives everything back. Works of the communicator stay
  * valid until they are freed. NULL is ignored. */
 void shoal_comm_destroy(shoal_comm_t comm);
@@ -242,6 +251,26 @@ shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, cons
 /* Completes when every rank has entered it. */
 shoal_status shoal_barrier(shoal_comm_t comm);
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work);
+
+/* Messages between two ranks, independent of the collectives. Messages of one sender, receiver and tag are received in the
+ * order in which they were sent. The receive names exactly the type and count of the send: else SHOAL_MISMATCH at both ends.
+ * `peer` of a receive may be SHOAL_ANY_SOURCE: shoal_work_source() tells who has sent. */
+#define SHOAL_ANY_SOURCE (-1)
+shoal_status shoal_send(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag);
+shoal_status shoal_send_async(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag,
+                              shoal_work_t* work);
+shoal_status shoal_recv(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag);
+shoal_status shoal_recv_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
+                              shoal_work_t* work);
+
+/* Calls that this thread makes between the two start together at the end: blocking sends and receives of ranks that exchange
+ * cannot wait for each other, and small messages share packets. Blocking calls return at once in between; their results are
+ * there when shoal_group_end returns, with the first error among them. Pairs may be nested; the outermost counts. */
+void shoal_group_begin(void);
+shoal_status shoal_group_end(void);
+
+/* Sets *source to the rank whose message a receive that has ended well has got, else to -1. */
+shoal_status shoal_work_source(shoal_work_t work, int* source);
 
 /* Waits until the operation has ended and returns its outcome. The buffers belong to the caller again. May be called
  * repeatedly. */

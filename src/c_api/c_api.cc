@@ -236,6 +236,7 @@ class CallbackStore final : public Store {
 /// Hands the communicator of `created` to the caller.
 Status deliver(Result<std::unique_ptr<Communicator>> created, shoal_comm_t* comm) {
   if (!created.ok()) return created.status();
+  if (created.value() == nullptr) return {};  // a split without this rank
   *comm = new shoal_comm{std::move(created).value()};
   return {};
 }
@@ -301,6 +302,16 @@ shoal_status shoal_comm_create_with_store(const shoal_store* store, int rank, in
     CallbackStore callbacks(*store);
     return deliver(Communicator::create(callbacks, rank, size, std::move(options).value()), comm);
   });
+}
+
+shoal_status shoal_comm_split(shoal_comm_t comm, int color, int key, shoal_comm_t* group) {
+  return guarded(Checks(__func__).out("group", group).not_null("comm", comm),
+                 [&] { return deliver(comm->communicator->split(color, key), group); });
+}
+
+shoal_status shoal_comm_group(shoal_comm_t comm, const int* ranks, size_t count, shoal_comm_t* group) {
+  return guarded(Checks(__func__).out("group", group).not_null("comm", comm).not_null("ranks", ranks),
+                 [&] { return deliver(comm->communicator->group(std::span(ranks, count)), group); });
 }
 
 void shoal_comm_destroy(shoal_comm_t comm) { delete comm; }
@@ -536,6 +547,43 @@ shoal_status shoal_barrier(shoal_comm_t comm) {
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm),
                  [&] { return deliver(comm->communicator->barrier_async(), work); });
+}
+
+shoal_status shoal_send(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->send(buffer, count, static_cast<DataType>(type), peer, tag); });
+}
+
+shoal_status shoal_send_async(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag,
+                              shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->send_async(buffer, count, static_cast<DataType>(type), peer, tag), work);
+  });
+}
+
+shoal_status shoal_recv(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
+  return guarded(Checks(__func__).not_null("comm", comm).type(type),
+                 [&] { return comm->communicator->recv(buffer, count, static_cast<DataType>(type), peer, tag); });
+}
+
+shoal_status shoal_recv_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
+                              shoal_work_t* work) {
+  return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
+    return deliver(comm->communicator->recv_async(buffer, count, static_cast<DataType>(type), peer, tag), work);
+  });
+}
+
+void shoal_group_begin(void) { Communicator::group_begin(); }
+
+shoal_status shoal_group_end(void) {
+  return guarded(Checks(__func__), [] { return Communicator::group_end(); });
+}
+
+shoal_status shoal_work_source(shoal_work_t work, int* source) {
+  return guarded(Checks(__func__).not_null("work", work).not_null("source", source), [&]() -> Status {
+    *source = work->work.source();
+    return {};
+  });
 }
 
 shoal_status shoal_work_wait(shoal_work_t work) {

@@ -87,6 +87,7 @@ static void check_store(void) {
 
 static void check_null_handles(void) {
   int number = 0;
+  shoal_comm_t comm = NULL;
   shoal_work_t work = NULL;
   float value = 1;
   size_t one = 1;
@@ -105,6 +106,12 @@ static void check_null_handles(void) {
   CHECK_FAILS(shoal_all_to_all(NULL, &value, &value, 1, SHOAL_FLOAT32), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_barrier(NULL), SHOAL_INVALID_ARGUMENT, "comm is NULL");
   CHECK_FAILS(shoal_barrier_async(NULL, &work), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_comm_split(NULL, 0, 0, &comm), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_comm_group(NULL, &number, 1, &comm), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_send(NULL, &value, 1, SHOAL_FLOAT32, 0, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_recv(NULL, &value, 1, SHOAL_FLOAT32, 0, 0), SHOAL_INVALID_ARGUMENT, "comm is NULL");
+  CHECK_FAILS(shoal_work_source(NULL, &number), SHOAL_INVALID_ARGUMENT, "work is NULL");
+  CHECK_FAILS(shoal_group_end(), SHOAL_INVALID_ARGUMENT, "group_begin");
   CHECK_FAILS(shoal_work_wait(NULL), SHOAL_INVALID_ARGUMENT, "work is NULL");
   CHECK_FAILS(shoal_work_wait_for(NULL, 1), SHOAL_INVALID_ARGUMENT, "work is NULL");
   CHECK_FAILS(shoal_work_test(NULL, &number), SHOAL_INVALID_ARGUMENT, "work is NULL");
@@ -145,6 +152,33 @@ static void check_bad_calls(shoal_comm_t comm) {
   CHECK_FAILS(shoal_all_to_all_v(comm, values, &huge, &value, NULL, SHOAL_INT8), SHOAL_INVALID_ARGUMENT,
               "receive_counts is NULL");
   CHECK(shoal_comm_status(comm) == SHOAL_OK); /* bad arguments close nothing */
+}
+
+static void check_groups_and_messages(shoal_comm_t comm) {
+  const int ranks[] = {0, 0};
+  float sent = 3;
+  float got = 0;
+  int source = -2;
+  shoal_work_t work = NULL;
+  shoal_comm_t group = comm;
+  CHECK(shoal_comm_split(comm, -1, 0, &group) == SHOAL_OK);
+  CHECK(group == NULL);
+  CHECK_FAILS(shoal_comm_group(comm, ranks, 2, &group), SHOAL_INVALID_ARGUMENT, "twice");
+  CHECK(shoal_comm_group(comm, ranks, 1, &group) == SHOAL_OK);
+  CHECK_FAILS(shoal_send(group, &sent, 1, SHOAL_FLOAT32, 1, 0), SHOAL_INVALID_ARGUMENT, "peer 1");
+  CHECK(shoal_recv_async(group, &got, 1, SHOAL_FLOAT32, SHOAL_ANY_SOURCE, 4, &work) == SHOAL_OK);
+  CHECK(shoal_send(group, &sent, 1, SHOAL_FLOAT32, 0, 4) == SHOAL_OK);
+  CHECK(shoal_work_wait(work) == SHOAL_OK);
+  CHECK(shoal_work_source(work, &source) == SHOAL_OK);
+  CHECK(got == 3 && source == 0);
+  shoal_work_free(work);
+  got = 0;
+  shoal_group_begin();
+  CHECK(shoal_send(group, &sent, 1, SHOAL_FLOAT32, 0, 0) == SHOAL_OK);
+  CHECK(shoal_recv(group, &got, 1, SHOAL_FLOAT32, 0, 0) == SHOAL_OK);
+  CHECK(shoal_group_end() == SHOAL_OK);
+  CHECK(got == 3);
+  shoal_comm_destroy(group);
 }
 
 static void check_good_calls(shoal_comm_t comm) {
@@ -239,6 +273,7 @@ int main(void) {
   if (comm != NULL) {
     check_good_calls(comm);
     check_each(comm);
+    check_groups_and_messages(comm);
     check_bad_calls(comm);
     check_abort(comm);
     shoal_comm_destroy(comm);
