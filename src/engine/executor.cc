@@ -21,6 +21,7 @@ constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction'
 constexpr std::size_t kMaxFold = 256;
 constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
 
+constexpr int kTilesPerPass = 16;   // that go to one link before what has come is looked at
 constexpr int kExpressLooks = 100;  // a microsecond or two
 
 using Clock = std::chrono::steady_clock;
@@ -205,7 +206,7 @@ bool Executor::start_and_send() {
   moved |= advance_window_call();
   if (!on_links()) return retire_completed() || moved;
   for (LinkState& state : links_) {
-    while (!state.senders.empty() && advance_send(state)) moved = true;
+    for (int tiles = 0; tiles < kTilesPerPass && !state.senders.empty() && advance_send(state); ++tiles) moved = true;
   }
   return moved;
 }

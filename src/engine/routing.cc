@@ -73,7 +73,10 @@ bool Mesh::set_aside(Wire& wire, Executor* owner, const Arrival& arrival) {
     known = wire.asides.insert(known, std::make_unique<Aside>(number));
     if (owner != nullptr) owner->take_aside(wire.link->peer(), **known);
   }
-  if ((*known)->push(arrival)) say(wire, number, MeshWord::pause);
+  if ((*known)->push(arrival)) {
+    say(wire, number, MeshWord::pause);
+    send_words();  // now: the peer sends on meanwhile
+  }
   return true;
 }
 

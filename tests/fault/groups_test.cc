@@ -171,8 +171,9 @@ TEST(Groups, WhatStandsAsideIsBounded) {
   LoopbackOptions wire;
   wire.tile_bytes = 4096;
   wire.capacity_tiles = 4;
-  constexpr std::size_t kCount = 1 << 20;                                // 1024 tiles
-  constexpr std::size_t kBound = (Aside::kPauseAt + 32 + 2 * 4) * 4096;  // the limit, what is sent unheard, what is under way
+  constexpr std::size_t kCount = 1 << 20;  // 1024 tiles
+  // The limit, what the sender sends before it looks for a word and in the pass in which it hears it, and what is under way.
+  constexpr std::size_t kBound = (Aside::kPauseAt + 32 + 2 * 16 + 2 * 4) * 4096;
   Job job(2, wire);
   job.run([&](int rank, Executor& world) {
     const auto large = make_group(world, {0, 1}, 0);
