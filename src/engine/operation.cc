@@ -37,16 +37,16 @@ Operation::Operation(Plan* the_plan, std::unique_ptr<Plan> owned_plan, bool pool
       done_bytes(the_plan->instructions.size()),
       links(the_plan->links.size()),
       owned_plan_(std::move(owned_plan)),
-      pooled_(pooled),
-      scratch_(the_plan->scratch_bytes) {}
+      pooled_(pooled) {}
 
 void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence,
                       std::chrono::steady_clock::time_point deadline, const void* input, void* output) {
   executor_ = std::move(executor);
   sequence_ = sequence;
   deadline_ = deadline;
+  if (plan->scratch_bytes > scratch_.size_bytes) scratch_ = ScratchPool::instance().take(plan->scratch_bytes);
   // Programs never write their input out of place, so casting the const away is safe.
-  bases_ = {static_cast<std::byte*>(const_cast<void*>(input)), static_cast<std::byte*>(output), scratch_.data()};
+  bases_ = {static_cast<std::byte*>(const_cast<void*>(input)), static_cast<std::byte*>(output), scratch_.memory.get()};
   std::fill(done_bytes.begin(), done_bytes.end(), 0);
   std::fill(links.begin(), links.end(), LinkProgress{});
   open_instructions = plan->instructions.size();
@@ -109,6 +109,7 @@ Status Operation::set_callback(std::function<void(const Status&)> callback) {
 }
 
 void Operation::finish(Status outcome) {
+  if (scratch_.size_bytes > 0) ScratchPool::instance().give(std::exchange(scratch_, {}));
   outcome_ = std::move(outcome);
   if (plan->meter != nullptr && outcome_.ok())
     plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);

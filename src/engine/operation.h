@@ -14,6 +14,7 @@
 #include <shoal/status.h>
 
 #include "src/engine/plan.h"
+#include "src/engine/scratch_pool.h"
 
 namespace shoal {
 class Executor;
@@ -119,7 +120,7 @@ class Operation {
   std::chrono::steady_clock::time_point deadline_;
   std::chrono::steady_clock::time_point started_;  // only where the plan has a meter
   std::array<std::byte*, 3> bases_{};
-  std::vector<std::byte> scratch_;
+  Scratch scratch_;  // while in flight
   std::shared_ptr<Executor> executor_;
 };
 

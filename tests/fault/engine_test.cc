@@ -19,6 +19,7 @@
 #include "src/engine/cores.h"
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
+#include "tests/multiprocess/call_model.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -32,10 +33,8 @@ struct Scenario {
   Topology topology;
   LoopbackOptions wire;
   struct Call {
-    Collective collective;
+    testing::ModelCall model;
     const Algorithm* algorithm = nullptr;
-    bool in_place = false;
-    bool async = false;
   };
   std::vector<Call> calls;
 };
@@ -61,34 +60,14 @@ Scenario make_scenario(std::uint64_t seed) {
   const std::uint64_t count = pick(2, 8);
   while (scenario.calls.size() < count) {
     Scenario::Call call;
-    call.collective.kind = static_cast<CollectiveKind>(pick(0, 2));
-    const std::size_t sizes[] = {0, 1, 3, 100, 5000, 40000};
-    call.collective.count = sizes[pick(0, 5)] + pick(0, 2);
-    call.collective.type = DataType::int32;
-    call.collective.root = static_cast<int>(pick(0, static_cast<std::uint64_t>(scenario.topology.ranks()) - 1));
-    if (call.collective.kind != CollectiveKind::broadcast) call.collective.root = 0;
+    call.model = testing::random_call(random, scenario.topology.ranks(), 60'000);
     const auto all = algorithms();
     call.algorithm = &all[pick(0, all.size() - 1)];
-    if (!build_program(*call.algorithm, scenario.topology, call.collective, 0).ok()) continue;
-    call.in_place = call.collective.kind == CollectiveKind::all_reduce && pick(0, 1) == 1;
-    call.async = pick(0, 1) == 1;
+    std::vector<std::size_t> counts;
+    if (!build_program(*call.algorithm, scenario.topology, call.model.collective(0, counts), 0).ok()) continue;
     scenario.calls.push_back(call);
   }
   return scenario;
-}
-
-std::int32_t value(int rank, std::size_t call, std::size_t i) {
-  return static_cast<std::int32_t>(i * 3 + call * 1000 + static_cast<std::size_t>(rank) * 7);
-}
-
-std::int32_t expected(const Scenario& scenario, std::size_t call, std::size_t i) {
-  const Collective& collective = scenario.calls[call].collective;
-  if (collective.kind == CollectiveKind::broadcast) return value(collective.root, call, i);
-  if (collective.kind == CollectiveKind::all_gather)
-    return value(static_cast<int>(i / collective.count), call, i % collective.count);
-  std::int32_t sum = 0;
-  for (int r = 0; r < scenario.topology.ranks(); ++r) sum += value(r, call, i);
-  return sum;
 }
 
 // The ends of one hub and their addresses, by rank.
@@ -137,26 +116,22 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
 // right.
 std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int rank, bool* wrong) {
   const auto executor = make_executor(scenario, data, control, rank);
-  std::vector<std::vector<std::int32_t>> inputs(scenario.calls.size());
-  std::vector<std::vector<std::int32_t>> outputs(scenario.calls.size());
+  std::vector<std::unique_ptr<testing::ModelBuffers>> buffers;
   std::vector<internal::Operation*> operations;
   const auto deadline = Clock::now() + std::chrono::seconds(20);
   for (std::size_t k = 0; k < scenario.calls.size(); ++k) {
     const auto& call = scenario.calls[k];
-    const Collective& collective = call.collective;
-    const std::size_t factor =
-        collective.kind == CollectiveKind::all_gather ? static_cast<std::size_t>(scenario.topology.ranks()) : 1;
-    for (std::size_t i = 0; i < collective.count; ++i) inputs[k].push_back(value(rank, k, i));
-    outputs[k].assign(collective.count * factor, -1);
-    if (call.in_place || (collective.kind == CollectiveKind::broadcast && rank == collective.root)) outputs[k] = inputs[k];
-    const PlanKey key{collective, call.in_place, false, call.algorithm->name.data()};
+    buffers.push_back(std::make_unique<testing::ModelBuffers>(call.model, rank));
+    std::vector<std::size_t> counts;
+    const Collective collective = call.model.collective(rank, counts);
+    const PlanKey key{collective, buffers[k]->in_place(), false, call.algorithm->name.data()};
     auto program = build_program(*call.algorithm, scenario.topology, collective, rank);
     auto plan = std::move(make_plan(executor->plan_context(), key, *program)).value();
     Plan* raw = plan.get();
-    internal::Operation* operation = executor->acquire(raw, std::move(plan), deadline,
-                                                       call.in_place ? outputs[k].data() : inputs[k].data(), outputs[k].data());
+    internal::Operation* operation =
+        executor->acquire(raw, std::move(plan), deadline, buffers[k]->input(), buffers[k]->output());
     operations.push_back(operation);
-    if (call.async)
+    if (call.model.async)
       executor->post(operation);
     else
       executor->run(operation);
@@ -166,12 +141,10 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
     executor->wait(operations[k], Clock::time_point::max());
     const Status& outcome = operations[k]->outcome();
     if (!outcome.ok() && error.empty()) error = outcome.to_string();
-    for (std::size_t i = 0; outcome.ok() && i < outputs[k].size(); ++i) {
-      if (outputs[k][i] == expected(scenario, k, i)) continue;
+    if (const std::string found = outcome.ok() ? buffers[k]->check() : std::string(); !found.empty()) {
       *wrong = true;
-      error = fmt::format("call {} ({} by {}): element {} is {}, not {}", k, to_string(scenario.calls[k].collective),
-                          scenario.calls[k].algorithm->name, i, outputs[k][i], expected(scenario, k, i));
-      break;
+      error =
+          fmt::format("call {} ({} by {}): {}", k, scenario.calls[k].model.text(), scenario.calls[k].algorithm->name, found);
     }
     operations[k]->drop_reference();
   }

@@ -196,6 +196,67 @@ TEST(Costs, AllGatherTakesTheRoundsAndBytesOfItsFormula) {
   }
 }
 
+TEST(Costs, SharesTakeTheRoundsAndBytesOfTheirFormulas) {
+  for (const int ranks : counts_of_ranks()) {
+    const Topology topology = Topology::uniform(1, ranks);
+    const auto scatter = [&](std::string_view name) { return even_schedule(name, topology, CollectiveKind::reduce_scatter); };
+    EXPECT_EQ(rounds(scatter("direct")), 1) << ranks;
+    EXPECT_EQ(rounds(scatter("ring")), ranks - 1) << ranks;
+    EXPECT_EQ(rounds(scatter("circulant")), ceil_log2(ranks)) << ranks;
+    for (const std::string_view name : {"direct", "ring", "circulant"}) {
+      EXPECT_DOUBLE_EQ(most_sent(scatter(name)), ranks - 1) << name << " of " << ranks;
+    }
+    if (excess(ranks) == 0) {
+      EXPECT_EQ(rounds(scatter("recursive_halving")), ceil_log2(ranks)) << ranks;
+      EXPECT_DOUBLE_EQ(most_sent(scatter("recursive_halving")), ranks - 1) << ranks;
+    }
+    for (const Program& program : scatter("ring").programs) EXPECT_LE(program.scratch_chunks, 2U) << ranks;
+    for (const Program& program : scatter("circulant").programs) {
+      EXPECT_LE(program.scratch_chunks, static_cast<std::uint32_t>(ranks + 1) / 2) << ranks;
+    }
+    EXPECT_EQ(rounds(even_schedule("bruck", topology, CollectiveKind::all_to_all)), ceil_log2(ranks)) << ranks;
+    EXPECT_LE(most_sent(even_schedule("bruck", topology, CollectiveKind::all_to_all)), ceil_log2(ranks) * (ranks / 2)) << ranks;
+    EXPECT_EQ(rounds(even_schedule("direct", topology, CollectiveKind::all_to_all)), 1) << ranks;
+    EXPECT_DOUBLE_EQ(most_sent(even_schedule("direct", topology, CollectiveKind::all_to_all)), ranks - 1) << ranks;
+  }
+}
+
+TEST(Costs, WhatHasARootTakesTheRoundsAndBytesOfItsFormula) {
+  for (const int ranks : counts_of_ranks()) {
+    const Topology topology = Topology::uniform(1, ranks);
+    for (const CollectiveKind kind : {CollectiveKind::reduce, CollectiveKind::broadcast}) {
+      const Schedule direct = even_schedule("direct", topology, kind);
+      EXPECT_EQ(hops(direct), ranks == 2 ? 1 : 2) << ranks;
+      EXPECT_DOUBLE_EQ(most_sent(direct), 1) << ranks;
+      EXPECT_EQ(hops(even_schedule("chain", topology, kind)), ranks - 1) << ranks;
+      EXPECT_DOUBLE_EQ(most_sent(even_schedule("chain", topology, kind)), 1) << ranks;
+    }
+    EXPECT_EQ(hops(even_schedule("tree", topology, CollectiveKind::reduce)), floor_log2(ranks)) << ranks;
+    for (const CollectiveKind kind : {CollectiveKind::gather, CollectiveKind::scatter}) {
+      EXPECT_EQ(rounds(even_schedule("direct", topology, kind)), 1) << ranks;
+      const Schedule tree = even_schedule("tree", topology, kind);
+      // The deepest member has as many bits set in its position.
+      EXPECT_LE(hops(tree), ceil_log2(ranks)) << ranks;
+      EXPECT_GE(hops(tree), floor_log2(ranks)) << ranks;
+      EXPECT_LE(most_targets(tree), static_cast<std::size_t>(ceil_log2(ranks))) << ranks;
+    }
+  }
+}
+
+TEST(Costs, HierarchicalSharesLeaveANodeOnce) {
+  for (const Topology& topology : {Topology::uniform(2, 4), Topology::uniform(4, 3), Topology::ragged({3, 1, 2})}) {
+    const Schedule gather = even_schedule("hierarchical(direct)", topology, CollectiveKind::all_gather);
+    const auto largest = static_cast<int>(topology.ranks_of_node(0).size());
+    EXPECT_DOUBLE_EQ(most_sent_by_a_node(gather), largest * (topology.nodes() - 1)) << topology.shape();
+    const Schedule scatter = even_schedule("hierarchical(direct)", topology, CollectiveKind::reduce_scatter);
+    int smallest = topology.ranks();
+    for (int node = 0; node < topology.nodes(); ++node) {
+      smallest = std::min(smallest, static_cast<int>(topology.ranks_of_node(node).size()));
+    }
+    EXPECT_DOUBLE_EQ(most_sent_by_a_node(scatter), topology.ranks() - smallest) << topology.shape();
+  }
+}
+
 TEST(Costs, TreeHasTwiceItsHeightInHopsAndNoMoreThanTwiceTheMessageOutOfARank) {
   for (const int ranks : counts_of_ranks()) {
     const Schedule schedule = even_schedule("tree", Topology::uniform(1, ranks), CollectiveKind::all_reduce);

@@ -1,0 +1,63 @@
+// ScratchPool: memory that calls in flight borrow for what their Programs keep aside.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace shoal::internal {
+
+/// Some memory, with whatever was left there.
+struct Scratch {
+  std::unique_ptr<std::byte[]> memory;
+  std::size_t size_bytes = 0;
+};
+
+/// One a process: calls borrow for as long as they are in flight, so what is kept depends on how many are at once and not on
+/// how many Plans there are. A call that repeats finds what it gave back; a little is kept for it, the rest is freed.
+/// Thread rule: any thread.
+class ScratchPool {
+ public:
+  static ScratchPool& instance() {
+    static auto& pool = *new ScratchPool;  // never destroyed: handles may outlive main()
+    return pool;
+  }
+
+  /// At least `size_bytes`: the smallest that is kept, or new memory.
+  Scratch take(std::size_t size_bytes) {
+    {
+      const std::scoped_lock lock(mutex_);
+      const auto found = std::ranges::lower_bound(free_, size_bytes, {}, &Scratch::size_bytes);
+      if (found != free_.end()) {
+        Scratch scratch = std::move(*found);
+        free_.erase(found);
+        free_bytes_ -= scratch.size_bytes;
+        return scratch;
+      }
+    }
+    return {std::unique_ptr<std::byte[]>(new std::byte[size_bytes]),
+            size_bytes};  // not cleared: Programs write before they read
+  }
+
+  void give(Scratch scratch) {
+    const std::scoped_lock lock(mutex_);
+    if (free_.size() == kMaxKept || free_bytes_ + scratch.size_bytes > kMaxKeptBytes) return;
+    free_bytes_ += scratch.size_bytes;
+    free_.insert(std::ranges::lower_bound(free_, scratch.size_bytes, {}, &Scratch::size_bytes), std::move(scratch));
+  }
+
+ private:
+  static constexpr std::size_t kMaxKept = 64;
+  static constexpr std::size_t kMaxKeptBytes = std::size_t{64} << 20;
+
+  ScratchPool() { free_.reserve(kMaxKept); }
+
+  std::mutex mutex_;           // only on the way of calls whose Programs use scratch
+  std::vector<Scratch> free_;  // by size
+  std::size_t free_bytes_ = 0;
+};
+
+}  // namespace shoal::internal
