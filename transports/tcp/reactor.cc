@@ -174,6 +174,8 @@ bool Reactor::prepare_wait() {
   return true;  // what epoll already knows makes wait_fd() readable at once
 }
 
+void Reactor::finish_wait() { news_ |= collect(); }
+
 bool Reactor::watch_links() {
   std::uint64_t ticks = 0;
   while (::read(timer_.get(), &ticks, sizeof ticks) < 0 && errno == EINTR) {
