@@ -37,7 +37,7 @@ class Waiter {
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
 
   static constexpr std::chrono::nanoseconds kLostSlice{500'000};
-  static constexpr int kWaitsWithoutYield = 1'000;
+  static constexpr int kWaitsWithoutYield = 200;
 
   void end_yield(Clock::time_point now) noexcept;
 

@@ -258,9 +258,9 @@ void TcpLink::examine(Flow& flow) {
 }
 
 void TcpLink::await_front(Flow& flow) noexcept {
-  if (flow.ended || flow.front_whole) return;
-  const std::size_t whole = flow.front ? frame_bytes(flow.front->tile.size_bytes) : kFrameHeaderBytes;
-  set_low_water(flow, std::min(whole - (flow.tail - flow.head), kMaxLowWater));
+  if (flow.ended || flow.front_whole || !flow.front) return;
+  const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
+  if (missing >= kWorthwhileLowWater) set_low_water(flow, std::min(missing, kMaxLowWater));
 }
 
 void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {

@@ -102,6 +102,8 @@ class TcpLink final : public Link {
   // What a socket pulls at once: one tile of any size, or several small ones up to these limits.
   static constexpr std::size_t kPullTiles = 16;
   static constexpr std::size_t kPullBytes = 64 << 10;
+  // Less comes in one or two packets: telling the kernel would cost more than it saves.
+  static constexpr std::size_t kWorthwhileLowWater = 4 << 10;
   // More would make the kernel enlarge the socket's buffer.
   static constexpr std::size_t kMaxLowWater = 64 << 10;
 
