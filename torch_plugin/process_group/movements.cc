@@ -105,4 +105,146 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_into_tensor_coalesce
   return all_of(kCall, inputs.size(), outputs, [&](std::size_t i) { return _allgather_base(outputs[i], inputs[i], options); });
 }
 
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector<Tensor>>& outputs, std::vector<Tensor>& inputs,
+                                                         const c10d::GatherOptions& options) {
+  const Tensor& input = only_tensor("gather", inputs);
+  check_root("gather", options.rootRank, getSize());
+  const bool is_root = options.rootRank == getRank();
+  if (!is_root && !outputs.empty()) refuse("gather", "requires empty output on non-root");
+  std::vector<Tensor> parts;
+  if (is_root) parts = only_list("gather", "output", outputs, getSize());
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("gather", parts[rank], rank, input);
+  const Tensor source = contiguous(input);
+  const Joined gathered(parts);
+  const Movement movement = to_movement(source);
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::GATHER,
+                       .name = "gather",
+                       .profiling_title = "shoal:gather",
+                       .inputs = {input},
+                       .staging = {source},
+                       .outputs = parts,
+                       .unpack = {}};
+  if (gathered.copies()) call.unpack = [gathered] { gathered.unpack(); };
+  return start(std::move(call),
+               communicator_->gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type,
+                                           static_cast<int>(options.rootRank), how),
+               how);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& outputs,
+                                                          std::vector<std::vector<Tensor>>& inputs,
+                                                          const c10d::ScatterOptions& options) {
+  const Tensor& output = only_tensor("scatter", outputs);
+  check_root("scatter", options.rootRank, getSize());
+  const bool is_root = options.rootRank == getRank();
+  if (!is_root && !inputs.empty()) refuse("scatter", "requires empty input on non-root");
+  std::vector<Tensor> parts;
+  if (is_root) parts = only_list("scatter", "input", inputs, getSize());
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("scatter", parts[rank], rank, output);
+  const Joined source(parts);
+  source.pack();
+  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const Movement movement = to_movement(result);
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::SCATTER,
+                       .name = "scatter",
+                       .profiling_title = "shoal:scatter",
+                       .inputs = parts,
+                       .staging = source.memory(),
+                       .outputs = {output},
+                       .unpack = {}};
+  call.staging.push_back(result);
+  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+  return start(std::move(call),
+               communicator_->scatter_async(source.data(), result.data_ptr(), movement.count, movement.type,
+                                            static_cast<int>(options.rootRank), how),
+               how);
+}
+
+namespace {
+/// Elements for each rank out of c10d's split sizes, which count rows; empty means even shares.
+std::vector<std::size_t> elements_per_rank(const char* which, const Tensor& tensor, const std::vector<std::int64_t>& splits,
+                                           int size, std::size_t factor) {
+  constexpr const char* kCall = "all_to_all_single";
+  const std::int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const std::int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  std::vector<std::int64_t> wanted = splits;
+  if (wanted.empty()) {
+    if (rows % size != 0)
+      refuse(kCall, std::string("Tensor's dim 0 does not divide equally across group size: the ") + which + " has " +
+                        std::to_string(rows) + " rows for " + std::to_string(size) + " ranks");
+    wanted.assign(static_cast<std::size_t>(size), rows / size);
+  }
+  if (wanted.size() != static_cast<std::size_t>(size)) refuse(kCall, "Number of tensor splits not equal to group size");
+  std::int64_t total = 0;
+  std::vector<std::size_t> elements;
+  for (const std::int64_t split : wanted) {
+    if (split < 0) refuse(kCall, "a negative split size: " + std::to_string(split));
+    total += split;
+    elements.push_back(static_cast<std::size_t>(split * row) * factor);
+  }
+  if (total != rows)
+    refuse(kCall, "Split sizes doesn't match total dim 0 size: the " + std::string(which) + "'s sizes add up to " +
+                      std::to_string(total) + ", its rows are " + std::to_string(rows));
+  return elements;
+}
+}  // namespace
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, Tensor& input,
+                                                                std::vector<std::int64_t>& output_splits,
+                                                                std::vector<std::int64_t>& input_splits,
+                                                                const c10d::AllToAllOptions& options) {
+  check_same_type("all_to_all_single", {input, output});
+  const Movement movement = to_movement(input);
+  const std::vector<std::size_t> send_counts = elements_per_rank("input", input, input_splits, getSize(), movement.factor);
+  const std::vector<std::size_t> receive_counts =
+      elements_per_rank("output", output, output_splits, getSize(), movement.factor);
+  const Tensor source = contiguous(input);
+  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::ALLTOALL_BASE,
+                       .name = "all_to_all_single",
+                       .profiling_title = "shoal:all_to_all",
+                       .inputs = {input},
+                       .staging = {source, result},
+                       .outputs = {output},
+                       .unpack = {}};
+  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+  const bool even = input_splits.empty() && output_splits.empty();
+  return start(std::move(call),
+               even ? communicator_->all_to_all_async(source.data_ptr(), result.data_ptr(), send_counts[0], movement.type, how)
+                    : communicator_->all_to_all_v_async(source.data_ptr(), send_counts, result.data_ptr(), receive_counts,
+                                                        movement.type, how),
+               how);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall(std::vector<Tensor>& outputs, std::vector<Tensor>& inputs,
+                                                           const c10d::AllToAllOptions& options) {
+  constexpr const char* kCall = "all_to_all";
+  const auto size = static_cast<std::size_t>(getSize());
+  if (outputs.size() != size || inputs.size() != size)
+    refuse(kCall, "list sizes should equal to group size: " + std::to_string(inputs.size()) + " inputs, " +
+                      std::to_string(outputs.size()) + " outputs, " + std::to_string(size) + " ranks");
+  check_pairs(kCall, outputs, inputs);
+  check_same_type(kCall, inputs);
+  const Movement movement = to_movement(inputs[0]);
+  const Joined source(inputs);
+  source.pack();
+  const Joined result(outputs);
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::ALLTOALL,
+                       .name = kCall,
+                       .profiling_title = "shoal:all_to_all",
+                       .inputs = inputs,
+                       .staging = source.memory(),
+                       .outputs = outputs,
+                       .unpack = {}};
+  if (result.copies()) call.unpack = [result] { result.unpack(); };
+  return start(std::move(call),
+               communicator_->all_to_all_v_async(source.data(), source.counts(movement.factor), result.data(),
+                                                 result.counts(movement.factor), movement.type, how),
+               how);
+}
+
 }  // namespace shoal::torch

@@ -11,6 +11,7 @@ using at::Tensor;
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>& tensors,
                                                             const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   const Tensor& tensor = only_tensor("all_reduce", tensors);
   const Reduction reduction = to_reduction("all_reduce", tensor, options.reduceOp);
   const Tensor buffer = dense(scaled(tensor, options.reduceOp));
@@ -36,6 +37,95 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_coalesced(std::vecto
     std::vector<Tensor> one{tensors[i]};
     return allreduce(one, options);
   });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& tensors, const c10d::ReduceOptions& options) {
+  const Tensor& tensor = only_tensor("reduce", tensors);
+  check_root("reduce", options.rootRank, getSize());
+  if (options.rootTensor != 0) refuse("reduce", "invalid root tensor: " + std::to_string(options.rootTensor));
+  const Reduction reduction = to_reduction("reduce", tensor, options.reduceOp);
+  const Tensor buffer = dense(scaled(tensor, options.reduceOp));
+  const bool is_root = options.rootRank == getRank();
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::REDUCE,
+                       .name = "reduce",
+                       .profiling_title = "shoal:reduce",
+                       .inputs = {tensor},
+                       .staging = {buffer},
+                       .outputs = {tensor},
+                       .unpack = {}};
+  if (is_root && !buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
+  return start(std::move(call),
+               communicator_->reduce_async(buffer.data_ptr(), is_root ? buffer.data_ptr() : nullptr, reduction.count,
+                                           reduction.type, reduction.op, static_cast<int>(options.rootRank), how),
+               how);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Tensor>& outputs,
+                                                                 std::vector<std::vector<Tensor>>& inputs,
+                                                                 const c10d::ReduceScatterOptions& options) {
+  const Tensor& output = only_tensor("reduce_scatter", outputs);
+  const std::vector<Tensor>& parts = only_list("reduce_scatter", "input", inputs, getSize());
+  check_same_type("reduce_scatter", parts);
+  check_like("reduce_scatter", output, 0, parts[static_cast<std::size_t>(getRank())]);
+  const Reduction reduction = to_reduction("reduce_scatter", output, options.reduceOp);
+  std::vector<Tensor> sources;
+  for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
+  const Joined source(std::move(sources));
+  source.pack();
+  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const std::vector<std::size_t> counts = source.counts(reduction.factor);
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::REDUCE_SCATTER,
+                       .name = "reduce_scatter",
+                       .profiling_title = "shoal:reduce_scatter",
+                       .inputs = parts,
+                       .staging = source.memory(),
+                       .outputs = {output},
+                       .unpack = {}};
+  call.staging.push_back(result);
+  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+  return start(
+      std::move(call),
+      source.even()
+          ? communicator_->reduce_scatter_async(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, how)
+          : communicator_->reduce_scatter_v_async(source.data(), result.data_ptr(), counts, reduction.type, reduction.op, how),
+      how);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_reduce_scatter_base(Tensor& output, Tensor& input,
+                                                                       const c10d::ReduceScatterOptions& options) {
+  constexpr const char* kCall = "reduce_scatter_tensor";
+  check_same_type(kCall, {input, output});
+  if (input.numel() != output.numel() * getSize())
+    refuse(kCall, "input tensor must be the same size as output size times world size: the input has " +
+                      std::to_string(input.numel()) + " elements; " + std::to_string(getSize()) + " ranks with " +
+                      std::to_string(output.numel()) + " each need " + std::to_string(output.numel() * getSize()));
+  const Reduction reduction = to_reduction(kCall, output, options.reduceOp);
+  const Tensor source = contiguous(scaled(input, options.reduceOp));
+  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const CallOptions how = call_options(options.timeout);
+  WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,
+                       .name = kCall,
+                       .profiling_title = "shoal:_reduce_scatter_base",
+                       .inputs = {input},
+                       .staging = {source, result},
+                       .outputs = {output},
+                       .unpack = {}};
+  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+  return start(std::move(call),
+               communicator_->reduce_scatter_async(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type,
+                                                   reduction.op, how),
+               how);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_tensor_coalesced(std::vector<Tensor>& outputs,
+                                                                                  std::vector<Tensor>& inputs,
+                                                                                  const c10d::ReduceScatterOptions& options) {
+  constexpr const char* kCall = "reduce_scatter_tensor_coalesced";
+  check_pairs(kCall, outputs, inputs);
+  return all_of(kCall, inputs.size(), outputs,
+                [&](std::size_t i) { return _reduce_scatter_base(outputs[i], inputs[i], options); });
 }
 
 }  // namespace shoal::torch
