@@ -36,13 +36,18 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vec
   const Tensor& input = only_tensor("all_gather", inputs);
   const std::vector<Tensor>& parts = only_list("all_gather", "output", outputs, getSize());
   for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("all_gather", parts[rank], rank, input);
+  return all_gather(parts, input, options, "shoal:all_gather");
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<Tensor>& parts, const Tensor& input,
+                                                             const c10d::AllgatherOptions& options, const char* title) {
   const Tensor source = contiguous(input);
   const Joined gathered(parts);
   const Movement movement = to_movement(source);
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::ALLGATHER,
                        .name = "all_gather",
-                       .profiling_title = "shoal:all_gather",
+                       .profiling_title = title,
                        .inputs = {input},
                        .staging = {source},
                        .outputs = parts,
@@ -54,8 +59,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vec
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output, Tensor& input,
                                                                   const c10d::AllgatherOptions& options) {
+  check_same_type("all_gather_into_tensor", {input, output});
+  return all_gather_into(output, input, options, "shoal:_all_gather_base");
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& output, const Tensor& input,
+                                                                  const c10d::AllgatherOptions& options, const char* title) {
   constexpr const char* kCall = "all_gather_into_tensor";
-  check_same_type(kCall, {input, output});
   if (output.numel() != input.numel() * getSize())
     refuse(kCall, "output tensor size must be equal to world_size times input tensor size: the output has " +
                       std::to_string(output.numel()) + " elements; " + std::to_string(getSize()) + " ranks with " +
@@ -66,7 +76,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::_ALLGATHER_BASE,
                        .name = kCall,
-                       .profiling_title = "shoal:_all_gather_base",
+                       .profiling_title = title,
                        .inputs = {input},
                        .staging = {source, gathered},
                        .outputs = {output},
@@ -88,12 +98,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vecto
     for (std::size_t i = 0; i < inputs.size(); ++i) check_like(kCall, of_rank[i], i, inputs[i]);
   }
   std::vector<Tensor> results;
-  return all_of(kCall, inputs.size(), results, [&](std::size_t i) {
-    std::vector<std::vector<Tensor>> parts(1);
-    for (const std::vector<Tensor>& of_rank : outputs) parts[0].push_back(of_rank[i]);
-    results.insert(results.end(), parts[0].begin(), parts[0].end());
-    std::vector<Tensor> input{inputs[i]};
-    return allgather(parts, input, options);
+  for (const std::vector<Tensor>& of_rank : outputs) results.insert(results.end(), of_rank.begin(), of_rank.end());
+  return all_of(kCall, "shoal:all_gather", inputs, std::move(results), [&](std::size_t i, const char* title) {
+    std::vector<Tensor> parts;
+    for (const std::vector<Tensor>& of_rank : outputs) parts.push_back(of_rank[i]);
+    return all_gather(parts, inputs[i], options, title);
   });
 }
 
@@ -102,7 +111,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_into_tensor_coalesce
                                                                                   const c10d::AllgatherOptions& options) {
   constexpr const char* kCall = "all_gather_into_tensor_coalesced";
   check_pairs(kCall, outputs, inputs);
-  return all_of(kCall, inputs.size(), outputs, [&](std::size_t i) { return _allgather_base(outputs[i], inputs[i], options); });
+  return all_of(kCall, "shoal:all_gather_into_tensor_coalesced", inputs, outputs,
+                [&](std::size_t i, const char* title) { return all_gather_into(outputs[i], inputs[i], options, title); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector<Tensor>>& outputs, std::vector<Tensor>& inputs,

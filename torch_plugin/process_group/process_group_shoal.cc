@@ -56,8 +56,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
   RecorderEntry entry;
   if (recorder_.recording()) {
     recorder_.name_group(getGroupUid(), getGroupDesc(), options_->global_ranks_in_group);
-    entry = recorder_.record({call.profiling_title, peer.rank, peer.sending, sequence, call.inputs, call.outputs,
-                              options.timeout.value_or(options_->timeout)});
+    entry = recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, peer.rank, peer.sending,
+                              sequence, call.inputs, call.outputs, options.timeout.value_or(options_->timeout)});
   }
   auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
   work->follow(std::move(operation).value(), std::move(entry));
@@ -73,12 +73,13 @@ void ProcessGroupShoal::startCoalescing() {
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::endCoalescing() {
   TORCH_CHECK(coalesced_.has_value(), "shoal: endCoalescing() without startCoalescing()");
   std::vector<c10::intrusive_ptr<c10d::Work>> parts = *std::exchange(coalesced_, std::nullopt);
-  return together("coalesced", std::move(parts), {});
+  return together("coalesced", "shoal:coalesced", {}, {}, std::move(parts));
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::together(const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
-                                                           std::vector<Tensor> outputs) {
-  auto work = c10::make_intrusive<WorkTogether>(getRank(), name, std::move(parts), std::move(outputs));
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::together(const char* name, const char* title,
+                                                           const std::vector<Tensor>& inputs, std::vector<Tensor> outputs,
+                                                           std::vector<c10::intrusive_ptr<c10d::Work>> parts) {
+  auto work = c10::make_intrusive<WorkTogether>(getRank(), name, title, inputs, std::move(outputs), std::move(parts));
   work->follow();
   return work;
 }

@@ -136,17 +136,27 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// The work of a call that shoal has accepted or refused.
   c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options,
                                        const Peer& peer = {});
-  c10::intrusive_ptr<c10d::Work> together(const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
-                                          std::vector<at::Tensor> outputs);
-  /// make(0) to make(count - 1) as one work; `outputs` are read after the last.
+  /// Several calls as one work, which profiles show under `title` with `inputs`.
+  c10::intrusive_ptr<c10d::Work> together(const char* name, const char* title, const std::vector<at::Tensor>& inputs,
+                                          std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts);
+  /// One call a tensor, make(i, title), as one work. The parts do not show in profiles.
   template <typename Make>
-  c10::intrusive_ptr<c10d::Work> all_of(const char* name, std::size_t count, const std::vector<at::Tensor>& outputs,
-                                        Make make) {
-    if (count == 1) return make(0);
+  c10::intrusive_ptr<c10d::Work> all_of(const char* name, const char* title, const std::vector<at::Tensor>& inputs,
+                                        std::vector<at::Tensor> outputs, Make make) {
+    if (inputs.size() == 1) return make(0, title);
     std::vector<c10::intrusive_ptr<c10d::Work>> parts;
-    for (std::size_t i = 0; i < count; ++i) parts.push_back(make(i));
-    return together(name, std::move(parts), outputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) parts.push_back(make(i, nullptr));
+    return together(name, title, inputs, std::move(outputs), std::move(parts));
   }
+
+  // The calls of the same names with a title for profiles (null: none). Their tensors' layout and types have been checked.
+  c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const c10d::AllreduceOptions& options, const char* title);
+  c10::intrusive_ptr<c10d::Work> all_gather(const std::vector<at::Tensor>& parts, const at::Tensor& input,
+                                            const c10d::AllgatherOptions& options, const char* title);
+  c10::intrusive_ptr<c10d::Work> all_gather_into(const at::Tensor& output, const at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options, const char* title);
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_from(const at::Tensor& output, const at::Tensor& input,
+                                                     const c10d::ReduceScatterOptions& options, const char* title);
 
   const c10::intrusive_ptr<Options> options_;
   const c10::intrusive_ptr<c10d::Store> store_;

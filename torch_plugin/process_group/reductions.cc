@@ -12,13 +12,17 @@ using at::Tensor;
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>& tensors,
                                                             const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
-  const Tensor& tensor = only_tensor("all_reduce", tensors);
+  return all_reduce(only_tensor("all_reduce", tensors), options, "shoal:all_reduce");
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tensor, const c10d::AllreduceOptions& options,
+                                                             const char* title) {
   const Reduction reduction = to_reduction("all_reduce", tensor, options.reduceOp);
   const Tensor buffer = dense(scaled(tensor, options.reduceOp));
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::ALLREDUCE,
                        .name = "all_reduce",
-                       .profiling_title = "shoal:all_reduce",
+                       .profiling_title = title,
                        .inputs = {tensor},
                        .staging = {buffer},
                        .outputs = {tensor},
@@ -33,10 +37,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>&
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_coalesced(std::vector<Tensor>& tensors,
                                                                       const c10d::AllreduceCoalescedOptions& options) {
   check_same_type("all_reduce_coalesced", tensors);
-  return all_of("all_reduce_coalesced", tensors.size(), tensors, [&](std::size_t i) {
-    std::vector<Tensor> one{tensors[i]};
-    return allreduce(one, options);
-  });
+  return all_of("all_reduce_coalesced", "shoal:all_reduce", tensors, tensors,
+                [&](std::size_t i, const char* title) { return all_reduce(tensors[i], options, title); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& tensors, const c10d::ReduceOptions& options) {
@@ -95,8 +97,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_reduce_scatter_base(Tensor& output, Tensor& input,
                                                                        const c10d::ReduceScatterOptions& options) {
+  check_same_type("reduce_scatter_tensor", {input, output});
+  return reduce_scatter_from(output, input, options, "shoal:_reduce_scatter_base");
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tensor& output, const Tensor& input,
+                                                                      const c10d::ReduceScatterOptions& options,
+                                                                      const char* title) {
   constexpr const char* kCall = "reduce_scatter_tensor";
-  check_same_type(kCall, {input, output});
   if (input.numel() != output.numel() * getSize())
     refuse(kCall, "input tensor must be the same size as output size times world size: the input has " +
                       std::to_string(input.numel()) + " elements; " + std::to_string(getSize()) + " ranks with " +
@@ -107,7 +115,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_reduce_scatter_base(Tensor& o
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,
                        .name = kCall,
-                       .profiling_title = "shoal:_reduce_scatter_base",
+                       .profiling_title = title,
                        .inputs = {input},
                        .staging = {source, result},
                        .outputs = {output},
@@ -124,8 +132,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_tensor_coalesce
                                                                                   const c10d::ReduceScatterOptions& options) {
   constexpr const char* kCall = "reduce_scatter_tensor_coalesced";
   check_pairs(kCall, outputs, inputs);
-  return all_of(kCall, inputs.size(), outputs,
-                [&](std::size_t i) { return _reduce_scatter_base(outputs[i], inputs[i], options); });
+  return all_of(kCall, "shoal:reduce_scatter_tensor_coalesced", inputs, outputs,
+                [&](std::size_t i, const char* title) { return reduce_scatter_from(outputs[i], inputs[i], options, title); });
 }
 
 }  // namespace shoal::torch

@@ -124,9 +124,9 @@ void WorkShoal::abort() {
   }
 }
 
-WorkTogether::WorkTogether(int rank, const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts,
-                           std::vector<at::Tensor> outputs)
-    : WorkBase(rank, c10d::OpType::COALESCED, name, "shoal:coalesced", std::move(outputs), std::nullopt),
+WorkTogether::WorkTogether(int rank, const char* name, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+                           std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts)
+    : WorkBase(rank, c10d::OpType::COALESCED, name, profiling_title, std::move(outputs), inputs),
       parts_(std::move(parts)),
       missing_(parts_.size() + 1) {}
 

@@ -54,7 +54,7 @@ class WorkShoal final : public WorkBase {
   struct Call {
     c10d::OpType type;
     const char* name;                 ///< in messages, "all_reduce"
-    const char* profiling_title;      ///< in profiles, "shoal:all_reduce"
+    const char* profiling_title;      ///< in profiles, "shoal:all_reduce"; null: not shown
     std::vector<at::Tensor> inputs;   ///< kept alive until the end; shown by profilers
     std::vector<at::Tensor> staging;  ///< kept alive until the end
     std::vector<at::Tensor> outputs;  ///< the result
@@ -87,7 +87,8 @@ class WorkShoal final : public WorkBase {
 /// Several calls that c10d sees as one; it ends with the last of them, and fails with the first that failed.
 class WorkTogether final : public WorkBase {
  public:
-  WorkTogether(int rank, const char* name, std::vector<c10::intrusive_ptr<c10d::Work>> parts, std::vector<at::Tensor> outputs);
+  WorkTogether(int rank, const char* name, const char* profiling_title, const std::vector<at::Tensor>& inputs,
+               std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts);
 
   /// Called once, before anybody else holds this object's address.
   void follow();

@@ -1,0 +1,247 @@
+"""What PyTorch builds on a process group works on this one: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object collectives,
+distributed checkpoints, TORCH_DISTRIBUTED_DEBUG=DETAIL. Each against the same computation in one process."""
+import os
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import cases
+from process_group_test import check, expect
+from ranks import run_ranks
+
+SEED = 11
+VOCABULARY, WIDTH, TOKENS, BATCH, STEPS = 32, 24, 12, 8, 6
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=50, dropout=0.0, batch_first=True) for _ in range(2))
+        self.head = torch.nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(SEED)
+    return [torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator) for _ in range(STEPS)]
+
+
+def train(model, share, optimizer=None):
+    """The loss on this rank's share before each step: predict every token from itself."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for tokens in batches():
+        loss = torch.nn.functional.cross_entropy(model(tokens[share]).flatten(0, 1), tokens[share].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def share_of(rank, size):
+    return slice(rank * BATCH // size, (rank + 1) * BATCH // size)
+
+
+def sharded(mesh, **options):
+    model = Transformer()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def fsdp2(rank, size, backend):
+    group = None if backend == "shoal" else dist.new_group(backend=backend)
+    mesh = init_device_mesh("cpu", (size,)) if group is None else dist.DeviceMesh.from_group(group, "cpu")
+    model = sharded(mesh)
+    check(isinstance(model.head.weight, DTensor) and model.head.weight.to_local().shape[0] < VOCABULARY, "parameters are sharded")
+    return train(model, share_of(rank, size))
+
+
+def fsdp2_scaled_and_mixed(rank, size):
+    """A divide factor (PREMUL_SUM) and bf16 communication train too."""
+    model = sharded(init_device_mesh("cpu", (size,)), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    model.set_gradient_divide_factor(float(size))
+    return train(model, share_of(rank, size))
+
+
+def hybrid(rank, size):
+    """Two dimensions: sharded along one, replicated along the other."""
+    model = sharded(init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard")))
+    return train(model, share_of(rank, size))
+
+
+def meshes(rank, size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+    for name, members in (("row", [rank % 2, rank % 2 + 2]), ("column", [rank // 2 * 2, rank // 2 * 2 + 1])):
+        group = mesh.get_group(name)
+        check(dist.get_process_group_ranks(group) == members, f"members along {name}")
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=group)
+        check(tensor.item() == sum(members), f"sum along {name}")
+
+
+def dtensors(rank, size):
+    torch.manual_seed(SEED)
+    left, right = torch.randn(8, 12), torch.randn(12, 16)
+    mesh = init_device_mesh("cpu", (size,))
+    by_rows, by_columns = distribute_tensor(left, mesh, [Shard(0)]), distribute_tensor(right, mesh, [Shard(1)])
+    torch.testing.assert_close((by_rows @ distribute_tensor(right, mesh, [Replicate()])).full_tensor(), left @ right)
+    torch.testing.assert_close((by_rows.redistribute(mesh, [Replicate()]) @ by_columns).full_tensor(), left @ right)
+    inner = distribute_tensor(left, mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
+    check(inner.placements == (Partial(),), "a product along the sharded dimension is a partial sum")
+    torch.testing.assert_close(inner.redistribute(mesh, [Shard(0)]).full_tensor(), left @ right)  # reduce_scatter
+    moved = by_rows.redistribute(mesh, [Shard(1)])  # all_to_all
+    check(torch.equal(moved.to_local(), left.chunk(size, dim=1)[rank]), "from rows to columns")
+    check(torch.equal(distribute_tensor(torch.arange(7.0), mesh, [Shard(0)]).full_tensor(), torch.arange(7.0)), "uneven shards")
+
+
+def zero(rank, size):
+    torch.manual_seed(SEED)
+    model = DistributedDataParallel(Transformer())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-2)
+    losses = train(model, share_of(rank, size), optimizer)
+    optimizer.consolidate_state_dict(to=0)
+    if rank == 0:
+        check(len(optimizer.state_dict()["state"]) == len(list(model.parameters())), "rank 0 has everybody's state")
+    return losses
+
+
+def functional_collectives(rank, size):
+    group = dist.group.WORLD
+    mine = torch.full((4, 3), float(rank))
+    total = functional.all_reduce(mine, "sum", group)
+    check(torch.equal(total, torch.full((4, 3), size * (size - 1) / 2)), "all_reduce")
+    check(torch.equal(functional.all_gather_tensor(mine, 0, group), torch.arange(size).float().repeat_interleave(4)[:, None].expand(-1, 3)),
+          "all_gather_tensor")
+    rows = torch.arange(size * 2.0)[:, None] + rank
+    check(torch.equal(functional.reduce_scatter_tensor(rows, "sum", 0, group),
+                      sum(torch.arange(size * 2.0)[:, None] + r for r in range(size))[2 * rank: 2 * rank + 2]), "reduce_scatter_tensor")
+    sends = [r + 1 for r in range(size)]  # rank r gets r + 1 rows of each
+    whole = torch.full((sum(sends), 2), float(rank))
+    got = functional.all_to_all_single(whole, [rank + 1] * size, sends, group)
+    check(torch.equal(got, torch.arange(size).float().repeat_interleave(rank + 1)[:, None].expand(-1, 2)), "all_to_all_single")
+    check(torch.equal(functional.broadcast(mine, 1, group), torch.ones(4, 3)), "broadcast")
+    many = functional.all_reduce_coalesced([mine, 2 * mine], "max", group)
+    check([m.max().item() for m in many] == [size - 1, 2 * (size - 1)], "all_reduce_coalesced")
+    compiled = torch.compile(lambda x: functional.all_reduce(x, "sum", group) + 1, backend="eager", fullgraph=True)
+    check(torch.equal(compiled(mine), total + 1), "all_reduce in a compiled function")
+
+
+def objects(rank, size):
+    everything = [None] * size if rank == 1 else None
+    dist.gather_object({"rank": rank, "padding": "x" * (100 * rank)}, everything, dst=1)
+    if rank == 1:
+        check([entry["rank"] for entry in everything] == list(range(size)), "gather_object")
+    mine = [None]
+    dist.scatter_object_list(mine, [("for", r) for r in range(size)] if rank == 0 else None, src=0)
+    check(mine == [("for", rank)], "scatter_object_list")
+    if rank == 0:
+        dist.send_object_list(["a", {"b": 3}], dst=1)
+    elif rank == 1:
+        received = [None, None]
+        check(dist.recv_object_list(received, src=0) == 0 and received == ["a", {"b": 3}], "recv_object_list")
+
+
+def checkpoints(rank, size, folder):
+    mesh = init_device_mesh("cpu", (size,))
+    model = sharded(mesh)
+    losses = train(model, share_of(rank, size))
+    checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
+    other = sharded(mesh)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    state = {"model": get_model_state_dict(other)}
+    checkpoint.load(state, checkpoint_id=folder)
+    set_model_state_dict(other, state["model"])
+    for name, parameter in other.state_dict().items():
+        check(torch.equal(parameter.to_local(), model.state_dict()[name].to_local()), f"{name} came back")
+    return losses
+
+
+def details(rank, size):
+    check(dist.get_debug_level() == dist.DebugLevel.DETAIL, "debug level")
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor)
+    check(torch.equal(tensor, torch.full((5,), float(size))), "all_reduce through the wrapper")
+    output = torch.zeros(size)
+    dist.all_gather_into_tensor(output, torch.tensor([float(rank)]))
+    check(torch.equal(output, torch.arange(float(size))), "all_gather through the wrapper")
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        dist.barrier(group=pair)
+    call = (lambda: dist.all_reduce(torch.ones(3))) if rank == 0 else (lambda: dist.broadcast(torch.ones(3), src=1))
+    expect(RuntimeError, "mismatch between collectives", call)
+
+
+class Ecosystem(unittest.TestCase):
+    def check_losses(self, per_rank, tolerance=1e-5):
+        """The mean of the ranks' losses is the loss of one process on the whole batch."""
+        alone = train(Transformer(), slice(None))
+        together = torch.tensor(per_rank).mean(0).tolist()
+        for step, (found, wanted) in enumerate(zip(together, alone)):
+            self.assertAlmostEqual(found, wanted, delta=tolerance * max(1, wanted), msg=f"step {step}")
+        self.assertLess(alone[-1], alone[0])
+
+    def test_fsdp2_trains_as_one_process_does_and_as_gloo(self):
+        losses = run_ranks(4, fsdp2, "shoal")
+        self.check_losses(losses)
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(run_ranks(4, fsdp2, "gloo")), rtol=1e-5, atol=1e-5)
+
+    def test_fsdp2_with_a_divide_factor_in_bfloat16(self):
+        self.check_losses(run_ranks(2, fsdp2_scaled_and_mixed), tolerance=2e-2)
+
+    def test_fsdp2_in_two_dimensions(self):
+        self.check_losses(run_ranks(4, hybrid))
+
+    def test_device_mesh(self):
+        run_ranks(4, meshes)
+
+    def test_dtensor(self):
+        run_ranks(2, dtensors)
+        run_ranks(4, dtensors)
+
+    def test_zero_redundancy_optimizer(self):
+        self.check_losses(run_ranks(2, zero))
+
+    def test_functional_collectives(self):
+        run_ranks(3, functional_collectives)
+
+    def test_object_collectives(self):
+        run_ranks(3, objects)
+
+    def test_distributed_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.check_losses(run_ranks(2, checkpoints, folder))
+
+    def test_debug_detail(self):
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        dist.set_debug_level_from_env()
+        try:
+            run_ranks(3, details)
+        finally:
+            del os.environ["TORCH_DISTRIBUTED_DEBUG"]
+            dist.set_debug_level_from_env()
+
+
+if __name__ == "__main__":
+    cases.main()
