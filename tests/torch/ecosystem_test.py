@@ -109,7 +109,7 @@ def dtensors(rank, size):
     inner = distribute_tensor(left, mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
     check(inner.placements == (Partial(),), "a product along the sharded dimension is a partial sum")
     torch.testing.assert_close(inner.redistribute(mesh, [Shard(0)]).full_tensor(), left @ right)  # reduce_scatter
-    moved = by_rows.redistribute(mesh, [Shard(1)])  # all_to_all
+    moved = by_rows.redistribute(mesh, [Shard(1)])  # on CPU DTensor gathers and cuts
     check(torch.equal(moved.to_local(), left.chunk(size, dim=1)[rank]), "from rows to columns")
     check(torch.equal(distribute_tensor(torch.arange(7.0), mesh, [Shard(0)]).full_tensor(), torch.arange(7.0)), "uneven shards")
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions
 
 import cases
 import shoal
@@ -109,6 +109,83 @@ def broadcast_and_gather(rank, size):
     dist.all_gather(empty, torch.ones(0))
 
 
+def reduce_and_scatter(rank, size):
+    for dtype in FLOATING + INTEGERS:
+        whole = [pattern(r, dtype, size * 50) for r in range(size)]
+        for op in ("SUM", "MAX", "AVG"):
+            expected = reduced(op, whole).to(dtype)
+            for root in range(size):
+                tensor = whole[rank].clone()
+                dist.reduce(tensor, dst=root, op=getattr(dist.ReduceOp, op))
+                check(torch.equal(tensor, expected if rank == root else whole[rank]), f"reduce {op} of {dtype} to {root}")
+            share = torch.zeros(50, dtype=dtype)
+            dist.reduce_scatter_tensor(share, whole[rank].clone(), op=getattr(dist.ReduceOp, op))
+            check(torch.equal(share, expected[50 * rank:50 * (rank + 1)]), f"reduce_scatter_tensor {op} of {dtype}")
+    mine = [torch.full((2 * r + 1, 3), float(rank + r)).t() for r in range(size)]  # uneven, and not contiguous
+    output = torch.zeros(3, 2 * rank + 1)
+    dist.reduce_scatter(output, mine)
+    check(torch.equal(output, torch.full_like(output, sum(r + rank for r in range(size)))), "reduce_scatter of uneven parts")
+    output = torch.zeros(4, dtype=torch.complex64)
+    dist.reduce_scatter(output, list(torch.full((size, 4), complex(rank, 1)).unbind()))
+    check(torch.equal(output, torch.full((4,), complex(size * (size - 1) / 2, size))), "reduce_scatter of complex numbers")
+    inputs, outputs = [torch.full((size * n,), float(rank)) for n in (1, 5)], [torch.zeros(n) for n in (1, 5)]
+    with dist._coalescing_manager():
+        for given, result in zip(inputs, outputs):
+            dist.reduce_scatter_tensor(result, given)
+    check(all(torch.equal(result, torch.full_like(result, size * (size - 1) / 2)) for result in outputs), "coalesced reduce_scatter")
+
+
+def gather_and_scatter(rank, size):
+    for dtype in FLOATING + INTEGERS + (torch.bool, torch.complex64, torch.float8_e4m3fn):
+        for root in range(size):
+            parts = [torch.zeros(COUNT).to(dtype) for _ in range(size)] if rank == root else None
+            dist.gather(pattern(rank, torch.float32).to(dtype), parts, dst=root)
+            same = rank != root or all(torch.equal(parts[r].float(), pattern(r, torch.float32).to(dtype).float()) for r in range(size))
+            check(same, f"gather of {dtype} to {root}")
+            output = torch.zeros(COUNT).to(dtype)
+            dist.scatter(output, [pattern(r, torch.float32).to(dtype) for r in range(size)] if rank == root else None, src=root)
+            check(torch.equal(output.float(), pattern(rank, torch.float32).to(dtype).float()), f"scatter of {dtype} from {root}")
+    whole = torch.arange(6.0 * size).view(size, 6)
+    output = torch.zeros(2, 3).t()
+    dist.scatter(output, [row.view(3, 2) for row in whole] if rank == 0 else None, src=0)  # one piece of memory
+    check(torch.equal(output, whole[rank].view(3, 2)), "scatter of rows into a transposed tensor")
+
+
+def all_to_all(rank, size):
+    dist.all_to_all_single(output := torch.zeros(2 * size, 3), torch.arange(2.0 * size)[:, None] + 100 * rank + torch.zeros(3))
+    expected = torch.cat([torch.arange(2.0 * rank, 2.0 * rank + 2) + 100 * r for r in range(size)])
+    check(torch.equal(output, expected[:, None].expand(-1, 3)), "all_to_all_single in equal parts")
+    sends, receives = [(rank + r) % 3 for r in range(size)], [(r + rank) % 3 for r in range(size)]
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        given = (torch.arange(sum(sends) * 5).view(-1, 5) % (rank + 2)).to(dtype)
+        output = torch.zeros(sum(receives), 5, dtype=dtype)
+        dist.all_to_all_single(output, given, receives, sends)
+        parts = []
+        for r in range(size):
+            of_r = [(r + q) % 3 for q in range(size)]
+            start = sum(of_r[:rank])
+            parts.append((torch.arange(sum(of_r) * 5).view(-1, 5) % (r + 2)).to(dtype)[start:start + of_r[rank]])
+        check(torch.equal(output, torch.cat(parts)), f"all_to_all_single of {dtype} in uneven parts")
+    outputs = [torch.zeros(3, r + 1).t() for r in range(size)]
+    dist.all_to_all(outputs, [torch.full((rank + 1, 3), 10.0 * rank + r) for r in range(size)])
+    check(all(torch.equal(outputs[r], torch.full((r + 1, 3), 10.0 * r + rank)) for r in range(size)), "all_to_all of tensors of many shapes")
+
+
+def sparse(rank, size):
+    for dtype in (torch.float32, torch.float16, torch.int64):
+        indices = torch.tensor([[0, rank + 1, rank + 1], [1, 0, 0]])  # one index twice: not coalesced
+        tensor = torch.sparse_coo_tensor(indices, torch.ones(3, 5).to(dtype) * (rank + 1), (size + 1, 2, 5))
+        expected = sum(torch.sparse_coo_tensor(torch.tensor([[0, r + 1, r + 1], [1, 0, 0]]), torch.ones(3, 5).to(dtype) * (r + 1),
+                                               (size + 1, 2, 5)).to_dense() for r in range(size))
+        dist.all_reduce(tensor)
+        check(torch.equal(tensor.to_dense(), expected), f"the sum of sparse {dtype}")
+    nothing = torch.sparse_coo_tensor(torch.zeros(1, 0).long(), torch.zeros(0), (4,))
+    mine = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (4,)) if rank == 0 else nothing
+    dist.all_reduce(mine)
+    check(torch.equal(mine.to_dense(), torch.tensor([1.0, 0, 0, 0])), "ranks without values")
+    expect(ValueError, "only SUM", lambda: dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX))
+
+
 def objects(rank, size):
     gathered = [None] * size
     dist.all_gather_object(gathered, {"rank": rank, "text": "x" * rank})
@@ -161,13 +238,28 @@ def bad_arguments(rank, size):
     expect(ValueError, "not defined on Float", lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND))
     expect(ValueError, "not defined on Bool", lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG))
     expect(ValueError, "single-element tensor list", lambda: group.allreduce([torch.ones(1), torch.ones(1)], dist.AllreduceOptions()))
-    expect(ValueError, "only supports dense", lambda: group.allreduce([torch.eye(3).to_sparse()], dist.AllreduceOptions()))
+    expect(ValueError, "only supports dense", lambda: group.allreduce([torch.eye(3).to_sparse_csr()], dist.AllreduceOptions()))
     options = dist.BroadcastOptions()
     options.rootRank = size
     expect(ValueError, "invalid root rank", lambda: group.broadcast([torch.ones(1)], options))
     one = torch.ones(1)
     expect(ValueError, "output list size", lambda: group.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
-    expect(RuntimeError, "does not support", lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size)))
+    expect(ValueError, "output tensor size", lambda: group._allgather_base(torch.ones(size + 1), one))
+    expect(ValueError, "invalid tensor type at index 1", lambda: dist.all_gather_into_tensor(torch.ones(size).int(), one))
+    expect(ValueError, "input tensor must be the same size", lambda: group._reduce_scatter_base(one, torch.ones(size + 1)))
+    reduce_to = dist.ReduceOptions()
+    reduce_to.rootRank = -1
+    expect(ValueError, "invalid root rank", lambda: group.reduce([one], reduce_to))
+    if rank == 0:
+        expect(ValueError, "invalid tensor size at index 0", lambda: dist.scatter(one, [torch.ones(2)] * size))
+    expect(ValueError, "Split sizes", lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), [2] * size, [1] * size))
+    if size > 1:
+        odd = torch.ones(2 * size + 1)
+        expect(ValueError, "does not divide equally", lambda: group.alltoall_base(odd.clone(), odd, [], [], AllToAllOptions()))
+    expect(ValueError, "list sizes should equal", lambda: group.alltoall([one] * (size + 1), [one] * (size + 1), AllToAllOptions()))
+    meta = torch.ones(1, device="meta")
+    expect(ValueError, "only supports CPU tensors", lambda: group.allreduce([meta], dist.AllreduceOptions()))
+    expect(ValueError, "a timeout of", lambda: group.set_timeout(timedelta(seconds=-1)))
     tensor = torch.ones(1)
     dist.all_reduce(tensor)  # nothing of this closed the group
     check(tensor.item() == size, "the group still works")
@@ -266,6 +358,18 @@ class ProcessGroup(unittest.TestCase):
 
     def test_broadcast_and_all_gather(self):
         self.on_all_sizes(broadcast_and_gather)
+
+    def test_reduce_and_reduce_scatter(self):
+        self.on_all_sizes(reduce_and_scatter)
+
+    def test_gather_and_scatter(self):
+        self.on_all_sizes(gather_and_scatter)
+
+    def test_all_to_all(self):
+        self.on_all_sizes(all_to_all)
+
+    def test_sums_of_sparse_tensors(self):
+        self.on_all_sizes(sparse, (1, 3))
 
     def test_tensors_in_shared_memory(self):
         self.on_all_sizes(shared_tensors, (1, 2, 3))

@@ -10,6 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/headeronly/version.h>
 
 #include <shoal/communicator.h>
 
@@ -43,6 +44,9 @@ class ProcessGroupShoal final : public c10d::Backend {
         : c10d::Backend::Options(kBackendName, timeout) {}
     std::string algorithm;   ///< force this algorithm ("" = shoal chooses)
     std::string transports;  ///< force these transports ("" = the best that reach)
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
+#endif
   };
 
   /// Joins `size` ranks through `store`. Collective: every rank calls it. `options` may be null.
