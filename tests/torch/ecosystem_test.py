@@ -1,5 +1,5 @@
-"""What PyTorch builds on a process group works on this one: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object collectives,
-distributed checkpoints, TORCH_DISTRIBUTED_DEBUG=DETAIL. Each against the same computation in one process."""
+"""What PyTorch builds on a process group works on this one: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object
+collectives, distributed checkpoints, TORCH_DISTRIBUTED_DEBUG=DETAIL. Each against the same computation in one process."""
 import os
 import tempfile
 import unittest
@@ -28,8 +28,8 @@ class Transformer(torch.nn.Module):
         super().__init__()
         torch.manual_seed(SEED)
         self.embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = torch.nn.ModuleList(
-            torch.nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=50, dropout=0.0, batch_first=True) for _ in range(2))
+        layer = dict(nhead=2, dim_feedforward=50, dropout=0.0, batch_first=True)
+        self.blocks = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(WIDTH, **layer) for _ in range(2))
         self.head = torch.nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens):
@@ -72,7 +72,8 @@ def fsdp2(rank, size, backend):
     group = None if backend == "shoal" else dist.new_group(backend=backend)
     mesh = init_device_mesh("cpu", (size,)) if group is None else dist.DeviceMesh.from_group(group, "cpu")
     model = sharded(mesh)
-    check(isinstance(model.head.weight, DTensor) and model.head.weight.to_local().shape[0] < VOCABULARY, "parameters are sharded")
+    weight = model.head.weight
+    check(isinstance(weight, DTensor) and weight.to_local().shape[0] < VOCABULARY, "parameters are sharded")
     return train(model, share_of(rank, size))
 
 
@@ -104,7 +105,8 @@ def dtensors(rank, size):
     left, right = torch.randn(8, 12), torch.randn(12, 16)
     mesh = init_device_mesh("cpu", (size,))
     by_rows, by_columns = distribute_tensor(left, mesh, [Shard(0)]), distribute_tensor(right, mesh, [Shard(1)])
-    torch.testing.assert_close((by_rows @ distribute_tensor(right, mesh, [Replicate()])).full_tensor(), left @ right)
+    everywhere = distribute_tensor(right, mesh, [Replicate()])
+    torch.testing.assert_close((by_rows @ everywhere).full_tensor(), left @ right)
     torch.testing.assert_close((by_rows.redistribute(mesh, [Replicate()]) @ by_columns).full_tensor(), left @ right)
     inner = distribute_tensor(left, mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
     check(inner.placements == (Partial(),), "a product along the sharded dimension is a partial sum")
@@ -130,15 +132,16 @@ def functional_collectives(rank, size):
     mine = torch.full((4, 3), float(rank))
     total = functional.all_reduce(mine, "sum", group)
     check(torch.equal(total, torch.full((4, 3), size * (size - 1) / 2)), "all_reduce")
-    check(torch.equal(functional.all_gather_tensor(mine, 0, group), torch.arange(size).float().repeat_interleave(4)[:, None].expand(-1, 3)),
-          "all_gather_tensor")
-    rows = torch.arange(size * 2.0)[:, None] + rank
-    check(torch.equal(functional.reduce_scatter_tensor(rows, "sum", 0, group),
-                      sum(torch.arange(size * 2.0)[:, None] + r for r in range(size))[2 * rank: 2 * rank + 2]), "reduce_scatter_tensor")
+    everybody = torch.arange(size).float()
+    gathered = functional.all_gather_tensor(mine, 0, group)
+    check(torch.equal(gathered, everybody.repeat_interleave(4)[:, None].expand(-1, 3)), "all_gather_tensor")
+    rows = [torch.arange(size * 2.0)[:, None] + r for r in range(size)]
+    mine_of_sum = functional.reduce_scatter_tensor(rows[rank], "sum", 0, group)
+    check(torch.equal(mine_of_sum, sum(rows)[2 * rank: 2 * rank + 2]), "reduce_scatter_tensor")
     sends = [r + 1 for r in range(size)]  # rank r gets r + 1 rows of each
     whole = torch.full((sum(sends), 2), float(rank))
     got = functional.all_to_all_single(whole, [rank + 1] * size, sends, group)
-    check(torch.equal(got, torch.arange(size).float().repeat_interleave(rank + 1)[:, None].expand(-1, 2)), "all_to_all_single")
+    check(torch.equal(got, everybody.repeat_interleave(rank + 1)[:, None].expand(-1, 2)), "all_to_all_single")
     check(torch.equal(functional.broadcast(mine, 1, group), torch.ones(4, 3)), "broadcast")
     many = functional.all_reduce_coalesced([mine, 2 * mine], "max", group)
     check([m.max().item() for m in many] == [size - 1, 2 * (size - 1)], "all_reduce_coalesced")

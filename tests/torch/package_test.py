@@ -1,4 +1,4 @@
-"""pip install torch_plugin/python: a wheel, in an environment that holds nothing but torch, that works without the build folder."""
+"""pip install torch_plugin/python: a wheel, in an environment with nothing but torch, that works without the build folder."""
 import os
 import re
 import shutil
@@ -9,18 +9,20 @@ import unittest
 import cases
 
 SOURCE = os.path.join(cases.REPOSITORY, "torch_plugin/python")
-FOLDER = cases.BUILD + "-wheel"  # beside the main build: a compiler cache then knows its paths. Kept: a second run compiles changes only
+# Beside the main build, so that a compiler cache knows its paths. Kept: a second run compiles changes only.
+FOLDER = cases.BUILD + "-wheel"
 ENVIRONMENT = os.path.join(FOLDER, "environment")
 PYTHON = os.path.join(ENVIRONMENT, "bin/python")
 TOOLS = ("scikit-build-core==0.11.6",)
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-def run(*command, timeout=120, **options):
+def run(*command, timeout=120):
     """Output of a command that must end well, in an environment where only the new one's packages can be imported."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHOAL_BUILD_DIR")}
     environment.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, **options)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=environment, text=True, timeout=timeout, **both)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout[-6000:]}")
     return done.stdout
@@ -48,17 +50,21 @@ class Package(unittest.TestCase):
                 raise unittest.SkipTest(f"{TOOLS} cannot be had: no network") from error
             raise
         # As strict as the main build, so that a compiler cache has everything already.
-        settings = [f"--config-settings=build-dir={FOLDER}/build"]
-        settings += [f"--config-settings=cmake.define.{name}" for name in ("SHOAL_DEVELOPER=ON", "SHOAL_BUILD_TESTS=OFF", "SHOAL_BUILD_BENCH=OFF")]
-        run(PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--disable-pip-version-check", *settings, SOURCE, timeout=1500)
+        defines = ("SHOAL_DEVELOPER=ON", "SHOAL_BUILD_TESTS=OFF", "SHOAL_BUILD_BENCH=OFF")
+        settings = [f"--config-settings=build-dir={FOLDER}", *(f"--config-settings=cmake.define.{name}" for name in defines)]
+        pip = (PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--disable-pip-version-check")
+        run(*pip, *settings, SOURCE, timeout=1500)
 
     def test_holds_its_libraries(self):
         script = "import shoal, os; print(os.path.dirname(shoal.__file__))"
         folder = run(PYTHON, "-c", script).splitlines()[-1]
         self.assertTrue(folder.startswith(ENVIRONMENT), folder)
-        self.assertEqual(sorted(os.listdir(os.path.join(folder, "lib"))), ["libshoal.so.0", "libshoal.so.0.1.0", "libshoal_torch.so"])
-        loaded = run(PYTHON, "-c", "import shoal; print(*[line.split()[-1] for line in open('/proc/self/maps') if 'libshoal' in line])")
-        self.assertNotIn(os.path.join(cases.BUILD, "lib"), loaded)
+        libraries = sorted(os.listdir(os.path.join(folder, "lib")))
+        self.assertEqual(libraries, ["libshoal.so.0", "libshoal.so.0.1.0", "libshoal_torch.so"])
+        script = "import shoal; print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libshoal' in line})"
+        loaded = run(PYTHON, "-c", script).splitlines()[-1].split()
+        self.assertEqual(len(loaded), 2)
+        self.assertTrue(all(path.startswith(ENVIRONMENT) for path in loaded), loaded)
 
     def test_the_version_is_that_of_the_project(self):
         with open(os.path.join(cases.REPOSITORY, "CMakeLists.txt"), encoding="utf-8") as file:

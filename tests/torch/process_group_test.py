@@ -1,5 +1,6 @@
 """The backend "shoal" of torch.distributed, from Python, with real processes."""
 import functools
+import os
 import time
 import unittest
 from datetime import timedelta
@@ -127,24 +128,27 @@ def reduce_and_scatter(rank, size):
     check(torch.equal(output, torch.full_like(output, sum(r + rank for r in range(size)))), "reduce_scatter of uneven parts")
     output = torch.zeros(4, dtype=torch.complex64)
     dist.reduce_scatter(output, list(torch.full((size, 4), complex(rank, 1)).unbind()))
-    check(torch.equal(output, torch.full((4,), complex(size * (size - 1) / 2, size))), "reduce_scatter of complex numbers")
+    total = complex(size * (size - 1) / 2, size)
+    check(torch.equal(output, torch.full((4,), total)), "reduce_scatter of complex numbers")
     inputs, outputs = [torch.full((size * n,), float(rank)) for n in (1, 5)], [torch.zeros(n) for n in (1, 5)]
     with dist._coalescing_manager():
         for given, result in zip(inputs, outputs):
             dist.reduce_scatter_tensor(result, given)
-    check(all(torch.equal(result, torch.full_like(result, size * (size - 1) / 2)) for result in outputs), "coalesced reduce_scatter")
+    same = all(torch.equal(result, torch.full_like(result, size * (size - 1) / 2)) for result in outputs)
+    check(same, "coalesced reduce_scatter")
 
 
 def gather_and_scatter(rank, size):
     for dtype in FLOATING + INTEGERS + (torch.bool, torch.complex64, torch.float8_e4m3fn):
         for root in range(size):
+            given = [pattern(r, torch.float32).to(dtype) for r in range(size)]
             parts = [torch.zeros(COUNT).to(dtype) for _ in range(size)] if rank == root else None
-            dist.gather(pattern(rank, torch.float32).to(dtype), parts, dst=root)
-            same = rank != root or all(torch.equal(parts[r].float(), pattern(r, torch.float32).to(dtype).float()) for r in range(size))
+            dist.gather(given[rank], parts, dst=root)
+            same = rank != root or all(torch.equal(parts[r].float(), given[r].float()) for r in range(size))
             check(same, f"gather of {dtype} to {root}")
             output = torch.zeros(COUNT).to(dtype)
-            dist.scatter(output, [pattern(r, torch.float32).to(dtype) for r in range(size)] if rank == root else None, src=root)
-            check(torch.equal(output.float(), pattern(rank, torch.float32).to(dtype).float()), f"scatter of {dtype} from {root}")
+            dist.scatter(output, given if rank == root else None, src=root)
+            check(torch.equal(output.float(), given[rank].float()), f"scatter of {dtype} from {root}")
     whole = torch.arange(6.0 * size).view(size, 6)
     output = torch.zeros(2, 3).t()
     dist.scatter(output, [row.view(3, 2) for row in whole] if rank == 0 else None, src=0)  # one piece of memory
@@ -168,16 +172,19 @@ def all_to_all(rank, size):
         check(torch.equal(output, torch.cat(parts)), f"all_to_all_single of {dtype} in uneven parts")
     outputs = [torch.zeros(3, r + 1).t() for r in range(size)]
     dist.all_to_all(outputs, [torch.full((rank + 1, 3), 10.0 * rank + r) for r in range(size)])
-    check(all(torch.equal(outputs[r], torch.full((r + 1, 3), 10.0 * r + rank)) for r in range(size)), "all_to_all of tensors of many shapes")
+    same = all(torch.equal(outputs[r], torch.full((r + 1, 3), 10.0 * r + rank)) for r in range(size))
+    check(same, "all_to_all of tensors of many shapes")
 
 
 def sparse(rank, size):
+    def of_rank(r, dtype):
+        indices = torch.tensor([[0, r + 1, r + 1], [1, 0, 0]])  # one index twice: not coalesced
+        return torch.sparse_coo_tensor(indices, torch.ones(3, 5).to(dtype) * (r + 1), (size + 1, 2, 5))
+
     for dtype in (torch.float32, torch.float16, torch.int64):
-        indices = torch.tensor([[0, rank + 1, rank + 1], [1, 0, 0]])  # one index twice: not coalesced
-        tensor = torch.sparse_coo_tensor(indices, torch.ones(3, 5).to(dtype) * (rank + 1), (size + 1, 2, 5))
-        expected = sum(torch.sparse_coo_tensor(torch.tensor([[0, r + 1, r + 1], [1, 0, 0]]), torch.ones(3, 5).to(dtype) * (r + 1),
-                                               (size + 1, 2, 5)).to_dense() for r in range(size))
+        tensor = of_rank(rank, dtype)
         dist.all_reduce(tensor)
+        expected = sum(of_rank(r, dtype).to_dense() for r in range(size))
         check(torch.equal(tensor.to_dense(), expected), f"the sum of sparse {dtype}")
     nothing = torch.sparse_coo_tensor(torch.zeros(1, 0).long(), torch.zeros(0), (4,))
     mine = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (4,)) if rank == 0 else nothing
@@ -237,8 +244,10 @@ def bad_arguments(rank, size):
     check(isinstance(group, shoal.ProcessGroupShoal) and group.name() == "shoal", "the backend's name")
     expect(ValueError, "not defined on Float", lambda: dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND))
     expect(ValueError, "not defined on Bool", lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), op=dist.ReduceOp.AVG))
-    expect(ValueError, "single-element tensor list", lambda: group.allreduce([torch.ones(1), torch.ones(1)], dist.AllreduceOptions()))
-    expect(ValueError, "only supports dense", lambda: group.allreduce([torch.eye(3).to_sparse_csr()], dist.AllreduceOptions()))
+    two = [torch.ones(1), torch.ones(1)]
+    expect(ValueError, "single-element tensor list", lambda: group.allreduce(two, dist.AllreduceOptions()))
+    rows = torch.eye(3).to_sparse_csr()
+    expect(ValueError, "only supports dense", lambda: group.allreduce([rows], dist.AllreduceOptions()))
     options = dist.BroadcastOptions()
     options.rootRank = size
     expect(ValueError, "invalid root rank", lambda: group.broadcast([torch.ones(1)], options))
@@ -252,11 +261,13 @@ def bad_arguments(rank, size):
     expect(ValueError, "invalid root rank", lambda: group.reduce([one], reduce_to))
     if rank == 0:
         expect(ValueError, "invalid tensor size at index 0", lambda: dist.scatter(one, [torch.ones(2)] * size))
-    expect(ValueError, "Split sizes", lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), [2] * size, [1] * size))
+    equal = torch.ones(size)
+    expect(ValueError, "Split sizes", lambda: dist.all_to_all_single(equal.clone(), equal, [2] * size, [1] * size))
     if size > 1:
         odd = torch.ones(2 * size + 1)
         expect(ValueError, "does not divide equally", lambda: group.alltoall_base(odd.clone(), odd, [], [], AllToAllOptions()))
-    expect(ValueError, "list sizes should equal", lambda: group.alltoall([one] * (size + 1), [one] * (size + 1), AllToAllOptions()))
+    more = [one] * (size + 1)
+    expect(ValueError, "list sizes should equal", lambda: group.alltoall(more, more, AllToAllOptions()))
     meta = torch.ones(1, device="meta")
     expect(ValueError, "only supports CPU tensors", lambda: group.allreduce([meta], dist.AllreduceOptions()))
     expect(ValueError, "a timeout of", lambda: group.set_timeout(timedelta(seconds=-1)))
@@ -276,6 +287,45 @@ def subgroups(rank, size):
         tensor = torch.full((9,), float(rank))
         dist.all_reduce(tensor, group=pair)
         check(tensor[0].item() == size - 1, "sum over the first and the last rank")
+
+
+def groups_share_links(rank, size):
+    """Groups cost no sockets, threads or start-up of their own, live side by side and end in any order."""
+    dist.all_reduce(torch.ones(1))
+    files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    groups = [dist.new_group([r for r in range(size) if r != left_out]) for left_out in range(size) for _ in range(5)]
+    for number, group in enumerate(groups):
+        if dist.get_rank(group) >= 0:
+            tensor = torch.full((33,), float(rank))
+            dist.all_reduce(tensor, group=group)
+            check(tensor[0].item() == size * (size - 1) / 2 - number // 5, f"sum over the group without rank {number // 5}")
+    check(len(os.listdir("/proc/self/fd")) == files, "groups cost descriptors")
+    check(len(os.listdir("/proc/self/task")) == threads, "groups cost threads")
+    backward = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+    parts = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(parts, torch.tensor([float(rank)]), group=backward)
+    check([part.item() for part in parts] == list(range(size))[::-1], "ranks in an order of their own")
+    for group in groups[::2]:
+        if dist.get_rank(group) >= 0:
+            dist.destroy_process_group(group)
+    if dist.get_rank(groups[1]) >= 0:
+        dist.barrier(group=groups[1])
+    own = dist.new_group(pg_options=shoal.Options(transports="tcp"))
+    dist.barrier(group=own)
+
+
+def splits(rank, size):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    check(group.supports_splitting and group.supports_shrinking, "can split and shrink")
+    if rank == 1:
+        expect(ValueError, "is to be left out", lambda: group.shrink([1]))
+        return
+    smaller = dist.shrink_group([1])
+    check(dist.get_world_size() == size - 1, "the world has shrunk")
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=smaller)
+    check(tensor.item() == size * (size - 1) / 2 - 1, "the sum over those that are left")
+    shoal.monitored_barrier()
 
 
 def late_rank(rank, size):
@@ -388,6 +438,12 @@ class ProcessGroup(unittest.TestCase):
 
     def test_subgroups(self):
         self.on_all_sizes(subgroups, (3, 4))
+
+    def test_groups_share_links(self):
+        self.on_all_sizes(groups_share_links, (2, 4))
+
+    def test_a_group_shrinks(self):
+        run_ranks(4, splits)
 
     def test_a_late_rank_is_a_timeout_that_names_it(self):
         for size in (2, 3):

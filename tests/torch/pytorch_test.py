@@ -32,8 +32,9 @@ for _name, _reason in KNOWN.items() if pytorch_suite.BACKEND == "shoal" else ():
 
 
 def load_tests(loader, tests, pattern):
-    names = [name for name in loader.getTestCaseNames(PyTorch) if not sys.argv[1:] or any(word in name for word in sys.argv[1:])]
-    return cases.unittest.TestSuite(PyTorch(name) for name in names)
+    words = sys.argv[1:] or [""]
+    names = loader.getTestCaseNames(PyTorch)
+    return cases.unittest.TestSuite(PyTorch(name) for name in names if any(word in name for word in words))
 
 
 def summary(result):

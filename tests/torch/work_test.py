@@ -80,7 +80,8 @@ def lazy_views(rank, size):
     group = backend()
     group.allreduce([conjugate], dist.AllreduceOptions()).wait()
     total = size * (size - 1) / 2
-    check(torch.equal(conjugate.resolve_conj(), torch.complex(torch.full((4,), total), torch.full((4,), -1.0 * size))), "a conjugate view")
+    expected = torch.complex(torch.full((4,), total), torch.full((4,), -1.0 * size))
+    check(torch.equal(conjugate.resolve_conj(), expected), "a conjugate view")
 
 
 def coalesced(rank, size):
@@ -92,7 +93,8 @@ def coalesced(rank, size):
             dist.all_reduce(tensor)
     manager.wait()
     for n, tensor in zip((1, 10, 1000), tensors):
-        check(torch.equal(tensor, torch.full((n,), float(sum(r + n for r in range(size))))), f"all_reduce of {n} in a coalesced call")
+        expected = torch.full((n,), float(sum(r + n for r in range(size))))
+        check(torch.equal(tensor, expected), f"all_reduce of {n} in a coalesced call")
     outputs = [torch.zeros(size * n) for n in (2, 3)]
     with dist._coalescing_manager():
         for n, output in zip((2, 3), outputs):
@@ -119,7 +121,8 @@ def barrier_that_names(rank, size, missing, wait_all):
     try:
         shoal.monitored_barrier(timeout=timedelta(milliseconds=300), wait_all_ranks=wait_all)
     except RuntimeError as error:
-        dist.all_reduce(torch.ones(1), group=dist.new_group([r for r in range(size) if r not in missing], use_local_synchronization=True))
+        there = dist.new_group([r for r in range(size) if r not in missing], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=there)  # who is there goes on
         return str(error)
     raise AssertionError("no error")
 

@@ -32,6 +32,14 @@ ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& stor
   communicator_ = std::move(made).value();
 }
 
+ProcessGroupShoal::ProcessGroupShoal(std::unique_ptr<Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
+                                     c10::intrusive_ptr<Options> options)
+    : c10d::Backend(communicator->rank(), communicator->size()),
+      options_(std::move(options)),
+      store_(store),
+      recorder_(communicator->rank(), communicator->size()),
+      communicator_(std::move(communicator)) {}
+
 ProcessGroupShoal::~ProcessGroupShoal() = default;
 
 void ProcessGroupShoal::setTimeout(milliseconds timeout) {

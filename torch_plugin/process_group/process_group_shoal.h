@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include <torch/headeronly/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/headeronly/version.h>
 
 #include <shoal/communicator.h>
 
@@ -117,6 +117,18 @@ class ProcessGroupShoal final : public c10d::Backend {
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
+  // Groups.
+  /// A group of `ranks` of this one, in the order of their new ranks, over the same threads and links. Only the members call
+  /// it. Throws c10::ValueError for a list that names a rank twice or leaves this one out.
+  c10::intrusive_ptr<ProcessGroupShoal> subgroup(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                                 c10::intrusive_ptr<Options> options);
+  /// The same as c10d asks for it: null where this rank is not among `ranks`.
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  /// A group of all ranks but these. Only those that stay call it; calls in flight here go on.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags = 0,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& options = nullptr) override;
+
   /// A tensor in memory that the ranks of a host share (shoal::mem_alloc): what is reduced there is not copied first. Contents
   /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. Throws c10::ValueError for another device.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT(google-runtime-int): torch's signature
@@ -135,6 +147,10 @@ class ProcessGroupShoal final : public c10d::Backend {
   [[nodiscard]] const shoal::Communicator& communicator() const { return *communicator_; }
 
  private:
+  ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
+                    c10::intrusive_ptr<Options> options);
+  [[nodiscard]] c10::intrusive_ptr<Options> options_for(const std::vector<int>& ranks,
+                                                        const c10::intrusive_ptr<c10d::Backend::Options>& wanted) const;
   [[nodiscard]] std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout) const;
   /// The work of a call that shoal has accepted or refused.

@@ -49,9 +49,15 @@ PYBIND11_MODULE(_C, module) {
 
   module.doc() = "The shoal backend of torch.distributed; import shoal, not this.";
 
-  const py::class_<ProcessGroupShoal, GilReleasingPtr<ProcessGroupShoal>> group(
+  py::class_<ProcessGroupShoal, GilReleasingPtr<ProcessGroupShoal>>(
       module, "ProcessGroupShoal", py::module_::import("torch._C._distributed_c10d").attr("Backend"),
-      "A torch.distributed backend for CPU tensors; made by init_process_group(\"shoal\").");
+      "A torch.distributed backend for CPU tensors; made by init_process_group(\"shoal\").")
+      .def(
+          "perform_nocolor_split", [](const ProcessGroupShoal&, const py::object&) {}, py::arg("device"),
+          "What torch calls on the ranks that a split leaves out; here they have nothing to do.")
+      .def(
+          "is_open", [](ProcessGroupShoal& self) { return self.getError() == c10d::ErrorType::SUCCESS; },
+          "Whether nothing has failed or aborted the group yet.");
 
   py::class_<Options, c10::intrusive_ptr<Options>>(
       module, "Options", py::module_::import("torch._C._distributed_c10d").attr("Backend").attr("Options"),
@@ -71,8 +77,8 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "create",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
-         const std::string& group_id, std::vector<std::uint64_t> global_ranks,
-         const c10::intrusive_ptr<Options>& options) -> GilReleasingPtr<ProcessGroupShoal> {
+         const std::string& group_id, std::vector<std::uint64_t> global_ranks, const c10::intrusive_ptr<Options>& options,
+         const c10::intrusive_ptr<ProcessGroupShoal>& parent) -> GilReleasingPtr<ProcessGroupShoal> {
         auto own = c10::make_intrusive<Options>(timeout);
         own->group_name = group_id;
         own->global_ranks_in_group = std::move(global_ranks);
@@ -80,11 +86,13 @@ PYBIND11_MODULE(_C, module) {
           own->algorithm = options->algorithm;
           own->transports = options->transports;
         }
-        return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, own);
+        if (!parent) return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, own);
+        const std::vector<int> ranks(own->global_ranks_in_group.begin(), own->global_ranks_in_group.end());
+        return parent->subgroup(store, ranks, own);
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_id"), py::arg("global_ranks"),
-      py::arg("options") = py::none(), py::call_guard<py::gil_scoped_release>(),
-      "Joins the ranks of a group through its store. Collective.");
+      py::arg("options") = py::none(), py::arg("parent") = py::none(), py::call_guard<py::gil_scoped_release>(),
+      "Joins the ranks of a group: through its store, or over the links of `parent`, the group of all ranks. Collective.");
 
   module.def(
       "dump_flight_recorder",

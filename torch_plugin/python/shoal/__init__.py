@@ -22,6 +22,18 @@ from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recor
 __all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "register"]
 
 
+def _links_to_share(options):
+    """The world's group, if it is one of shoal's and in good order: new groups share its links instead of making their own."""
+    if not _dist.is_initialized() or (options is not None and (options.algorithm or options.transports)):
+        return None
+    try:
+        world = _dist.group.WORLD._get_backend(torch.device("cpu"))
+    except RuntimeError:  # the world has no backend for CPU tensors
+        return None
+    world = getattr(world, "wrapped_pg", world)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return world if isinstance(world, ProcessGroupShoal) and world.is_open() else None
+
+
 def _create_backend(backend_options, group_options):
     """Called by torch.distributed for every group whose backend is "shoal"."""
     if group_options is not None and not isinstance(group_options, Options):
@@ -35,6 +47,7 @@ def _create_backend(backend_options, group_options):
         # Empty for the world, where it is every rank.
         backend_options.global_ranks_in_group or list(range(backend_options.group_size)),
         group_options,
+        _links_to_share(group_options),
     )
 
 
