@@ -176,6 +176,45 @@ def all_to_all(rank, size):
     check(same, "all_to_all of tensors of many shapes")
 
 
+def point_to_point(rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for dtype in FLOATING + INTEGERS + (torch.bool, torch.complex64):
+        incoming = torch.zeros(COUNT, dtype=dtype)
+        works = [dist.isend(pattern(rank, dtype), right, tag=7), dist.irecv(incoming, left, tag=7)]
+        for work in works:
+            work.wait()
+        check(torch.equal(incoming, pattern(left, dtype)), f"{dtype} around the ring")
+    transposed = torch.zeros(4, 6).t()
+    work = dist.irecv(transposed, left)
+    dist.send(torch.arange(24.0).view(6, 4).contiguous() + rank, right)
+    work.wait()
+    check(torch.equal(transposed, torch.arange(24.0).view(6, 4) + left), "into a transposed tensor")
+    # Tags are told apart, whatever the order of the receives.
+    receives = [dist.irecv(torch.zeros(1), left, tag=tag) for tag in (3, 1, 2)]
+    for tag in (1, 2, 3):
+        dist.isend(torch.tensor([10.0 * rank + tag]), right, tag=tag)
+    check([work.get_future().wait()[0].item() for work in receives] == [10.0 * left + tag for tag in (3, 1, 2)], "tags")
+    if rank == 0:
+        senders = set()
+        for _ in range(size - 1):
+            tensor = torch.zeros(2)
+            source = dist.recv(tensor, tag=9)
+            check(tensor.tolist() == [source, 9.0], f"from {source}: {tensor.tolist()}")
+            senders.add(source)
+        check(senders == set(range(1, size)), "everybody sent once")
+    else:
+        dist.send(torch.tensor([rank, 9.0]), 0, tag=9)
+    incoming = torch.zeros(5)
+    operations = [dist.P2POp(dist.isend, torch.full((5,), float(rank)), right), dist.P2POp(dist.irecv, incoming, left)]
+    works = dist.batch_isend_irecv(operations)
+    check(len(works) == 1, "a batch is one work")
+    works[0].wait()
+    check(torch.equal(incoming, torch.full((5,), float(left))), "a batch around the ring")
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    expect(ValueError, "invalid rank", lambda: group.send([torch.ones(1)], size, 0))
+    expect(ValueError, "non-empty tensor list", lambda: group.recv([], right, 0))
+
+
 def sparse(rank, size):
     def of_rank(r, dtype):
         indices = torch.tensor([[0, r + 1, r + 1], [1, 0, 0]])  # one index twice: not coalesced
@@ -301,10 +340,6 @@ def groups_share_links(rank, size):
             check(tensor[0].item() == size * (size - 1) / 2 - number // 5, f"sum over the group without rank {number // 5}")
     check(len(os.listdir("/proc/self/fd")) == files, "groups cost descriptors")
     check(len(os.listdir("/proc/self/task")) == threads, "groups cost threads")
-    backward = dist.new_group(list(range(size))[::-1], sort_ranks=False)
-    parts = [torch.zeros(1) for _ in range(size)]
-    dist.all_gather(parts, torch.tensor([float(rank)]), group=backward)
-    check([part.item() for part in parts] == list(range(size))[::-1], "ranks in an order of their own")
     for group in groups[::2]:
         if dist.get_rank(group) >= 0:
             dist.destroy_process_group(group)
@@ -417,6 +452,9 @@ class ProcessGroup(unittest.TestCase):
 
     def test_all_to_all(self):
         self.on_all_sizes(all_to_all)
+
+    def test_point_to_point(self):
+        self.on_all_sizes(point_to_point, (2, 3, 4))
 
     def test_sums_of_sparse_tensors(self):
         self.on_all_sizes(sparse, (1, 3))

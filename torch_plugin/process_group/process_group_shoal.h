@@ -106,6 +106,11 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& options = {}) override;
 
+  // Point to point. `recvAnysource` tells who sent by Work::sourceRank().
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+
   // Barriers.
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
   /// Waits for every rank through the store, so it also tells which rank hangs in another call. Rank 0 throws a
@@ -175,6 +180,8 @@ class ProcessGroupShoal final : public c10d::Backend {
                                             const c10d::AllgatherOptions& options, const char* title);
   c10::intrusive_ptr<c10d::Work> all_gather_into(const at::Tensor& output, const at::Tensor& input,
                                                  const c10d::AllgatherOptions& options, const char* title);
+  c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, c10d::OpType type, const char* title, int peer,
+                                         int tag);
   c10::intrusive_ptr<c10d::Work> reduce_scatter_from(const at::Tensor& output, const at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options, const char* title);
 

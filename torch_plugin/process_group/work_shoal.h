@@ -72,6 +72,8 @@ class WorkShoal final : public WorkBase {
   /// Aborts the group, on every rank: one call cannot be taken back alone.
   void abort() override;
   std::uint64_t getSequencenumber() const override { return operation_.sequence(); }
+  /// Who sent what this receives.
+  int sourceRank() const override { return operation_.source(); }
 
  private:
   void complete(const Status& status);
