@@ -64,14 +64,22 @@ static_assert(SHOAL_BOR == static_cast<int>(ReduceOp::bor));
 static_assert(SHOAL_BXOR == static_cast<int>(ReduceOp::bxor));
 static_assert(SHOAL_BXOR + 1 == kReduceOpCount);
 
-/// A plain array, so that keeping a message can neither throw nor run at the end of a thread.
-thread_local std::array<char, 2048> last_error_message{};
+/// What shoal_last_error_message() tells this thread. On the heap: the library has a thread-local variable of the initial-exec
+/// model, so all of them together have to fit into the few hundred bytes that a program leaves for what it loads at run time.
+struct LastErrorMessage {
+  static constexpr std::size_t kBytes = 2048;
+  char* text = nullptr;
+  ~LastErrorMessage() { delete[] std::exchange(text, nullptr); }
+};
+constinit thread_local LastErrorMessage last_error_message;
 
 /// Keeps the message of a failure for shoal_last_error_message().
 shoal_status report(StatusCode code, std::string_view message) noexcept {
-  const std::size_t length = std::min(message.size(), last_error_message.size() - 1);
-  message.copy(last_error_message.data(), length);
-  last_error_message[length] = '\0';
+  if (last_error_message.text == nullptr) last_error_message.text = new (std::nothrow) char[LastErrorMessage::kBytes];
+  if (last_error_message.text == nullptr) return static_cast<shoal_status>(code);
+  const std::size_t length = std::min(message.size(), LastErrorMessage::kBytes - 1);
+  message.copy(last_error_message.text, length);
+  last_error_message.text[length] = '\0';
   return static_cast<shoal_status>(code);
 }
 shoal_status report(const Status& status) noexcept { return status.ok() ? SHOAL_OK : report(status.code(), status.message()); }
@@ -266,7 +274,7 @@ const char* shoal_status_string(shoal_status status) {
   return to_string(static_cast<StatusCode>(status)).data();  // names are literals, so they end in a zero
 }
 
-const char* shoal_last_error_message(void) { return last_error_message.data(); }
+const char* shoal_last_error_message(void) { return last_error_message.text == nullptr ? "" : last_error_message.text; }
 
 shoal_status shoal_mem_alloc(size_t bytes, void** memory) {
   return guarded(Checks(__func__).not_null("memory", memory), [&]() -> Status {
