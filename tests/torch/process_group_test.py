@@ -349,6 +349,21 @@ def groups_share_links(rank, size):
     dist.barrier(group=own)
 
 
+def destroyed(rank, size):
+    """Who leaves with the group still referred to leaves in order, and what is left of it says so."""
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    subgroup = dist.new_group([0, 1])
+    if rank < 2:
+        dist.barrier(group=subgroup)
+    tensors = [torch.ones(1) for _ in range(50)]
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        work.wait()
+    dist.destroy_process_group()
+    expect(dist.DistBackendError, "has been destroyed", lambda: group.allreduce([torch.ones(1)], dist.AllreduceOptions()))
+    expect(dist.DistBackendError, "has been destroyed", lambda: group.shrink([1 - rank]) if rank < 2 else group.shrink([0]))
+    group.abort()  # nothing is left to be aborted
+
+
 def splits(rank, size):
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
     check(group.supports_splitting and group.supports_shrinking, "can split and shrink")
@@ -479,6 +494,10 @@ class ProcessGroup(unittest.TestCase):
 
     def test_groups_share_links(self):
         self.on_all_sizes(groups_share_links, (2, 4))
+
+    def test_use_after_destruction(self):
+        for _ in range(5):
+            run_ranks(4, destroyed)
 
     def test_a_group_shrinks(self):
         run_ranks(4, splits)

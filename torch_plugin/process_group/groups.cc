@@ -13,6 +13,7 @@ namespace shoal::torch {
 c10::intrusive_ptr<ProcessGroupShoal> ProcessGroupShoal::subgroup(const c10::intrusive_ptr<c10d::Store>& store,
                                                                   const std::vector<int>& ranks,
                                                                   c10::intrusive_ptr<Options> options) {
+  check_alive();
   Result<std::unique_ptr<Communicator>> made = communicator_->group(ranks);
   if (!made.ok()) throw_status("new_group", made.status());
   return c10::intrusive_ptr<ProcessGroupShoal>::unsafe_steal_from_new(

@@ -51,7 +51,12 @@ milliseconds ProcessGroupShoal::timeout_or_default(milliseconds timeout) const {
   return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
+void ProcessGroupShoal::check_alive() const {
+  if (communicator_ == nullptr) C10_THROW_ERROR(DistBackendError, "shoal: the process group has been destroyed");
+}
+
 CallOptions ProcessGroupShoal::call_options(milliseconds timeout) const {
+  check_alive();
   CallOptions options;
   options.timeout = timeout_or_default(timeout);
   return options;
@@ -102,9 +107,14 @@ Tensor ProcessGroupShoal::allocateTensor(long size, at::TensorOptions options) {
       *memory, {size}, [](void* piece) { static_cast<void>(mem_free(piece)); }, options);
 }
 
-void ProcessGroupShoal::abort() { communicator_->abort("abort of the process group"); }
+void ProcessGroupShoal::abort() {
+  if (communicator_ != nullptr) communicator_->abort("abort of the process group");
+}
+
+void ProcessGroupShoal::shutdown() { communicator_.reset(); }
 
 c10d::ErrorType ProcessGroupShoal::getError() {
+  check_alive();
   switch (communicator_->status().code()) {
     case StatusCode::ok:
       return c10d::ErrorType::SUCCESS;

@@ -144,18 +144,23 @@ class ProcessGroupShoal final : public c10d::Backend {
 
   /// Fails what is in flight, here and on every other rank, and every later call.
   void abort() override;
-  /// Nothing: the destructor gives everything back, and a hard stop here would fail what slower ranks are still finishing.
-  void shutdown() override {}
+  /// Leaves the group: as the destructor, for those who end a process while something still refers to the group. Slower ranks
+  /// finish what does not need this one. Later calls throw c10::DistBackendError. Not while another thread makes a call.
+  void shutdown() override;
   c10d::ErrorType getError() override;
 
   /// What shoal tells about itself: nodes, the last call's algorithm and transport, memory held.
-  [[nodiscard]] const shoal::Communicator& communicator() const { return *communicator_; }
+  [[nodiscard]] const shoal::Communicator& communicator() const {
+    check_alive();
+    return *communicator_;
+  }
 
  private:
   ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
                     c10::intrusive_ptr<Options> options);
   [[nodiscard]] c10::intrusive_ptr<Options> options_for(const std::vector<int>& ranks,
                                                         const c10::intrusive_ptr<c10d::Backend::Options>& wanted) const;
+  void check_alive() const;
   [[nodiscard]] std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout) const;
   /// The work of a call that shoal has accepted or refused.
@@ -191,7 +196,7 @@ class ProcessGroupShoal final : public c10d::Backend {
   std::uint64_t monitored_barriers_ = 0;
   std::optional<std::vector<c10::intrusive_ptr<c10d::Work>>> coalesced_;  ///< while coalescing
   FlightRecorder recorder_;
-  std::shared_ptr<shoal::Communicator> communicator_;
+  std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
 };
 
 }  // namespace shoal::torch
