@@ -83,10 +83,10 @@ Result<Job> join_job(std::chrono::milliseconds timeout) {
   return job;
 }
 
-Result<int> ranks_on_this_machine(const Job& job) {
-  using Identity = std::array<char, 64>;
+Result<int> ranks_on_these_cores(const Job& job) {
+  using Identity = std::array<char, 320>;
   Identity own{};
-  const std::string identity = kernel_identity();
+  const std::string identity = kernel_identity() + cores_identity();
   identity.copy(own.data(), own.size());
   std::vector<Identity> all(static_cast<std::size_t>(job.size()));
   const Status gathered = job.control->all_gather(own.data(), all.data(), own.size(), DataType::uint8);

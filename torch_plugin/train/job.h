@@ -29,9 +29,9 @@ struct Job {
 /// not used.
 Result<Job> join_job(std::chrono::milliseconds timeout);
 
-/// Ranks that run on this rank's machine, itself included. Emulated hosts of one machine count as the one that they are.
-/// Collective.
-Result<int> ranks_on_this_machine(const Job& job);
+/// Ranks that share this rank's cores, itself included. Emulated hosts of one machine may have cores of their own, or have them
+/// together. Collective.
+Result<int> ranks_on_these_cores(const Job& job);
 
 /// A process group over all ranks whose collectives are run by `backend` ("shoal" or "gloo") and noted on `clock`. `name` is
 /// its own among the groups of the job. Collective.

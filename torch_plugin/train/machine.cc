@@ -43,6 +43,14 @@ std::string kernel_identity() {
   return identity;
 }
 
+std::string cores_identity() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("Cpus_allowed:")) return line;
+  }
+  return {};
+}
+
 nlohmann::json describe_machine() {
   nlohmann::json machine{{"host", nullptr},       {"cpu", cpu_name()}, {"cores", allowed_cores()},
                          {"memory_gib", nullptr}, {"kernel", nullptr}, {"torch", TORCH_VERSION}};

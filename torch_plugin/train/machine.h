@@ -13,6 +13,9 @@ int allowed_cores();
 /// What tells this machine's kernel from others'; the same for all containers and network namespaces of one machine.
 std::string kernel_identity();
 
+/// The cores that the affinity of this process allows, as text; the same for all processes with the same.
+std::string cores_identity();
+
 /// {"host", "cpu", "cores", "memory_gib", "kernel", "torch"}; null where unknown.
 nlohmann::json describe_machine();
 

@@ -36,7 +36,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   if (!job.ok()) return fail(job.status());
 
   const bool speaks = job->rank() == 0;
-  const Result<int> neighbours = ranks_on_this_machine(*job);
+  const Result<int> neighbours = ranks_on_these_cores(*job);
   if (!neighbours.ok()) return fail(neighbours.status());
   const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / neighbours.value());
   at::set_num_threads(threads);
