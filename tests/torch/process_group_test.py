@@ -302,6 +302,10 @@ def bad_arguments(rank, size):
         expect(ValueError, "invalid tensor size at index 0", lambda: dist.scatter(one, [torch.ones(2)] * size))
     equal = torch.ones(size)
     expect(ValueError, "Split sizes", lambda: dist.all_to_all_single(equal.clone(), equal, [2] * size, [1] * size))
+    negative = [-1] + [1] * (size - 1)
+    expect(ValueError, "a negative split size at index 0 of the input", lambda: dist.all_to_all_single(equal.clone(), equal, None, negative))
+    expect(ValueError, f"splits not equal to group size: {size + 1} for the output, {size} ranks",
+           lambda: group.alltoall_base(equal.clone(), equal, [1] * (size + 1), [1] * size, AllToAllOptions()))
     if size > 1:
         odd = torch.ones(2 * size + 1)
         expect(ValueError, "does not divide equally", lambda: group.alltoall_base(odd.clone(), odd, [], [], AllToAllOptions()))

@@ -113,6 +113,30 @@ def coalesced(rank, size):
            lambda: backend().allreduce_coalesced([torch.ones(1), torch.ones(1).int()], dist.AllreduceCoalescedOptions()))
 
 
+def abandoned_block(rank, size):
+    """An exception leaves a block of coalesced calls without its end: its calls go on, and so does everything after it."""
+    cpu = torch.device("cpu")
+    inside = torch.full((4,), float(rank))
+
+    def block():
+        with dist._coalescing_manager(device=cpu, async_ops=True):
+            backend().allreduce([inside], dist.AllreduceOptions())
+            raise KeyError("half way")
+
+    expect(KeyError, "half way", block)
+    after = torch.ones(4)
+    backend().allreduce([after], dist.AllreduceOptions()).get_future().wait()  # as the reducer waits: nobody asks the work itself
+    check(torch.equal(after, torch.full((4,), float(size))), "a call after the block")
+    check(torch.equal(inside, torch.full((4,), size * (size - 1) / 2)), "the call in the block")
+    polled = backend().allreduce([after], dist.AllreduceOptions())
+    while not polled.is_completed():
+        pass
+    with dist._coalescing_manager(device=cpu, async_ops=True) as manager:
+        backend().allreduce([inside], dist.AllreduceOptions())
+    manager.wait()
+    check(torch.equal(inside, torch.full((4,), size * size * (size - 1) / 2)), "a block after the abandoned one")
+
+
 def barrier_that_names(rank, size, missing, wait_all):
     shoal.monitored_barrier()
     shoal.monitored_barrier(timeout=timedelta(seconds=20))
@@ -171,6 +195,7 @@ class Work(unittest.TestCase):
         for size in (1, 2, 3):
             with self.subTest(ranks=size):
                 run_ranks(size, coalesced)
+                run_ranks(size, abandoned_block)
 
 
 class MonitoredBarrier(unittest.TestCase):

@@ -81,12 +81,42 @@ void check_like(const char* call, const Tensor& tensor, std::size_t index, const
                      shape(tensor) + ")");
 }
 
-void check_root(const char* call, std::int64_t root, int size) {
+void check_root(const char* call, std::int64_t root, int size, std::int64_t root_tensor) {
   if (root < 0 || root >= size)
     refuse(call, "invalid root rank: " + std::to_string(root) + "; the group has " + std::to_string(size) + " ranks");
+  if (root_tensor != 0) refuse(call, "invalid root tensor: " + std::to_string(root_tensor));
+}
+
+void check_peer(const char* call, int peer, int rank, int size) {
+  if (peer < 0 || peer >= size)
+    refuse(call, "invalid rank: " + std::to_string(peer) + "; the group has " + std::to_string(size) + " ranks");
+  if (peer == rank) refuse(call, "rank " + std::to_string(rank) + " is this rank itself");
+}
+
+void check_shares(const char* call, const char* rule, const char* which, const Tensor& all, const Tensor& share, int size) {
+  if (all.numel() == share.numel() * size) return;
+  refuse(call, std::string(rule) + ": the " + which + " has " + std::to_string(all.numel()) + " elements; " +
+                   std::to_string(size) + " ranks with " + std::to_string(share.numel()) + " each need " +
+                   std::to_string(share.numel() * size));
+}
+
+std::vector<Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<Tensor>>& lists,
+                                 bool is_root, int size, const Tensor& like) {
+  if (!is_root) {
+    if (!lists.empty()) refuse(call, std::string("requires empty ") + which + " on non-root");
+    return {};
+  }
+  const std::vector<Tensor>& list = only_list(call, which, lists, size);
+  for (std::size_t rank = 0; rank < list.size(); ++rank) check_like(call, list[rank], rank, like);
+  return list;
 }
 
 Tensor contiguous(const Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
+std::function<void()> copy_back(const Tensor& memory, const Tensor& tensor) {
+  if (memory.is_same(tensor)) return {};
+  return [memory, tensor] { tensor.copy_(memory); };
+}
 
 Tensor dense(const Tensor& tensor) {
   const bool as_it_lies = tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
@@ -143,6 +173,11 @@ void Joined::pack() const {
   const at::NoGradGuard no_grad;
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) slice(i, offset).copy_(parts_[i]);
+}
+
+std::function<void()> copy_back(const Joined& joined) {
+  if (!joined.copies()) return {};
+  return [joined] { joined.unpack(); };
 }
 
 void Joined::unpack() const {

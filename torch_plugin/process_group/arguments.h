@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,21 @@ void check_pairs(const char* call, const std::vector<at::Tensor>& outputs, const
 /// Refuses tensors whose type, or whose number of elements, is not that of `like`.
 void check_like(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);
 
-void check_root(const char* call, std::int64_t root, int size);
+/// Refuses a root outside of the group of `size` ranks, and another root tensor than the only one there is.
+void check_root(const char* call, std::int64_t root, int size, std::int64_t root_tensor = 0);
+
+/// Refuses a peer outside of the group of `size` ranks, and `rank` itself.
+void check_peer(const char* call, int peer, int rank, int size);
+
+/// Refuses a tensor of the shares of all `size` ranks ("input" or "output" names it) that has not as many elements as they;
+/// `rule` says so in c10d's words.
+void check_shares(const char* call, const char* rule, const char* which, const at::Tensor& all, const at::Tensor& share,
+                  int size);
+
+/// What only the root passes: the one list in `lists` ("input" or "output" names it), of `size` tensors like `like`. Elsewhere
+/// `lists` must be empty, and so is what is returned.
+std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
+                                     bool is_root, int size, const at::Tensor& like);
 
 /// Memory to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself or is a lazy
 /// view (conjugate, negative). For calls where every rank lays its tensor out alike.
@@ -40,6 +55,9 @@ at::Tensor dense(const at::Tensor& tensor);
 
 /// The same with the elements in row-major order.
 at::Tensor contiguous(const at::Tensor& tensor);
+
+/// What copies the result from the memory worked on to the user's tensor; empty where they are the same.
+std::function<void()> copy_back(const at::Tensor& memory, const at::Tensor& tensor);
 
 /// The memory of several tensors of one type, back to back in their order: their own where they lie so already (chunks of one
 /// tensor, as object collectives and FSDP make them), else a copy. Thread rule: a value.
@@ -67,5 +85,8 @@ class Joined {
   at::Tensor copy_;
   void* data_ = nullptr;
 };
+
+/// The same for several tensors.
+std::function<void()> copy_back(const Joined& joined);
 
 }  // namespace shoal::torch

@@ -16,8 +16,7 @@ c10::intrusive_ptr<ProcessGroupShoal> ProcessGroupShoal::subgroup(const c10::int
   check_alive();
   Result<std::unique_ptr<Communicator>> made = communicator_->group(ranks);
   if (!made.ok()) throw_status("new_group", made.status());
-  return c10::intrusive_ptr<ProcessGroupShoal>::unsafe_steal_from_new(
-      new ProcessGroupShoal(std::move(made).value(), store, std::move(options)));
+  return c10::make_intrusive<ProcessGroupShoal>(std::move(made).value(), store, std::move(options));
 }
 
 c10::intrusive_ptr<ProcessGroupShoal::Options> ProcessGroupShoal::options_for(

@@ -12,8 +12,7 @@ using at::Tensor;
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>& tensors,
                                                             const c10d::BroadcastOptions& options) {
   const Tensor& tensor = only_tensor("broadcast", tensors);
-  check_root("broadcast", options.rootRank, getSize());
-  if (options.rootTensor != 0) refuse("broadcast", "invalid root tensor: " + std::to_string(options.rootTensor));
+  check_root("broadcast", options.rootRank, getSize(), options.rootTensor);
   const Tensor buffer = dense(tensor);
   const Movement movement = to_movement(buffer);
   const CallOptions how = call_options(options.timeout);
@@ -23,8 +22,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
                        .inputs = {tensor},
                        .staging = {buffer},
                        .outputs = {tensor},
-                       .unpack = {}};
-  if (!buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
+                       .unpack = copy_back(buffer, tensor)};
   const int root = static_cast<int>(options.rootRank);
   return start(std::move(call), communicator_->broadcast_async(buffer.data_ptr(), movement.count, movement.type, root, how),
                how);
@@ -51,8 +49,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<T
                        .inputs = {input},
                        .staging = {source},
                        .outputs = parts,
-                       .unpack = {}};
-  if (gathered.copies()) call.unpack = [gathered] { gathered.unpack(); };
+                       .unpack = copy_back(gathered)};
   return start(std::move(call),
                communicator_->all_gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type, how), how);
 }
@@ -66,10 +63,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& output, const Tensor& input,
                                                                   const c10d::AllgatherOptions& options, const char* title) {
   constexpr const char* kCall = "all_gather_into_tensor";
-  if (output.numel() != input.numel() * getSize())
-    refuse(kCall, "output tensor size must be equal to world_size times input tensor size: the output has " +
-                      std::to_string(output.numel()) + " elements; " + std::to_string(getSize()) + " ranks with " +
-                      std::to_string(input.numel()) + " each need " + std::to_string(input.numel() * getSize()));
+  check_shares(kCall, "output tensor size must be equal to world_size times input tensor size", "output", output, input,
+               getSize());
   const Tensor source = contiguous(input);
   const Tensor gathered = contiguous(output);  // itself where it is contiguous
   const Movement movement = to_movement(source);
@@ -80,8 +75,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
                        .inputs = {input},
                        .staging = {source, gathered},
                        .outputs = {output},
-                       .unpack = {}};
-  if (!gathered.is_same(output)) call.unpack = [gathered, output]() mutable { output.copy_(gathered); };
+                       .unpack = copy_back(gathered, output)};
   return start(std::move(call),
                communicator_->all_gather_async(source.data_ptr(), gathered.data_ptr(), movement.count, movement.type, how),
                how);
@@ -119,11 +113,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector
                                                          const c10d::GatherOptions& options) {
   const Tensor& input = only_tensor("gather", inputs);
   check_root("gather", options.rootRank, getSize());
-  const bool is_root = options.rootRank == getRank();
-  if (!is_root && !outputs.empty()) refuse("gather", "requires empty output on non-root");
-  std::vector<Tensor> parts;
-  if (is_root) parts = only_list("gather", "output", outputs, getSize());
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("gather", parts[rank], rank, input);
+  const std::vector<Tensor> parts = list_of_root("gather", "output", outputs, options.rootRank == getRank(), getSize(), input);
   const Tensor source = contiguous(input);
   const Joined gathered(parts);
   const Movement movement = to_movement(source);
@@ -134,8 +124,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector
                        .inputs = {input},
                        .staging = {source},
                        .outputs = parts,
-                       .unpack = {}};
-  if (gathered.copies()) call.unpack = [gathered] { gathered.unpack(); };
+                       .unpack = copy_back(gathered)};
   return start(std::move(call),
                communicator_->gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type,
                                            static_cast<int>(options.rootRank), how),
@@ -147,11 +136,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
                                                           const c10d::ScatterOptions& options) {
   const Tensor& output = only_tensor("scatter", outputs);
   check_root("scatter", options.rootRank, getSize());
-  const bool is_root = options.rootRank == getRank();
-  if (!is_root && !inputs.empty()) refuse("scatter", "requires empty input on non-root");
-  std::vector<Tensor> parts;
-  if (is_root) parts = only_list("scatter", "input", inputs, getSize());
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("scatter", parts[rank], rank, output);
+  const std::vector<Tensor> parts = list_of_root("scatter", "input", inputs, options.rootRank == getRank(), getSize(), output);
   const Joined source(parts);
   source.pack();
   const Tensor result = contiguous(output);  // itself where it is contiguous
@@ -163,9 +148,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
                        .inputs = parts,
                        .staging = source.memory(),
                        .outputs = {output},
-                       .unpack = {}};
+                       .unpack = copy_back(result, output)};
   call.staging.push_back(result);
-  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
   return start(std::move(call),
                communicator_->scatter_async(source.data(), result.data_ptr(), movement.count, movement.type,
                                             static_cast<int>(options.rootRank), how),
@@ -186,11 +170,16 @@ std::vector<std::size_t> elements_per_rank(const char* which, const Tensor& tens
                         std::to_string(rows) + " rows for " + std::to_string(size) + " ranks");
     wanted.assign(static_cast<std::size_t>(size), rows / size);
   }
-  if (wanted.size() != static_cast<std::size_t>(size)) refuse(kCall, "Number of tensor splits not equal to group size");
+  if (wanted.size() != static_cast<std::size_t>(size))
+    refuse(kCall, "Number of tensor splits not equal to group size: " + std::to_string(wanted.size()) + " for the " + which +
+                      ", " + std::to_string(size) + " ranks");
   std::int64_t total = 0;
   std::vector<std::size_t> elements;
-  for (const std::int64_t split : wanted) {
-    if (split < 0) refuse(kCall, "a negative split size: " + std::to_string(split));
+  for (std::size_t rank = 0; rank < wanted.size(); ++rank) {
+    const std::int64_t split = wanted[rank];
+    if (split < 0)
+      refuse(kCall,
+             "a negative split size at index " + std::to_string(rank) + " of the " + which + ": " + std::to_string(split));
     total += split;
     elements.push_back(static_cast<std::size_t>(split * row) * factor);
   }
@@ -219,8 +208,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, 
                        .inputs = {input},
                        .staging = {source, result},
                        .outputs = {output},
-                       .unpack = {}};
-  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+                       .unpack = copy_back(result, output)};
   const bool even = input_splits.empty() && output_splits.empty();
   return start(std::move(call),
                even ? communicator_->all_to_all_async(source.data_ptr(), result.data_ptr(), send_counts[0], movement.type, how)
@@ -249,8 +237,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall(std::vector<Tensor>& 
                        .inputs = inputs,
                        .staging = source.memory(),
                        .outputs = outputs,
-                       .unpack = {}};
-  if (result.copies()) call.unpack = [result] { result.unpack(); };
+                       .unpack = copy_back(result)};
   return start(std::move(call),
                communicator_->all_to_all_v_async(source.data(), source.counts(movement.factor), result.data(),
                                                  result.counts(movement.factor), movement.type, how),

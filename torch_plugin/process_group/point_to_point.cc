@@ -9,14 +9,6 @@ namespace shoal::torch {
 
 using at::Tensor;
 
-namespace {
-void check_peer(const char* call, int peer, int rank, int size) {
-  if (peer < 0 || peer >= size)
-    refuse(call, "invalid rank: " + std::to_string(peer) + "; the group has " + std::to_string(size) + " ranks");
-  if (peer == rank) refuse(call, "rank " + std::to_string(rank) + " is this rank itself");
-}
-}  // namespace
-
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::send(std::vector<Tensor>& tensors, int destination, int tag) {
   const Tensor& tensor = only_tensor("send", tensors);
   check_peer("send", destination, getRank(), getSize());
@@ -46,8 +38,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::receive(std::vector<Tensor>& t
                        .inputs = {tensor},
                        .staging = {buffer},
                        .outputs = {tensor},
-                       .unpack = {}};
-  if (!buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
+                       .unpack = copy_back(buffer, tensor)};
   return start(std::move(call), communicator_->recv_async(buffer.data_ptr(), movement.count, movement.type, peer, tag, how),
                how, {.rank = peer, .sending = false});
 }

@@ -16,6 +16,14 @@ namespace shoal::torch {
 using at::Tensor;
 using std::chrono::milliseconds;
 
+CommunicatorOptions ProcessGroupShoal::Options::for_communicator() const {
+  CommunicatorOptions wanted = Communicator::options_from_environment();
+  wanted.timeout = timeout;
+  if (!algorithm.empty()) wanted.algorithm = algorithm;
+  if (!transports.empty()) wanted.transports = transports;
+  return wanted;
+}
+
 ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      c10::intrusive_ptr<Options> options)
     : c10d::Backend(rank, size),
@@ -23,11 +31,7 @@ ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& stor
       store_(store),
       recorder_(rank, size) {
   StoreAdapter adapter(store);
-  CommunicatorOptions wanted = Communicator::options_from_environment();
-  wanted.timeout = options_->timeout;
-  if (!options_->algorithm.empty()) wanted.algorithm = options_->algorithm;
-  if (!options_->transports.empty()) wanted.transports = options_->transports;
-  Result<std::unique_ptr<Communicator>> made = Communicator::create(adapter, rank, size, wanted);
+  Result<std::unique_ptr<Communicator>> made = Communicator::create(adapter, rank, size, options_->for_communicator());
   if (!made.ok()) throw_status("init_process_group", made.status());
   communicator_ = std::move(made).value();
 }
@@ -74,18 +78,19 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
   }
   auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
   work->follow(std::move(operation).value(), std::move(entry));
-  if (coalesced_.has_value()) coalesced_->push_back(work);
+  if (coalesced_) coalesced_->works.push_back(work);
   return work;
 }
 
 void ProcessGroupShoal::startCoalescing() {
-  TORCH_CHECK(!coalesced_.has_value(), "shoal: startCoalescing() before the end of the last; call endCoalescing() first");
-  coalesced_.emplace();
+  coalesced_.reset();
+  coalesced_ = std::make_unique<Coalesced>();
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::endCoalescing() {
-  TORCH_CHECK(coalesced_.has_value(), "shoal: endCoalescing() without startCoalescing()");
-  std::vector<c10::intrusive_ptr<c10d::Work>> parts = *std::exchange(coalesced_, std::nullopt);
+  TORCH_CHECK(coalesced_, "shoal: endCoalescing() without startCoalescing()");
+  std::vector<c10::intrusive_ptr<c10d::Work>> parts = std::move(coalesced_->works);
+  coalesced_.reset();
   return together("coalesced", "shoal:coalesced", {}, {}, std::move(parts));
 }
 

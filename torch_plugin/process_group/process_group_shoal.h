@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/capabilities.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/work_shoal.h"
@@ -44,6 +44,8 @@ class ProcessGroupShoal final : public c10d::Backend {
         : c10d::Backend::Options(kBackendName, timeout) {}
     std::string algorithm;   ///< force this algorithm ("" = shoal chooses)
     std::string transports;  ///< force these transports ("" = the best that reach)
+    /// The environment's options of a communicator with these in their place.
+    [[nodiscard]] CommunicatorOptions for_communicator() const;
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -53,6 +55,9 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Throws c10::DistBackendError when a rank does not come within options->timeout.
   ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                     c10::intrusive_ptr<Options> options = nullptr);
+  /// Takes over a communicator that exists. `store` serves monitoredBarrier() and groups made out of this one.
+  ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
+                    c10::intrusive_ptr<Options> options);
   /// Fails what is in flight.
   ~ProcessGroupShoal() override;
 
@@ -118,7 +123,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// failed. Thread rule: one thread at a time.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
 
-  /// What is called between the two ends as one work.
+  /// What is called between the two starts at the second, together, as one work. A block that an exception left without its
+  /// end is ended by the next one: its calls go on.
   void startCoalescing() override;
   c10::intrusive_ptr<c10d::Work> endCoalescing() override;
 
@@ -156,8 +162,6 @@ class ProcessGroupShoal final : public c10d::Backend {
   }
 
  private:
-  ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
-                    c10::intrusive_ptr<Options> options);
   [[nodiscard]] c10::intrusive_ptr<Options> options_for(const std::vector<int>& ranks,
                                                         const c10::intrusive_ptr<c10d::Backend::Options>& wanted) const;
   void check_alive() const;
@@ -175,7 +179,10 @@ class ProcessGroupShoal final : public c10d::Backend {
                                         std::vector<at::Tensor> outputs, Make make) {
     if (inputs.size() == 1) return make(0, title);
     std::vector<c10::intrusive_ptr<c10d::Work>> parts;
-    for (std::size_t i = 0; i < inputs.size(); ++i) parts.push_back(make(i, nullptr));
+    {
+      const CallScope scope;
+      for (std::size_t i = 0; i < inputs.size(); ++i) parts.push_back(make(i, nullptr));
+    }
     return together(name, title, inputs, std::move(outputs), std::move(parts));
   }
 
@@ -194,7 +201,11 @@ class ProcessGroupShoal final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   std::atomic<std::uint64_t> calls_{0};
   std::uint64_t monitored_barriers_ = 0;
-  std::optional<std::vector<c10::intrusive_ptr<c10d::Work>>> coalesced_;  ///< while coalescing
+  struct Coalesced {
+    CallScope scope;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  };
+  std::unique_ptr<Coalesced> coalesced_;  ///< while coalescing
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
 };

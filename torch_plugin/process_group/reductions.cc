@@ -26,8 +26,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tenso
                        .inputs = {tensor},
                        .staging = {buffer},
                        .outputs = {tensor},
-                       .unpack = {}};
-  if (!buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
+                       .unpack = copy_back(buffer, tensor)};
   return start(
       std::move(call),
       communicator_->all_reduce_async(buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op, how),
@@ -43,8 +42,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_coalesced(std::vecto
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& tensors, const c10d::ReduceOptions& options) {
   const Tensor& tensor = only_tensor("reduce", tensors);
-  check_root("reduce", options.rootRank, getSize());
-  if (options.rootTensor != 0) refuse("reduce", "invalid root tensor: " + std::to_string(options.rootTensor));
+  check_root("reduce", options.rootRank, getSize(), options.rootTensor);
   const Reduction reduction = to_reduction("reduce", tensor, options.reduceOp);
   const Tensor buffer = dense(scaled(tensor, options.reduceOp));
   const bool is_root = options.rootRank == getRank();
@@ -56,7 +54,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& te
                        .staging = {buffer},
                        .outputs = {tensor},
                        .unpack = {}};
-  if (is_root && !buffer.is_same(tensor)) call.unpack = [buffer, tensor]() mutable { tensor.copy_(buffer); };
+  if (is_root) call.unpack = copy_back(buffer, tensor);
   return start(std::move(call),
                communicator_->reduce_async(buffer.data_ptr(), is_root ? buffer.data_ptr() : nullptr, reduction.count,
                                            reduction.type, reduction.op, static_cast<int>(options.rootRank), how),
@@ -84,9 +82,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
                        .inputs = parts,
                        .staging = source.memory(),
                        .outputs = {output},
-                       .unpack = {}};
+                       .unpack = copy_back(result, output)};
   call.staging.push_back(result);
-  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
   return start(
       std::move(call),
       source.even()
@@ -105,10 +102,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
                                                                       const c10d::ReduceScatterOptions& options,
                                                                       const char* title) {
   constexpr const char* kCall = "reduce_scatter_tensor";
-  if (input.numel() != output.numel() * getSize())
-    refuse(kCall, "input tensor must be the same size as output size times world size: the input has " +
-                      std::to_string(input.numel()) + " elements; " + std::to_string(getSize()) + " ranks with " +
-                      std::to_string(output.numel()) + " each need " + std::to_string(output.numel() * getSize()));
+  check_shares(kCall, "input tensor must be the same size as output size times world size", "input", input, output, getSize());
   const Reduction reduction = to_reduction(kCall, output, options.reduceOp);
   const Tensor source = contiguous(scaled(input, options.reduceOp));
   const Tensor result = contiguous(output);  // itself where it is contiguous
@@ -119,8 +113,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
                        .inputs = {input},
                        .staging = {source, result},
                        .outputs = {output},
-                       .unpack = {}};
-  if (!result.is_same(output)) call.unpack = [result, output]() mutable { output.copy_(result); };
+                       .unpack = copy_back(result, output)};
   return start(std::move(call),
                communicator_->reduce_scatter_async(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type,
                                                    reduction.op, how),

@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ParallelGuard.h>
 
+#include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/conversions.h"
 
 namespace shoal::torch {
@@ -116,6 +117,22 @@ bool WorkShoal::wait(milliseconds timeout) {
     if (isCompleted()) entry_.write_trace_once();
     throw;
   }
+}
+
+/// Somebody wants the outcome while calls of this thread are being collected: it must not depend on the end of the block, which
+/// an exception may have skipped.
+void WorkShoal::start_if_collected() {
+  if (CallScope::open()) (void)operation_.wait_for(std::chrono::nanoseconds(0));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkShoal::getFuture() {
+  start_if_collected();
+  return WorkBase::getFuture();
+}
+
+bool WorkShoal::isCompleted() {
+  start_if_collected();
+  return WorkBase::isCompleted();
 }
 
 void WorkShoal::abort() {

@@ -71,12 +71,15 @@ class WorkShoal final : public WorkBase {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /// Aborts the group, on every rank: one call cannot be taken back alone.
   void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  bool isCompleted() override;
   std::uint64_t getSequencenumber() const override { return operation_.sequence(); }
   /// Who sent what this receives.
   int sourceRank() const override { return operation_.source(); }
 
  private:
   void complete(const Status& status);
+  void start_if_collected();
 
   const std::vector<at::Tensor> inputs_;
   const std::vector<at::Tensor> staging_;

@@ -1,0 +1,92 @@
+#include "torch_plugin/process_group/join.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "torch_plugin/process_group/conversions.h"
+
+namespace shoal::torch {
+namespace {
+
+constexpr int kStoreRank = 0;
+
+/// The address of the store as it travels from rank 0 to the others.
+struct Invitation {
+  std::array<char, 256> host{};
+  std::uint16_t port = 0;
+};
+
+}  // namespace
+
+std::string own_address(const Communicator& communicator) {
+  if (const char* address = std::getenv("SHOAL_HOST_ADDRESS"); address != nullptr && *address != '\0') return address;
+  if (communicator.nodes() == 1) return "127.0.0.1";
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "127.0.0.1";
+  return name.data();
+}
+
+Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, std::chrono::milliseconds timeout) {
+  Invitation invitation;
+  c10d::TCPStoreOptions options;
+  options.timeout = timeout;
+  options.waitWorkers = false;
+  c10::intrusive_ptr<c10d::Store> store;
+  Status failure;
+  try {
+    if (communicator.rank() == kStoreRank) {
+      const std::string host = own_address(communicator);
+      TORCH_CHECK(host.size() < invitation.host.size(), "the name of this host is too long: ", host);
+      options.isServer = true;
+      options.port = 0;
+      auto served = c10::make_intrusive<c10d::TCPStore>(host, options);
+      invitation.port = served->getPort();
+      std::ranges::copy(host, invitation.host.begin());
+      store = std::move(served);
+    }
+  } catch (const std::exception& error) {
+    failure = Status(StatusCode::system_error, std::string("c10d's store: ") + plain_message(error));
+  }
+  // The others learn of a failure by an empty invitation.
+  const Status told = communicator.broadcast(&invitation, sizeof invitation, DataType::uint8, kStoreRank);
+  if (!failure.ok()) return failure;
+  if (!told.ok()) return told;
+  if (communicator.rank() == kStoreRank) return store;
+  if (invitation.port == 0) return Status(StatusCode::system_error, "c10d's store: rank 0 cannot serve it; see its message");
+  try {
+    options.port = invitation.port;
+    store = c10::make_intrusive<c10d::TCPStore>(invitation.host.data(), options);
+  } catch (const std::exception& error) {
+    return Status(StatusCode::system_error, std::string("c10d's store: ") + plain_message(error));
+  }
+  return store;
+}
+
+c10::intrusive_ptr<c10d::ProcessGroup> join_job(c10::intrusive_ptr<ProcessGroupShoal::Options> options) {
+  constexpr const char* kCall = "join_job";
+  if (!options) options = c10::make_intrusive<ProcessGroupShoal::Options>(Communicator::options_from_environment().timeout);
+  Result<std::unique_ptr<Communicator>> made = Communicator::create(options->for_communicator());
+  if (!made.ok()) throw_status(kCall, made.status());
+  std::unique_ptr<Communicator> communicator = std::move(made).value();
+  const int rank = communicator->rank();
+  const int size = communicator->size();
+  Result<c10::intrusive_ptr<c10d::Store>> store = open_store(*communicator, options->timeout);
+  if (!store.ok()) throw_status(kCall, store.status());
+
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(*store, rank, size);
+  group->setBackend(c10::DeviceType::CPU, kType,
+                    c10::make_intrusive<ProcessGroupShoal>(std::move(communicator), *store, std::move(options)));
+  group->setDefaultBackend(kType);
+  group->setGroupName(kBackendName);
+  return group;
+}
+
+}  // namespace shoal::torch
