@@ -7,13 +7,18 @@
 #include <unordered_map>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "torch_plugin/ddp/deferred_updates.h"
+
 namespace shoal::ddp {
 namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::size_t kBroadcastBytes = std::size_t{250}
-                                        << 20;  // tensors are sent in pieces of at most this much, as torch does
+// Tensors are sent in pieces of at most this much, as torch does.
+constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 constexpr int kRootRank = 0;
 constexpr double kBucketMib = 25;              // PyTorch's
 constexpr double kBucketMibNextForward = 0.5;  // so that what the next forward needs first waits for little else
@@ -24,11 +29,30 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
+/// A CommHook in the shape that the reducer wants.
+class HookAdapter final : public c10d::CppCommHookInterface<CommHook> {
+ public:
+  HookAdapter(CommHook hook, c10::intrusive_ptr<c10d::ProcessGroup> group)
+      : c10d::CppCommHookInterface<CommHook>(std::move(hook)), group_(std::move(group)) {}
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return state_(group_, bucket); }
+
+ private:
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+void check(const DataParallelOptions& options) {
+  if (options.overlap != Overlap::next_forward) return;
+  TORCH_CHECK_VALUE(!options.comm_hook, "DataParallel: options.comm_hook works with Overlap::backward only");
+  TORCH_CHECK_VALUE(!options.find_unused_parameters,
+                    "DataParallel: options.find_unused_parameters works with Overlap::backward only");
+}
+
 }  // namespace
 
 DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                            DataParallelOptions options)
-    : model_(model), group_(group), buffers_(model.buffers()) {
+    : model_(model), group_(group), finds_unused_(options.find_unused_parameters), buffers_(model.buffers()) {
+  check(options);
   std::unordered_map<std::size_t, std::string> names;
   for (const auto& named : model.named_parameters()) {
     if (!named.value().requires_grad()) continue;
@@ -36,19 +60,25 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
     parameters_.push_back(named.value());
     gradient_bytes_ += named.value().nbytes();
   }
+  TORCH_CHECK_VALUE(!parameters_.empty(), "DataParallel: no parameter of the model requires a gradient");
   c10d::verify_params_across_processes(group_, parameters_, std::nullopt);
   std::vector<at::Tensor> state;
   for (const std::vector<at::Tensor>& part : {model.parameters(), buffers_}) {
     for (const at::Tensor& tensor : part) state.push_back(tensor.detach());
   }
   c10d::broadcast_coalesced(group_, state, kBroadcastBytes, kRootRank);
+  if (!options.broadcast_buffers) buffers_.clear();
 
-  // One bucket for each type at first: the order in which gradients appear is not known yet. Backward works from the end.
   const bool defer = options.overlap == Overlap::next_forward;
   const double bucket_mib = options.bucket_mib.value_or(defer ? kBucketMibNextForward : kBucketMib);
   const std::vector<bool> sparse(parameters_.size(), false);
-  auto [buckets, limits] =
-      c10d::compute_bucket_assignment_by_size(parameters_, {std::numeric_limits<std::size_t>::max()}, sparse);
+  // One bucket for each type at first: the order in which gradients appear is not known yet. Where it may change it is never
+  // learnt, and taken to be that of the parameters. Backward works from the end.
+  std::vector<std::size_t> sizes{std::numeric_limits<std::size_t>::max()};
+  if (finds_unused_) {
+    sizes = {static_cast<std::size_t>(to_bytes(options.first_bucket_mib)), static_cast<std::size_t>(to_bytes(bucket_mib))};
+  }
+  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters_, sizes, sparse);
   std::ranges::reverse(buckets);
   if (defer) {
     std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes = std::move(options.more_lanes);
@@ -57,11 +87,18 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
   } else if (options.make_optimizer) {
     optimizer_ = options.make_optimizer(parameters_);
   }
-  reducer_ = std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(bucket_mib),
-                                             /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/true,
-                                             std::move(names), to_bytes(options.first_bucket_mib),
-                                             /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-                                             /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  reducer_ =
+      std::make_unique<c10d::Reducer>(parameters_, std::move(buckets), group_, sparse, to_bytes(bucket_mib), finds_unused_,
+                                      options.gradient_as_bucket_view, std::move(names), to_bytes(options.first_bucket_mib),
+                                      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+                                      /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
+  if (finds_unused_) {  // then the reducer takes it for granted that it has a logger
+    logger_ = std::make_shared<c10d::Logger>(reducer_);
+    reducer_->set_logger(logger_);
+  }
+  if (options.comm_hook) {
+    reducer_->register_comm_hook(std::make_unique<HookAdapter>(std::move(options.comm_hook), group_));
+  }
   if (!updates_) return;
   reducer_->register_comm_hook(updates_->make_hook());
   if (auto* announcing = dynamic_cast<Announcing*>(&model_)) {
@@ -80,23 +117,27 @@ void DataParallel::clear_gradients() {
 
 void DataParallel::before_forward() {
   if (updates_) {
-    if (reducer_->should_rebuild_buckets()) updates_->finish();
+    if (at::GradMode::is_enabled() && reducer_->should_rebuild_buckets()) updates_->finish();
     updates_->begin_forward();
   }
-  reducer_->prepare_for_forward();
-  reducer_->rebuild_buckets();
+  if (at::GradMode::is_enabled()) {
+    if (!alone_) reducer_->prepare_for_forward();
+    reducer_->rebuild_buckets();
+  }
   if (!model_.is_training()) return;
   finish_buffers();
-  if (buffers_are_old_) broadcast_buffers();
+  if (buffers_are_old_ && !alone_) broadcast_buffers();
   buffers_are_old_ = true;
 }
 
-void DataParallel::before_backward() {
-  if (updates_) {
-    updates_->begin_backward();
-    if (buffers_are_old_) start_buffers();
-  }
-  reducer_->prepare_for_backward({});
+void DataParallel::before_backward(const std::vector<at::Tensor>& outputs) {
+  if (!at::GradMode::is_enabled()) return;
+  if (updates_) updates_->begin_backward();
+  if (alone_) return;
+  if (updates_ && buffers_are_old_) start_buffers();
+  TORCH_CHECK_VALUE(!finds_unused_ || !outputs.empty(),
+                    "DataParallel: with find_unused_parameters, before_backward needs the outputs of forward");
+  reducer_->prepare_for_backward(finds_unused_ ? outputs : std::vector<at::Tensor>());
 }
 
 void DataParallel::step() {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -12,11 +11,9 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "torch_plugin/ddp/averages.h"
+#include "torch_plugin/ddp/make_optimizer.h"
 
 namespace shoal::ddp {
-
-/// Makes an optimizer for some parameters. It must treat each parameter by itself, as all of torch::optim but LBFGS do.
-using MakeOptimizer = std::function<std::unique_ptr<::torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 /// Receives the reducer's buckets as backward fills them, starts their averaging, and updates the parameters of each when its
 /// average is there, at the latest when the parameters are about to be used. The values are those of an optimizer step right

@@ -1,0 +1,15 @@
+// How the user's optimizer is made.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <torch/torch.h>
+
+namespace shoal::ddp {
+
+/// Makes an optimizer for some parameters. It must treat each parameter by itself, as all of torch::optim but LBFGS do.
+using MakeOptimizer = std::function<std::unique_ptr<::torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+}  // namespace shoal::ddp
