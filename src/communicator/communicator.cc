@@ -156,10 +156,10 @@ std::size_t total(Counts counts) {
 }
 
 /// `call` with shares of `counts`, as the public functions get them.
-Result<Call> with_counts(Call call, Counts counts, int ranks) {
+Result<Call> with_counts(Call call, Counts counts, int ranks, const char* name = "counts") {
   if (counts.size() != static_cast<std::size_t>(ranks)) {
-    return Status(StatusCode::invalid_argument, fmt::format("{}_v: {} counts for {} ranks; one for each rank is needed",
-                                                            to_string(call.collective.kind), counts.size(), ranks));
+    return Status(StatusCode::invalid_argument, fmt::format("{}_v: {} {} for {} ranks; one for each rank is needed",
+                                                            to_string(call.collective.kind), counts.size(), name, ranks));
   }
   call.collective.counts = counts;
   call.collective.count = total(counts);
@@ -168,9 +168,8 @@ Result<Call> with_counts(Call call, Counts counts, int ranks) {
 
 /// The counts of an all_to_all_v as a Collective wants them. `both` is where they lie then.
 Result<Call> with_counts(Call call, Counts send_counts, Counts receive_counts, int ranks, std::vector<std::size_t>& both) {
-  for (const Counts counts : {send_counts, receive_counts}) {
-    if (auto checked = with_counts(call, counts, ranks); !checked.ok()) return checked;
-  }
+  if (auto checked = with_counts(call, send_counts, ranks, "send_counts"); !checked.ok()) return checked;
+  if (auto checked = with_counts(call, receive_counts, ranks, "receive_counts"); !checked.ok()) return checked;
   both.assign(send_counts.begin(), send_counts.end());
   both.insert(both.end(), receive_counts.begin(), receive_counts.end());
   call.collective.counts = both;

@@ -205,8 +205,23 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
   }
   const std::size_t shares = deals_in_shares(c.kind) && c.counts.empty() ? static_cast<std::size_t>(ranks) : 1;
   const std::size_t limit = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / element_bytes / shares;
-  const std::size_t largest = c.counts.empty() ? c.count : std::max(c.count, *std::ranges::max_element(c.counts));
-  if (largest > limit) return invalid(fmt::format("count {} is larger than memory (a negative number?)", largest));
+  for (std::size_t i = 0; i < c.counts.size(); ++i) {
+    if (c.counts[i] <= limit) continue;
+    // Of an all_to_all: what is sent to each rank, then what is received.
+    const auto p = static_cast<std::size_t>(ranks);
+    const char* list = c.kind != CollectiveKind::all_to_all ? "counts" : i < p ? "send_counts" : "receive_counts";
+    return invalid(fmt::format("{}[{}], {}, is larger than memory (a negative number?)", list, i % p, c.counts[i]));
+  }
+  if (c.kind == CollectiveKind::all_to_all && !c.counts.empty()) {
+    const auto self = static_cast<std::size_t>(executor_->rank());
+    const std::size_t sends = c.counts[self];
+    const std::size_t receives = c.counts[static_cast<std::size_t>(ranks) + self];
+    if (sends != receives) {
+      return invalid(fmt::format("send_counts[{0}] is {1}, but receive_counts[{0}] is {2}; both are about rank {0} itself",
+                                 self, sends, receives));
+    }
+  }
+  if (c.count > limit) return invalid(fmt::format("count {} is larger than memory (a negative number?)", c.count));
   if (has_root(c.kind) && (c.root < 0 || c.root >= ranks)) {
     return invalid(fmt::format("root {} is not a rank; the ranks are 0 to {}", c.root, ranks - 1));
   }

@@ -286,7 +286,7 @@ bool Executor::advance_send(LinkState& state) {
 // Tells the peer which call this rank is in. False where the link has no room.
 bool Executor::send_signature(LinkState& state) {
   const auto [operation, plan_link] = state.senders.front();
-  const auto bytes = std::as_bytes(std::span(&operation->plan->signature, 1));
+  const auto bytes = std::as_bytes(std::span(&operation->plan->links[plan_link].signature, 1));
   const TileHeader header{group_.id, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
                           static_cast<std::uint32_t>(bytes.size()), 0};
   if (!state.link->try_send(header, bytes)) return false;
@@ -326,9 +326,8 @@ bool Executor::receive_signature(LinkState& state, Operation* operation, std::ui
   const auto theirs = signature_in(head);
   if (!theirs) return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature", name_of(state.peer))});
   release(state);
-  if (!(*theirs == operation->plan->signature)) {
-    return fail(mismatch(operation->sequence(), operation->plan->signature, state.peer, *theirs));
-  }
+  const PlanLink& link = operation->plan->links[plan_link];
+  if (!(*theirs == link.expected)) return fail(mismatch(operation->sequence(), link.signature, state.peer, *theirs));
   LinkProgress& progress = operation->links[plan_link];
   progress.call_received = true;
   if (progress.call_gone) --operation->open_links;

@@ -224,6 +224,11 @@ Clock::time_point Executor::next_check() const noexcept {
 }
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
+  if (const std::string pair = pair_difference(mine, name_of(group_.rank), theirs, name_of(peer)); !pair.empty()) {
+    return {StatusCode::mismatch,
+            fmt::format("call {} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
+                        sequence, to_string(mine), pair)};
+  }
   return {
       StatusCode::mismatch,
       fmt::format("call {} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "

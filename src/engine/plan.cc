@@ -184,7 +184,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     auto& index = plan_link_of[static_cast<std::size_t>(peer)];
     if (index < 0) {
       index = static_cast<std::int32_t>(plan->links.size());
-      plan->links.push_back({static_cast<std::uint32_t>(context.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}});
+      plan->links.push_back({static_cast<std::uint32_t>(context.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}, {}, {}});
     }
     return plan->links[static_cast<std::size_t>(index)];
   };
@@ -302,6 +302,16 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     const std::uint64_t counts_hash = shared ? fnv1a(bytes) : 0;
     plan->signature.plan_fingerprint =
         (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
+  }
+  for (std::size_t peer = 0; peer < plan_link_of.size(); ++peer) {
+    if (plan_link_of[peer] < 0) continue;
+    PlanLink& link = plan->links[static_cast<std::size_t>(plan_link_of[peer])];
+    link.signature = link.expected = plan->signature;
+    if (collective.kind != CollectiveKind::all_to_all || collective.counts.empty()) continue;
+    const std::size_t sends = collective.counts[peer];
+    const std::size_t receives = collective.counts[static_cast<std::size_t>(plan->ranks) + peer];
+    link.signature = between_two(plan->signature, sends, receives);
+    link.expected = between_two(plan->signature, receives, sends);
   }
   return plan;
 }

@@ -76,6 +76,8 @@ struct PlanLink {
   std::uint32_t link = 0;
   std::vector<std::uint32_t> sends;     ///< instruction indices
   std::vector<std::uint32_t> receives;  ///< instruction indices (recv and n-way recv_reduce)
+  CallSignature signature = {};         ///< what this rank says of the call to the peer,
+  CallSignature expected = {};          ///< and what the peer must say
 };
 
 /// Immutable after make_plan, but for the pool. Thread rule: may be read from any thread.

@@ -17,6 +17,34 @@ std::string to_string(const CallSignature& s) {
   return text + fmt::format(" {} rank {}", leaves_root ? "from" : "to", s.root);
 }
 
+namespace {
+// The receives of between_two, modulo 2^32: where the counts' hash is in other calls.
+constexpr std::uint64_t kReceives = 0xFFFFFFFF;
+}  // namespace
+
+CallSignature between_two(CallSignature signature, std::uint64_t sends, std::uint64_t receives) {
+  signature.count = sends;
+  signature.plan_fingerprint = (signature.plan_fingerprint & ~kReceives) | (receives & kReceives);
+  return signature;
+}
+
+std::string pair_difference(const CallSignature& mine, const std::string& my_name, const CallSignature& theirs,
+                            const std::string& their_name) {
+  if (mine.kind != CollectiveKind::all_to_all || mine.has_counts == 0) return {};
+  if (!(between_two(mine, 0, 0) == between_two(theirs, 0, 0))) return {};
+  std::string text;
+  const auto compare = [&](const CallSignature& from, const std::string& sender, const CallSignature& to,
+                           const std::string& receiver) {
+    const std::uint64_t wanted = to.plan_fingerprint & kReceives;
+    if ((from.count & kReceives) == wanted) return;
+    text += fmt::format("{}{} sends {} elements to {}, which expects {}", text.empty() ? "" : "; ", sender, from.count,
+                        receiver, wanted);
+  };
+  compare(mine, my_name, theirs, their_name);
+  compare(theirs, their_name, mine, my_name);
+  return text;
+}
+
 std::string difference(const CallSignature& a, const CallSignature& b) {
   std::string fields;
   const auto note = [&](bool differs, const char* name) {

@@ -28,6 +28,15 @@ static_assert(sizeof(CallSignature) == 24, "compared and sent as bytes: no paddi
 /// together). Safe for any bytes from a peer.
 std::string to_string(const CallSignature& signature);
 
+/// What a rank says of an all_to_all with counts to one peer. All ranks agree on the rest of the call, but each two of them on
+/// what goes between them: `sends` elements to the peer, `receives` from it. `signature` is what is the same for all peers.
+CallSignature between_two(CallSignature signature, std::uint64_t sends, std::uint64_t receives);
+
+/// Where two ranks are in the same all_to_all with counts, but do not agree on what goes between them: what each sends that the
+/// other does not expect, "rank 0 sends 5 elements to rank 1, which expects 3". Else empty.
+std::string pair_difference(const CallSignature& mine, const std::string& my_name, const CallSignature& theirs,
+                            const std::string& their_name);
+
 /// What differs between two signatures, for a mismatch report: "count", "type", ... ; "plan" where only the algorithm differs.
 std::string difference(const CallSignature& a, const CallSignature& b);
 

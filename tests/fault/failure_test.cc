@@ -148,6 +148,44 @@ TEST_P(Fault, DifferentRoot) {
   expect_mismatch(GetParam(), broadcast(0), broadcast(2), "call 1", "from rank 2");
 }
 
+TEST_P(Fault, DifferentCounts) {
+  // What rank 1 and rank 2 say of what goes between them; the others are given 4 elements by everybody.
+  const auto all_to_all_v = [](std::size_t one_sends, std::size_t one_receives) {
+    return [=](Communicator& c) {
+      std::vector<std::size_t> sends(3, 4);
+      std::vector<std::size_t> receives(3, 4);
+      if (c.rank() == 1) {
+        sends[2] = one_sends;
+        receives[2] = one_receives;
+      }
+      const std::vector<float> input(12 + one_sends);
+      std::vector<float> output(12 + one_receives);
+      return c.all_to_all_v(input.data(), sends, output.data(), receives, DataType::float32);
+    };
+  };
+  struct Case {
+    std::size_t sends, receives;
+    const char* words;
+  };
+  for (const Case& odd : {Case{6, 4, "rank 1 sends 6 elements to rank 2, which expects 4"},
+                          Case{4, 3, "rank 2 sends 4 elements to rank 1, which expects 3"},
+                          Case{0, 4, "rank 1 sends 0 elements to rank 2, which expects 4"},
+                          Case{0, 0, "rank 2 sends 4 elements to rank 1, which expects 0"},
+                          Case{1'000'000, 4, "rank 1 sends 1000000 elements to rank 2, which expects 4"}}) {
+    const auto call = all_to_all_v(odd.sends, odd.receives);
+    expect_mismatch(GetParam(), call, call, "all_to_all_v float32", odd.words);
+  }
+  const auto all_gather_v = [](std::size_t of_the_last) {
+    return [=](Communicator& c) {
+      const std::vector<std::size_t> counts{5, 5, of_the_last};
+      const std::vector<float> input(8);
+      std::vector<float> output(18);
+      return c.all_gather_v(input.data(), output.data(), counts, DataType::float32);
+    };
+  };
+  expect_mismatch(GetParam(), all_gather_v(5), all_gather_v(8), "all_gather_v float32 x 15", "all_gather_v float32 x 18");
+}
+
 TEST_P(Fault, DifferentOrder) {
   const auto two_calls = [](bool small_first) {
     return [small_first](Communicator& c) {
@@ -321,6 +359,18 @@ TEST(Call, BadArgumentsAreRefusedAndLeaveTheCommunicatorUsable) {
   refused(c.all_reduce(data.data(), data.data() + 4, 8, DataType::float32, ReduceOp::sum), "overlap");
   refused(c.broadcast(data.data(), 8, DataType::float32, 1), "root 1");
   refused(c.broadcast(data.data(), 8, DataType::float32, -1), "root -1");
+  const std::vector<std::size_t> one{2};
+  const std::vector<std::size_t> other{3};
+  const std::vector<std::size_t> two{2, 2};
+  const std::vector<std::size_t> minus{static_cast<std::size_t>(-2)};
+  float* far = data.data() + 32;
+  refused(c.all_gather_v(data.data(), far, two, DataType::float32), "2 counts for 1 ranks");
+  refused(c.all_gather_v(data.data(), far, minus, DataType::float32), "counts[0], 18446744073709551614, is larger");
+  refused(c.all_to_all_v(data.data(), two, far, one, DataType::float32), "2 send_counts for 1 ranks");
+  refused(c.all_to_all_v(data.data(), one, far, two, DataType::float32), "2 receive_counts for 1 ranks");
+  refused(c.all_to_all_v(data.data(), one, far, minus, DataType::float32),
+          "receive_counts[0], 18446744073709551614, is larger");
+  refused(c.all_to_all_v(data.data(), one, far, other, DataType::float32), "send_counts[0] is 2, but receive_counts[0] is 3");
   CallOptions negative;
   negative.timeout = std::chrono::milliseconds(-1);
   refused(c.barrier(negative), "timeout");
