@@ -1,5 +1,6 @@
-// Random sequences of collectives, in flight together, against the model of call_model.h: on threads of this process, which the
-// sanitizers see into, and on real processes.
+// Random sequences of collectives on a communicator and on groups of it, in flight together, some between group_begin and
+// group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and on real
+// processes.
 //
 // SHOAL_TEST_SEED=n runs the one sequence n on every group of ranks; SHOAL_TEST_SEEDS=n changes how many run in all.
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,32 +36,80 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
+/// A communicator that calls are made on; null on ranks that are not in it.
+struct Scope {
+  Communicator* communicator = nullptr;
+  int size = 0;
+};
+
+/// Makes a group of some ranks in some order, or splits by colour: the same choice on every rank. A null `made` where this rank
+/// is left out.
+Status make_group(Communicator& world, std::mt19937_64& random, std::unique_ptr<Communicator>& made, int& size) {
+  const auto p = static_cast<std::size_t>(world.size());
+  std::vector<int> ranks(p);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::shuffle(ranks.begin(), ranks.end(), random);
+  const bool splits = random() % 2 == 0;
+  ranks.resize(1 + random() % p);
+  const auto place = std::ranges::find(ranks, world.rank());
+  size = static_cast<int>(ranks.size());
+  if (!splits && place == ranks.end()) return {};
+  Result<std::unique_ptr<Communicator>> group =
+      splits ? world.split(place == ranks.end() ? -1 : 3, static_cast<int>(place - ranks.begin())) : world.group(ranks);
+  if (!group.ok()) return group.status();
+  made = std::move(group).value();
+  return {};
+}
+
 /// One sequence: the same on every rank. Those in flight together are waited for in an order of the rank's own.
-std::string run_sequence(Communicator& communicator, std::uint64_t seed) {
+std::string run_sequence(Communicator& world, std::uint64_t seed) {
   std::mt19937_64 random(seed);
+  std::vector<std::unique_ptr<Communicator>> groups(random() % 2 == 0 ? 0 : 1 + random() % 2);
+  std::vector<Scope> scopes{{&world, world.size()}};
+  for (auto& group : groups) {
+    Scope scope;
+    if (const Status status = make_group(world, random, group, scope.size); !status.ok())
+      return fmt::format("seed {} rank {} of {}: no group: {}", seed, world.rank(), world.size(), status.to_string());
+    scope.communicator = group.get();
+    scopes.push_back(scope);
+  }
   const std::size_t largest = random() % 4 == 0 ? 60'000 : 2'000;
+  const bool together = random() % 4 == 0;
   std::vector<ModelCall> calls(1 + random() % 6);
-  for (ModelCall& call : calls) call = testing::random_call(random, communicator.size(), largest);
-  std::vector<std::unique_ptr<ModelBuffers>> buffers;
-  std::vector<Work> works;
+  std::vector<Communicator*> on;
+  for (ModelCall& call : calls) {
+    const Scope& scope = scopes[random() % scopes.size()];
+    call = testing::random_call(random, scope.size, largest);
+    on.push_back(scope.communicator);
+  }
+  std::vector<std::unique_ptr<ModelBuffers>> buffers(calls.size());
+  std::vector<Work> works(calls.size());
   const auto error = [&](std::size_t k, const std::string& what) {
-    return fmt::format("seed {} rank {} of {} call {} ({}): {}", seed, communicator.rank(), communicator.size(), k,
-                       calls[k].text(), what);
+    return fmt::format("seed {} rank {} of {} call {} on {} ranks{} ({}): {}", seed, world.rank(), world.size(), k,
+                       calls[k].ranks, together ? ", between begin and end" : "", calls[k].text(), what);
   };
+  if (together) Communicator::group_begin();
   for (std::size_t k = 0; k < calls.size(); ++k) {
-    buffers.push_back(std::make_unique<ModelBuffers>(calls[k], communicator.rank()));
-    auto work = testing::make_call(communicator, calls[k], *buffers.back());
+    if (on[k] == nullptr) continue;
+    buffers[k] = std::make_unique<ModelBuffers>(calls[k], on[k]->rank());
+    auto work = testing::make_call(*on[k], calls[k], *buffers[k]);
     if (!work.ok()) return error(k, work.status().to_string());
-    works.push_back(*work);
+    works[k] = *work;
+  }
+  if (together) {
+    if (const Status status = Communicator::group_end(); !status.ok()) return error(0, status.to_string());
   }
   std::vector<std::size_t> order(calls.size());
-  for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
-  std::mt19937_64 own(seed * 31 + static_cast<std::uint64_t>(communicator.rank()));
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937_64 own(seed * 31 + static_cast<std::uint64_t>(world.rank()));
   std::shuffle(order.begin(), order.end(), own);
   for (const std::size_t k : order) {
+    if (on[k] == nullptr) continue;
     if (const Status status = works[k].wait(); !status.ok()) return error(k, status.to_string());
     if (const std::string wrong = buffers[k]->check(); !wrong.empty()) return error(k, wrong);
   }
+  std::shuffle(groups.begin(), groups.end(), own);
+  while (!groups.empty()) groups.pop_back();
   return {};
 }
 
@@ -100,7 +150,7 @@ TEST_P(Property, HoldsOnProcesses) {
   const std::uint64_t one = from_environment("SHOAL_TEST_SEED", 0);
   const std::uint64_t first = one != 0 ? one : 77'000'000 + static_cast<std::uint64_t>(group.ranks) * 1'000;
   testing::expect_ranks(group.ranks, options(), [&](Communicator& communicator) {
-    return run_sequences(communicator, first, one != 0 ? 1 : kOnProcesses);
+    return run_sequences(communicator, first, one != 0 ? 1 : std::min(kOnProcesses, sequences_of_a_group()));
   });
 }
 
