@@ -8,6 +8,7 @@ losses differ. The first step of each library is not measured."""
 import argparse
 import json
 import os
+import platform
 import socket
 import statistics
 import sys
@@ -87,6 +88,12 @@ def join():
     dist.init_process_group("shoal", store=store, rank=rank, world_size=size, timeout=timeout)
 
 
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        cpu = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+    return {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=12, help="measured ones, of each library")
@@ -119,7 +126,7 @@ def main():
     apart = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
     agree = apart <= TOLERANCE
     if dist.get_rank() == 0:
-        print(json.dumps({"ranks": dist.get_world_size(), "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps,
+        print(json.dumps({"machine": machine(), "command": " ".join(sys.argv), "ranks": dist.get_world_size(), "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps,
                           "parameters": contestants[0].parameters, "batch_per_rank": options.batch, **results,
                           "gloo_over_shoal": round(results["gloo"]["ms_per_step"] / results["shoal"]["ms_per_step"], 3),
                           "losses_apart": apart, "losses_agree": agree}), flush=True)

@@ -18,7 +18,7 @@ class Fsdp2(unittest.TestCase):
         environment = os.environ | {"SHOAL_PYTHON": os.path.join(cases.BUILD, "python"), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
         self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-4000:])
-        line = next(line for line in done.stdout.splitlines() if '{"ranks"' in line)
+        line = next(line for line in done.stdout.splitlines() if '{"machine"' in line)
         result = json.loads(line[line.index("{"):])
         self.assertEqual(result["ranks"], 4)
         self.assertTrue(result["losses_agree"])
