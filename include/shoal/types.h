@@ -1,6 +1,7 @@
 // The small vocabulary of a call: data types, reduction operations, collectives.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -64,7 +65,12 @@ inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two be
 }
 
 /// Bytes of one element; 0 for a value outside the enum.
-[[nodiscard]] std::size_t size_of(DataType type) noexcept;
+[[nodiscard]] constexpr std::size_t size_of(DataType type) noexcept {
+  // By DataType's values; in the header because every call asks.
+  constexpr std::array<std::uint8_t, kDataTypeCount> kBytes{4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8};
+  const auto i = static_cast<std::size_t>(type);
+  return i < kBytes.size() ? kBytes[i] : 0;
+}
 [[nodiscard]] bool is_floating(DataType type) noexcept;
 /// Whether `op` is defined on `type` (bitwise operations are not defined on floating types).
 [[nodiscard]] bool supports(DataType type, ReduceOp op) noexcept;

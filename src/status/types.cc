@@ -10,23 +10,22 @@ namespace {
 struct TypeInfo {
   std::string_view name;
   std::string_view alias;  // what nccl-tests calls it
-  std::size_t bytes;
   bool floating;
 };
 
 constexpr std::array<TypeInfo, kDataTypeCount> kTypes{{
-    {"float32", "float", 4, true},
-    {"float64", "double", 8, true},
-    {"float16", "half", 2, true},
-    {"bfloat16", "bf16", 2, true},
-    {"int8", "char", 1, false},
-    {"int16", "short", 2, false},
-    {"int32", "int", 4, false},
-    {"int64", "long", 8, false},
-    {"uint8", "byte", 1, false},
-    {"uint16", "ushort", 2, false},
-    {"uint32", "uint", 4, false},
-    {"uint64", "ulong", 8, false},
+    {"float32", "float", true},
+    {"float64", "double", true},
+    {"float16", "half", true},
+    {"bfloat16", "bf16", true},
+    {"int8", "char", false},
+    {"int16", "short", false},
+    {"int32", "int", false},
+    {"int64", "long", false},
+    {"uint8", "byte", false},
+    {"uint16", "ushort", false},
+    {"uint32", "uint", false},
+    {"uint64", "ulong", false},
 }};
 constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
 constexpr std::array<std::string_view, kCollectiveKindCount + 2> kKinds{"all_reduce",     "broadcast", "all_gather", "barrier",
@@ -49,11 +48,6 @@ Result<Enum> parse(std::string_view what, std::string_view given, const Names& n
 }
 
 }  // namespace
-
-std::size_t size_of(DataType type) noexcept {
-  const auto i = static_cast<std::size_t>(type);
-  return i < kTypes.size() ? kTypes[i].bytes : 0;
-}
 
 bool is_floating(DataType type) noexcept {
   const auto i = static_cast<std::size_t>(type);
