@@ -126,10 +126,12 @@ def main():
     apart = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
     agree = apart <= TOLERANCE
     if dist.get_rank() == 0:
-        print(json.dumps({"machine": machine(), "command": " ".join(sys.argv), "ranks": dist.get_world_size(), "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps,
-                          "parameters": contestants[0].parameters, "batch_per_rank": options.batch, **results,
-                          "gloo_over_shoal": round(results["gloo"]["ms_per_step"] / results["shoal"]["ms_per_step"], 3),
-                          "losses_apart": apart, "losses_agree": agree}), flush=True)
+        about = {"machine": machine(), "command": " ".join(sys.argv), "ranks": dist.get_world_size(),
+                 "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps, "parameters": contestants[0].parameters,
+                 "batch_per_rank": options.batch}
+        verdict = {"gloo_over_shoal": round(results["gloo"]["ms_per_step"] / results["shoal"]["ms_per_step"], 3),
+                   "losses_apart": apart, "losses_agree": agree}
+        print(json.dumps(about | results | verdict), flush=True)
     dist.barrier()
     dist.destroy_process_group()
     return 0 if agree else 1

@@ -319,6 +319,13 @@ def bad_arguments(rank, size):
     check(tensor.item() == size, "the group still works")
 
 
+def splits_that_differ(rank, size):
+    """Rank 0 sends rank 1 three rows, rank 1 expects two: both learn who, to whom and how many."""
+    sends, receives = ([1, 3], [1, 1]) if rank == 0 else ([1, 1], [2, 1])
+    expect(dist.DistBackendError, "rank 0 sends 3 elements to rank 1, which expects 2",
+           lambda: dist.all_to_all_single(torch.zeros(sum(receives)), torch.zeros(sum(sends)), receives, sends))
+
+
 def subgroups(rank, size):
     even = dist.new_group(list(range(0, size, 2)))
     pair = dist.new_group([0, size - 1], pg_options=shoal.Options(algorithm="ring"))
@@ -471,6 +478,9 @@ class ProcessGroup(unittest.TestCase):
 
     def test_all_to_all(self):
         self.on_all_sizes(all_to_all)
+
+    def test_splits_that_differ_between_ranks(self):
+        run_ranks(2, splits_that_differ)
 
     def test_point_to_point(self):
         self.on_all_sizes(point_to_point, (2, 3, 4))
