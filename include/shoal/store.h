@@ -31,7 +31,9 @@ class Store {
 Result<std::unique_ptr<Store>> make_file_store(const std::string& directory);
 
 /// A Store served over TCP by the rank with `is_server`; the others connect to it and retry until the deadline.
-/// `job` keeps two jobs on one port apart: a client of another job is refused with a clear error.
+/// `job` (at most 256 bytes) keeps two jobs on one port apart: a client of another job is refused with a clear error. Both
+/// sides prove that they hold the job's key (SHOAL_JOB_KEY, SHOAL_JOB_KEY_FILE) before the server keeps anything; without a key
+/// whoever reaches the port and knows `job` can take part.
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
                                               std::chrono::steady_clock::time_point deadline);
 

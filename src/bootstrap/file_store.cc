@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,10 +39,14 @@ class FileStore final : public Store {
   Status set(std::string_view key, std::string_view value) override {
     const std::string path = directory_ + "/" + file_name(key);
     const std::string temporary = fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), file_name(key));
-    std::ofstream file(temporary, std::ios::binary);
-    file.write(value.data(), static_cast<std::streamsize>(value.size()));
-    file.close();
-    if (!file) return system_error(fmt::format("file store: write {}", temporary), errno);
+    // For this user's eyes only: some values are secrets of the job.
+    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    if (file.get() < 0) return system_error(fmt::format("file store: create {}", temporary), errno);
+    for (std::size_t written = 0; written < value.size();) {
+      const ssize_t some = ::write(file.get(), value.data() + written, value.size() - written);
+      if (some < 0 && errno != EINTR) return system_error(fmt::format("file store: write {}", temporary), errno);
+      written += static_cast<std::size_t>(std::max<ssize_t>(some, 0));
+    }
     if (std::rename(temporary.c_str(), path.c_str()) != 0)
       return system_error(fmt::format("file store: rename to {}", path), errno);
     return {};

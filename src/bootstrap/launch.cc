@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/job_key.h"
 #include "src/bootstrap/pmix.h"
+#include "src/bootstrap/tcp_store.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -136,11 +138,13 @@ Result<Launch> detect_launch(const Environment& environment) {
   return launch;
 }
 
-Result<std::unique_ptr<Store>> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
-  if (!launch.master_host.empty() && launch.master_port != 0) {
-    return make_tcp_store(launch.master_host, launch.master_port, launch.rank == 0, launch.job, deadline);
-  }
-  return open_pmix_store(launch, deadline);
+Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+  const auto key = job_key();
+  if (!key.ok()) return key.status();
+  if (launch.master_host.empty() || launch.master_port == 0) return open_pmix_store(launch, *key, deadline);
+  auto store = make_tcp_store(launch.master_host, launch.master_port, launch.rank == 0, launch.job, key->key, deadline);
+  if (!store.ok()) return store.status();
+  return OpenedStore{std::move(store).value(), key->key};
 }
 
 }  // namespace shoal

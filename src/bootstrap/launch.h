@@ -9,6 +9,8 @@
 #include <shoal/status.h>
 #include <shoal/store.h>
 
+#include "src/trust/proof.h"
+
 namespace shoal {
 
 /// What a launcher told this process.
@@ -29,8 +31,15 @@ using Environment = std::function<const char*(const char*)>;
 /// missing or makes no sense.
 Result<Launch> detect_launch(const Environment& environment);
 
-/// The Store that the ranks of `launch` meet at.
-Result<std::unique_ptr<Store>> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline);
+/// A Store, and the key that those who reach it share.
+struct OpenedStore {
+  std::unique_ptr<Store> store;
+  Key key;
+};
+
+/// The Store that the ranks of `launch` meet at, and the job's key: that of the settings, else one that rank 0 has made and
+/// PMIx has carried, else one that is no secret. Errors: those of job_key() and of the store.
+Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline);
 
 /// The first host of a Slurm node list: "node[03-07,9],x1" -> "node03", "r[1-2]n[5-6]" -> "r1n5". Empty for malformed lists.
 std::string first_slurm_host(const std::string& node_list);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/tcp_store.h"
 
 #ifdef SHOAL_HAS_PMIX
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 #endif
 
@@ -64,23 +66,26 @@ constexpr const char* kAddressKey = "shoal.store";
 
 }  // namespace
 
-Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, std::chrono::steady_clock::time_point deadline) {
   const auto library = PmixLibrary::load();
   if (!library.ok()) return library.status();
   pmix_proc_t self;
   if (const int code = library->init(&self, nullptr, 0); code != PMIX_SUCCESS) return pmix_error("PMIx_Init", code);
   finalize_at_exit(library->finalize);
 
-  std::unique_ptr<Store> store;
+  OpenedStore opened{nullptr, given.key};
   std::string address;
   if (launch.rank == 0) {
+    // PMIx tells the ranks of this job only, so it may carry the key where there is no other.
+    const std::string secret = given.secret ? "-" : to_hex(random_key());
+    if (!given.secret) opened.key = key_from_text(secret);
     const std::string host = own_address();
     const auto port = free_port(host);
     if (!port.ok()) return port.status();
-    auto served = make_tcp_store(host, *port, true, launch.job, deadline);
-    if (!served.ok()) return served;
-    store = std::move(served).value();
-    address = fmt::format("{} {}", host, *port);
+    auto served = make_tcp_store(host, *port, true, launch.job, opened.key, deadline);
+    if (!served.ok()) return served.status();
+    opened.store = std::move(served).value();
+    address = fmt::format("{} {} {}", host, *port, secret);
     pmix_value_t value;
     std::memset(&value, 0, sizeof value);
     value.type = PMIX_STRING;
@@ -95,7 +100,7 @@ Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono
   collect.value.type = PMIX_BOOL;
   collect.value.data.flag = true;
   if (const int code = library->fence(nullptr, 0, &collect, 1); code != PMIX_SUCCESS) return pmix_error("PMIx_Fence", code);
-  if (launch.rank == 0) return store;
+  if (launch.rank == 0) return opened;
 
   pmix_proc_t root = self;
   root.rank = 0;
@@ -104,16 +109,29 @@ Result<std::unique_ptr<Store>> open_pmix_store(const Launch& launch, std::chrono
     return pmix_error("PMIx_Get", code);
   }
   address = value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "";
-  const std::size_t space = address.find(' ');
-  const int port = space == std::string::npos ? 0 : std::atoi(address.c_str() + space + 1);
-  if (port <= 0 || port > 65535)
-    return Status(StatusCode::internal, fmt::format("rank 0 published '{}' as its address", address));
-  return make_tcp_store(address.substr(0, space), port, false, launch.job, deadline);
+  std::istringstream words(address);
+  std::string host;
+  std::string secret;
+  int port = 0;
+  if (!(words >> host >> port >> secret) || port <= 0 || port > 65535)
+    return Status(StatusCode::internal, "what rank 0 published through PMIx is no address of a store");
+  if ((secret == "-") != given.secret) {
+    return Status(
+        StatusCode::invalid_argument,
+        fmt::format(
+            "rank {} has {} key and rank 0 has {}; give SHOAL_JOB_KEY to all ranks (mpirun -x SHOAL_JOB_KEY) or to none",
+            launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));
+  }
+  if (!given.secret) opened.key = key_from_text(secret);
+  auto store = make_tcp_store(host, port, false, launch.job, opened.key, deadline);
+  if (!store.ok()) return store.status();
+  opened.store = std::move(store).value();
+  return opened;
 }
 
 #else
 
-Result<std::unique_ptr<Store>> open_pmix_store(const Launch&, std::chrono::steady_clock::time_point) {
+Result<OpenedStore> open_pmix_store(const Launch&, const JobKey&, std::chrono::steady_clock::time_point) {
   return Status(StatusCode::unsupported, fmt::format("mpirun, but this build has no PMIx; {}", kAdvice));
 }
 

@@ -133,8 +133,13 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
       return socket;
     error = errno;
   }
-  // A name that leads elsewhere (a load balancer, a headless service): serve every address of this host instead.
-  if (error == EADDRNOTAVAIL && !host.empty()) return listen_on("", port);
+  // A name that leads elsewhere (a load balancer, a headless service): serve the address that the user has chosen for this
+  // host, or every one where none was chosen.
+  if (error == EADDRNOTAVAIL && !host.empty()) {
+    const bool chosen = !setting("SHOAL_HOST_ADDRESS").empty() || !setting("SHOAL_SOCKET_IFNAME").empty();
+    const std::string own = chosen ? own_address() : std::string();
+    if (own != host) return listen_on(own, port);
+  }
   return system_error(fmt::format("listen on {}:{}", host.empty() ? "*" : host, port), error);
 }
 

@@ -33,7 +33,8 @@ std::string own_address();
 /// A TCP port of `host` that nobody listens on right now.
 Result<int> free_port(const std::string& host);
 
-/// Listens on `host`:`port`; on every address of the host where `host` is not one of its own. Errors: system_error
+/// Listens on `host`:`port`; where `host` is no address of this host, on that of SHOAL_HOST_ADDRESS or
+/// SHOAL_SOCKET_IFNAME, or on every one where neither is set. Errors: system_error
 /// ("listen on 10.0.0.1:4711: Address already in use").
 Result<Descriptor> listen_on(const std::string& host, int port);
 

@@ -1,97 +1,46 @@
-// A Store served over TCP by rank 0's process, in a thread of its own for as long as the Store lives.
-//
-// Wire format, little-endian. Hello: magic, version, job length, job. Answer: one byte (0 = welcome, 1 = other job, 2 = other
-// version), then the server's job as a block. Request: 1 byte (1 = set, 2 = get), key block[, value block]; a block is a 32-bit
-// length and bytes. Answer to set: 1 byte 0; to get: the value as a block, sent when the key exists.
+// A Store served over TCP by rank 0's process, in a thread of its own for as long as the Store lives. What travels is described
+// in store_session.h.
+#include "src/bootstrap/tcp_store.h"
+
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <list>
-#include <map>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
-#include <shoal/store.h>
 
+#include "src/bootstrap/job_key.h"
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/store_session.h"
+#include "src/trust/refusals.h"
 
 namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kMagic = 0x54534853;  // "SHST"
-constexpr std::uint32_t kVersion = 1;
-constexpr std::uint32_t kMaxKeyBytes = 4096;
-constexpr std::uint32_t kMaxValueBytes = 1 << 20;
 constexpr std::size_t kMaxConnections = 16384;
-constexpr std::size_t kMaxStrangers = 256;         // connections that have not said hello; above, they queue in the kernel
-constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client does not read
-constexpr auto kHelloPatience = std::chrono::seconds(10);
-constexpr auto kCrowdedPatience = std::chrono::seconds(1);         // where strangers keep others from coming in
+constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; the oldest makes room for the next
+constexpr int kMaxReadsInARow = 16;         // so that one client keeps nobody waiting
+constexpr auto kStrangerPatience = std::chrono::seconds(10);
 constexpr auto kDescriptorPause = std::chrono::milliseconds(100);  // before accept is tried again after it failed
-
-enum Answer : char { kWelcome = 0, kOtherJob = 1, kOtherVersion = 2 };
-enum Request : char { kSet = 1, kGet = 2 };
-
-void append_number(std::string& out, std::uint32_t value) { out.append(reinterpret_cast<const char*>(&value), sizeof value); }
-
-void append_block(std::string& out, std::string_view bytes) {
-  append_number(out, static_cast<std::uint32_t>(bytes.size()));
-  out.append(bytes);
-}
-
-// Takes fields off the front of what a client has sent so far. Nothing is taken unless a whole request is there.
-class Parser {
- public:
-  explicit Parser(std::string_view bytes) : rest_(bytes), size_(bytes.size()) {}
-
-  std::optional<char> byte() {
-    if (rest_.empty()) return std::nullopt;
-    const char value = rest_.front();
-    rest_.remove_prefix(1);
-    return value;
-  }
-  std::optional<std::uint32_t> number() {
-    std::uint32_t value = 0;
-    if (rest_.size() < sizeof value) return std::nullopt;
-    std::memcpy(&value, rest_.data(), sizeof value);
-    rest_.remove_prefix(sizeof value);
-    return value;
-  }
-  // nullopt: not there yet; *hostile is set where the length is beyond `limit`.
-  std::optional<std::string_view> block(std::uint32_t limit, bool* hostile) {
-    const auto length = number();
-    if (!length) return std::nullopt;
-    if (*length > limit) {
-      *hostile = true;
-      return std::nullopt;
-    }
-    if (rest_.size() < *length) return std::nullopt;
-    const std::string_view bytes = rest_.substr(0, *length);
-    rest_.remove_prefix(*length);
-    return bytes;
-  }
-  [[nodiscard]] std::size_t taken() const { return size_ - rest_.size(); }
-
- private:
-  std::string_view rest_;
-  std::size_t size_;
-};
+constexpr auto kFirstRetry = std::chrono::milliseconds(5);         // of a client whose connection was closed in the handshake
+constexpr auto kLastRetry = std::chrono::milliseconds(200);
 
 class Server {
  public:
-  Server(Descriptor listener, std::string job)
+  Server(Descriptor listener, std::string_view job, const Key& key)
       : listener_(std::move(listener)),
-        job_(std::move(job)),
+        table_{std::string(job), key, {}},
         stop_event_(::eventfd(0, EFD_CLOEXEC)),
         thread_([this] { serve(); }) {}
   ~Server() {
@@ -105,27 +54,21 @@ class Server {
 
  private:
   struct Client {
+    Client(Descriptor connection, StoreTable& table) : socket(std::move(connection)), session(table) {}
     Descriptor socket;
-    Clock::time_point since;
-    bool welcome = false;
-    bool broken = false;
-    bool last_answer = false;  // close once it is sent
-    std::string received;
-    std::string unsent;
-    std::optional<std::string> wanted;  // key of a get that waits
+    StoreSession session;
+    Clock::time_point since = Clock::now();
+    std::string_view lost;  // why the connection is of no use any more
   };
 
   void serve() {
     std::vector<pollfd> descriptors;
     for (;;) {
-      const auto strangers =
-          std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.welcome; });
-      const bool crowded = static_cast<std::size_t>(strangers) >= kMaxStrangers;
       const bool paused = Clock::now() < accept_again_;
-      const short listen_for = crowded || paused ? 0 : POLLIN;
-      descriptors.assign({{stop_event_.get(), POLLIN, 0}, {listener_.get(), listen_for, 0}});
+      descriptors.assign({{stop_event_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0}});
       for (const Client& client : clients_) {
-        descriptors.push_back({client.socket.get(), static_cast<short>(client.unsent.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+        const bool talks = !client.session.unsent.empty();
+        descriptors.push_back({client.socket.get(), static_cast<short>(talks ? POLLIN | POLLOUT : POLLIN), 0});
       }
       const auto timeout = paused ? kDescriptorPause : std::chrono::milliseconds(1000);
       if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
@@ -138,160 +81,134 @@ class Server {
         if (descriptors[i++].revents != 0) receive(client);
       }
       for (Client& client : clients_) send_unsent(client);
-      const auto now = Clock::now();
-      const auto patience = crowded ? kCrowdedPatience : kHelloPatience;
-      clients_.remove_if([now, patience](const Client& client) {
-        return client.broken || (client.last_answer && client.unsent.empty()) ||
-               (!client.welcome && now - client.since > patience);
-      });
-      if ((descriptors[1].revents & POLLIN) != 0) accept_clients(kMaxStrangers - static_cast<std::size_t>(strangers));
+      drop_useless();
+      if ((descriptors[1].revents & POLLIN) != 0) accept_clients();
     }
   }
 
-  void accept_clients(std::size_t limit) {
-    for (std::size_t i = 0; i < limit; ++i) {
-      const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-      if (fd < 0) {
+  void drop_useless() {
+    const auto now = Clock::now();
+    clients_.remove_if([now](Client& client) {
+      const StoreSession& session = client.session;
+      if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kStrangerPatience)
+        client.lost = "it did not introduce itself in time";
+      if (client.lost.empty() && !(session.over() && session.unsent.empty())) return false;
+      if (!session.refused().empty())
+        count_refusal("store", session.refused());
+      else if (!session.trusted() && !session.over())
+        count_refusal("store", client.lost);
+      return true;
+    });
+  }
+
+  void accept_clients() {
+    // At most a crowd at a time: those who belong to the job are heard in between.
+    for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
+      Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket.get() < 0) {
         // Out of descriptors: the connection stays in the queue, and poll would report it over and over.
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
           accept_again_ = Clock::now() + kDescriptorPause;
         return;
       }
-      Descriptor socket(fd);
-      if (clients_.size() >= kMaxConnections) continue;
-      clients_.emplace_back();
-      clients_.back().socket = std::move(socket);
-      clients_.back().since = Clock::now();
+      if (clients_.size() >= kMaxConnections) {
+        count_refusal("store", "too many at a time");
+        continue;
+      }
+      drop_oldest_of_too_many_strangers();
+      clients_.emplace_back(std::move(socket), table_);
     }
+  }
+
+  void drop_oldest_of_too_many_strangers() {
+    const auto is_stranger = [](const Client& client) { return !client.session.trusted(); };
+    if (static_cast<std::size_t>(std::count_if(clients_.begin(), clients_.end(), is_stranger)) < kMaxStrangers) return;
+    clients_.erase(std::find_if(clients_.begin(), clients_.end(), is_stranger));
+    count_refusal("store", "too many at a time");
   }
 
   void receive(Client& client) {
-    char buffer[16384];
-    for (;;) {
-      const ssize_t got = ::recv(client.socket.get(), buffer, sizeof buffer, MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) client.broken = true;
+    std::array<char, 16384> buffer;
+    bool set = false;
+    for (int reads = 0; reads < kMaxReadsInARow && client.lost.empty() && !client.session.over(); ++reads) {
+      const ssize_t got = ::recv(client.socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) client.lost = "it closed without introducing itself";
       if (got <= 0) break;
-      client.received.append(buffer, static_cast<std::size_t>(got));
-      while (handle(client)) {
-      }
-      if (client.broken || client.received.size() > kMaxKeyBytes + kMaxValueBytes + 64) {
-        client.broken = true;
-        return;
-      }
+      set |= client.session.receive({buffer.data(), static_cast<std::size_t>(got)});
     }
-  }
-
-  // One whole message; false where there is none (or the client is hostile).
-  bool handle(Client& client) {
-    if (client.broken || client.last_answer || client.wanted) return false;
-    Parser parser(client.received);
-    bool hostile = false;
-    const bool taken = client.welcome ? handle_request(client, parser, &hostile) : handle_hello(client, parser, &hostile);
-    if (hostile || client.unsent.size() > kMaxPendingBytes) client.broken = true;
-    if (!taken || client.broken) return false;
-    client.received.erase(0, parser.taken());
-    return true;
-  }
-
-  bool handle_hello(Client& client, Parser& parser, bool* hostile) {
-    const auto magic = parser.number();
-    const auto version = parser.number();
-    *hostile = magic && *magic != kMagic;
-    if (*hostile || !version) return false;
-    const auto job = parser.block(kMaxKeyBytes, hostile);
-    if (!job) return false;
-    const char answer = *version != kVersion ? kOtherVersion : *job != job_ ? kOtherJob : kWelcome;
-    client.unsent.push_back(answer);
-    append_block(client.unsent, job_);
-    client.welcome = answer == kWelcome;
-    client.last_answer = answer != kWelcome;
-    return true;
-  }
-
-  bool handle_request(Client& client, Parser& parser, bool* hostile) {
-    const auto request = parser.byte();
-    if (!request) return false;
-    *hostile = *request != kSet && *request != kGet;
-    if (*hostile) return false;
-    const auto key = parser.block(kMaxKeyBytes, hostile);
-    if (!key) return false;
-    if (*request == kGet) {
-      client.wanted = std::string(*key);
-      answer_if_known(client);
-      return true;
-    }
-    const auto value = parser.block(kMaxValueBytes, hostile);
-    if (!value) return false;
-    values_.insert_or_assign(std::string(*key), std::string(*value));
-    client.unsent.push_back(0);
-    for (Client& other : clients_) answer_if_known(other);
-    return true;
-  }
-
-  void answer_if_known(Client& client) {
-    if (!client.wanted) return;
-    const auto found = values_.find(*client.wanted);
-    if (found == values_.end()) return;
-    append_block(client.unsent, found->second);
-    client.wanted.reset();
+    if (!set) return;
+    for (Client& other : clients_) other.session.look_again();
   }
 
   static void send_unsent(Client& client) {
-    while (!client.unsent.empty() && !client.broken) {
-      const ssize_t sent = ::send(client.socket.get(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    std::string& unsent = client.session.unsent;
+    while (!unsent.empty() && client.lost.empty()) {
+      const ssize_t sent = ::send(client.socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) {
-        client.unsent.erase(0, static_cast<std::size_t>(sent));
+        unsent.erase(0, static_cast<std::size_t>(sent));
       } else if (errno == EAGAIN) {
         return;
       } else if (errno != EINTR) {
-        client.broken = true;
+        client.lost = "it closed without introducing itself";
       }
     }
   }
 
   Descriptor listener_;
-  std::string job_;
+  StoreTable table_;
   Descriptor stop_event_;
-  std::map<std::string, std::string> values_;
-  std::list<Client> clients_;
+  std::list<Client> clients_;  // oldest first
   Clock::time_point accept_again_{};
   std::thread thread_;  // last: starts when everything else is there
 };
 
-Status say_hello(int fd, std::string_view job, const std::string& where, Clock::time_point deadline) {
-  std::string hello;
-  append_number(hello, kMagic);
-  append_number(hello, kVersion);
-  append_block(hello, job);
+/// The client's side of the handshake.
+Status introduce(int fd, std::string_view job, const Key& key, const std::string& where, Clock::time_point deadline) {
+  const Nonce mine = random_nonce();
+  const std::string hello = store_hello(job, mine);
   char answer = 0;
   std::uint32_t length = 0;
   Status status = send_all(fd, hello.data(), hello.size(), deadline);
   if (status.ok()) status = receive_all(fd, &answer, 1, deadline);
   if (status.ok()) status = receive_all(fd, &length, sizeof length, deadline);
-  std::string theirs(std::min(length, kMaxKeyBytes), '\0');
+  std::string theirs(std::min(length, kMaxStoreKeyBytes), '\0');  // another version's job may have a longer name
   if (status.ok()) status = receive_all(fd, theirs.data(), theirs.size(), deadline);
   if (!status.ok()) return {status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message())};
-  if (answer == kOtherJob) {
+  if (answer == static_cast<char>(StoreAnswer::other_job)) {
     return {StatusCode::invalid_argument,
             fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where, theirs,
                         job)};
   }
-  if (answer != kWelcome) return {StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where)};
+  if (answer != static_cast<char>(StoreAnswer::challenge))
+    return {StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where)};
+  Nonce nonce;
+  Proof proof;
+  status = receive_all(fd, nonce.data(), nonce.size(), deadline);
+  if (status.ok()) status = receive_all(fd, proof.data(), proof.size(), deadline);
+  if (status.ok() && !same(proof, store_server_proof(key, job, mine, nonce))) {
+    return {StatusCode::invalid_argument,
+            fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
+                        "SHOAL_JOB_KEY_FILE, or all without",
+                        where)};
+  }
+  const Proof own = store_client_proof(key, job, mine, nonce);
+  if (status.ok()) status = send_all(fd, own.data(), own.size(), deadline);
+  if (!status.ok()) return {status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message())};
   return {};
 }
 
 class TcpStore final : public Store {
  public:
-  TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job)
-      : server_(std::move(server)), host_(host), port_(port), job_(job), where_(fmt::format("{}:{}", host, port)) {}
+  TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job, const Key& key)
+      : server_(std::move(server)), host_(host), port_(port), job_(job), key_(key), where_(fmt::format("{}:{}", host, port)) {}
 
   Status set(std::string_view key, std::string_view value) override {
-    if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes) {
+    if (key.size() > kMaxStoreKeyBytes || value.size() > kMaxStoreValueBytes) {
       return {StatusCode::invalid_argument,
               fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
     }
     const auto deadline = Clock::now() + kAnswerPatience;
-    std::string request(1, kSet);
+    std::string request(1, static_cast<char>(StoreRequest::set));
     append_block(request, key);
     append_block(request, value);
     char answer = 0;
@@ -302,17 +219,17 @@ class TcpStore final : public Store {
   }
 
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
-    if (key.size() > kMaxKeyBytes) {
+    if (key.size() > kMaxStoreKeyBytes) {
       return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
     }
-    std::string request(1, kGet);
+    std::string request(1, static_cast<char>(StoreRequest::get));
     append_block(request, key);
     std::uint32_t length = 0;
     std::string value;
     Status status = connect(deadline);
     if (status.ok()) status = send_all(socket_->get(), request.data(), request.size(), deadline);
     if (status.ok()) status = receive_all(socket_->get(), &length, sizeof length, deadline);
-    if (status.ok() && length > kMaxValueBytes) status = Status(StatusCode::system_error, "it is not a shoal store");
+    if (status.ok() && length > kMaxStoreValueBytes) status = Status(StatusCode::system_error, "it is not a shoal store");
     if (status.ok()) {
       value.resize(length);
       status = receive_all(socket_->get(), value.data(), length, deadline);
@@ -321,14 +238,22 @@ class TcpStore final : public Store {
     return value;
   }
 
-  /// Connects where there is no connection. Errors: those of connect_to and say_hello.
+  /// Connects where there is no connection. Errors: those of connect_to and introduce.
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || socket_) return lost_;
-    auto socket = connect_to(host_, port_, deadline);
-    if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
-    if (Status status = say_hello(socket->get(), job_, where_, deadline); !status.ok()) return status;
-    socket_ = std::move(socket).value();
-    return {};
+    for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
+      auto socket = connect_to(host_, port_, deadline);
+      if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
+      const Status status = introduce(socket->get(), job_, key_, where_, deadline);
+      if (status.ok()) {
+        socket_ = std::move(socket).value();
+        return {};
+      }
+      // A server that is flooded by strangers may have taken this for one of them.
+      const bool closed = status.code() == StatusCode::peer_failed || status.code() == StatusCode::system_error;
+      if (!closed || Clock::now() + pause >= deadline) return status;
+      ::poll(nullptr, 0, static_cast<int>(pause.count()));
+    }
   }
 
  private:
@@ -347,6 +272,7 @@ class TcpStore final : public Store {
   std::string host_;
   int port_;
   std::string job_;
+  Key key_;
   std::string where_;
   std::optional<Descriptor> socket_;
   Status lost_;
@@ -355,8 +281,11 @@ class TcpStore final : public Store {
 }  // namespace
 
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
-                                              Clock::time_point deadline) {
-  if (job.size() > kMaxKeyBytes) return Status(StatusCode::invalid_argument, "the job's name is too long");
+                                              const Key& key, Clock::time_point deadline) {
+  if (job.size() > kMaxStoreJobBytes) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("store: the job's name has {} bytes, more than {}", job.size(), kMaxStoreJobBytes));
+  }
   if (port < 1 || port > 65535) return Status(StatusCode::invalid_argument, fmt::format("store: {} is not a port", port));
   std::unique_ptr<Server> server;
   if (is_server) {
@@ -364,11 +293,18 @@ Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port,
     if (!listener.ok()) {
       return Status(listener.status().code(), fmt::format("rank 0 cannot serve its store: {}", listener.status().message()));
     }
-    server = std::make_unique<Server>(std::move(listener).value(), std::string(job));
+    server = std::make_unique<Server>(std::move(listener).value(), job, key);
   }
-  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job);
+  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job, key);
   if (Status status = store->connect(deadline); !status.ok()) return status;
   return std::unique_ptr<Store>(std::move(store));
+}
+
+Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
+                                              Clock::time_point deadline) {
+  const auto key = job_key();
+  if (!key.ok()) return key.status();
+  return make_tcp_store(host, port, is_server, job, key->key, deadline);
 }
 
 }  // namespace shoal

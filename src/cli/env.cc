@@ -17,7 +17,8 @@ void print_settings() {
   for (const Setting& one : settings()) {
     const char* given = std::getenv(one.name);
     const bool from_environment = given != nullptr && *given != '\0';
-    fmt::print("{:<24} {:<10} {:<24} {:<12} {}\n", one.name, shown(one.fallback), shown(setting(one.name)),
+    fmt::print("{:<24} {:<10} {:<24} {:<12} {}\n", one.name, shown(one.fallback),
+               one.secret && from_environment ? "(set)" : shown(setting(one.name)),
                from_environment ? "environment" : "default", one.help);
   }
 }

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include <fmt/format.h>
 #include <shoal/status.h>
 
+#include "src/bootstrap/job_key.h"
 #include "src/cli/commands.h"
 #include "src/cli/supervisor.h"
 
@@ -164,10 +166,14 @@ int run_local(const RunOptions& options) {
     if (!found.ok()) return fail(found.status());
     port = *found;
   }
-  const Variables variables = {{"SHOAL_MASTER_ADDR", options.master.empty() ? "127.0.0.1" : options.master},
-                               {"SHOAL_MASTER_PORT", std::to_string(port)},
-                               {"SHOAL_JOB_ID", fmt::format("{:016x}", random_number())},
-                               {"SHOAL_HOST_ADDRESS", "127.0.0.1"}};
+  // A key that the user has given, by either variable, reaches the ranks as it is.
+  const Result<std::optional<std::string>> given = job_key_text();
+  if (!given.ok()) return fail(given.status());
+  Variables variables = {{"SHOAL_MASTER_ADDR", options.master.empty() ? "127.0.0.1" : options.master},
+                         {"SHOAL_MASTER_PORT", std::to_string(port)},
+                         {"SHOAL_JOB_ID", fmt::format("{:016x}", random_number())},
+                         {"SHOAL_HOST_ADDRESS", "127.0.0.1"}};
+  if (!given->has_value()) variables.emplace_back("SHOAL_JOB_KEY", to_hex(random_key()));
   return run_job(ranks_here(options.command, 0, options.ranks, options.ranks, variables), job_options(options));
 }
 
@@ -194,8 +200,8 @@ int run_agent(const RunOptions& options) {
   return fail(Status(StatusCode::aborted, "the connection to the starting host ended before the job began"));
 }
 
-/// Every SHOAL_* variable of this process, and the rendezvous.
-std::string job_variables(const RunOptions& options, const std::string& master, int port) {
+/// Every SHOAL_* variable of this process, the rendezvous and the job's key.
+std::string job_variables(const RunOptions& options, const std::string& master, int port, const std::string& key) {
   std::map<std::string, std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
@@ -208,6 +214,8 @@ std::string job_variables(const RunOptions& options, const std::string& master, 
   variables["SHOAL_MASTER_ADDR"] = options.master.empty() ? master : options.master;
   variables["SHOAL_MASTER_PORT"] = std::to_string(port);
   variables["SHOAL_JOB_ID"] = fmt::format("{:016x}", random_number());
+  variables.erase("SHOAL_JOB_KEY_FILE");  // of this machine, too: its text goes with the job
+  variables["SHOAL_JOB_KEY"] = key;
   std::string text;
   for (const auto& [name, value] : variables) text += name + "=" + value + "\n";
   return text + "\n";
@@ -225,7 +233,12 @@ int run_on_hosts(const RunOptions& options) {
   const std::string& first = hosts->front().login;
   const std::string master = first.substr(first.find('@') + 1);
   const int port = options.port != 0 ? options.port : kFirstRemotePort + static_cast<int>(random_number() % kRemotePorts);
-  const std::string variables = job_variables(options, master, port);
+  const Result<std::optional<std::string>> given = job_key_text();
+  if (!given.ok()) return fail(given.status());
+  const std::string key = given->has_value() ? **given : to_hex(random_key());
+  if (key.find('\n') != std::string::npos)
+    return fail(Status(StatusCode::invalid_argument, "--hosts: the job's key must be a single line"));
+  const std::string variables = job_variables(options, master, port, key);
   int size = 0;
   for (const HostEntry& host : *hosts) size += host.ranks;
 
@@ -268,8 +281,9 @@ void add_run_command(CLI::App& app, int* exit_status) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = app.add_subcommand("run", "Start the ranks of a job here or by ssh: shoal run -n 4 -- command");
   command->footer(
-      "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT and\n"
-      "SHOAL_JOB_ID in its environment. Exit status: that of the first rank that failed (128 + signal where one killed it).");
+      "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT,\n"
+      "SHOAL_JOB_ID and SHOAL_JOB_KEY in its environment. Exit status: that of the first rank that failed (128 + signal where "
+      "one killed it).");
   command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxRanksPerHost));
   command->add_option("--hosts", options->hosts,
                       "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");

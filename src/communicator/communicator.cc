@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/job_key.h"
 #include "src/bootstrap/launch.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/wire_up.h"
@@ -18,6 +19,18 @@ namespace shoal {
 
 using internal::CommunicatorImpl;
 using internal::Operation;
+
+namespace {
+
+Status check(int rank, int size, const CommunicatorOptions& options) {
+  if (size < 1 || rank < 0 || rank >= size)
+    return {StatusCode::invalid_argument, fmt::format("rank {} of {} makes no sense", rank, size)};
+  if (options.timeout.count() <= 0)
+    return {StatusCode::invalid_argument, fmt::format("a timeout of {} ms is not positive", options.timeout.count())};
+  return {};
+}
+
+}  // namespace
 
 Work::Work(const Work& other) noexcept : operation_(other.operation_) {
   if (operation_ != nullptr) operation_->add_reference();
@@ -77,30 +90,29 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
-  std::unique_ptr<Store> store;
   if (launch->size > 1) {
     auto opened = open_store(*launch, deadline);
     if (!opened.ok()) {
       return Status(opened.status().code(),
                     fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
     }
-    store = std::move(opened).value();
-    return create(*store, launch->rank, launch->size, std::move(options));
+    if (Status status = check(launch->rank, launch->size, options); !status.ok()) return status;
+    auto wired = wire_up(opened->store.get(), launch->rank, launch->size, opened->key, options);
+    if (!wired.ok()) return wired.status();
+    return std::unique_ptr<Communicator>(
+        new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
   }
-  auto wired = wire_up(nullptr, 0, 1, options);
+  auto wired = wire_up(nullptr, 0, 1, Key{}, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
 }
 
 Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int rank, int size, CommunicatorOptions options) {
-  if (size < 1 || rank < 0 || rank >= size) {
-    return Status(StatusCode::invalid_argument, fmt::format("rank {} of {} makes no sense", rank, size));
-  }
-  if (options.timeout.count() <= 0) {
-    return Status(StatusCode::invalid_argument, fmt::format("a timeout of {} ms is not positive", options.timeout.count()));
-  }
-  auto wired = wire_up(&store, rank, size, options);
+  if (Status status = check(rank, size, options); !status.ok()) return status;
+  const auto key = job_key();
+  if (!key.ok()) return key.status();
+  auto wired = wire_up(&store, rank, size, key->key, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));

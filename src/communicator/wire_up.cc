@@ -6,11 +6,11 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "src/algorithms/algorithm.h"
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
+#include "src/communicator/job_config.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/engine/cores.h"
@@ -23,25 +23,19 @@ namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::json;
 
 constexpr std::size_t kControlTileBytes = 4096;
 
-// What rank 0 decides for all.
-struct JobConfig {
-  std::uint64_t job_id = 0;
-  std::string algorithm;
-  bool use_shm = true;
-  bool use_tcp = true;
-  std::size_t tile_bytes = 64 << 10;
-  int sockets_per_peer = 1;
-  bool probe = true;
-  bool tuned = false;  // there is a table, and rank 0 has it
-  TuningTable table;   // rank 0 only
+// What rank 0 has decided, and what it keeps for itself.
+struct Decision {
+  JobConfig config;
+  TuningTable table;
 };
 
-Result<JobConfig> decide(const CommunicatorOptions& options) {
-  JobConfig config;
+Result<Decision> decide(const CommunicatorOptions& options) {
+  Decision decision;
+  JobConfig& config = decision.config;
+  config.salt = to_hex(random_key());
   config.job_id = std::random_device{}() | (static_cast<std::uint64_t>(std::random_device{}()) << 32);
   config.algorithm = options.algorithm;
   if (!config.algorithm.empty()) {
@@ -79,48 +73,25 @@ Result<JobConfig> decide(const CommunicatorOptions& options) {
     auto table = read_tuning_file(path);
     if (!table.ok()) return table.status();
     config.tuned = true;
-    config.table = std::move(table).value();
+    decision.table = std::move(table).value();
   }
-  return config;
-}
-
-std::string to_text(const JobConfig& config) {
-  return Json{{"job_id", config.job_id},         {"algorithm", config.algorithm},
-              {"use_shm", config.use_shm},       {"use_tcp", config.use_tcp},
-              {"tile_bytes", config.tile_bytes}, {"sockets_per_peer", config.sockets_per_peer},
-              {"probe", config.probe},           {"tuned", config.tuned}}
-      .dump();
-}
-
-Result<JobConfig> config_from_text(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
-  if (json.is_object() && json.contains("error"))
-    return Status(StatusCode::invalid_argument, "rank 0: " + json.value("error", ""));
-  if (!json.is_object() || !json.contains("job_id"))
-    return Status(StatusCode::internal, "rank 0 published a malformed configuration");
-  JobConfig config;
-  config.job_id = json.value("job_id", config.job_id);
-  config.algorithm = json.value("algorithm", config.algorithm);
-  config.use_shm = json.value("use_shm", config.use_shm);
-  config.use_tcp = json.value("use_tcp", config.use_tcp);
-  config.tile_bytes = json.value("tile_bytes", config.tile_bytes);
-  config.sockets_per_peer = json.value("sockets_per_peer", config.sockets_per_peer);
-  config.probe = json.value("probe", config.probe);
-  config.tuned = json.value("tuned", config.tuned);
-  return config;
+  return decision;
 }
 
 // Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
-Result<JobConfig> agree_on_config(Store& store, int rank, const CommunicatorOptions& options, Clock::time_point deadline) {
+Result<Decision> agree_on_config(Store& store, int rank, const CommunicatorOptions& options, const Key& key,
+                                 Clock::time_point deadline) {
   if (rank != 0) {
     const auto text = store.get("config", deadline);
     if (!text.ok()) return Status(text.status().code(), fmt::format("rank 0 has not come: {}", text.status().message()));
-    return config_from_text(*text);
+    auto config = parse_job_config(*text, key);
+    if (!config.ok()) return config.status();
+    return Decision{std::move(config).value(), {}};
   }
-  auto config = decide(options);
-  const std::string text = config.ok() ? to_text(*config) : Json{{"error", config.status().message()}}.dump();
+  auto decision = decide(options);
+  const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
   if (Status status = store.set("config", text); !status.ok()) return status;
-  return config;
+  return decision;
 }
 
 Topology topology_from(const std::vector<std::string>& identities) {
@@ -149,13 +120,16 @@ Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::ve
   return wiring.transport->connect(wiring.peers, theirs, deadline);
 }
 
-TcpOptions tcp_options(const JobConfig& config, int rank, int size, std::uint64_t salt) {
+// Control and data links must not be taken for each other: neither by their number nor by their key.
+TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int size, std::string_view role,
+                       std::uint64_t salt) {
   TcpOptions options;
   options.interface_or_address =
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.tile_bytes;
-  options.job_id = config.job_id ^ salt;  // control and data links must not be taken for each other
+  options.job_id = config.job_id ^ salt;
+  options.key = derive_key(links, role);
   options.rank = rank;
   options.size = size;
   return options;
@@ -171,23 +145,25 @@ Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, int local_rank,
 
 }  // namespace
 
-Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions& options) {
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, CommunicatorOptions& options) {
   const auto deadline = Clock::now() + options.timeout;
   MeshParts parts;
   parts.rank = rank;
   parts.device = &host_device();
   parts.cores = allowed_cores();
   if (size == 1) {
-    const auto config = decide(options);
-    if (!config.ok()) return config.status();
+    const auto decision = decide(options);
+    if (!decision.ok()) return decision.status();
     parts.topology = Topology::uniform(1, 1);
     auto executor = make_executor(std::move(parts), 0, 1);
     if (!executor.ok()) return executor.status();
     return WiredRanks{std::move(executor).value(), "local", {}};
   }
 
-  const auto config = agree_on_config(*store, rank, options, deadline);
-  if (!config.ok()) return config.status();
+  const auto decision = agree_on_config(*store, rank, options, key, deadline);
+  if (!decision.ok()) return decision.status();
+  const JobConfig* config = &decision->config;
+  const Key links = link_key(key, *config);
   options.algorithm = config->algorithm;
 
   const auto identities = exchange(*store, "node", rank, size, node_identity(), deadline);
@@ -226,7 +202,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     (same_node && config->use_shm ? shm : tcp).peers.push_back(peer);
   }
 
-  TcpOptions control_options = tcp_options(*config, rank, size, 0x636F6E74726F6C);
+  TcpOptions control_options = tcp_options(*config, links, rank, size, "control", 0x636F6E74726F6C);
   control_options.sockets_per_peer = 1;
   control_options.tile_bytes = kControlTileBytes;
   control_options.tiles_per_socket = 2;
@@ -244,7 +220,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
     shm.transport = std::move(made).value();
   }
   if (!tcp.peers.empty()) {
-    auto made = make_tcp_transport(tcp_options(*config, rank, size, 0));
+    auto made = make_tcp_transport(tcp_options(*config, links, rank, size, "data", 0));
     if (!made.ok()) return made.status();
     tcp.transport = std::move(made).value();
   }
@@ -280,7 +256,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions
 
   WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), {}};
   if (config->tuned) {
-    auto tuned = agree_on_tuning(*store, rank, config->table, parts.topology, wired.transports, deadline);
+    auto tuned = agree_on_tuning(*store, rank, decision->table, parts.topology, wired.transports, deadline);
     if (!tuned.ok()) return tuned.status();
     wired.tuned = std::move(tuned).value();
   }

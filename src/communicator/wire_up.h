@@ -11,6 +11,7 @@
 
 #include "src/engine/executor.h"
 #include "src/selector/tuning.h"
+#include "src/trust/proof.h"
 
 namespace shoal {
 
@@ -23,8 +24,8 @@ struct WiredRanks {
 
 /// Finds out who is where, chooses a transport for every pair of ranks, connects, measures the links, and registers the result
 /// with the progress thread. Collective over the ranks of `store` (null for a job of one). Rank 0's algorithm, transports and
-/// settings count for everybody and are written back to `options`. Takes at most options.timeout; errors name the rank that is
-/// missing.
-Result<WiredRanks> wire_up(Store* store, int rank, int size, CommunicatorOptions& options);
+/// settings count for everybody and are written back to `options`. The links prove themselves by a key that is made of `key`,
+/// the job's, and of what rank 0 publishes in the store. Takes at most options.timeout; errors name the rank that is missing.
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, CommunicatorOptions& options);
 
 }  // namespace shoal

@@ -15,6 +15,8 @@ constexpr std::array kSettings{
     Setting{"SHOAL_MASTER_ADDR", "", "host of rank 0; wins over what the launcher says"},
     Setting{"SHOAL_MASTER_PORT", "", "port of rank 0's store; wins over what the launcher says"},
     Setting{"SHOAL_JOB_ID", "", "name of the job; two jobs that meet on one port refuse each other"},
+    Setting{"SHOAL_JOB_KEY", "", "secret of the job, 16 characters or more, the same on all ranks (made by shoal run)", true},
+    Setting{"SHOAL_JOB_KEY_FILE", "", "file that holds it instead; not for every user's eyes"},
     Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
     Setting{"SHOAL_SOCKET_IFNAME", "", "network interface for all traffic, for example eth0"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},

@@ -15,6 +15,7 @@ struct Setting {
   const char* name;
   const char* fallback;  ///< used where the variable is not set; "" = decided by the program
   const char* help;
+  bool secret = false;  ///< shoal env says only that it is set
 };
 
 /// All variables that shoal reads, in the order of the documentation.

@@ -39,6 +39,17 @@ class Local(unittest.TestCase):
         again = run("-n", "1", "--", "sh", "-c", "echo $SHOAL_JOB_ID").stdout.strip()
         self.assertNotEqual(again, lines[0][6])
 
+    def test_each_job_has_a_key_of_its_own_unless_one_is_given(self):
+        show = ("-n", "2", "--", "sh", "-c", "echo $SHOAL_JOB_KEY$SHOAL_JOB_KEY_FILE")
+        first, second, other = run(*show).stdout.split() + run(*show).stdout.split()[:1]
+        self.assertEqual(first, second)
+        self.assertEqual(len(first), 64)
+        self.assertNotEqual(first, other)
+        self.assertEqual(run(*show, SHOAL_JOB_KEY="a-key-of-the-user").stdout.split(), 2 * ["a-key-of-the-user"])
+        done = run(*show, SHOAL_JOB_KEY="short")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("SHOAL_JOB_KEY holds a key of 5 characters", done.stderr)
+
     def test_arguments_arrive_as_they_are(self):
         done = run("-n", "1", "--", "sh", "-c", 'printf "<%s>" "$@"', "sh", "-n", "--help", "a b", "", "--")
         self.assertEqual(done.stdout, "<-n><--help><a b><><-->")
@@ -146,9 +157,16 @@ class Hosts(Local):
         self.assertEqual(done.stdout, "<it's><$HOME><a b><>")
 
     def test_the_job_key_is_in_no_process_list(self):
-        done = self.on("a", "--", "sh", "-c", "seen=$(cat /proc/[0-9]*/cmdline | tr '\\0' ' '); "
-                       "case $seen in *$SHOAL_JOB_ID*) echo yes ;; *SHOAL_JOB_ID*) echo no ;; esac")
+        done = self.on("a", "--", "sh", "-c", "seen=$(cat /proc/[0-9]*/cmdline | tr '\\0' ' '); test ${#SHOAL_JOB_KEY} -ge 64 || exit 1; "
+                       "case $seen in *$SHOAL_JOB_ID* | *$SHOAL_JOB_KEY*) echo yes ;; *SHOAL_JOB_KEY*) echo no ;; esac")
         self.assertEqual(done.stdout, "no\n")
+
+    def test_a_key_in_a_file_of_this_host_goes_with_the_job(self):
+        path = os.path.join(self.folder.name, "key")
+        with open(path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write("a key for the tests of shoal run\n")
+        done = self.on("a,b", "--", "sh", "-c", "echo $SHOAL_JOB_KEY$SHOAL_JOB_KEY_FILE", SHOAL_JOB_KEY_FILE=path)
+        self.assertEqual(done.stdout, 2 * "a key for the tests of shoal run\n")
 
     def test_the_first_failure_gives_the_status_and_ends_the_rest(self):
         done = self.on("a:2,b:1", "--grace", "0.1", "--", "sh", "-c", "test $SHOAL_RANK = 2 && exit 9; trap '' TERM; sleep 1000; sleep 1000")

@@ -13,7 +13,9 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,6 +25,9 @@
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/launch.h"
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/store_session.h"
+#include "src/bootstrap/tcp_store.h"
+#include "src/trust/refusals.h"
 
 namespace shoal {
 namespace {
@@ -311,6 +316,12 @@ TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
       << "a temporary file stays behind";
 }
 
+TEST_F(FileStore, ValuesAreForTheUsersEyesOnly) {
+  ASSERT_TRUE(factory()()->set("secret", "x").ok());
+  for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
+    EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
 TEST_F(FileStore, AFileInPlaceOfTheDirectoryIsNamed) {
   const auto store = make_file_store("/proc/version/store");
   ASSERT_FALSE(store.ok());
@@ -372,9 +383,30 @@ class TcpStore : public ::testing::Test {
   bool served_ = false;
 };
 
+const Key kNoKey = key_from_text("");  // of the tests' environment
+
 std::string number(std::uint32_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
 std::string block(const std::string& bytes) { return number(static_cast<std::uint32_t>(bytes.size())) + bytes; }
-std::string hello(std::uint32_t version, const std::string& job) { return "SHST" + number(version) + block(job); }
+std::string hello(std::uint32_t version, const std::string& job) { return store_hello(job, Nonce{}, version); }
+
+/// The client's part of the handshake with `key`; what it proved, or nothing where the server said no.
+std::optional<std::string> enter(const Descriptor& socket, const std::string& job, const Key& key, bool prove_it = true) {
+  const Nonce mine{};
+  const std::string words = store_hello(job, mine);
+  const std::string expected = '\x03' + block(job);
+  std::string answer(expected.size(), '\0');
+  Nonce theirs;
+  Proof proof;
+  if (!send_all(socket.get(), words.data(), words.size(), in(kPatience)).ok() ||
+      !receive_all(socket.get(), answer.data(), answer.size(), in(kPatience)).ok() || answer != expected ||
+      !receive_all(socket.get(), theirs.data(), theirs.size(), in(kPatience)).ok() ||
+      !receive_all(socket.get(), proof.data(), proof.size(), in(kPatience)).ok()) {
+    return std::nullopt;
+  }
+  const Proof own = store_client_proof(key, job, mine, theirs);
+  if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kPatience)).ok()) return std::nullopt;
+  return words + std::string(as_text(own));
+}
 
 TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
 TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
@@ -403,32 +435,44 @@ TEST_F(TcpStore, HostileClientsAreDroppedWhileRealOnesWork) {
   std::mt19937 random(seed);
   std::string junk(5000, '\0');
   for (char& byte : junk) byte = static_cast<char>(random());
-  const std::string welcome = hello(1, "job");
   const std::string to_drop[] = {
       junk,
       "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-      "SHST" + number(1) + number(0xffffffff),  // a job name of 4 GiB
-      "SHST" + number(1) + number(4097),
-      hello(1, "another job"),
-      hello(2, "job"),
-      welcome + '\x07',                       // no such request
-      welcome + '\x02' + number(0x80000000),  // a key of 2 GiB
-      welcome + '\x01' + block("k") + number(0x7fffffff),
-      welcome + '\x01' + block("k") + number((1 << 20) + 1),
-      welcome + '\x02' + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
+      "SHST" + number(2) + number(0xffffffff),  // a job name of 4 GiB
+      "SHST" + number(2) + number(257),
+      hello(2, "another job"),
+      hello(1, "job"),
+      hello(2, "job") + std::string(32, 'p'),  // no proof at all
+      hello(2, "job") + std::string(3000, 'p'),
+  };
+  const std::string to_drop_of_a_member[] = {
+      "\x07",                       // no such request
+      '\x02' + number(0x80000000),  // a key of 2 GiB
+      '\x01' + block("k") + number(0x7fffffff),
+      '\x01' + block("k") + number((1 << 20) + 1),
+      '\x02' + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
   };
   std::vector<Descriptor> half_open;
   half_open.push_back(dial());  // says nothing
   say(half_open.emplace_back(dial()), "SHS");
-  say(half_open.emplace_back(dial()), welcome + '\x01' + number(4096) + "half a key");
+  ASSERT_TRUE(enter(half_open.emplace_back(dial()), "job", kNoKey, false));
+  ASSERT_TRUE(enter(half_open.emplace_back(dial()), "job", kNoKey));
+  say(half_open.back(), '\x01' + number(4096) + "half a key");
+  const auto before = refusals().count;
   int k = 0;
-  for (const std::string& bytes : to_drop) {
-    const Descriptor stranger = dial();
-    std::thread talker([&] { say(stranger, bytes); });
-    expect_service(**server, **client, "key" + std::to_string(k++));
-    talker.join();
-    EXPECT_TRUE(is_closed(stranger)) << "hostile input " << k << " keeps its connection (seed " << seed << ")";
+  for (const bool member : {false, true}) {
+    for (const std::string& bytes : member ? std::span<const std::string>(to_drop_of_a_member) : to_drop) {
+      const Descriptor stranger = dial();
+      if (member) {
+        ASSERT_TRUE(enter(stranger, "job", kNoKey));
+      }
+      std::thread talker([&] { say(stranger, bytes); });
+      expect_service(**server, **client, "key" + std::to_string(k++));
+      talker.join();
+      EXPECT_TRUE(is_closed(stranger)) << "hostile input " << k << " keeps its connection (seed " << seed << ")";
+    }
   }
+  EXPECT_EQ(refusals().count - before, std::size(to_drop));
   for (int i = 0; i < 200; ++i) static_cast<void>(dial());  // a port scan
   const auto late = make(false);
   ASSERT_TRUE(late.ok()) << late.status().to_string();
@@ -439,7 +483,8 @@ TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const Descriptor socket = dial();
-  for (const char byte : hello(1, "job") + '\x01' + block("slow") + block("but right")) say(socket, std::string(1, byte));
+  ASSERT_TRUE(enter(socket, "job", kNoKey));
+  for (const char byte : '\x01' + block("slow") + block("but right")) say(socket, std::string(1, byte));
   EXPECT_EQ((*server)->get("slow", in(kPatience)).value(), "but right");
 }
 
@@ -508,6 +553,38 @@ TEST_F(TcpStore, TwoJobsOnOnePortAreKeptApart) {
   EXPECT_THAT(second_client.status().message(), HasSubstr("serves job 'first', not 'second': two jobs use one port"));
 }
 
+TEST_F(TcpStore, AnotherKeyIsRefusedOnBothSides) {
+  const auto server = make_tcp_store(kHost, port_, true, "job", key_from_text("the right key"), in(kPatience));
+  ASSERT_TRUE(server.ok());
+  const auto before = refusals().count;
+  const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kPatience));
+  ASSERT_FALSE(client.ok());
+  EXPECT_EQ(client.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(client.status().message(),
+              HasSubstr("does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY"));
+  // One that does not look at the server's proof gets no further.
+  const Descriptor socket = dial();
+  ASSERT_TRUE(enter(socket, "job", key_from_text("a wrong key")));
+  say(socket, '\x01' + block("key") + block("smuggled"));
+  EXPECT_TRUE(is_closed(socket));
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+  EXPECT_EQ(refusals().count - before, 2U);
+  EXPECT_EQ(refusals().last, "store: it does not hold the job's key");
+}
+
+TEST_F(TcpStore, ARecordedHandshakeOpensNothing) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto recorded = enter(dial(), "job", kNoKey);
+  ASSERT_TRUE(recorded);
+  for (int i = 0; i < 20; ++i) {
+    const Descriptor socket = dial();
+    say(socket, *recorded + '\x01' + block("key") + block("smuggled"));
+    EXPECT_TRUE(is_closed(socket));
+  }
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+}
+
 TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
   const auto listener = listen_on(kHost, port_);
   ASSERT_TRUE(listener.ok()) << listener.status().to_string();
@@ -550,7 +627,7 @@ TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
     ASSERT_FALSE(store.ok());
     EXPECT_EQ(store.status().message(), "store: " + std::to_string(port) + " is not a port");
   }
-  EXPECT_FALSE(make(true, std::string(5000, 'j')).ok());
+  EXPECT_FALSE(make(true, std::string(257, 'j')).ok());
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const std::string largest(1 << 20, 'v');

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
 
+#include "src/trust/refusals.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/descriptor.h"
 #include "transports/tcp/wire.h"
@@ -81,7 +83,8 @@ TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
     open.push_back(dial(address));
     say(open.emplace_back(dial(address)),
         std::as_bytes(std::span("GET / HTTP/1.1\r\nHost: localhost\r\nAccept: everything\r\n\r\n")));
-    for (const Hello& wrong : {other_job, unexpected, too_many}) say(open.emplace_back(dial(address)), tcp::encode(wrong));
+    for (const Hello& wrong : {other_job, unexpected, too_many})
+      say(open.emplace_back(dial(address)), tcp::encode(wrong, kKey));
   }
   // And while the ranks connect.
   std::atomic<bool> stop = false;
@@ -124,7 +127,7 @@ TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {
   auto transport = make_tcp_transport(options_of(0, 3));
   ASSERT_TRUE(transport.ok());
   const std::string address = (*transport)->address();
-  for (int i = 0; i < 3; ++i) say(dial(address), random_bytes(48, 5));
+  for (int i = 0; i < 3; ++i) say(dial(address), random_bytes(tcp::kHelloBytes, 5));
   const std::vector<int> peers = {2, 1};
   const std::vector<std::string> addresses = {"127.0.0.1:2", "127.0.0.1:1"};
   const auto links = (*transport)->connect(peers, addresses, Clock::now() + std::chrono::milliseconds(300));
@@ -163,6 +166,131 @@ TEST(TcpRendezvous, AnotherJobIsAStranger) {
   EXPECT_TRUE(has(ends[1].status.message(), "rank 0"));
 }
 
+TEST(TcpRendezvous, AnotherKeyIsAStranger) {
+  auto options = options_for(2);
+  options[1].key = key_from_text("another key, of the same job by its number");
+  const auto before = refusals().count;
+  const auto ends = make_group(options, std::chrono::milliseconds(500));
+  EXPECT_EQ(ends[0].status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(ends[0].status.message(), "it does not hold the job's key"));
+  EXPECT_EQ(ends[1].status.code(), StatusCode::timeout);
+  EXPECT_TRUE(has(ends[1].status.message(), "closed the connection during the handshake"));
+  EXPECT_GT(refusals().count, before);
+  EXPECT_EQ(refusals().last, "tcp: it does not hold the job's key");
+}
+
+// Sends everything on to where it should go, and keeps it.
+class Recorder {
+ public:
+  explicit Recorder(const std::string& to) : to_(to), listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in any{};
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof any;
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&any), length), 0);
+    EXPECT_EQ(::listen(listener_.get(), 64), 0);
+    EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&any), &length), 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(any.sin_port));
+    acceptor_ = std::thread([this] {
+      for (;;) {
+        Descriptor client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!client.valid()) return;
+        relays_.emplace_back([this, client = std::move(client)]() mutable { relay(client); });
+      }
+    });
+  }
+  ~Recorder() {
+    ::shutdown(listener_.get(), SHUT_RDWR);
+    acceptor_.join();
+    for (std::thread& one : relays_) one.join();
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] std::vector<std::vector<std::byte>> heard() {
+    const std::lock_guard lock(mutex_);
+    return heard_;
+  }
+
+ private:
+  void relay(const Descriptor& client) {
+    const Descriptor server = dial(to_);
+    std::size_t mine = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      mine = heard_.size();
+      heard_.emplace_back();
+    }
+    for (;;) {
+      pollfd both[2] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+      ::poll(both, 2, 1000);
+      for (int from = 0; from < 2; ++from) {
+        if (both[from].revents == 0) continue;
+        std::byte bytes[4096];
+        const ssize_t got = ::recv(both[from].fd, bytes, sizeof bytes, 0);
+        if (got <= 0) return;
+        if (from == 0) {
+          const std::lock_guard lock(mutex_);
+          heard_[mine].insert(heard_[mine].end(), bytes, bytes + got);
+        }
+        say(from == 0 ? server : client, std::span(bytes).first(static_cast<std::size_t>(got)));
+      }
+    }
+  }
+
+  std::string to_;
+  Descriptor listener_;
+  std::string address_;
+  std::mutex mutex_;
+  std::vector<std::vector<std::byte>> heard_;
+  std::vector<std::thread> relays_;
+  std::thread acceptor_;
+};
+
+TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
+  std::vector<std::vector<std::byte>> recorded;
+  {
+    std::vector<End> ends(2);
+    for (int rank = 0; rank < 2; ++rank)
+      ends[static_cast<std::size_t>(rank)].transport = std::move(*make_tcp_transport(options_of(rank, 2)));
+    Recorder recorder(ends[0].transport->address());
+    const std::vector<std::string> addresses = {recorder.address(), ends[1].transport->address()};
+    std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
+    connect(ends[0], 0, addresses, kPatience);
+    other.join();
+    ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+    ASSERT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+    recorded = recorder.heard();
+    ends.clear();  // ends the relays
+  }
+  ASSERT_EQ(recorded.size(), 2U) << "two sockets a peer";
+  for (const auto& one : recorded) ASSERT_GE(one.size(), 2 * tcp::kHelloBytes);
+  // The same job with the same key once more: the recording comes before the rank itself, many times, whole and in part.
+  std::vector<End> ends(2);
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    ends[static_cast<std::size_t>(rank)].transport = std::move(*make_tcp_transport(options_of(rank, 2)));
+    addresses.push_back(ends[static_cast<std::size_t>(rank)].transport->address());
+  }
+  const auto before = refusals().count;
+  std::vector<Descriptor> open;
+  for (int i = 0; i < 100; ++i) {
+    for (const auto& one : recorded) {
+      const std::span<const std::byte> whole(one);
+      say(open.emplace_back(dial(addresses[0])), whole);
+      say(open.emplace_back(dial(addresses[0])), whole.first(tcp::kHelloBytes));
+    }
+  }
+  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
+  connect(ends[0], 0, addresses, kPatience);
+  other.join();
+  ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+  ASSERT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+  EXPECT_GE(refusals().count - before, 100U);
+  const auto message = random_bytes(100'000, 4);
+  std::thread sender([&] { EXPECT_TRUE(send_message(ends[1], 0, message, 10'000)); });
+  EXPECT_TRUE(receive_message(ends[0], 1, message, 10'000));
+  sender.join();
+}
+
 TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
   const auto expect_mismatch = [](std::vector<TcpOptions> options, const std::string& what, const std::string& zero,
                                   const std::string& one) {
@@ -193,7 +321,7 @@ TEST(TcpRendezvous, AnotherWireVersionIsAMismatch) {
   hello.job_id = options_of(0, 2).job_id;
   hello.from_rank = 1;
   const Descriptor peer = dial((*transport)->address());
-  say(peer, tcp::encode(hello));
+  say(peer, tcp::encode(hello, kKey));
   const std::vector<int> peers = {1};
   const std::vector<std::string> addresses = {"127.0.0.1:1"};
   const auto links = (*transport)->connect(peers, addresses, Clock::now() + kPatience);

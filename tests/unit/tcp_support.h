@@ -21,8 +21,11 @@ using Clock = std::chrono::steady_clock;
 
 inline constexpr auto kPatience = std::chrono::seconds(60);
 
+inline const Key kKey = key_from_text("the key of the tests");
+
 inline TcpOptions options_of(int rank, int size) {
   TcpOptions options;
+  options.key = kKey;
   options.interface_or_address = "127.0.0.1";
   options.job_id = 0x5eed5eed;
   options.rank = rank;

@@ -38,6 +38,7 @@ Hello sample_hello() {
   hello.sockets = 4;
   hello.socket_index = 2;
   hello.tile_bytes = 1 << 20;
+  hello.nonce.fill(std::byte{0x5a});
   return hello;
 }
 
@@ -109,12 +110,18 @@ TEST(TcpWire, FramesAreWholeCacheLines) {
 }
 
 TEST(TcpWire, HelloSurvivesTheRoundTripAndNoChangedBit) {
-  const HelloRecord good = encode(sample_hello());
+  const Key key = key_from_text("one key");
+  const HelloRecord good = encode(sample_hello(), key, "before");
   EXPECT_EQ(decode_hello(good), sample_hello());
+  EXPECT_TRUE(is_proven(good, key, "before"));
+  EXPECT_FALSE(is_proven(good, key, "befor"));
+  EXPECT_FALSE(is_proven(good, key_from_text("another"), "before"));
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     HelloRecord bad = good;
     bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    EXPECT_FALSE(decode_hello(bad)) << "bit " << bit;
+    // The check sum covers the fields, the proof covers all.
+    EXPECT_FALSE(is_proven(bad, key, "before")) << "bit " << bit;
+    EXPECT_TRUE(bit >= 8 * 64 || !decode_hello(bad)) << "bit " << bit;
   }
 }
 
@@ -124,7 +131,9 @@ TEST(TcpWire, RandomBytesAreNoRecord) {
     FrameBytes bytes;
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     ASSERT_FALSE(decode_frame(bytes, kMaxPayload));
-    ASSERT_FALSE(decode_hello(std::span(bytes).first<kHelloBytes>()));
+    HelloRecord record;
+    for (std::byte& byte : record) byte = static_cast<std::byte>(random());
+    ASSERT_FALSE(decode_hello(record));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/trust/refusals.h"
 #include "transports/shm/message.h"
 
 namespace shoal::shm {
@@ -156,16 +157,25 @@ class Leader {
     return {};
   }
 
+  void count_stranger(std::string_view why) {
+    ++strangers_;
+    count_refusal("shm", why);
+  }
+
+  /// In a time that does not tell how much of it is right.
+  [[nodiscard]] bool is_secret(const std::array<std::byte, 16>& said) const noexcept {
+    std::byte difference{0};
+    for (std::size_t i = 0; i < said.size(); ++i) difference |= said[i] ^ secret_[i];
+    return difference == std::byte{0};
+  }
+
   void accept_one() {
     Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) return;  // it went away again, or descriptors are short for the moment
-    if (!same_user(socket.get())) {
-      ++strangers_;
-      return;
-    }
+    if (!same_user(socket.get())) return count_stranger("it belongs to another user");
     if (unknown_.size() == kMaxUnknown) {
       unknown_.erase(unknown_.begin());
-      ++strangers_;
+      count_stranger("too many at a time");
     }
     unknown_.push_back(std::move(socket));
   }
@@ -181,15 +191,15 @@ class Leader {
       Descriptor socket = std::move(unknown_[i]);
       unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(i));
       const Message& hello = received.message;
-      if (received.outcome != ReceiveOutcome::message || hello.kind != MessageKind::hello || hello.secret != secret_ ||
+      if (received.outcome != ReceiveOutcome::message || hello.kind != MessageKind::hello || !is_secret(hello.secret) ||
           hello.job_id != settings_.job_id) {
-        ++strangers_;
+        count_stranger("it does not know this job's secret");
         continue;
       }
       const std::size_t position = position_of(ranks_, hello.rank);
       if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
           !take_member(received, group_.members[position])) {
-        ++strangers_;
+        count_stranger("it claims to be a rank that is not expected");
         continue;
       }
       sockets_[position] = std::move(socket);

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "src/trust/refusals.h"
+
 namespace shoal::tcp {
 namespace {
 
@@ -19,8 +21,9 @@ using std::chrono::milliseconds;
 // A stranger costs one descriptor for this long.
 constexpr milliseconds kGreetTimeout{2000};
 constexpr milliseconds kConfirmTimeout{5000};
-// Beyond the connections that are expected so many strangers are heard at a time; the oldest makes room for the next.
+// Beyond the connections that are expected so many others are heard at a time; the oldest makes room for the next.
 constexpr std::size_t kMaxStrangers = 64;
+constexpr int kMaxAcceptsInARow = 64;  // so that those who are known are heard in between
 constexpr milliseconds kFirstRetry{10};
 constexpr milliseconds kLastRetry{200};
 // Where a peer has several addresses, a silent one is left for the next after this time.
@@ -54,6 +57,7 @@ struct Inbound {
   Clock::time_point until;
   RecordReader reader;
   bool confirming = false;
+  std::string records;   // of its handshake; empty for a stranger
   std::size_t peer = 0;  // once greeted
   std::size_t index = 0;
 };
@@ -62,7 +66,7 @@ constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
 
 // A connection that this rank makes.
 struct Outbound {
-  enum class State { waiting, connecting, replying, done };
+  enum class State { waiting, connecting, replying, accepting, done };
   std::size_t peer = 0;
   std::size_t index = 0;
   State state = State::waiting;
@@ -70,6 +74,7 @@ struct Outbound {
   Clock::time_point until;  // when to start (waiting) or to give up this try
   std::size_t poll_slot = kNotPolled;
   RecordReader reader;
+  std::string records;  // of the handshake so far
   milliseconds retry = kFirstRetry;
 };
 
@@ -93,8 +98,9 @@ std::string words(int error) { return std::generic_category().message(error); }
 
 class Rendezvous {
  public:
-  Rendezvous(const Identity& self, int listener, std::span<const PeerAddress> peers, Clock::time_point deadline)
-      : self_(self), listener_(listener), start_(Clock::now()), deadline_(deadline) {
+  Rendezvous(const Identity& self, const Key& key, std::span<const Descriptor> listeners, std::span<const PeerAddress> peers,
+             Clock::time_point deadline)
+      : self_(self), key_(key), listeners_(listeners), start_(Clock::now()), deadline_(deadline) {
     for (const PeerAddress& where : peers) {
       Peer& peer = peers_.emplace_back();
       peer.where = &where;
@@ -152,7 +158,7 @@ class Rendezvous {
     auto until = deadline_;
     if (now >= listen_after_) {
       listening = true;
-      polled_.push_back({listener_, POLLIN, 0});
+      for (const Descriptor& listener : listeners_) polled_.push_back({listener.get(), POLLIN, 0});
     } else {
       until = std::min(until, listen_after_);
     }
@@ -173,32 +179,39 @@ class Rendezvous {
     if (::poll(polled_.data(), polled_.size(), static_cast<int>(std::clamp<long>(left, 0, 1000))) < 0 && errno != EINTR) {
       failure_ = system_error("tcp: poll", errno);
     }
-    may_accept_ = listening && polled_.front().revents != 0;
+    may_accept_ = listening && std::any_of(polled_.begin(), polled_.begin() + static_cast<std::ptrdiff_t>(listeners_.size()),
+                                           [](const pollfd& one) { return one.revents != 0; });
   }
 
   // Listening side ------------------------------------------------------------------------------------------------------------
 
   void accept_all() {
     if (!may_accept_) return;
-    while (true) {
-      Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    for (const Descriptor& listener : listeners_) accept_from(listener.get());
+  }
+
+  void accept_from(int listener) {
+    for (int i = 0; i < kMaxAcceptsInARow; ++i) {
+      Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!socket.valid()) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(errno));
           listen_after_ = Clock::now() + kDescriptorPause;
-          drop_oldest_stranger();
+          drop_oldest_inbound();
         }
         return;  // the queue is empty, or a connection was gone before it was accepted: poll() will tell
       }
-      if (inbounds_.size() >= inbound_limit_ + kMaxStrangers) drop_oldest_stranger();
+      if (inbounds_.size() >= inbound_limit_ + kMaxStrangers) drop_oldest_inbound();
       Inbound& inbound = inbounds_.emplace_back();
       inbound.socket = std::move(socket);
       inbound.until = Clock::now() + kGreetTimeout;
     }
   }
 
-  void drop_oldest_stranger() {
-    const auto oldest = std::find_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return !i.confirming; });
+  // Strangers first; then those whose greeting may be a recording. A peer that is dropped comes again.
+  void drop_oldest_inbound() {
+    auto oldest = std::find_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return !i.confirming; });
+    if (oldest == inbounds_.end()) oldest = inbounds_.begin();
     if (oldest == inbounds_.end()) return;
     count_stranger("too many at a time");
     inbounds_.erase(oldest);
@@ -207,6 +220,7 @@ class Rendezvous {
   void count_stranger(std::string_view why) {
     ++strangers_;
     stranger_ = why;
+    count_refusal("tcp", why);
   }
 
   void serve_inbounds() {
@@ -222,10 +236,10 @@ class Rendezvous {
     switch (inbound.reader.read(inbound.socket.get(), error)) {
       case RecordReader::Outcome::more:
         if (now < inbound.until) return true;
-        if (!inbound.confirming) count_stranger("it did not introduce itself in time");
+        count_stranger(inbound.confirming ? kUnconfirmed : "it did not introduce itself in time");
         return false;
       case RecordReader::Outcome::ended:
-        if (!inbound.confirming) count_stranger("it closed without introducing itself");
+        count_stranger(inbound.confirming ? kUnconfirmed : "it closed without introducing itself");
         return false;
       case RecordReader::Outcome::whole:
         break;
@@ -236,18 +250,22 @@ class Rendezvous {
   }
 
   bool greet(Inbound& inbound, const std::optional<Hello>& said) {
-    if (!said || said->kind != HelloKind::greet) return count_stranger("it does not speak shoal's protocol"), false;
-    if (said->job_id != self_.job_id) return count_stranger("it belongs to another job"), false;
-    if (said->to_rank != self_.from_rank) return count_stranger(fmt::format("it looks for rank {}", said->to_rank)), false;
+    const auto refuse = [&](std::string_view why) { return count_stranger(why), false; };
+    if (!said || said->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
+    if (said->job_id != self_.job_id) return refuse("it belongs to another job");
+    if (!is_proven(inbound.reader.bytes, key_)) return refuse("it does not hold the job's key");
+    if (said->to_rank != self_.from_rank) return refuse(fmt::format("it looks for rank {}", said->to_rank));
     const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
       return p.sockets.rank == static_cast<int>(said->from_rank) && said->from_rank > self_.from_rank;
     });
-    if (peer == peers_.end()) return count_stranger(fmt::format("rank {} is not expected", said->from_rank)), false;
+    if (peer == peers_.end()) return refuse(fmt::format("rank {} is not expected", said->from_rank));
     // The reply goes out even where the settings differ, so that both sides can say why they part.
-    if (!send_record(inbound.socket.get(), encode(hello(HelloKind::reply, peer->sockets.rank, said->socket_index))))
-      return false;
+    inbound.records = as_text(inbound.reader.bytes);
+    Hello reply = hello(HelloKind::reply, peer->sockets.rank, said->socket_index);
+    reply.nonce = random_nonce();
+    if (!send_next(inbound.socket.get(), reply, inbound.records)) return false;
     if (!check_settings(*said)) return false;
-    if (said->socket_index >= self_.sockets) return count_stranger("its socket number is too high"), false;
+    if (said->socket_index >= self_.sockets) return refuse("its socket number is too high");
     inbound.confirming = true;
     inbound.until = Clock::now() + kConfirmTimeout;
     inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
@@ -262,7 +280,9 @@ class Rendezvous {
     expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
     expected.to_rank = self_.from_rank;
     expected.socket_index = static_cast<std::uint16_t>(inbound.index);
-    if (said == expected && !peer.sockets.sockets[inbound.index].valid())
+    if (said != expected || !is_proven(inbound.reader.bytes, key_, inbound.records)) return count_stranger(kUnconfirmed), false;
+    inbound.records += as_text(inbound.reader.bytes);
+    if (send_next(inbound.socket.get(), hello(HelloKind::accept, peer.sockets.rank, inbound.index), inbound.records))
       complete(peer, inbound.index, std::move(inbound.socket));
     return false;
   }
@@ -313,8 +333,8 @@ class Rendezvous {
     for (Outbound& outbound : outbounds_) {
       if (outbound.state == Outbound::State::connecting) {
         serve_connecting(outbound, now);
-      } else if (outbound.state == Outbound::State::replying) {
-        serve_replying(outbound, now);
+      } else if (outbound.state == Outbound::State::replying || outbound.state == Outbound::State::accepting) {
+        serve_answering(outbound, now);
       }
     }
   }
@@ -329,33 +349,43 @@ class Rendezvous {
     socklen_t bytes = sizeof error;
     if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
     const Peer& peer = peers_[outbound.peer];
-    if (error == 0 && !send_record(socket, encode(hello(HelloKind::greet, peer.sockets.rank, outbound.index)))) error = errno;
+    outbound.records.clear();
+    Hello greeting = hello(HelloKind::greet, peer.sockets.rank, outbound.index);
+    greeting.nonce = random_nonce();
+    if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
     if (error != 0) return retry(outbound, words(error));
     outbound.state = Outbound::State::replying;
     outbound.until = peer.where->addresses.size() > 1 ? now + kReplyTimeout : deadline_;
   }
 
-  void serve_replying(Outbound& outbound, Clock::time_point now) {
+  void serve_answering(Outbound& outbound, Clock::time_point now) {
     int error = 0;
     switch (outbound.reader.read(outbound.socket.get(), error)) {
       case RecordReader::Outcome::more:
         if (now >= outbound.until) retry(outbound, kSilent);
         return;
       case RecordReader::Outcome::ended:
-        return retry(outbound,
-                     error != 0 ? words(error) : "it closed the connection during the handshake (is it another job's?)");
+        return retry(outbound, error != 0 ? words(error)
+                                          : "it closed the connection during the handshake (does it hold this job's key?)");
       case RecordReader::Outcome::whole:
         break;
     }
+    outbound.reader.got = 0;
     Peer& peer = peers_[outbound.peer];
+    const bool replying = outbound.state == Outbound::State::replying;
     const auto said = decode_hello(outbound.reader.bytes);
-    if (!said || said->kind != HelloKind::reply || said->job_id != self_.job_id || said->to_rank != self_.from_rank ||
-        said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) || said->socket_index != outbound.index) {
+    if (!said || said->kind != (replying ? HelloKind::reply : HelloKind::accept) || said->job_id != self_.job_id ||
+        said->to_rank != self_.from_rank || said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
+        said->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
       return retry(outbound, "whoever listens there is not this rank of this job");
     }
     if (!check_settings(*said)) return;
-    if (!send_record(outbound.socket.get(), encode(hello(HelloKind::confirm, peer.sockets.rank, outbound.index)))) {
-      return retry(outbound, words(errno));
+    if (replying) {
+      outbound.records += as_text(outbound.reader.bytes);
+      if (!send_next(outbound.socket.get(), hello(HelloKind::confirm, peer.sockets.rank, outbound.index), outbound.records))
+        return retry(outbound, words(errno));
+      outbound.state = Outbound::State::accepting;
+      return;
     }
     outbound.state = Outbound::State::done;
     peer.sockets.address = peer.where->addresses[peer.address].to_string();
@@ -364,8 +394,18 @@ class Rendezvous {
 
   // Both ----------------------------------------------------------------------------------------------------------------------
 
+  // Sends a record and adds it to those of its handshake.
+  bool send_next(int socket, const Hello& next, std::string& records) const {
+    const HelloRecord record = encode(next, key_, records);
+    records += as_text(record);
+    return send_record(socket, record);
+  }
+
+  // A peer that did not hear that it was accepted proves itself once more; its new connection is the one it uses.
   void complete(Peer& peer, std::size_t index, Descriptor socket) {
+    const bool again = peer.sockets.sockets[index].valid();
     peer.sockets.sockets[index] = std::move(socket);
+    if (again) return;
     --peer.missing;
     --missing_;
   }
@@ -397,7 +437,7 @@ class Rendezvous {
       if (!text.empty()) text += "; ";
       text += fmt::format("rank {} ({}) did not connect within {:.1f} s", peer.sockets.rank, peer.sockets.address, seconds);
       const bool silent = std::any_of(outbounds_.begin(), outbounds_.end(), [&](const Outbound& o) {
-        return &peers_[o.peer] == &peer && o.state == Outbound::State::replying;
+        return &peers_[o.peer] == &peer && (o.state == Outbound::State::replying || o.state == Outbound::State::accepting);
       });
       if (silent) {
         text += fmt::format(": {}", kSilent);
@@ -415,9 +455,11 @@ class Rendezvous {
   }
 
   static constexpr const char* kSilent = "it accepted the connection but did not answer";
+  static constexpr const char* kUnconfirmed = "it greeted but could not prove that it holds the job's key";
 
   const Identity self_;
-  const int listener_;
+  const Key key_;
+  const std::span<const Descriptor> listeners_;
   const Clock::time_point start_;
   const Clock::time_point deadline_;
   std::vector<Peer> peers_;
@@ -436,9 +478,10 @@ class Rendezvous {
 
 }  // namespace
 
-Result<std::vector<PeerSockets>> connect_peers(const Identity& self, int listener, std::span<const PeerAddress> peers,
+Result<std::vector<PeerSockets>> connect_peers(const Identity& self, const Key& key, std::span<const Descriptor> listeners,
+                                               std::span<const PeerAddress> peers,
                                                std::chrono::steady_clock::time_point deadline) {
-  return Rendezvous(self, listener, peers, deadline).run();
+  return Rendezvous(self, key, listeners, peers, deadline).run();
 }
 
 }  // namespace shoal::tcp

@@ -15,7 +15,7 @@
 
 namespace shoal::tcp {
 
-/// What this rank says of itself in each handshake; kind, to_rank and socket_index are filled in.
+/// What this rank says of itself in each handshake; kind, to_rank, socket_index and nonce are filled in.
 using Identity = Hello;
 
 struct PeerAddress {
@@ -30,11 +30,12 @@ struct PeerSockets {
 };
 
 /// Accepts from the ranks above this one and connects to those below, all at the same time, until every socket has finished its
-/// handshake. A connection is a peer's only when the job id fits; all others are dropped, limited in number and time, and
-/// counted in the error. Refused connections are tried again until the deadline. `listener` is non-blocking and listens. The
-/// result has the order of `peers`. Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job
-/// has other settings.
-Result<std::vector<PeerSockets>> connect_peers(const Identity& self, int listener, std::span<const PeerAddress> peers,
+/// handshake. A connection is a peer's only when the job id fits and both sides have proven that they hold `key`; all others
+/// are dropped, limited in number and time, and counted in the error and in refusals(). Connections that are refused or dropped
+/// are tried again until the deadline. `listeners` are non-blocking and listen. The result has the order of `peers`.
+/// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
+Result<std::vector<PeerSockets>> connect_peers(const Identity& self, const Key& key, std::span<const Descriptor> listeners,
+                                               std::span<const PeerAddress> peers,
                                                std::chrono::steady_clock::time_point deadline);
 
 }  // namespace shoal::tcp

@@ -39,51 +39,53 @@ void tune(int socket) noexcept {
   set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 8);
 }
 
-// The listener's own address: the one that is advertised, or any where several are.
 Result<Descriptor> bind_and_listen(const SocketAddress& address) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const auto failed = [&] { return system_error(fmt::format("tcp: listen on {}", address.to_string()), errno); };
   if (!socket.valid()) return failed();
   if (address.port() != 0) set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-  if (address.family() == AF_INET6) set_option(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (::bind(socket.get(), address.raw(), address.length()) != 0 || ::listen(socket.get(), kBacklog) != 0) return failed();
   return socket;
 }
 
-struct Listener {
-  Descriptor socket;
+struct Listeners {
+  std::vector<Descriptor> sockets;  // one for each address
   std::vector<SocketAddress> advertised;
 };
 
-Result<Listener> open_listener(const TcpOptions& options) {
-  auto advertised = local_addresses(options.interface_or_address);
-  if (!advertised.ok()) return advertised.status();
-  SocketAddress own = advertised->front();
-  if (advertised->size() > 1) {
-    const bool any_six =
-        std::any_of(advertised->begin(), advertised->end(), [](const auto& a) { return a.family() == AF_INET6; });
-    own = *parse_host(any_six ? "::" : "0.0.0.0");
+// Listens on what it advertises and nowhere else: an address that was not chosen may face another network.
+Result<Listeners> open_listeners(const TcpOptions& options) {
+  auto addresses = local_addresses(options.interface_or_address);
+  if (!addresses.ok()) return addresses.status();
+  Listeners listeners;
+  Status failure;
+  for (SocketAddress address : *addresses) {
+    address.set_port(options.port);
+    auto socket = bind_and_listen(address);
+    if (!socket.ok()) {
+      failure = socket.status();  // an address that is about to go or to come must not keep the others from use
+      continue;
+    }
+    SocketAddress bound;
+    socklen_t length = sizeof bound.storage;
+    if (::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&bound.storage), &length) != 0)
+      return system_error("tcp: getsockname", errno);
+    address.set_port(bound.port());
+    listeners.sockets.push_back(std::move(*socket));
+    listeners.advertised.push_back(address);
   }
-  own.set_port(options.port);
-  auto socket = bind_and_listen(own);
-  if (!socket.ok()) return socket.status();
-  SocketAddress bound;
-  socklen_t length = sizeof bound.storage;
-  if (::getsockname(socket->get(), reinterpret_cast<sockaddr*>(&bound.storage), &length) != 0) {
-    return system_error("tcp: getsockname", errno);
-  }
-  for (SocketAddress& address : *advertised) address.set_port(bound.port());
-  return Listener{std::move(*socket), std::move(*advertised)};
+  if (listeners.sockets.empty()) return failure;
+  return listeners;
 }
 
 class TcpTransport final : public Transport {
  public:
-  TcpTransport(const TcpOptions& options, Listener listener, std::shared_ptr<Reactor> reactor)
-      : options_(options), listener_(std::move(listener)), reactor_(std::move(reactor)) {}
+  TcpTransport(const TcpOptions& options, Listeners listeners, std::shared_ptr<Reactor> reactor)
+      : options_(options), listeners_(std::move(listeners)), reactor_(std::move(reactor)) {}
   ~TcpTransport() override { reactor_->close_all(); }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "tcp"; }
-  [[nodiscard]] std::string address() const override { return join_addresses(listener_.advertised); }
+  [[nodiscard]] std::string address() const override { return join_addresses(listeners_.advertised); }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                                      std::chrono::steady_clock::time_point deadline) override {
@@ -95,8 +97,8 @@ class TcpTransport final : public Transport {
     self.size = static_cast<std::uint32_t>(options_.size);
     self.sockets = static_cast<std::uint16_t>(options_.sockets_per_peer);
     self.tile_bytes = options_.tile_bytes;
-    auto connected = connect_peers(self, listener_.socket.get(), *where, deadline);
-    listener_.socket.reset();  // nobody else is expected
+    auto connected = connect_peers(self, options_.key, listeners_.sockets, *where, deadline);
+    listeners_.sockets.clear();  // nobody else is expected
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
@@ -118,7 +120,7 @@ class TcpTransport final : public Transport {
  private:
   Result<std::vector<PeerAddress>> check(std::span<const int> peers, std::span<const std::string> addresses) const {
     const auto bad = [](std::string text) { return Status(StatusCode::invalid_argument, "tcp: connect: " + std::move(text)); };
-    if (!listener_.socket.valid()) return bad("was called before");
+    if (listeners_.sockets.empty()) return bad("was called before");
     if (peers.size() != addresses.size()) return bad(fmt::format("{} peers but {} addresses", peers.size(), addresses.size()));
     std::vector<PeerAddress> where;
     for (std::size_t i = 0; i < peers.size(); ++i) {
@@ -137,7 +139,7 @@ class TcpTransport final : public Transport {
   }
 
   const TcpOptions options_;
-  Listener listener_;
+  Listeners listeners_;
   std::shared_ptr<Reactor> reactor_;
 };
 
@@ -164,11 +166,11 @@ Status check(const TcpOptions& options) {
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   const Status checked = tcp::check(options);
   if (!checked.ok()) return checked;
-  auto listener = tcp::open_listener(options);
-  if (!listener.ok()) return listener.status();
+  auto listeners = tcp::open_listeners(options);
+  if (!listeners.ok()) return listeners.status();
   auto reactor = tcp::Reactor::make();
   if (!reactor.ok()) return reactor.status();
-  return std::unique_ptr<Transport>(std::make_unique<tcp::TcpTransport>(options, std::move(*listener), std::move(*reactor)));
+  return std::unique_ptr<Transport>(std::make_unique<tcp::TcpTransport>(options, std::move(*listeners), std::move(*reactor)));
 }
 
 }  // namespace shoal

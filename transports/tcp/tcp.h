@@ -8,6 +8,7 @@
 
 #include <shoal/status.h>
 
+#include "src/trust/proof.h"
 #include "transports/transport.h"
 
 namespace shoal {
@@ -15,13 +16,15 @@ namespace shoal {
 /// What a TCP transport needs to know. All ranks of a job must agree on everything but the first two and `rank`.
 struct TcpOptions {
   /// Where to listen and what to advertise: a numeric address ("10.0.0.3", "fd00::3"), an interface ("eth0"), or empty for
-  /// every usable address of this host, among which the peers pick the first that they reach.
+  /// every usable address of this host, among which the peers pick the first that they reach. It listens on these addresses and
+  /// no others.
   std::string interface_or_address;
   std::uint16_t port = 0;              ///< to listen on; 0 = any free one
   int sockets_per_peer = 2;            ///< 1..16
   std::size_t tile_bytes = 128 << 10;  ///< largest payload of a tile, 64 B .. 16 MiB
   std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 2..64
-  std::uint64_t job_id = 0;            ///< secret enough to tell this job's ranks from strangers
+  std::uint64_t job_id = 0;            ///< tells this job's ranks from others by accident
+  Key key;                             ///< tells them from strangers on purpose
   int rank = 0;
   int size = 1;  ///< ranks of the job
 };

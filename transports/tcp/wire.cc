@@ -48,9 +48,17 @@ std::uint32_t check_of_record(const std::byte* record, std::size_t bytes) noexce
   return check_of(record + kPreludeBytes, (bytes - kPreludeBytes) / 8);
 }
 
+// A handshake record: fields, nonce, and then the proof of these.
+constexpr std::size_t kProvenBytes = 64;
+static_assert(kProvenBytes + std::tuple_size_v<Proof> == kHelloBytes);
+
+Proof proof_of(const HelloRecord& record, const Key& key, std::string_view before) noexcept {
+  return prove(key, "tcp link", {before, as_text(record).substr(0, kProvenBytes)});
+}
+
 }  // namespace
 
-HelloRecord encode(const Hello& hello) noexcept {
+HelloRecord encode(const Hello& hello, const Key& key, std::string_view before) noexcept {
   HelloRecord record{};
   std::byte* at = record.data();
   store(at + 8, hello.version);
@@ -62,18 +70,27 @@ HelloRecord encode(const Hello& hello) noexcept {
   store(at + 32, hello.sockets);
   store(at + 34, hello.socket_index);
   store(at + 40, hello.tile_bytes);
+  std::memcpy(at + 48, hello.nonce.data(), hello.nonce.size());
   store(at, kHelloMagic);
-  store(at + 4, check_of_record(at, kHelloBytes));
+  store(at + 4, check_of_record(at, kProvenBytes));
+  const Proof proof = proof_of(record, key, before);
+  std::memcpy(at + kProvenBytes, proof.data(), proof.size());
   return record;
+}
+
+bool is_proven(const HelloRecord& record, const Key& key, std::string_view before) noexcept {
+  Proof claimed;
+  std::memcpy(claimed.data(), record.data() + kProvenBytes, claimed.size());
+  return same(claimed, proof_of(record, key, before));
 }
 
 std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept {
   const std::byte* at = bytes.data();
-  if (load<std::uint32_t>(at) != kHelloMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kHelloBytes)) return {};
+  if (load<std::uint32_t>(at) != kHelloMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kProvenBytes)) return {};
   Hello hello;
   hello.version = load<std::uint16_t>(at + 8);
   const auto kind = load<std::uint16_t>(at + 10);
-  if (kind < 1 || kind > 3) return {};
+  if (kind < 1 || kind > 4) return {};
   hello.kind = static_cast<HelloKind>(kind);
   hello.size = load<std::uint32_t>(at + 12);
   hello.job_id = load<std::uint64_t>(at + 16);
@@ -82,6 +99,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes)
   hello.sockets = load<std::uint16_t>(at + 32);
   hello.socket_index = load<std::uint16_t>(at + 34);
   hello.tile_bytes = load<std::uint64_t>(at + 40);
+  std::memcpy(hello.nonce.data(), at + 48, hello.nonce.size());
   return hello;
 }
 

@@ -8,15 +8,19 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
+#include "src/trust/proof.h"
 #include "transports/transport.h"
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 2;
+inline constexpr std::uint16_t kWireVersion = 3;
 
-/// The three records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms.
-enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3 };
+/// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms, the
+/// listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been recorded
+/// earlier; who confirms holds the key now, since the reply contains a new nonce.
+enum class HelloKind : std::uint16_t { greet = 1, reply = 2, confirm = 3, accept = 4 };
 
 /// One handshake record. A side sends its own values; whether they fit is for the other side to judge.
 struct Hello {
@@ -29,14 +33,18 @@ struct Hello {
   std::uint16_t sockets = 0;
   std::uint16_t socket_index = 0;
   std::uint64_t tile_bytes = 0;
+  Nonce nonce{};  ///< of a greeting and a reply
 
   bool operator==(const Hello&) const = default;
 };
-inline constexpr std::size_t kHelloBytes = 48;
+inline constexpr std::size_t kHelloBytes = 96;
 using HelloRecord = std::array<std::byte, kHelloBytes>;
 
-[[nodiscard]] HelloRecord encode(const Hello& hello) noexcept;
-/// Empty where the bytes are no handshake record (wrong magic, kind or check sum). The version is not judged.
+/// `before`: the records of this handshake so far, one after the other.
+[[nodiscard]] HelloRecord encode(const Hello& hello, const Key& key, std::string_view before = {}) noexcept;
+/// Whether the record was made by a holder of `key`, as the next one after `before`.
+[[nodiscard]] bool is_proven(const HelloRecord& record, const Key& key, std::string_view before = {}) noexcept;
+/// Empty where the bytes are no handshake record (wrong magic, kind or check sum). Neither version nor proof is judged.
 [[nodiscard]] std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept;
 
 /// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache

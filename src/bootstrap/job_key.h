@@ -1,0 +1,28 @@
+// The key of this process's job, as its user or launcher has given it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <shoal/status.h>
+
+#include "src/trust/proof.h"
+
+namespace shoal {
+
+/// What the ranks of a job prove to each other that they hold.
+struct JobKey {
+  Key key;              ///< the same on every rank; derived from nothing where none was given
+  bool secret = false;  ///< somebody gave one: strangers cannot know it
+};
+
+/// The text of SHOAL_JOB_KEY, or of the file that SHOAL_JOB_KEY_FILE names without the line feed at its end; nothing where
+/// neither is set. Errors: invalid_argument where both are set, where the text is shorter than kShortestKey characters, or
+/// where users of no concern may read the file; system_error where it cannot be read. No message contains the key.
+Result<std::optional<std::string>> job_key_text();
+inline constexpr std::size_t kShortestKey = 16;
+
+/// The key for that text. Errors as above.
+Result<JobKey> job_key();
+
+}  // namespace shoal

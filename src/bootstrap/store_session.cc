@@ -1,0 +1,193 @@
+#include "src/bootstrap/store_session.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client does not read
+constexpr std::size_t kMaxRequestBytes = kMaxStoreKeyBytes + kMaxStoreValueBytes + 64;
+
+// Takes fields off the front of what a client has sent so far. Nothing is taken unless a whole message is there.
+class Parser {
+ public:
+  explicit Parser(std::string_view bytes) : rest_(bytes), size_(bytes.size()) {}
+
+  std::optional<char> byte() {
+    if (rest_.empty()) return std::nullopt;
+    const char value = rest_.front();
+    rest_.remove_prefix(1);
+    return value;
+  }
+  std::optional<std::uint32_t> number() {
+    std::uint32_t value = 0;
+    if (rest_.size() < sizeof value) return std::nullopt;
+    std::memcpy(&value, rest_.data(), sizeof value);
+    rest_.remove_prefix(sizeof value);
+    return value;
+  }
+  template <typename Array>
+  std::optional<Array> array() {
+    Array value;
+    if (rest_.size() < value.size()) return std::nullopt;
+    std::memcpy(value.data(), rest_.data(), value.size());
+    rest_.remove_prefix(value.size());
+    return value;
+  }
+  // nullopt: not there yet; hostile() where the length is beyond `limit`.
+  std::optional<std::string_view> block(std::uint32_t limit) {
+    const auto length = number();
+    if (!length) return std::nullopt;
+    hostile_ |= *length > limit;
+    if (hostile_ || rest_.size() < *length) return std::nullopt;
+    const std::string_view bytes = rest_.substr(0, *length);
+    rest_.remove_prefix(*length);
+    return bytes;
+  }
+  [[nodiscard]] bool hostile() const { return hostile_; }
+  [[nodiscard]] std::size_t taken() const { return size_ - rest_.size(); }
+
+ private:
+  std::string_view rest_;
+  std::size_t size_;
+  bool hostile_ = false;
+};
+
+}  // namespace
+
+void append_number(std::string& out, std::uint32_t value) { out.append(reinterpret_cast<const char*>(&value), sizeof value); }
+
+void append_block(std::string& out, std::string_view bytes) {
+  append_number(out, static_cast<std::uint32_t>(bytes.size()));
+  out.append(bytes);
+}
+
+std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version) {
+  std::string hello;
+  append_number(hello, kStoreMagic);
+  append_number(hello, version);
+  append_block(hello, job);
+  hello.append(as_text(nonce));
+  return hello;
+}
+
+Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server) {
+  return prove(key, "store server", {job, as_text(client), as_text(server)});
+}
+
+Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server) {
+  return prove(key, "store client", {job, as_text(client), as_text(server)});
+}
+
+bool StoreSession::receive(std::string_view bytes) {
+  bool set = false;
+  while (!bytes.empty() && !over()) {
+    // What a stranger may make this process keep is its hello.
+    const std::size_t limit = trusted() ? kMaxRequestBytes : kMaxStoreJobBytes + 64;
+    const std::size_t part = std::min(bytes.size(), limit - std::min(limit, received_.size()));
+    received_.append(bytes.substr(0, part));
+    bytes.remove_prefix(part);
+    const std::size_t before = received_.size();
+    while (handle(&set)) {
+    }
+    if (part == 0 && received_.size() == before) refuse("it says too much at a time");
+  }
+  return set;
+}
+
+// One whole message; false where there is none.
+bool StoreSession::handle(bool* set) {
+  if (over() || wanted_) return false;
+  std::size_t taken = 0;
+  const bool whole = state_ == State::stranger     ? handle_hello(received_, &taken)
+                     : state_ == State::challenged ? handle_proof(received_, &taken)
+                                                   : handle_request(received_, &taken, set);
+  if (unsent.size() > kMaxPendingBytes) refuse("it does not read its answers");
+  if (!whole || over()) return false;
+  received_.erase(0, taken);
+  return true;
+}
+
+bool StoreSession::handle_hello(std::string_view bytes, std::size_t* taken) {
+  Parser parser(bytes);
+  const auto magic = parser.number();
+  const auto version = parser.number();
+  if (magic && *magic != kStoreMagic) return refuse("it does not speak the store's protocol"), false;
+  if (!version) return false;
+  const auto job = parser.block(kMaxStoreJobBytes);
+  if (parser.hostile()) return refuse("it does not speak the store's protocol"), false;
+  if (!job) return false;
+  const StoreAnswer answer = *version != kStoreVersion ? StoreAnswer::other_version
+                             : *job != table_.job      ? StoreAnswer::other_job
+                                                       : StoreAnswer::challenge;
+  if (answer != StoreAnswer::challenge) {
+    refuse(answer == StoreAnswer::other_job ? "it belongs to another job" : "it speaks another version of shoal");
+    unsent.push_back(static_cast<char>(answer));
+    append_block(unsent, table_.job);
+    return false;
+  }
+  const auto theirs = parser.array<Nonce>();
+  if (!theirs) return false;
+  const Nonce mine = random_nonce();
+  unsent.push_back(static_cast<char>(answer));
+  append_block(unsent, table_.job);
+  unsent.append(as_text(mine)).append(as_text(store_server_proof(table_.key, table_.job, *theirs, mine)));
+  expected_ = store_client_proof(table_.key, table_.job, *theirs, mine);
+  state_ = State::challenged;
+  *taken = parser.taken();
+  return true;
+}
+
+bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
+  Parser parser(bytes);
+  const auto proof = parser.array<Proof>();
+  if (!proof) return false;
+  if (!same(*proof, expected_)) return refuse("it does not hold the job's key"), false;
+  state_ = State::trusted;
+  *taken = parser.taken();
+  return true;
+}
+
+bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bool* set) {
+  Parser parser(bytes);
+  const auto request = parser.byte();
+  if (!request) return false;
+  const bool sets = *request == static_cast<char>(StoreRequest::set);
+  if (!sets && *request != static_cast<char>(StoreRequest::get)) return end(), false;
+  const auto key = parser.block(kMaxStoreKeyBytes);
+  const auto value = key && sets ? parser.block(kMaxStoreValueBytes) : std::nullopt;
+  if (parser.hostile()) return end(), false;
+  if (!key || (sets && !value)) return false;
+  *taken = parser.taken();
+  if (sets) {
+    table_.values.insert_or_assign(std::string(*key), std::string(*value));
+    unsent.push_back(static_cast<char>(StoreAnswer::done));
+    *set = true;
+  } else {
+    wanted_ = std::string(*key);
+    look_again();
+  }
+  return true;
+}
+
+void StoreSession::look_again() {
+  if (!wanted_ || over()) return;
+  const auto found = table_.values.find(*wanted_);
+  if (found == table_.values.end()) return;
+  append_block(unsent, found->second);
+  wanted_.reset();
+}
+
+void StoreSession::refuse(std::string_view why) {
+  if (!trusted()) refused_ = why;
+  end();
+}
+
+void StoreSession::end() {
+  state_ = State::over;
+  unsent.clear();
+  received_ = {};
+}
+
+}  // namespace shoal

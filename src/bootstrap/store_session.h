@@ -1,0 +1,83 @@
+// What travels between a TCP store's server and its clients, and the server's side of it: bytes in, bytes out, no sockets.
+//
+// Little-endian; a block is a 32-bit length and bytes.
+//   client  magic, version, job (block), nonce
+//   server  1 byte: 1 = other job, 2 = other version, 3 = challenge; its job (block); after a challenge: nonce, proof
+//   client  proof
+//   client  requests: 1 byte (1 = set, 2 = get), key (block)[, value (block)]
+//   server  to set: 1 byte 0; to get: the value (block), when the key exists
+// The server proves itself first, so a client with another key knows it and says so; what the client proves covers both nonces.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "src/trust/proof.h"
+
+namespace shoal {
+
+inline constexpr std::uint32_t kStoreMagic = 0x54534853;  // "SHST"
+inline constexpr std::uint32_t kStoreVersion = 2;
+inline constexpr std::uint32_t kMaxStoreJobBytes = 256;
+inline constexpr std::uint32_t kMaxStoreKeyBytes = 4096;
+inline constexpr std::uint32_t kMaxStoreValueBytes = 1 << 20;
+
+enum class StoreAnswer : char { done = 0, other_job = 1, other_version = 2, challenge = 3 };
+enum class StoreRequest : char { set = 1, get = 2 };
+
+void append_number(std::string& out, std::uint32_t value);
+void append_block(std::string& out, std::string_view bytes);
+/// The client's first words.
+std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version = kStoreVersion);
+/// By which the server and then the client show that they hold the job's key.
+Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
+Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
+
+/// What a server keeps for all its clients.
+struct StoreTable {
+  std::string job;
+  Key key;
+  std::map<std::string, std::string, std::less<>> values;
+};
+
+/// One client, from the server's point of view. Thread rule: one thread for a table and all its sessions.
+class StoreSession {
+ public:
+  explicit StoreSession(StoreTable& table) : table_(table) {}
+
+  /// Takes what the client has sent. Memory stays below one request and what it has not read of its answers. True where a value
+  /// was set, so that others may wait no longer.
+  bool receive(std::string_view bytes);
+  /// Answers a get that waits, where its key exists by now.
+  void look_again();
+
+  /// Whether the client has proven that it belongs to the job.
+  [[nodiscard]] bool trusted() const noexcept { return state_ == State::trusted; }
+  /// Whether the connection is to be closed: at once where `unsent` is empty, else when that has been sent.
+  [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
+  /// Why a client that was never trusted was turned away; empty else.
+  [[nodiscard]] std::string_view refused() const noexcept { return refused_; }
+
+  std::string unsent;  ///< for the client; the owner removes what it has sent
+
+ private:
+  enum class State { stranger, challenged, trusted, over };
+  bool handle(bool* set);
+  bool handle_hello(std::string_view bytes, std::size_t* taken);
+  bool handle_proof(std::string_view bytes, std::size_t* taken);
+  bool handle_request(std::string_view bytes, std::size_t* taken, bool* set);
+  void refuse(std::string_view why);
+  void end();
+
+  StoreTable& table_;
+  State state_ = State::stranger;
+  std::string_view refused_;
+  std::string received_;
+  std::optional<std::string> wanted_;  // key of a get that waits
+  Proof expected_{};
+};
+
+}  // namespace shoal

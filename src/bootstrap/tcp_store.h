@@ -1,0 +1,19 @@
+// The store that rank 0 serves over TCP, for those who hold the job's key already.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <shoal/store.h>
+
+#include "src/trust/proof.h"
+
+namespace shoal {
+
+/// make_tcp_store() with this key instead of that of the settings.
+Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
+                                              const Key& key, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal

@@ -1,0 +1,104 @@
+#include "src/communicator/job_config.h"
+
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+namespace shoal {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::size_t kLongestName = 256;
+constexpr std::size_t kLongestError = 4096;
+constexpr std::size_t kSaltBytes = 64;
+
+std::string check_value(const Key& links) { return to_hex(derive_key(links, "check")); }
+
+// Reads fields and remembers whether one was not what it should be.
+class Reader {
+ public:
+  explicit Reader(const Json& json) : json_(json) {}
+
+  std::uint64_t number(const char* name, std::uint64_t low, std::uint64_t high) {
+    const auto found = json_.find(name);
+    const bool good = found != json_.end() && found->is_number_unsigned();
+    const std::uint64_t value = good ? found->get<std::uint64_t>() : low;
+    good_ &= good && value >= low && value <= high;
+    return value;
+  }
+  bool flag(const char* name) {
+    const auto found = json_.find(name);
+    const bool good = found != json_.end() && found->is_boolean();
+    good_ &= good;
+    return good && found->get<bool>();
+  }
+  std::string text(const char* name, std::size_t longest) {
+    const auto found = json_.find(name);
+    const bool good = found != json_.end() && found->is_string();
+    std::string value = good ? found->get<std::string>() : std::string();
+    good_ &= good && value.size() <= longest;
+    return value;
+  }
+  [[nodiscard]] bool good() const { return good_; }
+
+ private:
+  const Json& json_;
+  bool good_ = true;
+};
+
+Status malformed() { return {StatusCode::internal, "rank 0 published a malformed configuration"}; }
+
+}  // namespace
+
+Key link_key(const Key& job_key, const JobConfig& config) { return derive_key(job_key, "links", config.salt); }
+
+std::string to_text(const JobConfig& config, const Key& job_key) {
+  return Json{{"job_id", config.job_id},
+              {"algorithm", config.algorithm},
+              {"use_shm", config.use_shm},
+              {"use_tcp", config.use_tcp},
+              {"tile_bytes", config.tile_bytes},
+              {"sockets_per_peer", config.sockets_per_peer},
+              {"probe", config.probe},
+              {"tuned", config.tuned},
+              {"salt", config.salt},
+              {"check", check_value(link_key(job_key, config))}}
+      .dump();
+}
+
+std::string refusal_text(const Status& status) {
+  // Words of the system or of a file may be in any encoding.
+  return Json{{"error", status.message().substr(0, kLongestError)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object()) return malformed();
+  if (const auto error = json.find("error"); error != json.end()) {
+    if (!error->is_string()) return malformed();
+    return Status(StatusCode::invalid_argument, "rank 0: " + error->get<std::string>());
+  }
+  Reader read(json);
+  JobConfig config;
+  config.job_id = read.number("job_id", 0, ~std::uint64_t{0});
+  config.algorithm = read.text("algorithm", kLongestName);
+  config.use_shm = read.flag("use_shm");
+  config.use_tcp = read.flag("use_tcp");
+  config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
+  config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
+  config.probe = read.flag("probe");
+  config.tuned = read.flag("tuned");
+  config.salt = read.text("salt", kSaltBytes);
+  const std::string check = read.text("check", kSaltBytes);
+  if (!read.good()) return malformed();
+  if (check != check_value(link_key(job_key, config))) {
+    return Status(
+        StatusCode::invalid_argument,
+        "rank 0 has another job key than this rank; start all ranks with the same SHOAL_JOB_KEY or SHOAL_JOB_KEY_FILE, "
+        "or all without");
+  }
+  return config;
+}
+
+}  // namespace shoal

@@ -1,0 +1,38 @@
+// What rank 0 decides for all ranks of a job, and the text in which it says so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <shoal/status.h>
+
+#include "src/trust/proof.h"
+
+namespace shoal {
+
+struct JobConfig {
+  std::uint64_t job_id = 0;
+  std::string algorithm;
+  bool use_shm = true;
+  bool use_tcp = true;
+  std::size_t tile_bytes = 64 << 10;
+  int sockets_per_peer = 1;
+  bool probe = true;
+  bool tuned = false;  ///< there is a table of measured times, and rank 0 has it
+  std::string salt;    ///< random text that makes the keys of this job's links others than those of any job before it
+};
+
+/// The key from which the ranks derive those of their links: nobody knows it who lacks `job_key` or has not read `config`.
+Key link_key(const Key& job_key, const JobConfig& config);
+
+/// The text to publish. It shows whether a reader has the same job key, and tells nothing else of it.
+std::string to_text(const JobConfig& config, const Key& job_key);
+/// Published instead where rank 0 cannot go on.
+std::string refusal_text(const Status& status);
+
+/// Errors: those of refusal_text(); invalid_argument where rank 0 has another job key; internal for anything that is no text of
+/// to_text(), with the values in their ranges.
+Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key);
+
+}  // namespace shoal

@@ -1,0 +1,193 @@
+// Keys and proofs: against an independent HMAC, where keys come from, and what rank 0 tells the others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "src/bootstrap/job_key.h"
+#include "src/communicator/job_config.h"
+#include "src/trust/proof.h"
+#include "src/trust/refusals.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Key counting_key() {
+  Key key;
+  unsigned char next = 0;
+  for (std::byte& byte : key.bytes) byte = std::byte{next++};
+  return key;
+}
+
+// Expected: hmac.new(bytes(range(32)), each part behind its length in 8 bytes, sha256) by Python's library.
+TEST(Proof, IsAnHmacSha256OfRoleAndParts) {
+  EXPECT_EQ(to_hex(Key{prove(counting_key(), "role", {"one", "", "three"})}),
+            "9a03f51487d87a8abd27de15933ecf9533e94ac3400aeee853b16ab3cab32441");
+}
+
+TEST(Proof, CoversKeyRoleAndEachPartsEnds) {
+  const Key key = counting_key();
+  const Proof proof = prove(key, "role", {"ab", "c"});
+  EXPECT_TRUE(same(proof, prove(key, "role", {"ab", "c"})));
+  EXPECT_FALSE(same(proof, prove(key, "role", {"a", "bc"})));
+  EXPECT_FALSE(same(proof, prove(key, "role", {"abc"})));
+  EXPECT_FALSE(same(proof, prove(key, "other", {"ab", "c"})));
+  EXPECT_FALSE(same(proof, prove(Key{}, "role", {"ab", "c"})));
+}
+
+TEST(Proof, KeysAndNoncesAreNew) {
+  EXPECT_NE(random_key().bytes, random_key().bytes);
+  EXPECT_NE(random_nonce(), random_nonce());
+  const Key key = counting_key();
+  EXPECT_NE(derive_key(key, "one").bytes, derive_key(key, "two").bytes);
+  EXPECT_NE(derive_key(key, "one", "salt").bytes, derive_key(key, "one").bytes);
+  EXPECT_EQ(key_from_text("a text").bytes, key_from_text("a text").bytes);
+}
+
+TEST(Refusals, AreCountedWithTheLastReason) {
+  const auto before = refusals().count;
+  count_refusal("tcp", "first");
+  count_refusal("shm", "second");
+  EXPECT_EQ(refusals().count, before + 2);
+  EXPECT_EQ(refusals().last, "shm: second");
+}
+
+class JobKeySource : public ::testing::Test {
+ protected:
+  JobKeySource() {
+    char pattern[] = "/tmp/shoal-test-XXXXXX";
+    directory_ = ::mkdtemp(pattern);
+    path_ = directory_ + "/key";
+  }
+  ~JobKeySource() override {
+    ::unsetenv("SHOAL_JOB_KEY");
+    ::unsetenv("SHOAL_JOB_KEY_FILE");
+    std::filesystem::remove_all(directory_);
+  }
+  void write_file(const std::string& text, mode_t mode) const {
+    std::ofstream(path_) << text;
+    ASSERT_EQ(::chmod(path_.c_str(), mode), 0);
+    ::setenv("SHOAL_JOB_KEY_FILE", path_.c_str(), 1);
+  }
+  static std::string complaint() {
+    const auto key = job_key();
+    return key.ok() ? "" : key.status().to_string();
+  }
+  std::string directory_;
+  std::string path_;
+};
+
+TEST_F(JobKeySource, NoneIsNoSecretAndTheSameForAll) {
+  const auto key = job_key();
+  ASSERT_TRUE(key.ok());
+  EXPECT_FALSE(key->secret);
+  EXPECT_EQ(key->key.bytes, job_key()->key.bytes);
+}
+
+TEST_F(JobKeySource, VariableAndFileMeanTheSame) {
+  const std::string text = "0123456789abcdef0123456789abcdef";
+  ::setenv("SHOAL_JOB_KEY", text.c_str(), 1);
+  const auto by_variable = job_key();
+  ASSERT_TRUE(by_variable.ok());
+  EXPECT_TRUE(by_variable->secret);
+  ::unsetenv("SHOAL_JOB_KEY");
+  write_file(text + "\n", 0600);
+  const auto by_file = job_key();
+  ASSERT_TRUE(by_file.ok()) << by_file.status().to_string();
+  EXPECT_TRUE(by_file->secret);
+  EXPECT_EQ(by_file->key.bytes, by_variable->key.bytes);
+}
+
+TEST_F(JobKeySource, WhatIsNoGoodKeyIsRefusedWithoutSayingIt) {
+  ::setenv("SHOAL_JOB_KEY", "tooshort", 1);
+  EXPECT_THAT(complaint(), HasSubstr("invalid_argument: SHOAL_JOB_KEY holds a key of 8 characters"));
+  EXPECT_THAT(complaint(), Not(HasSubstr("tooshort")));
+  ::setenv("SHOAL_JOB_KEY", "0123456789abcdef", 1);
+  write_file("0123456789abcdef", 0600);
+  EXPECT_THAT(complaint(), HasSubstr("both set"));
+  ::unsetenv("SHOAL_JOB_KEY");
+  write_file("0123456789abcdef", 0604);
+  EXPECT_THAT(complaint(), HasSubstr("chmod o-rwx"));
+  write_file("short", 0600);
+  EXPECT_THAT(complaint(), HasSubstr("SHOAL_JOB_KEY_FILE holds a key of 5 characters"));
+  write_file(std::string(5000, 'x'), 0600);
+  EXPECT_THAT(complaint(), HasSubstr("16 to 4096 are possible"));
+  for (const char* path : {"/no/such/file", "/proc/self"}) {
+    ::setenv("SHOAL_JOB_KEY_FILE", path, 1);
+    EXPECT_THAT(complaint(), HasSubstr(path));
+  }
+  ASSERT_EQ(::mkfifo((directory_ + "/pipe").c_str(), 0600), 0);
+  ::setenv("SHOAL_JOB_KEY_FILE", (directory_ + "/pipe").c_str(), 1);
+  EXPECT_THAT(complaint(), HasSubstr("is no regular file"));
+}
+
+JobConfig sample_config() {
+  JobConfig config;
+  config.job_id = ~std::uint64_t{0};
+  config.algorithm = "ring";
+  config.use_shm = false;
+  config.tile_bytes = 128 << 10;
+  config.sockets_per_peer = 3;
+  config.tuned = true;
+  config.salt = "salt";
+  return config;
+}
+
+TEST(JobConfig, SurvivesTheRoundTrip) {
+  const Key key = counting_key();
+  const auto read = parse_job_config(to_text(sample_config(), key), key);
+  ASSERT_TRUE(read.ok()) << read.status().to_string();
+  EXPECT_EQ(to_text(*read, key), to_text(sample_config(), key));
+  EXPECT_EQ(read->job_id, ~std::uint64_t{0});
+  EXPECT_EQ(read->sockets_per_peer, 3);
+  EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);
+}
+
+TEST(JobConfig, ShowsAnotherKeyAndTellsNothingOfIt) {
+  const Key key = counting_key();
+  const std::string text = to_text(sample_config(), key);
+  EXPECT_THAT(text, Not(HasSubstr(to_hex(key))));
+  EXPECT_THAT(text, Not(HasSubstr(to_hex(link_key(key, sample_config())))));
+  const auto read = parse_job_config(text, key_from_text("another"));
+  EXPECT_EQ(read.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(read.status().message(), HasSubstr("rank 0 has another job key than this rank"));
+}
+
+TEST(JobConfig, RefusalsArriveAsRankZerosWords) {
+  const auto read = parse_job_config(refusal_text(Status(StatusCode::internal, "words \xff of a file")), Key{});
+  EXPECT_EQ(read.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(read.status().message(), HasSubstr("rank 0: words"));
+}
+
+TEST(JobConfig, EveryFieldIsChecked) {
+  const Key key = counting_key();
+  const auto good = nlohmann::json::parse(to_text(sample_config(), key));
+  for (const auto& [name, value] : good.items()) {
+    for (const nlohmann::json& wrong : {nlohmann::json("text"), nlohmann::json(-1), nlohmann::json(1e300), nlohmann::json(),
+                                        nlohmann::json::array(), nlohmann::json(std::string(10000, 'x'))}) {
+      if (name == "algorithm" && wrong == "text") continue;  // whether it exists is for others to judge
+      auto bad = good;
+      bad[name] = wrong;
+      EXPECT_FALSE(parse_job_config(bad.dump(), key).ok()) << name << " = " << wrong.dump().substr(0, 40);
+    }
+    auto without = good;
+    without.erase(name);
+    EXPECT_EQ(parse_job_config(without.dump(), key).status().code(), StatusCode::internal) << name;
+  }
+  for (const char* text : {"", "{", "[]", "7", "null", "{\"error\": 5}", "{}"})
+    EXPECT_EQ(parse_job_config(text, key).status().code(), StatusCode::internal) << text;
+}
+
+}  // namespace
+}  // namespace shoal
