@@ -263,7 +263,7 @@ class Rendezvous {
     inbound.records = as_text(inbound.reader.bytes);
     Hello reply = hello(HelloKind::reply, peer->sockets.rank, said->socket_index);
     reply.nonce = random_nonce();
-    if (!send_next(inbound.socket.get(), reply, inbound.records)) return false;
+    if (!send_next(inbound.socket.get(), reply, inbound.records)) return refuse(kUnconfirmed);
     if (!check_settings(*said)) return false;
     if (said->socket_index >= self_.sockets) return refuse("its socket number is too high");
     inbound.confirming = true;
