@@ -1,6 +1,6 @@
 #include "src/communicator/job_config.h"
 
-#include <optional>
+#include <cmath>
 
 #include <nlohmann/json.hpp>
 
@@ -48,6 +48,12 @@ class Reader {
 };
 
 Status malformed() { return {StatusCode::internal, "rank 0 published a malformed configuration"}; }
+
+// A finite number of at least `least`, else NaN.
+double number_in(const Json& value, double least) {
+  const double number = value.is_number() ? value.get<double>() : std::nan("");
+  return std::isfinite(number) && number >= least ? number : std::nan("");
+}
 
 }  // namespace
 
@@ -99,6 +105,34 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
         "or all without");
   }
   return config;
+}
+
+std::string costs_text(const Topology& topology) {
+  Json costs{{"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}};
+  for (const LinkCost& cost : topology.cost) costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us});
+  return costs.dump();
+}
+
+Status read_costs(const std::string& text, Topology& topology) {
+  const Status bad(StatusCode::internal, "rank 0 published malformed costs");
+  const Json costs = Json::parse(text, nullptr, false);
+  if (!costs.is_object() || !costs.contains("links") || !costs["links"].is_array() || !costs.contains("reduce") ||
+      !costs.contains("cores") || costs["links"].size() != topology.cost.size()) {
+    return bad;
+  }
+  Topology read = topology;
+  read.reduce_us_per_byte = number_in(costs["reduce"], 0);
+  read.cores_per_node = number_in(costs["cores"], 0);
+  double all = read.reduce_us_per_byte + read.cores_per_node;  // NaN where one of them is
+  for (std::size_t i = 0; i < read.cost.size(); ++i) {
+    const Json& link = costs["links"][i];
+    if (!link.is_array() || link.size() != 3) return bad;
+    read.cost[i] = {number_in(link[0], 0), number_in(link[1], 0), number_in(link[2], -1)};
+    all += read.cost[i].latency_us + read.cost[i].us_per_byte + read.cost[i].overhead_us;
+  }
+  if (std::isnan(all)) return bad;
+  topology = std::move(read);
+  return {};
 }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 
 #include <shoal/status.h>
 
+#include "src/topology/topology.h"
 #include "src/trust/proof.h"
 
 namespace shoal {
@@ -34,5 +35,10 @@ std::string refusal_text(const Status& status);
 /// Errors: those of refusal_text(); invalid_argument where rank 0 has another job key; internal for anything that is no text of
 /// to_text(), with the values in their ranges.
 Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key);
+
+/// The costs of the links and of the reduction, and the cores of a node, as rank 0 publishes them.
+std::string costs_text(const Topology& topology);
+/// Takes them over into `topology`. Errors: internal for anything that is no text of costs_text(); `topology` is as it was.
+Status read_costs(const std::string& text, Topology& topology);
 
 }  // namespace shoal

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+
+#include "src/communicator/job_config.h"
 
 namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Json = nlohmann::json;
 
 constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
@@ -184,24 +184,12 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
     if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
   }
   if (parts.rank == 0) {
-    Json costs{{"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}};
-    for (const LinkCost& cost : topology.cost) costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us});
-    return store.set("costs", costs.dump());
+    return store.set("costs", costs_text(topology));
   }
   const auto text = store.get("costs", deadline);
   if (!text.ok())
     return {text.status().code(), fmt::format("start-up: rank 0 has not measured the links: {}", text.status().message())};
-  const Json costs = Json::parse(*text, nullptr, false);
-  if (!costs.is_object() || !costs.contains("links") || costs["links"].size() != kLinkClassCount) {
-    return {StatusCode::internal, "rank 0 published malformed costs"};
-  }
-  topology.reduce_us_per_byte = costs.value("reduce", topology.reduce_us_per_byte);
-  topology.cores_per_node = costs.value("cores", topology.cores_per_node);
-  for (std::size_t i = 0; i < topology.cost.size(); ++i) {
-    topology.cost[i] = {costs["links"][i][0].get<double>(), costs["links"][i][1].get<double>(),
-                        costs["links"][i][2].get<double>()};
-  }
-  return {};
+  return read_costs(*text, topology);
 }
 
 }  // namespace shoal

@@ -110,7 +110,9 @@ Status read_field(const Field& field, const nlohmann::json& value, std::string_v
   } else if (field.count != nullptr && value.is_number_integer() && std::abs(value.get<double>()) <= kMaxCount) {
     platform.*field.count = value.get<int>();
   } else {
-    return invalid(fmt::format("{}: '{}' is {}, not {}", origin, field.key, value.dump(),
+    // A structure is not shown: it may be nested deeper than the stack allows to print.
+    return invalid(fmt::format("{}: '{}' is {}, not {}", origin, field.key,
+                               value.is_structured() ? value.type_name() : value.dump(),
                                field.number != nullptr ? "a number" : fmt::format("a whole number up to {}", kMaxCount)));
   }
   return {};

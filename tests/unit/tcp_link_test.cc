@@ -449,14 +449,24 @@ Played play_peer(int sockets, std::size_t tile_bytes) {
     Descriptor& socket = played.peer.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(socket.get(), where->raw(), where->length()), 0);
     hello.socket_index = static_cast<std::uint16_t>(i);
-    tcp::HelloRecord record = tcp::encode(hello);
-    EXPECT_EQ(::send(socket.get(), record.data(), record.size(), MSG_NOSIGNAL), static_cast<ssize_t>(record.size()));
-    EXPECT_EQ(::recv(socket.get(), record.data(), record.size(), MSG_WAITALL), static_cast<ssize_t>(record.size()));
-    EXPECT_TRUE(tcp::decode_hello(record));
-    hello.kind = tcp::HelloKind::confirm;
-    record = tcp::encode(hello);
-    EXPECT_EQ(::send(socket.get(), record.data(), record.size(), MSG_NOSIGNAL), static_cast<ssize_t>(record.size()));
-    hello.kind = tcp::HelloKind::greet;
+    std::string records;  // of this handshake so far
+    const auto say = [&](tcp::HelloKind kind) {
+      hello.kind = kind;
+      const tcp::HelloRecord record = tcp::encode(hello, kKey, records);
+      records += as_text(record);
+      EXPECT_EQ(::send(socket.get(), record.data(), record.size(), MSG_NOSIGNAL), static_cast<ssize_t>(record.size()));
+    };
+    const auto hear = [&](tcp::HelloKind kind) {
+      tcp::HelloRecord record{};
+      EXPECT_EQ(::recv(socket.get(), record.data(), record.size(), MSG_WAITALL), static_cast<ssize_t>(record.size()));
+      EXPECT_TRUE(tcp::is_proven(record, kKey, records));
+      EXPECT_EQ(tcp::decode_hello(record)->kind, kind);
+      records += as_text(record);
+    };
+    say(tcp::HelloKind::greet);
+    hear(tcp::HelloKind::reply);
+    say(tcp::HelloKind::confirm);
+    hear(tcp::HelloKind::accept);
   }
   rank.join();
   EXPECT_TRUE(played.end.status.ok()) << played.end.status.to_string();

@@ -1,0 +1,126 @@
+// Stands in for libFuzzer where the compiler has none: tries the corpus, then seeded mutations of it.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/fuzz/mutator.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+// What the sanitizers find ends in SIGABRT, so that the input is printed.
+extern "C" const char* __asan_default_options() { return "abort_on_error=1:detect_stack_use_after_return=0"; }
+extern "C" const char* __ubsan_default_options() { return "abort_on_error=1:halt_on_error=1:print_stacktrace=1"; }
+
+namespace {
+
+constexpr std::size_t kLongestInput = 64 << 10;
+constexpr unsigned kMostSeconds = 10;  // for one input
+constexpr std::size_t kMostPrinted = 16 << 10;
+
+std::string current;  // the input at hand
+
+// Only what is allowed in a signal handler: the input as hexadecimal digits on standard error.
+void report(int number) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  static std::array<char, 2 * kMostPrinted + 64> text;
+  std::size_t at = 0;
+  const auto add = [&](std::string_view words) {
+    for (const char c : words) text[at++] = c;
+  };
+  add(number == SIGALRM ? "\nhung on this input: " : "\nfailed on this input: ");
+  for (std::size_t i = 0; i < std::min(current.size(), kMostPrinted); ++i) {
+    const auto byte = static_cast<unsigned char>(current[i]);
+    text[at++] = kDigits[byte >> 4];
+    text[at++] = kDigits[byte & 15];
+  }
+  add("\n");
+  static_cast<void>(!::write(STDERR_FILENO, text.data(), at));
+  ::signal(number, SIG_DFL);
+  ::raise(number == SIGALRM ? SIGKILL : number);
+}
+
+void watch_for_failures() {
+  static std::array<char, 64 << 10> stack;  // the fault may be that the usual one is used up
+  stack_t other{};
+  other.ss_sp = stack.data();
+  other.ss_size = stack.size();
+  ::sigaltstack(&other, nullptr);
+  struct sigaction action {};
+  action.sa_handler = report;
+  action.sa_flags = SA_ONSTACK | SA_NODEFER;
+  for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM}) ::sigaction(number, &action, nullptr);
+}
+
+void try_input(std::string input) {
+  current = std::move(input);
+  ::alarm(kMostSeconds);
+  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(current.data()), current.size());
+  ::alarm(0);
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+bool take_number(std::string_view argument, std::string_view name, std::uint64_t* value) {
+  if (!argument.starts_with(name)) return false;
+  argument.remove_prefix(name.size());
+  const auto [end, error] = std::from_chars(argument.data(), argument.data() + argument.size(), *value);
+  if (error == std::errc() && end == argument.data() + argument.size()) return true;
+  std::cerr << "'" << argument << "' is no number\n";
+  std::exit(2);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::uint64_t runs = ~std::uint64_t{0};
+  std::uint64_t seconds = 60;
+  std::uint64_t seed = 1;
+  std::vector<std::string> pool{std::string()};
+  bool once = false;
+  for (int i = 1; i < count; ++i) {
+    const std::string_view argument = arguments[i];
+    if (take_number(argument, "-runs=", &runs) || take_number(argument, "-max_total_time=", &seconds) ||
+        take_number(argument, "-seed=", &seed)) {
+      continue;
+    }
+    if (!std::filesystem::exists(argument)) {
+      std::cerr << argument << ": no such file or folder, and no argument\n";
+      return 2;
+    }
+    once |= !std::filesystem::is_directory(argument);
+    if (!std::filesystem::is_directory(argument)) {
+      pool.push_back(content(argument));
+      continue;
+    }
+    std::vector<std::filesystem::path> files;
+    for (const auto& entry : std::filesystem::directory_iterator(argument)) files.push_back(entry.path());
+    std::sort(files.begin(), files.end());  // so that a seed means the same everywhere
+    for (const auto& file : files) pool.push_back(content(file));
+  }
+  watch_for_failures();
+  for (const std::string& known : pool) try_input(known);
+  std::uint64_t tried = pool.size();
+  std::mt19937_64 random(seed);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  for (; !once && tried < runs && std::chrono::steady_clock::now() < until; ++tried)
+    try_input(shoal::fuzz::mutate(pool, kLongestInput, random));
+  std::cout << "seed " << seed << ": " << pool.size() - 1 << " known inputs and " << tried - pool.size()
+            << " mutations, no finding\n";
+  return 0;
+}

@@ -1,0 +1,91 @@
+// Frames on the sockets of a TCP link. The input is a list of frames: which socket, how the header is made, and payload; so
+// that the deeper checks are reached, headers have the right check sum where the input does not say otherwise.
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "transports/tcp/link.h"
+#include "transports/tcp/reactor.h"
+
+using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
+
+namespace {
+
+constexpr std::size_t kTileBytes = 4096;
+constexpr std::size_t kSockets = 2;
+
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : rest_(data, size) {}
+  std::uint8_t byte() {
+    if (rest_.empty()) return 0;
+    const std::uint8_t value = rest_.front();
+    rest_ = rest_.subspan(1);
+    return value;
+  }
+  std::span<const std::uint8_t> some(std::size_t most) {
+    const auto part = rest_.first(std::min(most, rest_.size()));
+    rest_ = rest_.subspan(part.size());
+    return part;
+  }
+  [[nodiscard]] bool empty() const { return rest_.empty(); }
+
+ private:
+  std::span<const std::uint8_t> rest_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  auto reactor = tcp::Reactor::make();
+  if (!reactor.ok()) std::abort();
+  std::vector<tcp::Descriptor> ours;
+  std::vector<tcp::Descriptor> theirs;
+  for (std::size_t i = 0; i < kSockets; ++i) {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
+    ours.emplace_back(ends[0]);
+    theirs.emplace_back(ends[1]);
+  }
+  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), kTileBytes, 2);
+  if (!link.ok()) std::abort();
+  Bytes input(data, size);
+  std::uint64_t position = 0;
+  while (!input.empty()) {
+    const std::uint8_t choice = input.byte();
+    const tcp::Descriptor& socket = theirs[choice % kSockets];
+    std::vector<std::byte> out;
+    if ((choice & 4) != 0) {
+      const auto raw = input.some(64);
+      for (const std::uint8_t byte : raw) out.push_back(std::byte{byte});
+    } else {
+      tcp::FrameHeader header;
+      header.position = (choice & 8) != 0 ? position++ : input.byte();
+      header.tile.edge = input.byte();
+      header.tile.size_bytes = (choice & 16) != 0 ? input.byte() : input.byte() * 257U;
+      header.tile.offset_bytes = input.byte();
+      const std::size_t payload = std::min<std::size_t>(header.tile.size_bytes, 3 * kTileBytes);
+      out.resize(tcp::frame_bytes(payload));
+      std::array<std::byte, tcp::kFrameHeaderBytes> bytes{};
+      const std::vector<std::byte> zeros(payload);
+      tcp::encode(header, zeros, bytes);
+      std::memcpy(out.data(), bytes.data(), bytes.size());
+      if ((choice & 32) != 0) out.resize(input.byte());  // cut off or too long
+    }
+    static_cast<void>(!::send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+    if ((choice & 64) != 0) ::shutdown(socket.get(), SHUT_WR);
+    while ((*reactor)->progress()) {
+    }
+    while (const Arrival* arrival = (*link)->peek()) {
+      if (arrival->data.size() > kTileBytes || arrival->data.size() != arrival->header.size_bytes) std::abort();
+      if ((choice & 128) != 0) break;  // let it lie
+      (*link)->release();
+    }
+  }
+  return 0;
+}
