@@ -189,6 +189,7 @@ int run_agent(const RunOptions& options) {
       continue;
     }
     if (line.empty()) {
+      unsetenv("SHOAL_JOB_KEY_FILE");  // the key has come with the job, and ssh may have carried this
       JobOptions job = job_options(options);
       job.ends_with_input = true;
       return run_job(ranks_here(options.command, options.first_rank, options.ranks, options.size, variables), job);

@@ -133,7 +133,8 @@ std::string rank_body(int rank, int port, const std::string& directory) {
     return status.to_string();
   const double delivered = std::stod("0" + hear(directory, "delivered"));
   if (rank == 0) {
-    std::cout << delivered << " hostile connections, " << refused << " refused, " << calls << " right sums meanwhile" << std::endl;
+    std::cout << delivered << " hostile connections, " << refused << " refused, " << calls << " right sums meanwhile"
+              << std::endl;
   }
   // Connections that are reset before they are accepted may be lost on the way.
   if (refused < 0.95 * delivered) return "only " + std::to_string(refused) + " connections were counted as refused";
