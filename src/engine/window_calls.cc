@@ -59,11 +59,15 @@ bool WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const v
                           static_cast<std::byte*>(output)};
   publish(mine);
   Advance late_or_odd;  // the ordinary way will find that again
-  for (int look = 1; !fold_all(mine, late_or_odd); ++look) {
-    if (late_or_odd.odd_rank >= 0 || look >= looks) return false;
+  int look = 1;
+  bool folded = fold_all(mine, late_or_odd);
+  for (; !folded && late_or_odd.odd_rank < 0 && look < looks; ++look) {
     if (look > kLooksAtOnce) cpu_relax();
+    folded = fold_all(mine, late_or_odd);
   }
-  return true;
+  // Only now: the fence in it would hold the looks back until the peers' caches have given up our line.
+  transport_->notify_peers();
+  return folded;
 }
 
 WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
@@ -72,6 +76,7 @@ WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
   Advance result;
   if (!operation->published) {
     publish(mine);
+    transport_->notify_peers();
     operation->published = true;
     result.moved = true;
   }
@@ -89,7 +94,6 @@ void WindowCalls::publish(const Contribution& mine) {
   slot.signature = mine.plan.signature;
   // release: orders payload and signature before the flag, for the peers' acquire in fold_all().
   slot.flag.store(mine.flag, std::memory_order_release);
-  transport_->notify_peers();
 }
 
 bool WindowCalls::fold_all(const Contribution& mine, Advance& result) {

@@ -86,6 +86,7 @@ class WindowCalls {
     const std::byte* input;
     std::byte* output;
   };
+  /// The peers that sleep are not woken: transport_->notify_peers() comes after.
   void publish(const Contribution& mine);
   /// True when all parts were there and have been folded; or `odd_rank` is set.
   bool fold_all(const Contribution& mine, Advance& result);
