@@ -117,7 +117,7 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
     return Status(StatusCode::internal, "what rank 0 published through PMIx is no address of a store");
   if ((secret == "-") != given.secret) {
     return Status(
-        StatusCode::invalid_argument,
+        StatusCode::mismatch,
         fmt::format(
             "rank {} has {} key and rank 0 has {}; give SHOAL_JOB_KEY to all ranks (mpirun -x SHOAL_JOB_KEY) or to none",
             launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));

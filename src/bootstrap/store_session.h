@@ -56,6 +56,8 @@ class StoreSession {
 
   /// Whether the client has proven that it belongs to the job.
   [[nodiscard]] bool trusted() const noexcept { return state_ == State::trusted; }
+  /// Whether the client has not even greeted.
+  [[nodiscard]] bool silent() const noexcept { return state_ == State::stranger; }
   /// Whether the connection is to be closed: at once where `unsent` is empty, else when that has been sent.
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
   /// Why a client that was never trusted was turned away; empty else.

@@ -102,6 +102,8 @@ class Server {
   }
 
   void accept_clients() {
+    auto strangers = static_cast<std::size_t>(
+        std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
     // At most a crowd at a time: those who belong to the job are heard in between.
     for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
       Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -115,15 +117,21 @@ class Server {
         count_refusal("store", "too many at a time");
         continue;
       }
-      drop_oldest_of_too_many_strangers();
+      if (strangers >= kMaxStrangers)
+        drop_oldest_stranger();
+      else
+        ++strangers;
       clients_.emplace_back(std::move(socket), table_);
     }
   }
 
-  void drop_oldest_of_too_many_strangers() {
-    const auto is_stranger = [](const Client& client) { return !client.session.trusted(); };
-    if (static_cast<std::size_t>(std::count_if(clients_.begin(), clients_.end(), is_stranger)) < kMaxStrangers) return;
-    clients_.erase(std::find_if(clients_.begin(), clients_.end(), is_stranger));
+  // One that has said nothing yet; else one whose greeting may be a recording.
+  void drop_oldest_stranger() {
+    auto oldest = std::find_if(clients_.begin(), clients_.end(), [](const Client& client) { return client.session.silent(); });
+    if (oldest == clients_.end()) {
+      oldest = std::find_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); });
+    }
+    clients_.erase(oldest);
     count_refusal("store", "too many at a time");
   }
 
@@ -186,7 +194,7 @@ Status introduce(int fd, std::string_view job, const Key& key, const std::string
   status = receive_all(fd, nonce.data(), nonce.size(), deadline);
   if (status.ok()) status = receive_all(fd, proof.data(), proof.size(), deadline);
   if (status.ok() && !same(proof, store_server_proof(key, job, mine, nonce))) {
-    return {StatusCode::invalid_argument,
+    return {StatusCode::mismatch,
             fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
                         "SHOAL_JOB_KEY_FILE, or all without",
                         where)};

@@ -100,7 +100,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   if (!read.good()) return malformed();
   if (check != check_value(link_key(job_key, config))) {
     return Status(
-        StatusCode::invalid_argument,
+        StatusCode::mismatch,
         "rank 0 has another job key than this rank; start all ranks with the same SHOAL_JOB_KEY or SHOAL_JOB_KEY_FILE, "
         "or all without");
   }

@@ -32,7 +32,7 @@ std::string to_text(const JobConfig& config, const Key& job_key);
 /// Published instead where rank 0 cannot go on.
 std::string refusal_text(const Status& status);
 
-/// Errors: those of refusal_text(); invalid_argument where rank 0 has another job key; internal for anything that is no text of
+/// Errors: those of refusal_text(); mismatch where rank 0 has another job key; internal for anything that is no text of
 /// to_text(), with the values in their ranges.
 Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key);
 

@@ -50,6 +50,15 @@ class Local(unittest.TestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("SHOAL_JOB_KEY holds a key of 5 characters", done.stderr)
 
+    def test_a_rank_without_the_key_is_told_so(self):
+        perf = os.path.join(cases.BUILD, "bin/shoal_perf")
+        if not os.path.exists(perf):
+            self.skipTest("no shoal_perf in this build")
+        done = run("-n", "2", "--grace", "0.1", "--", "sh", "-c", f"test $SHOAL_RANK = 1 && unset SHOAL_JOB_KEY; exec {perf} -b 4 -e 4",
+                   SHOAL_TIMEOUT="30")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("does not hold this job's key", done.stderr)
+
     def test_arguments_arrive_as_they_are(self):
         done = run("-n", "1", "--", "sh", "-c", 'printf "<%s>" "$@"', "sh", "-n", "--help", "a b", "", "--")
         self.assertEqual(done.stdout, "<-n><--help><a b><><-->")
@@ -182,6 +191,8 @@ class Hosts(Local):
         self.check_nothing_is_left(["--ssh-command", self.ssh, "--hosts", "a:2,b:1"], 3)
 
     # What does not depend on where the ranks are is proven once.
+    test_a_rank_without_the_key_is_told_so = None
+    test_each_job_has_a_key_of_its_own_unless_one_is_given = None
     test_bad_arguments_are_refused_with_a_reason = None
     test_a_program_that_cannot_run_is_named_once = None
     test_others_may_end_by_themselves_within_the_grace = None

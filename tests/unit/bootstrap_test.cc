@@ -559,7 +559,7 @@ TEST_F(TcpStore, AnotherKeyIsRefusedOnBothSides) {
   const auto before = refusals().count;
   const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kPatience));
   ASSERT_FALSE(client.ok());
-  EXPECT_EQ(client.status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(client.status().code(), StatusCode::mismatch);
   EXPECT_THAT(client.status().message(),
               HasSubstr("does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY"));
   // One that does not look at the server's proof gets no further.

@@ -160,7 +160,7 @@ TEST(JobConfig, ShowsAnotherKeyAndTellsNothingOfIt) {
   EXPECT_THAT(text, Not(HasSubstr(to_hex(key))));
   EXPECT_THAT(text, Not(HasSubstr(to_hex(link_key(key, sample_config())))));
   const auto read = parse_job_config(text, key_from_text("another"));
-  EXPECT_EQ(read.status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ(read.status().code(), StatusCode::mismatch);
   EXPECT_THAT(read.status().message(), HasSubstr("rank 0 has another job key than this rank"));
 }
 
