@@ -95,6 +95,16 @@ typedef struct shoal_config {
 #define SHOAL_CONFIG_INITIALIZER \
   { sizeof(shoal_config), SHOAL_CONFIG_MAGIC, SHOAL_VERSION, 0, NULL, NULL }
 
+/* What calls are to do otherwise than their communicator. Initialise with SHOAL_CALL_OPTIONS_INITIALIZER, then change fields. */
+typedef struct shoal_call_options {
+  size_t size_bytes;
+  uint32_t magic;
+  int64_t timeout_ms;    /* deadline of each call, in milliseconds; 0: that of the communicator */
+  const char* algorithm; /* force this algorithm, alike on all ranks; NULL or "": let shoal choose. Not for sends and receives */
+} shoal_call_options;
+#define SHOAL_CALL_OPTIONS_INITIALIZER \
+  { sizeof(shoal_call_options), SHOAL_CONFIG_MAGIC, 0, NULL }
+
 /* A dictionary that all ranks of a job share, supplied by the program. It is used only while a communicator is being made, by
  * the thread that makes it. The functions return SHOAL_OK, or another status that the making then fails with. */
 typedef struct shoal_store {
@@ -173,6 +183,12 @@ shoal_status shoal_comm_size(shoal_comm_t comm, int* size);
  * until the Work ends, and *work must be freed; many may be in flight. On failure of the call itself *work is NULL.
  *
  * Errors: invalid_argument (nothing was started); mismatch, timeout, peer_failed, aborted (the communicator is closed). */
+
+/* From now on the calls that this thread makes, on whatever communicator, go by `options`; NULL: as their communicators say.
+ * options->algorithm must stay valid for as long. A call that names an algorithm that does not exist, or that does not serve it,
+ * fails with SHOAL_NOT_FOUND or SHOAL_UNSUPPORTED. Errors: invalid_argument (nothing has changed), unsupported (of a later
+ * version). */
+shoal_status shoal_set_call_options(const shoal_call_options* options);
 
 /* output[i] = op over all ranks of input[i], for i < count. `output` may be equal to `input`, but not overlap it otherwise. */
 shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,

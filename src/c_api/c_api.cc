@@ -256,6 +256,20 @@ Status deliver(Result<Work> started, shoal_work_t* work) {
   return {};
 }
 
+/// What shoal_set_call_options() has set for this thread. Small, for the same reason as last_error_message.
+struct ThreadCallOptions {
+  std::int64_t timeout_ms = 0;
+  const char* algorithm = nullptr;
+};
+constinit thread_local ThreadCallOptions thread_call_options;
+
+CallOptions call_options() {
+  CallOptions options;
+  if (thread_call_options.timeout_ms > 0) options.timeout = clamped_ms(thread_call_options.timeout_ms);
+  options.algorithm = thread_call_options.algorithm;
+  return options;
+}
+
 /// `counts` has one number for each rank of `comm`.
 std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_comm_t comm) {
   return {counts, static_cast<std::size_t>(comm->communicator->size())};
@@ -349,59 +363,80 @@ shoal_status shoal_comm_size(shoal_comm_t comm, int* size) {
   });
 }
 
+shoal_status shoal_set_call_options(const shoal_call_options* options) {
+  return guarded(Checks(__func__), [&]() -> Status {
+    const shoal_call_options unset = SHOAL_CALL_OPTIONS_INITIALIZER;
+    const shoal_call_options& wanted = options == nullptr ? unset : *options;
+    if (wanted.magic != SHOAL_CONFIG_MAGIC || wanted.size_bytes < sizeof wanted)
+      return invalid("call options: not initialised; start from SHOAL_CALL_OPTIONS_INITIALIZER");
+    if (wanted.size_bytes > sizeof wanted)
+      return {StatusCode::unsupported, "call options: made for a newer shoal than this library; update the library"};
+    if (wanted.timeout_ms < 0)
+      return invalid("call options: timeout_ms is " + std::to_string(wanted.timeout_ms) + "; 0 or more is needed");
+    const bool forced = wanted.algorithm != nullptr && *wanted.algorithm != '\0';
+    thread_call_options = {wanted.timeout_ms, forced ? wanted.algorithm : nullptr};
+    return {};
+  });
+}
+
 shoal_status shoal_all_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                               shoal_reduce_op op) {
   return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->all_reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op));
+    return comm->communicator->all_reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
+                                          call_options());
   });
 }
 
 shoal_status shoal_all_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_reduce_op op, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(
-        comm->communicator->all_reduce_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op)),
-        work);
+    return deliver(comm->communicator->all_reduce_async(input, output, count, static_cast<DataType>(type),
+                                                        static_cast<ReduceOp>(op), call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_broadcast(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->broadcast(buffer, count, static_cast<DataType>(type), root); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->broadcast(buffer, count, static_cast<DataType>(type), root, call_options());
+  });
 }
 
 shoal_status shoal_broadcast_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int root,
                                    shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->broadcast_async(buffer, count, static_cast<DataType>(type), root), work);
+    return deliver(comm->communicator->broadcast_async(buffer, count, static_cast<DataType>(type), root, call_options()), work);
   });
 }
 
 shoal_status shoal_all_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->all_gather(input, output, count, static_cast<DataType>(type)); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->all_gather(input, output, count, static_cast<DataType>(type), call_options());
+  });
 }
 
 shoal_status shoal_all_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->all_gather_async(input, output, count, static_cast<DataType>(type)), work);
+    return deliver(comm->communicator->all_gather_async(input, output, count, static_cast<DataType>(type), call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_reduce_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                   shoal_reduce_op op) {
   return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->reduce_scatter(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op));
+    return comm->communicator->reduce_scatter(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op),
+                                              call_options());
   });
 }
 
 shoal_status shoal_reduce_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                         shoal_reduce_op op, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(
-        comm->communicator->reduce_scatter_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op)),
-        work);
+    return deliver(comm->communicator->reduce_scatter_async(input, output, count, static_cast<DataType>(type),
+                                                            static_cast<ReduceOp>(op), call_options()),
+                   work);
   });
 }
 
@@ -409,30 +444,33 @@ shoal_status shoal_reduce_scatter_v(shoal_comm_t comm, const void* input, void* 
                                     shoal_data_type type, shoal_reduce_op op) {
   return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
     return comm->communicator->reduce_scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
-                                                static_cast<ReduceOp>(op));
+                                                static_cast<ReduceOp>(op), call_options());
   });
 }
 
 shoal_status shoal_reduce_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                           shoal_data_type type, shoal_reduce_op op, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type).op(op), [&] {
-    return deliver(comm->communicator->reduce_scatter_v_async(input, output, counts_of(counts, comm),
-                                                              static_cast<DataType>(type), static_cast<ReduceOp>(op)),
-                   work);
+    return deliver(
+        comm->communicator->reduce_scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
+                                                   static_cast<ReduceOp>(op), call_options()),
+        work);
   });
 }
 
 shoal_status shoal_all_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                 shoal_data_type type) {
   return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->all_gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type));
+    return comm->communicator->all_gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type),
+                                            call_options());
   });
 }
 
 shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                       shoal_data_type type, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(comm->communicator->all_gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type)),
+    return deliver(comm->communicator->all_gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
+                                                          call_options()),
                    work);
   });
 }
@@ -440,82 +478,93 @@ shoal_status shoal_all_gather_v_async(shoal_comm_t comm, const void* input, void
 shoal_status shoal_reduce(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                           shoal_reduce_op op, int root) {
   return guarded(Checks(__func__).not_null("comm", comm).type(type).op(op), [&] {
-    return comm->communicator->reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root);
+    return comm->communicator->reduce(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root,
+                                      call_options());
   });
 }
 
 shoal_status shoal_reduce_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 shoal_reduce_op op, int root, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type).op(op), [&] {
-    return deliver(
-        comm->communicator->reduce_async(input, output, count, static_cast<DataType>(type), static_cast<ReduceOp>(op), root),
-        work);
+    return deliver(comm->communicator->reduce_async(input, output, count, static_cast<DataType>(type),
+                                                    static_cast<ReduceOp>(op), root, call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_gather(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->gather(input, output, count, static_cast<DataType>(type), root); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->gather(input, output, count, static_cast<DataType>(type), root, call_options());
+  });
 }
 
 shoal_status shoal_gather_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                 int root, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->gather_async(input, output, count, static_cast<DataType>(type), root), work);
+    return deliver(comm->communicator->gather_async(input, output, count, static_cast<DataType>(type), root, call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_gather_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                             int root) {
   return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root);
+    return comm->communicator->gather_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
+                                        call_options());
   });
 }
 
 shoal_status shoal_gather_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                   shoal_data_type type, int root, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(
-        comm->communicator->gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root), work);
+    return deliver(comm->communicator->gather_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
+                                                      call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_scatter(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type, int root) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->scatter(input, output, count, static_cast<DataType>(type), root); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->scatter(input, output, count, static_cast<DataType>(type), root, call_options());
+  });
 }
 
 shoal_status shoal_scatter_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                  int root, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->scatter_async(input, output, count, static_cast<DataType>(type), root), work);
+    return deliver(comm->communicator->scatter_async(input, output, count, static_cast<DataType>(type), root, call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_scatter_v(shoal_comm_t comm, const void* input, void* output, const size_t* counts, shoal_data_type type,
                              int root) {
   return guarded(Checks(__func__).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return comm->communicator->scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root);
+    return comm->communicator->scatter_v(input, output, counts_of(counts, comm), static_cast<DataType>(type), root,
+                                         call_options());
   });
 }
 
 shoal_status shoal_scatter_v_async(shoal_comm_t comm, const void* input, void* output, const size_t* counts,
                                    shoal_data_type type, int root, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).not_null("counts", counts).type(type), [&] {
-    return deliver(
-        comm->communicator->scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type), root), work);
+    return deliver(comm->communicator->scatter_v_async(input, output, counts_of(counts, comm), static_cast<DataType>(type),
+                                                       root, call_options()),
+                   work);
   });
 }
 
 shoal_status shoal_all_to_all(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->all_to_all(input, output, count, static_cast<DataType>(type)); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->all_to_all(input, output, count, static_cast<DataType>(type), call_options());
+  });
 }
 
 shoal_status shoal_all_to_all_async(shoal_comm_t comm, const void* input, void* output, size_t count, shoal_data_type type,
                                     shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->all_to_all_async(input, output, count, static_cast<DataType>(type)), work);
+    return deliver(comm->communicator->all_to_all_async(input, output, count, static_cast<DataType>(type), call_options()),
+                   work);
   });
 }
 
@@ -528,7 +577,8 @@ shoal_status shoal_all_to_all_v(shoal_comm_t comm, const void* input, const size
                      .type(type),
                  [&] {
                    return comm->communicator->all_to_all_v(input, counts_of(send_counts, comm), output,
-                                                           counts_of(receive_counts, comm), static_cast<DataType>(type));
+                                                           counts_of(receive_counts, comm), static_cast<DataType>(type),
+                                                           call_options());
                  });
 }
 
@@ -541,43 +591,45 @@ shoal_status shoal_all_to_all_v_async(shoal_comm_t comm, const void* input, cons
                      .not_null("receive_counts", receive_counts)
                      .type(type),
                  [&] {
-                   return deliver(
-                       comm->communicator->all_to_all_v_async(input, counts_of(send_counts, comm), output,
-                                                              counts_of(receive_counts, comm), static_cast<DataType>(type)),
-                       work);
+                   return deliver(comm->communicator->all_to_all_v_async(input, counts_of(send_counts, comm), output,
+                                                                         counts_of(receive_counts, comm),
+                                                                         static_cast<DataType>(type), call_options()),
+                                  work);
                  });
 }
 
 shoal_status shoal_barrier(shoal_comm_t comm) {
-  return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->barrier(); });
+  return guarded(Checks(__func__).not_null("comm", comm), [&] { return comm->communicator->barrier(call_options()); });
 }
 
 shoal_status shoal_barrier_async(shoal_comm_t comm, shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm),
-                 [&] { return deliver(comm->communicator->barrier_async(), work); });
+                 [&] { return deliver(comm->communicator->barrier_async(call_options()), work); });
 }
 
 shoal_status shoal_send(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->send(buffer, count, static_cast<DataType>(type), peer, tag); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->send(buffer, count, static_cast<DataType>(type), peer, tag, call_options());
+  });
 }
 
 shoal_status shoal_send_async(shoal_comm_t comm, const void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->send_async(buffer, count, static_cast<DataType>(type), peer, tag), work);
+    return deliver(comm->communicator->send_async(buffer, count, static_cast<DataType>(type), peer, tag, call_options()), work);
   });
 }
 
 shoal_status shoal_recv(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag) {
-  return guarded(Checks(__func__).not_null("comm", comm).type(type),
-                 [&] { return comm->communicator->recv(buffer, count, static_cast<DataType>(type), peer, tag); });
+  return guarded(Checks(__func__).not_null("comm", comm).type(type), [&] {
+    return comm->communicator->recv(buffer, count, static_cast<DataType>(type), peer, tag, call_options());
+  });
 }
 
 shoal_status shoal_recv_async(shoal_comm_t comm, void* buffer, size_t count, shoal_data_type type, int peer, int tag,
                               shoal_work_t* work) {
   return guarded(Checks(__func__).out("work", work).not_null("comm", comm).type(type), [&] {
-    return deliver(comm->communicator->recv_async(buffer, count, static_cast<DataType>(type), peer, tag), work);
+    return deliver(comm->communicator->recv_async(buffer, count, static_cast<DataType>(type), peer, tag, call_options()), work);
   });
 }
 

@@ -249,6 +249,48 @@ static void check_each(shoal_comm_t comm) {
   CHECK_COPIES(shoal_all_to_all_v_async(comm, input, counts, output, counts, SHOAL_FLOAT32, &work));
 }
 
+/* Options of calls hold for this thread until they are set again. */
+static void check_call_options(shoal_comm_t comm) {
+  const float input[3] = {1, 2, 3};
+  float output[3] = {0, 0, 0};
+  shoal_call_options options = SHOAL_CALL_OPTIONS_INITIALIZER;
+  shoal_work_t work = NULL;
+  options.algorithm = "ring";
+  CHECK(shoal_set_call_options(&options) == SHOAL_OK);
+  CHECK(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM) == SHOAL_OK);
+  CHECK(output[2] == 3);
+  options.algorithm = "no_such";
+  CHECK(shoal_set_call_options(&options) == SHOAL_OK);
+  CHECK_FAILS(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_NOT_FOUND, "no_such");
+  CHECK_FAILS(shoal_reduce_async(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM, 0, &work), SHOAL_NOT_FOUND, "no_such");
+  options.timeout_ms = -1;
+  options.algorithm = NULL;
+  CHECK_FAILS(shoal_set_call_options(&options), SHOAL_INVALID_ARGUMENT, "timeout_ms is -1");
+  CHECK_FAILS(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_NOT_FOUND, "no_such");
+  options.timeout_ms = 50;
+  options.size_bytes += 1;
+  CHECK_FAILS(shoal_set_call_options(&options), SHOAL_UNSUPPORTED, "newer");
+  options.size_bytes = 1;
+  CHECK_FAILS(shoal_set_call_options(&options), SHOAL_INVALID_ARGUMENT, "SHOAL_CALL_OPTIONS_INITIALIZER");
+  CHECK(shoal_set_call_options(NULL) == SHOAL_OK);
+  CHECK(shoal_all_reduce(comm, input, output, 3, SHOAL_FLOAT32, SHOAL_SUM) == SHOAL_OK);
+}
+
+/* Closes the communicator: nobody sends, so the deadline of the call, not the later one of the communicator, passes. */
+static void check_deadline_of_a_call(void) {
+  shoal_config config = SHOAL_CONFIG_INITIALIZER;
+  shoal_call_options options = SHOAL_CALL_OPTIONS_INITIALIZER;
+  shoal_comm_t comm = NULL;
+  float value = 0;
+  config.timeout_ms = 600000;
+  options.timeout_ms = 50;
+  CHECK(shoal_comm_create(&config, &comm) == SHOAL_OK);
+  CHECK(shoal_set_call_options(&options) == SHOAL_OK);
+  CHECK_FAILS(shoal_recv(comm, &value, 1, SHOAL_FLOAT32, 0, 7), SHOAL_TIMEOUT, "recv");
+  CHECK(shoal_set_call_options(NULL) == SHOAL_OK);
+  shoal_comm_destroy(comm);
+}
+
 static void check_abort(shoal_comm_t comm) {
   float value = 1;
   shoal_work_t work = NULL;
@@ -275,9 +317,11 @@ int main(void) {
     check_each(comm);
     check_groups_and_messages(comm);
     check_bad_calls(comm);
+    check_call_options(comm);
     check_abort(comm);
     shoal_comm_destroy(comm);
   }
+  check_deadline_of_a_call();
   if (failures == 0) printf("c_api: all checks passed\n");
   return failures == 0 ? 0 : 1;
 }
