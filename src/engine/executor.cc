@@ -89,7 +89,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     if (!all || window_calls_.available()) continue;
     window_calls_ = WindowCalls(*transport, group_.rank, ranks, mesh_->device());
   }
-  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, window_calls_.one_shot_bytes()};
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, window_calls_.room()};
 }
 
 Executor::~Executor() = default;
@@ -133,14 +133,15 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   }
   ledger_[sequence % kLedgerSize] = plan.signature;
   ++next_start_;
-  if (window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1)) {
+  const auto attempt = window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
+  if (attempt == WindowCalls::Attempt::ended) {
     mesh_->leave_seat();
     return Status();
   }
-  // Somebody is late: an ordinary call from here on, which has published its part.
+  // Somebody is late: an ordinary call from here on.
   Operation* operation = Operation::acquire(&plan, nullptr);
   operation->reset(shared_from_this(), sequence, Clock::now() + timeout, input, output);
-  operation->published = true;
+  operation->published = attempt == WindowCalls::Attempt::published;
   operation->add_reference();
   active_.push(operation);
   window_calls_.push(operation);
@@ -176,8 +177,8 @@ void Executor::start_on_links(Operation* operation) {
   ++calls_on_links_;
   for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
     LinkState& state = links_[operation->plan->links[i].link];
-    state.senders.push({operation, i});
-    state.receivers.push({operation, i});
+    if (operation->plan->links[i].speaks) state.senders.push({operation, i});
+    if (operation->plan->links[i].hears) state.receivers.push({operation, i});
   }
 }
 
@@ -219,7 +220,7 @@ bool Executor::receive_and_end() {
       while (!state.receivers.empty() && advance_receive(state)) moved = true;
     }
     for (std::size_t i = 0; i < active_.size(); ++i) {
-      while (advance_local(active_[i])) moved = true;
+      while (active_[i]->on_links && advance_local(active_[i])) moved = true;
     }
   }
   return retire_completed() || moved;
@@ -424,10 +425,7 @@ bool Executor::advance_local(Operation* operation) {
 bool Executor::advance_window_call() {
   if (window_calls_.size() == 0) return false;
   const WindowCalls::Advance result = window_calls_.advance();
-  if (result.odd_rank >= 0) {
-    const Operation& operation = *window_calls_.front();
-    return fail(mismatch(operation.sequence(), operation.plan->signature, result.odd_rank, result.theirs));
-  }
+  if (result.odd_rank >= 0) return fail(mismatch(result.sequence, result.ours, result.odd_rank, result.theirs));
   if (result.to_links != nullptr) start_on_links(result.to_links);
   return result.moved;
 }

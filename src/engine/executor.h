@@ -230,6 +230,7 @@ inline const Arrival* Executor::head(LinkState& state) const noexcept {
 }
 
 inline void Executor::release(LinkState& state) {
+  state.gone_since = {};  // what was sent before the end is still coming
   if (state.aside == nullptr || state.aside->empty()) return state.link->release();
   if (state.aside->pop()) mesh_->say(*state.wire, group_.id, MeshWord::resume);
 }

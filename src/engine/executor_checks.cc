@@ -243,7 +243,8 @@ std::string Executor::late_report(const Operation& operation) {
   for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
     if (window_calls_.awaits(operation, peer)) name(absent, peer);
   }
-  for (std::size_t i = 0; !operation.published && i < operation.links.size(); ++i) {
+  const bool over_links = absent.empty() && !operation.published;
+  for (std::size_t i = 0; over_links && i < operation.links.size(); ++i) {
     const int peer = links_[operation.plan->links[i].link].peer;
     if (!operation.links[i].call_received) {
       name(absent, peer);

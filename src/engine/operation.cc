@@ -48,7 +48,11 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   // Programs never write their input out of place, so casting the const away is safe.
   bases_ = {static_cast<std::byte*>(const_cast<void*>(input)), static_cast<std::byte*>(output), scratch_.memory.get()};
   std::fill(done_bytes.begin(), done_bytes.end(), 0);
-  std::fill(links.begin(), links.end(), LinkProgress{});
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    links[i] = LinkProgress{};
+    links[i].call_sent = links[i].call_gone = !plan->links[i].speaks;
+    links[i].call_received = !plan->links[i].hears;
+  }
   open_instructions = plan->instructions.size();
   open_links = plan->links.size();
   next_local_step = 0;

@@ -24,9 +24,9 @@ namespace shoal::internal {
 
 /// How far a call has got on one of its links.
 struct LinkProgress {
-  bool call_sent = false;      ///< the link has taken our signature
+  bool call_sent = false;      ///< the link has taken our signature, or needs none
   bool call_gone = false;      ///< ... and no longer needs the memory that it lies in
-  bool call_received = false;  ///< the peer's has come and agrees
+  bool call_received = false;  ///< the peer's has come and agrees, or none will
   std::uint32_t send_index = 0;
   std::uint32_t receive_index = 0;
   std::size_t send_issued_bytes = 0;  ///< of the current send

@@ -245,6 +245,13 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     }
   }
 
+  for (PlanLink& link : plan->links) {
+    // Both ends see the same: they know each other's shares.
+    const bool one_way = has_root(collective.kind) && link.sends.empty() != link.receives.empty();
+    link.speaks = !one_way || link.receives.empty();
+    link.hears = !one_way || link.sends.empty();
+  }
+
   // Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand
   // between.
   for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
@@ -282,10 +289,12 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
 
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) plan->instructions[i].may_lend = may_lend(*plan, i);
 
-  plan->one_shot_window = program.algorithm == "one_shot" && collective.kind == CollectiveKind::all_reduce &&
-                          collective.input_bytes() <= context.window_bytes;
-  plan->shared_fold = program.algorithm == "direct" && collective.kind == CollectiveKind::all_reduce &&
-                      context.window_bytes > 0 && collective.count > 0;
+  if (context.window_room.large_bytes > 0) {
+    auto part = window_part(collective, program.algorithm, plan->ranks, context.rank, context.window_room);
+    plan->one_shot_window = part.has_value();
+    if (part) plan->window_part = *std::move(part);
+    plan->shared_fold = program.algorithm == "direct" && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
+  }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      collective.type,
                      collective.op,

@@ -13,6 +13,7 @@
 #include <shoal/status.h>
 
 #include "src/engine/signature.h"
+#include "src/engine/window_part.h"
 #include "src/schedule/program.h"
 
 namespace shoal {
@@ -72,12 +73,17 @@ struct Instruction {
 };
 
 /// What the instructions do on one link, in the order of its tiles.
+///
+/// The signature goes both ways, but for a call with a root, where data goes one way only: the receiver compares, and the
+/// sender waits for nobody.
 struct PlanLink {
   std::uint32_t link = 0;
   std::vector<std::uint32_t> sends;     ///< instruction indices
   std::vector<std::uint32_t> receives;  ///< instruction indices (recv and n-way recv_reduce)
   CallSignature signature = {};         ///< what this rank says of the call to the peer,
   CallSignature expected = {};          ///< and what the peer must say
+  bool speaks = true;                   ///< this rank says it
+  bool hears = true;                    ///< and waits for what the peer says
 };
 
 /// Immutable after make_plan, but for the pool. Thread rule: may be read from any thread.
@@ -102,7 +108,8 @@ struct Plan {
   std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
   internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where nobody wants to know
   bool one_shot_window = false;                              ///< may run fused over the shared windows (see window_calls.h)
-  bool shared_fold = false;                                  ///< likewise, where all buffers lie in shared memory
+  WindowPart window_part;                                    ///< then: this rank's part
+  bool shared_fold = false;                                  ///< may run fused where all buffers lie in shared memory
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };
 
@@ -112,7 +119,7 @@ struct PlanContext {
   int rank = 0;
   std::span<const int> link_of_rank;  ///< index of the link to each rank; -1 for the own rank
   std::size_t max_tile_bytes = 0;     ///< the smallest Link::max_tile_bytes() of the communicator
-  std::size_t window_bytes = 0;       ///< payload that one slot of the shared windows holds; 0 where not all ranks share one
+  OneShotRoom window_room;            ///< in the shared windows; none where not all ranks share one
 };
 
 /// Compiles `program` for `key`. Errors: internal, where the Program breaks the rules of program.h.

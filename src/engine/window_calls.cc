@@ -11,7 +11,10 @@ using internal::Operation;
 
 namespace {
 
-PlanSlice input_of(const Plan& plan) { return {plan.key.in_place ? Buffer::output : Buffer::input, 0}; }
+/// Where the caller's data lies.
+Buffer input_of(const Plan& plan) {
+  return plan.key.collective.kind == CollectiveKind::broadcast ? Buffer::output : Buffer::input;
+}
 std::uint64_t flag_of(const Operation& operation) { return operation.sequence() + 1; }
 
 /// First element of the share that `rank` folds; shares start on whole cache lines.
@@ -33,9 +36,8 @@ WindowCalls::WindowCalls(Transport& transport, int rank, int ranks, const Device
       outputs_(static_cast<std::size_t>(ranks)),
       operands_(static_cast<std::size_t>(ranks)) {
   for (int r = 0; r < ranks; ++r) windows_.push_back(transport.shared_window(r));
+  room_ = OneShotRoom(windows_.front().size());
 }
-
-std::size_t WindowCalls::one_shot_bytes() const noexcept { return available() ? one_shot_capacity(window(0).size()) : 0; }
 
 void WindowCalls::push(Operation* operation) {
   calls_.push(operation);
@@ -54,70 +56,124 @@ WindowCalls::Advance WindowCalls::advance() {
   return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_shared_fold(operation);
 }
 
-bool WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks) {
-  const Contribution mine{plan, sequence + 1, static_cast<const std::byte*>(plan.key.in_place ? output : input),
-                          static_cast<std::byte*>(output)};
-  publish(mine);
+WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output,
+                                               int looks) {
+  const void* given = input_of(plan) == Buffer::output ? output : input;
+  const Contribution mine{plan, sequence + 1, static_cast<const std::byte*>(given), static_cast<std::byte*>(output)};
   Advance late_or_odd;  // the ordinary way will find that again
-  int look = 1;
-  bool folded = fold_all(mine, late_or_odd);
-  for (; !folded && late_or_odd.odd_rank < 0 && look < looks; ++look) {
-    if (look > kLooksAtOnce) cpu_relax();
-    folded = fold_all(mine, late_or_odd);
-  }
+  const auto try_often = [&](auto&& attempt) {
+    for (int look = 1; !attempt(); ++look) {
+      if (late_or_odd.odd_rank >= 0 || look >= looks) return false;
+      if (look > kLooksAtOnce) cpu_relax();
+    }
+    return true;
+  };
+  if (!try_often([&] { return try_publish(mine, late_or_odd); })) return Attempt::held;
+  const bool taken = try_often([&] { return take_all(mine, late_or_odd); });
   // Only now: the fence in it would hold the looks back until the peers' caches have given up our line.
   transport_->notify_peers();
-  return folded;
+  return taken ? Attempt::ended : Attempt::published;
 }
 
 WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
-  const Contribution mine{*operation->plan, flag_of(*operation), operation->at(input_of(*operation->plan)),
-                          operation->at({Buffer::output, 0})};
+  const Plan& plan = *operation->plan;
+  const Contribution mine{plan, flag_of(*operation), operation->at({input_of(plan), 0}), operation->at({Buffer::output, 0})};
   Advance result;
   if (!operation->published) {
-    publish(mine);
+    if (!try_publish(mine, result)) return result;
     transport_->notify_peers();
     operation->published = true;
     result.moved = true;
   }
-  if (fold_all(mine, result)) {
+  if (take_all(mine, result)) {
     end(operation);
     result.moved = true;
   }
   return result;
 }
 
-void WindowCalls::publish(const Contribution& mine) {
+bool WindowCalls::try_publish(const Contribution& mine, Advance& result) {
+  const WindowPart& part = mine.plan.window_part;
+  // A call of the others' is over where they have begun the next one: what served call k is free when k + 2 have been met.
+  const std::uint64_t used_again_after = part.place == OneShotPlace::large ? 2 : kOneShotSlots;
+  const std::uint64_t needed = one_shots_ < used_again_after ? 0 : one_shots_ + 2 - used_again_after;
+  if (met_ < needed) {
+    while (met_ < one_shots_ && meet_next(result)) continue;
+    if (met_ < needed) return false;
+  }
+  if (part.gives_bytes != 0) {
+    std::memcpy(one_shot_data(window(rank_), room_, one_shots_, part.place), mine.input, part.gives_bytes);
+  }
   OneShotSlot& slot = one_shot_slot(window(rank_), one_shots_);
-  const std::size_t bytes = mine.plan.key.collective.input_bytes();
-  if (bytes != 0) std::memcpy(slot.data(bytes), mine.input, bytes);
-  slot.signature = mine.plan.signature;
-  // release: orders payload and signature before the flag, for the peers' acquire in fold_all().
+  slot.signature.store(mine.plan.signature);
+  // release: orders payload and signature before the flag, for the peers' acquire in has_come().
   slot.flag.store(mine.flag, std::memory_order_release);
+  return true;
 }
 
-bool WindowCalls::fold_all(const Contribution& mine, Advance& result) {
-  const Collective& call = mine.plan.key.collective;
-  const std::size_t bytes = call.input_bytes();
+bool WindowCalls::has_come(std::size_t rank, const OneShotSlot& slot, std::uint64_t flag, const CallSignature& signature,
+                           Advance& result) const noexcept {
+  const std::uint64_t seen = slot.flag.load(std::memory_order_acquire);
+  if (seen < flag) return false;
+  const CallSignature theirs = slot.signature.load();
+  if (seen == flag && theirs == signature) return true;
+  result.set_odd(rank, theirs, flag, signature);
+  return false;
+}
+
+bool WindowCalls::meet_next(Advance& result) noexcept {
+  const OneShotSlot& own = one_shot_slot(window(rank_), met_);
+  const std::uint64_t flag = own.flag.load(std::memory_order_relaxed);  // only we write it
+  const CallSignature ours = own.signature.load();
   for (std::size_t r = 0; r < windows_.size(); ++r) {
-    if (static_cast<int>(r) == rank_) {
-      operands_[r] = mine.input;
+    if (static_cast<int>(r) == rank_) continue;
+    if (has_come(r, one_shot_slot(windows_[r], met_), flag, ours, result)) continue;
+    if (result.odd_rank < 0) return false;
+    // Who waits for nobody may be writing the slot again, once it has begun all calls before the next one of this slot: too
+    // late to see what it said of this one.
+    const OneShotSlot& last = one_shot_slot(windows_[r], met_ + kOneShotSlots - 1);
+    if (last.flag.load(std::memory_order_relaxed) <= flag) return false;
+    result.odd_rank = -1;
+  }
+  ++met_;
+  return true;
+}
+
+bool WindowCalls::take_all(const Contribution& mine, Advance& result) {
+  const WindowPart& part = mine.plan.window_part;
+  for (std::size_t i = 0; i < part.takes.size(); ++i) {
+    const WindowPart::Take& take = part.takes[i];
+    if (static_cast<int>(take.rank) == rank_) {
+      operands_[i] = mine.input + take.offset_bytes;
       continue;
     }
-    OneShotSlot& theirs = one_shot_slot(windows_[r], one_shots_);
-    const std::uint64_t seen = theirs.flag.load(std::memory_order_acquire);
-    if (seen < mine.flag) {
-      const MeetingSlot& other = meeting_slot(windows_[r], meetings_);
-      if (other.entered.load(std::memory_order_acquire) >= mine.flag) result.set_odd(r, other.signature);
+    const std::span<std::byte> theirs = windows_[take.rank];
+    if (!has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.plan.signature, result)) {
+      // In another call, which takes no such slot?
+      const MeetingSlot& other = meeting_slot(theirs, meetings_);
+      if (result.odd_rank < 0 && other.entered.load(std::memory_order_acquire) >= mine.flag)
+        result.set_odd(take.rank, other.signature, mine.flag, mine.plan.signature);
       return false;
     }
-    if (seen > mine.flag || !(theirs.signature == mine.plan.signature)) {
-      result.set_odd(r, theirs.signature);
-      return false;
-    }
-    operands_[r] = theirs.data(bytes);
+    operands_[i] = one_shot_data(theirs, room_, one_shots_, part.place) + take.offset_bytes;
   }
-  reduce(mine.plan, mine.output, operands_, call.count);
+  if (part.takes.size() == windows_.size()) {
+    // Before the others can write the slots of earlier calls again.
+    while (met_ < one_shots_) {
+      if (!meet_next(result)) return false;
+    }
+    met_ = one_shots_ + 1;
+  }
+  if (part.folds && !part.takes.empty()) {
+    reduce(mine.plan, mine.output, {operands_.data(), part.takes.size()},
+           part.takes.front().size_bytes / size_of(mine.plan.key.collective.type));
+  } else {
+    for (std::size_t i = 0; i < part.takes.size(); ++i) {
+      const WindowPart::Take& take = part.takes[i];
+      std::byte* target = mine.output + take.output_offset_bytes;
+      if (take.size_bytes != 0 && target != operands_[i]) std::memcpy(target, operands_[i], take.size_bytes);
+    }
+  }
   ++one_shots_;
   return true;
 }
@@ -179,7 +235,7 @@ void WindowCalls::enter(Operation* operation) {
   const Plan& plan = *operation->plan;
   const std::size_t bytes = plan.key.collective.input_bytes();
   MeetingSlot& mine = meeting_slot(window(rank_), meetings_);
-  const auto input = transport_->shared_offset(operation->at(input_of(plan)), bytes);
+  const auto input = transport_->shared_offset(operation->at({Buffer::input, 0}), bytes);
   const auto output = transport_->shared_offset(operation->at({Buffer::output, 0}), bytes);
   mine.input = input && output ? *input : MeetingSlot::kOrdinary;
   mine.output = output.value_or(MeetingSlot::kOrdinary);
@@ -194,18 +250,19 @@ void WindowCalls::enter(Operation* operation) {
 bool WindowCalls::all_entered(Operation* operation, Advance& result) {
   const std::size_t bytes = operation->plan->key.collective.input_bytes();
   const std::uint64_t flag = flag_of(*operation);
+  const CallSignature& ours = operation->plan->signature;
   bool all = true;
   for (std::size_t r = 0; r < windows_.size(); ++r) {
     MeetingSlot& theirs = meeting_slot(windows_[r], meetings_);
     const std::uint64_t seen = theirs.entered.load(std::memory_order_acquire);
     if (seen < flag) {
       const OneShotSlot& other = one_shot_slot(windows_[r], one_shots_);
-      if (other.flag.load(std::memory_order_acquire) >= flag) result.set_odd(r, other.signature);
+      if (other.flag.load(std::memory_order_acquire) >= flag) result.set_odd(r, other.signature.load(), flag, ours);
       all = false;
       continue;
     }
-    if (seen > flag || !(theirs.signature == operation->plan->signature)) {
-      result.set_odd(r, theirs.signature);
+    if (seen > flag || !(theirs.signature == ours)) {
+      result.set_odd(r, theirs.signature, flag, ours);
       return false;
     }
     if (theirs.input == MeetingSlot::kOrdinary) {
@@ -213,7 +270,7 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
       return false;
     }
     if (static_cast<int>(r) == rank_) {
-      inputs_[r] = operation->at(input_of(*operation->plan));
+      inputs_[r] = operation->at({Buffer::input, 0});
       outputs_[r] = operation->at({Buffer::output, 0});
       continue;
     }
@@ -221,7 +278,7 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
     outputs_[r] = transport_->shared_memory(static_cast<int>(r), theirs.output, bytes);
     if (inputs_[r] == nullptr || outputs_[r] == nullptr) {
       // Only a rank whose memory has been overwritten names such places.
-      result.set_odd(r, theirs.signature);
+      result.set_odd(r, theirs.signature, flag, ours);
       return false;
     }
   }
@@ -274,10 +331,19 @@ void WindowCalls::end(Operation* operation) {
 }
 
 bool WindowCalls::awaits(const Operation& operation, int rank) noexcept {
-  if (calls_.empty() || calls_.front() != &operation || !operation.published || rank == rank_) return false;
+  if (calls_.empty() || calls_.front() != &operation || rank == rank_) return false;
+  const auto has_begun = [&](std::uint64_t count, std::uint64_t flag) {
+    return one_shot_slot(window(rank), count).flag.load(std::memory_order_acquire) >= flag;
+  };
   const std::uint64_t flag = flag_of(operation);
-  if (operation.plan->one_shot_window)
-    return one_shot_slot(window(rank), one_shots_).flag.load(std::memory_order_acquire) < flag;
+  if (operation.plan->one_shot_window) {
+    // Not published: the others are so far behind that there is no slot.
+    if (!operation.published) return !has_begun(met_, one_shot_slot(window(rank_), met_).flag.load(std::memory_order_relaxed));
+    const auto& takes = operation.plan->window_part.takes;
+    const bool needed = std::ranges::any_of(takes, [&](const auto& take) { return static_cast<int>(take.rank) == rank; });
+    return needed && !has_begun(one_shots_, flag);
+  }
+  if (!operation.published) return false;
   const MeetingSlot& slot = meeting_slot(window(rank), meetings_);
   return (folding_ == &operation ? slot.left : slot.entered).load(std::memory_order_acquire) < flag;
 }

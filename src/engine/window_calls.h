@@ -16,9 +16,12 @@
 
 namespace shoal {
 
-/// Runs the fused forms of two Programs over the shared windows of a transport, one call at a time.
+/// Runs the fused forms of Programs over the shared windows of a transport, one call at a time.
 ///
-/// *one_shot*: every rank copies its input into its window and folds what all have put there. For small messages.
+/// *one_shot*, for small messages: every rank puts what it gives into its window, and takes what concerns it out of the windows
+/// of those whose data it needs (window_part.h). Who needs nothing, like the root of a broadcast, waits for nobody and may be
+/// up to kOneShotSlots - 1 calls ahead; it compares what the others say of a call with its own words later, at the latest when
+/// it writes the call's slot again.
 ///
 /// *direct*, where the buffers of all ranks lie in shared memory (mem_alloc): every rank says in its window where its buffers
 /// are. When all have, each folds its share of the message out of all inputs, in rank order, and writes the result into all
@@ -35,17 +38,19 @@ class WindowCalls {
   WindowCalls(Transport& transport, int rank, int ranks, const Device& device);
 
   [[nodiscard]] bool available() const noexcept { return transport_ != nullptr; }
-  /// Payload of the largest one_shot call.
-  [[nodiscard]] std::size_t one_shot_bytes() const noexcept;
+  /// For what one_shot calls give.
+  [[nodiscard]] const OneShotRoom& room() const noexcept { return room_; }
   [[nodiscard]] std::string_view transport_name() const noexcept { return transport_->name(); }
   /// Whether a call with `plan` starts here.
   [[nodiscard]] bool takes(const Plan& plan) const noexcept {
     return available() && (plan.one_shot_window || plan.shared_fold);
   }
 
-  /// Runs a one_shot call right here if the others' parts come within some `looks`: true, and the result is there. False: this
-  /// rank's part has been published, and the call goes on as an Operation that says so. Only while no other call is here.
-  bool try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks);
+  enum class Attempt { ended, published, held };
+  /// Runs a one_shot call right here if what it needs of others comes within some `looks`: `ended`, and the result is there.
+  /// Otherwise the call goes on as an Operation: where this rank's part has been published already, one that says so; `held`:
+  /// others are so far behind that there is no slot. Only while no other call is here.
+  Attempt try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks);
 
   void push(internal::Operation* operation);
   void clear();
@@ -57,12 +62,17 @@ class WindowCalls {
   struct Advance {
     bool moved = false;
     internal::Operation* to_links = nullptr;  ///< no longer here: start it on the links
-    int odd_rank = -1;                        ///< set: this rank is in another call, `theirs`
+    int odd_rank = -1;                        ///< set: in call `sequence` this rank says `theirs`, we say `ours`
+    std::uint64_t sequence = 0;
     CallSignature theirs;
+    CallSignature ours;
 
-    void set_odd(std::size_t rank, const CallSignature& signature) noexcept {
+    /// `flag`: that of the call.
+    void set_odd(std::size_t rank, const CallSignature& its, std::uint64_t flag, const CallSignature& own) noexcept {
       odd_rank = static_cast<int>(rank);
-      theirs = signature;
+      sequence = flag - 1;
+      theirs = its;
+      ours = own;
     }
   };
   /// Does what can be done for the oldest call.
@@ -86,10 +96,16 @@ class WindowCalls {
     const std::byte* input;
     std::byte* output;
   };
-  /// The peers that sleep are not woken: transport_->notify_peers() comes after.
-  void publish(const Contribution& mine);
-  /// True when all parts were there and have been folded; or `odd_rank` is set.
-  bool fold_all(const Contribution& mine, Advance& result);
+  /// False where the slot or the place is still in use, or `odd_rank` is set. The peers that sleep are not woken:
+  /// transport_->notify_peers() comes after.
+  bool try_publish(const Contribution& mine, Advance& result);
+  /// True when all that this rank takes was there and has been taken; or `odd_rank` is set.
+  bool take_all(const Contribution& mine, Advance& result);
+  /// Whether `rank` has begun the call of `slot`, which `flag` and `signature` say what it is; or `odd_rank` is set.
+  bool has_come(std::size_t rank, const OneShotSlot& slot, std::uint64_t flag, const CallSignature& signature,
+                Advance& result) const noexcept;
+  /// Goes on to the next call that all others have begun.
+  bool meet_next(Advance& result) noexcept;
   Advance advance_one_shot(internal::Operation* operation);
   Advance advance_shared_fold(internal::Operation* operation);
   [[nodiscard]] bool may_enter() const noexcept;
@@ -104,9 +120,12 @@ class WindowCalls {
   const Device* device_ = nullptr;
   int rank_ = 0;
   std::vector<std::span<std::byte>> windows_;  // of every rank
-  RingQueue<internal::Operation*> calls_;      // by sequence; the first is under way
+  OneShotRoom room_;
+  RingQueue<internal::Operation*> calls_;  // by sequence; the first is under way
   bool undecided_ = false;
+  // One-shot calls count from 0.
   std::uint64_t one_shots_ = 0;     // ended
+  std::uint64_t met_ = 0;           // that all others have begun too, with the same words, for all this rank knows
   std::uint64_t last_meeting_ = 0;  // MeetingSlot::entered of the previous one; 0: there was none
   std::uint64_t meetings_ = 0;      // ended, here or on the links
   // Of the shared fold under way, the first of the calls.

@@ -1,31 +1,52 @@
-// What the ranks of a node write into their shared windows: one_shot's data, and where a call's buffers lie.
+// What the ranks of a node write into their shared windows: what they give to one_shot calls, and where a call's buffers lie.
 //
-//   window = one-shot slot | one-shot slot | meeting slot | meeting slot
+//   window = one-shot slot x 16 | small place x 16 | large place x 2 | meeting slot x 2
 //
-// Slots of a kind are used in turn: a rank may write slot k % 2 again for call k + 2 because it has then seen every peer's part
-// in call k + 1, which each took after it had finished with call k.
+// Slots and places of a kind are used in turn. A payload that does not fit into its slot lies in a place. A rank writes a slot
+// or a place again when every peer has begun a later call than the one that it was written for, since it has then read what it
+// wanted of it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "src/engine/signature.h"
 
 namespace shoal {
 
-/// Small payloads lie beside the flag, in the line that the peers read anyway; larger ones follow.
+/// A signature that may be read while it is being written: what was read counts only if that was not so. release and acquire:
+/// who reads some of the new words also sees all that was written before them.
+class RacySignature {
+ public:
+  void store(const CallSignature& signature) noexcept {
+    std::uint64_t words[kWords];
+    std::memcpy(words, &signature, sizeof words);
+    for (std::size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_release);
+  }
+  [[nodiscard]] CallSignature load() const noexcept {
+    std::uint64_t words[kWords];
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_acquire);
+    CallSignature signature;
+    std::memcpy(&signature, words, sizeof words);
+    return signature;
+  }
+
+ private:
+  static constexpr std::size_t kWords = sizeof(CallSignature) / sizeof(std::uint64_t);
+  std::atomic<std::uint64_t> words_[kWords];
+};
+
+/// Small payloads lie beside the flag, in the line that the peers read anyway.
 struct alignas(64) OneShotSlot {
   static constexpr std::size_t kInlineBytes = 32;
 
   std::atomic<std::uint64_t> flag;  ///< sequence of the call + 1, written last
-  CallSignature signature;
+  RacySignature signature;
   std::byte inline_data[kInlineBytes];
-
-  [[nodiscard]] std::byte* data(std::size_t bytes) noexcept {
-    return bytes <= kInlineBytes ? inline_data : reinterpret_cast<std::byte*>(this + 1);
-  }
 };
 static_assert(sizeof(OneShotSlot) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "the flags are shared between processes");
@@ -42,24 +63,43 @@ struct alignas(64) MeetingSlot {
 };
 static_assert(sizeof(MeetingSlot) == 64);
 
-inline constexpr std::size_t kMeetingBytes = 2 * sizeof(MeetingSlot);
+/// One-shot slots of a rank: so many calls less one may those that wait for nobody be ahead of the others.
+inline constexpr std::uint64_t kOneShotSlots = 16;
 
-constexpr std::size_t one_shot_slot_bytes(std::size_t window_bytes) noexcept {
-  return window_bytes < kMeetingBytes ? 0 : (window_bytes - kMeetingBytes) / 2 / 64 * 64;
-}
+/// What lies outside the payloads.
+inline constexpr std::size_t kWindowHeaderBytes = kOneShotSlots * sizeof(OneShotSlot) + 2 * sizeof(MeetingSlot);
 
-/// Payload that one slot of a window of `window_bytes` holds.
-constexpr std::size_t one_shot_capacity(std::size_t window_bytes) noexcept {
-  return one_shot_slot_bytes(window_bytes) <= sizeof(OneShotSlot) ? 0 : one_shot_slot_bytes(window_bytes) - sizeof(OneShotSlot);
-}
+/// Where the payload of a call lies; the same on every rank.
+enum class OneShotPlace : std::uint8_t { in_slot, small, large };
+
+/// Bytes that fit into the places of a window.
+struct OneShotRoom {
+  std::size_t small_bytes = 0;
+  std::size_t large_bytes = 0;  ///< 0: the window serves no calls
+
+  constexpr OneShotRoom() = default;
+  constexpr explicit OneShotRoom(std::size_t window_bytes) {
+    const std::size_t lines = (std::max(window_bytes, kWindowHeaderBytes) - kWindowHeaderBytes) / 64;
+    small_bytes = lines / 3 / kOneShotSlots * 64;
+    large_bytes = lines / 3 * 64;
+  }
+};
 
 inline OneShotSlot& one_shot_slot(std::span<std::byte> window, std::uint64_t count) noexcept {
-  return *reinterpret_cast<OneShotSlot*>(window.data() + (count % 2) * one_shot_slot_bytes(window.size()));
+  return reinterpret_cast<OneShotSlot*>(window.data())[count % kOneShotSlots];
+}
+
+/// `room`: of windows of this size.
+inline std::byte* one_shot_data(std::span<std::byte> window, const OneShotRoom& room, std::uint64_t count,
+                                OneShotPlace place) noexcept {
+  if (place == OneShotPlace::in_slot) return one_shot_slot(window, count).inline_data;
+  std::byte* small = window.data() + kOneShotSlots * sizeof(OneShotSlot);
+  if (place == OneShotPlace::small) return small + count % kOneShotSlots * room.small_bytes;
+  return small + kOneShotSlots * room.small_bytes + count % 2 * room.large_bytes;
 }
 
 inline MeetingSlot& meeting_slot(std::span<std::byte> window, std::uint64_t count) noexcept {
-  return *reinterpret_cast<MeetingSlot*>(window.data() + 2 * one_shot_slot_bytes(window.size()) +
-                                         (count % 2) * sizeof(MeetingSlot));
+  return *reinterpret_cast<MeetingSlot*>(window.data() + window.size() - (2 - count % 2) * sizeof(MeetingSlot));
 }
 
 }  // namespace shoal

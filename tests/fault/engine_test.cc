@@ -52,7 +52,7 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
   scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
   scenario.wire.late_copy = pick(0, 1) == 1;
-  scenario.wire.window_bytes = pick(0, 1) == 1 ? 4096 : 0;
+  scenario.wire.window_bytes = pick(0, 1) == 1 ? 8192 : 0;
   if (pick(0, 3) == 0) {
     scenario.wire.kill_rank = static_cast<int>(pick(0, static_cast<std::uint64_t>(scenario.topology.ranks()) - 1));
     scenario.wire.kill_after_tiles = pick(0, 60);

@@ -17,7 +17,7 @@ struct ShmOptions {
   std::uint64_t job_id = 0;               ///< ranks of another job are refused
   std::size_t tile_bytes = 64 * 1024;     ///< largest payload of a tile: 1 byte .. 64 MiB
   int slots = 16;                         ///< tiles that fit between a sender and a receiver: 2 .. 4096
-  std::size_t window_bytes = 128 * 1024;  ///< shared_window() of each rank, rounded up to a page; 0 = none; at most 1 GiB
+  std::size_t window_bytes = 200 * 1024;  ///< shared_window() of each rank, rounded up to a page; 0 = none; at most 1 GiB
 };
 
 /// Makes this rank's end. The memory is an unnamed file (memfd) that the lowest rank of the group creates when all have come

@@ -1,0 +1,96 @@
+#include "src/engine/window_part.h"
+
+#include "src/schedule/layout.h"
+
+namespace shoal {
+namespace {
+
+/// Whether windows serve such calls with the same result as the Program.
+bool serves(const Collective& collective, std::string_view algorithm) {
+  switch (collective.kind) {
+    case CollectiveKind::all_reduce:
+      return algorithm == "one_shot";
+    case CollectiveKind::reduce:
+    case CollectiveKind::reduce_scatter:
+      return algorithm == "direct";
+    case CollectiveKind::all_to_all:
+      return collective.counts.empty();  // where another rank keeps what it sends here is known to that rank only
+    case CollectiveKind::broadcast:
+    case CollectiveKind::all_gather:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// The most that a rank gives.
+std::size_t largest_bytes(const Collective& collective, int ranks) {
+  const bool gives_share = collective.kind == CollectiveKind::all_gather || collective.kind == CollectiveKind::gather;
+  return gives_share && collective.counts.empty() ? collective.input_bytes() : collective.message_bytes(ranks);
+}
+
+}  // namespace
+
+std::optional<WindowPart> window_part(const Collective& collective, std::string_view algorithm, int ranks, int rank,
+                                      const OneShotRoom& room) {
+  const std::size_t largest = largest_bytes(collective, ranks);
+  // Whoever waits for nobody may be many calls ahead where the places are small. Where all wait for all, two places do, and
+  // these stay in the caches.
+  const bool large = collective.kind == CollectiveKind::all_reduce;
+  if (largest > (large ? room.large_bytes : room.small_bytes) || !serves(collective, algorithm)) return std::nullopt;
+
+  WindowPart part;
+  if (largest > OneShotSlot::kInlineBytes) part.place = large ? OneShotPlace::large : OneShotPlace::small;
+  part.folds = reduces(collective.kind);
+  const std::size_t message = collective.message_bytes(ranks);
+  const bool at_root = rank == collective.root;
+  const auto start_of = [&](int r) { return share_offset_bytes(collective, ranks, r); };
+  const auto share_of = [&](int r) { return (r + 1 < ranks ? start_of(r + 1) : message) - start_of(r); };
+  const auto take_from_all = [&](auto&& take) {
+    for (int r = 0; r < ranks; ++r) {
+      part.takes.push_back(take(r));
+      part.takes.back().rank = static_cast<std::uint32_t>(r);
+    }
+  };
+  using Take = WindowPart::Take;
+  const auto root = static_cast<std::uint32_t>(collective.root);
+  switch (collective.kind) {
+    case CollectiveKind::all_reduce:
+      part.gives_bytes = message;
+      take_from_all([&](int) { return Take{0, 0, 0, message}; });
+      break;
+    case CollectiveKind::reduce_scatter:
+      part.gives_bytes = message;
+      take_from_all([&](int) { return Take{0, start_of(rank), 0, share_of(rank)}; });
+      break;
+    case CollectiveKind::all_gather:
+      part.gives_bytes = share_of(rank);
+      take_from_all([&](int r) { return Take{0, 0, start_of(r), share_of(r)}; });
+      break;
+    case CollectiveKind::all_to_all:
+      part.gives_bytes = message;
+      take_from_all([&](int r) { return Take{0, start_of(rank), start_of(r), share_of(r)}; });
+      break;
+    case CollectiveKind::reduce:
+      part.gives_bytes = at_root ? 0 : message;
+      if (at_root) take_from_all([&](int) { return Take{0, 0, 0, message}; });
+      break;
+    case CollectiveKind::gather:
+      part.gives_bytes = at_root ? 0 : share_of(rank);
+      if (at_root) take_from_all([&](int r) { return Take{0, 0, start_of(r), share_of(r)}; });
+      break;
+    case CollectiveKind::broadcast:
+      part.gives_bytes = at_root ? message : 0;
+      if (!at_root) part.takes.push_back({root, 0, 0, message});
+      break;
+    default:  // scatter
+      part.gives_bytes = at_root ? message : 0;
+      part.takes.push_back({root, start_of(rank), 0, share_of(rank)});
+      break;
+  }
+  return part;
+}
+
+}  // namespace shoal
