@@ -6,13 +6,13 @@ namespace shoal {
 namespace {
 
 /// Whether windows serve such calls with the same result as the Program.
-bool serves(const Collective& collective, std::string_view algorithm) {
+bool serves(const Collective& collective, std::string_view algorithm, int ranks) {
   switch (collective.kind) {
     case CollectiveKind::all_reduce:
       return algorithm == "one_shot";
     case CollectiveKind::reduce:
     case CollectiveKind::reduce_scatter:
-      return algorithm == "direct";
+      return algorithm == "direct" || ranks <= 2;
     case CollectiveKind::all_to_all:
       return collective.counts.empty();  // where another rank keeps what it sends here is known to that rank only
     case CollectiveKind::broadcast:
@@ -39,7 +39,7 @@ std::optional<WindowPart> window_part(const Collective& collective, std::string_
   // Whoever waits for nobody may be many calls ahead where the places are small. Where all wait for all, two places do, and
   // these stay in the caches.
   const bool large = collective.kind == CollectiveKind::all_reduce;
-  if (largest > (large ? room.large_bytes : room.small_bytes) || !serves(collective, algorithm)) return std::nullopt;
+  if (largest > (large ? room.large_bytes : room.small_bytes) || !serves(collective, algorithm, ranks)) return std::nullopt;
 
   WindowPart part;
   if (largest > OneShotSlot::kInlineBytes) part.place = large ? OneShotPlace::large : OneShotPlace::small;

@@ -53,16 +53,39 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
   return Choice{*algorithm, measured ? *measured : predict_us(**algorithm, topology, collective), ChoiceBasis::forced};
 }
 
-/// The simplest of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
+/// Messages that one of the first ranks from the root on sends and receives at most.
+std::size_t most_messages(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  constexpr int kRanks = 8;
+  std::size_t most = 0;
+  for (int i = 0; i < std::min(topology.ranks(), kRanks); ++i) {
+    const Program program = algorithm.build(topology, collective, (collective.root + i) % topology.ranks());
+    const auto count = std::ranges::count_if(program.steps, [](const Step& step) { return step.peer >= 0; });
+    most = std::max(most, static_cast<std::size_t>(count));
+  }
+  return most;
+}
+
+/// Of candidates that are about equal: those that have a root and move everybody the same data differ in how long a rank is
+/// occupied, which counts where calls follow each other and is next to nothing in a single one. Else the simpler one is better.
+bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
+  if (collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce) {
+    const std::size_t of_a = most_messages(*a.algorithm, topology, collective);
+    const std::size_t of_b = most_messages(*b.algorithm, topology, collective);
+    if (of_a != of_b) return of_a < of_b;
+  }
+  return a.algorithm < b.algorithm;
+}
+
+/// The best of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
 /// they stand for election: a prediction beside a measurement decides nothing.
-Result<Choice> best(const std::vector<Candidate>& candidates) {
+Result<Choice> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
   const Candidate* best = &candidates.front();
   if (!best->status.ok()) return best->status;
   const bool measured = best->measured_us.has_value();
   const double limit_us = best->time_us() * kAboutEqual;
   for (const Candidate& candidate : candidates) {
     if (!candidate.status.ok() || candidate.measured_us.has_value() != measured || candidate.time_us() > limit_us) break;
-    if (candidate.algorithm < best->algorithm) best = &candidate;
+    if (is_better(candidate, *best, topology, collective)) best = &candidate;
   }
   return Choice{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model};
 }
@@ -105,14 +128,15 @@ std::string_view to_string(ChoiceBasis basis) noexcept {
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
                       const TunedShape* tuned) {
   if (!forced_algorithm.empty()) return force(topology, collective, forced_algorithm, tuned);
-  return best(rate_all(topology, collective, tuned, false));
+  return best(rate_all(topology, collective, tuned, false), topology, collective);
 }
 
 Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm,
                             const TunedShape* tuned) {
   Explanation explanation{rate_all(topology, collective, tuned, true), {}, {}};
   const bool forced = !forced_algorithm.empty();
-  const auto choice = forced ? force(topology, collective, forced_algorithm, tuned) : best(explanation.candidates);
+  const auto choice =
+      forced ? force(topology, collective, forced_algorithm, tuned) : best(explanation.candidates, topology, collective);
   if (!choice.ok()) return choice.status();
   explanation.choice = *choice;
   explanation.reason = reason_for(explanation.candidates, explanation.choice);
