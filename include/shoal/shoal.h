@@ -95,12 +95,12 @@ typedef struct shoal_config {
 #define SHOAL_CONFIG_INITIALIZER \
   { sizeof(shoal_config), SHOAL_CONFIG_MAGIC, SHOAL_VERSION, 0, NULL, NULL }
 
-/* What calls are to do otherwise than their communicator. Initialise with SHOAL_CALL_OPTIONS_INITIALIZER, then change fields. */
+/* What calls do otherwise than their communicator says. Initialise with SHOAL_CALL_OPTIONS_INITIALIZER, then change fields. */
 typedef struct shoal_call_options {
   size_t size_bytes;
   uint32_t magic;
   int64_t timeout_ms;    /* deadline of each call, in milliseconds; 0: that of the communicator */
-  const char* algorithm; /* force this algorithm, alike on all ranks; NULL or "": let shoal choose. Not for sends and receives */
+  const char* algorithm; /* force this one, alike on all ranks; NULL or "": let shoal choose. Not for messages */
 } shoal_call_options;
 #define SHOAL_CALL_OPTIONS_INITIALIZER \
   { sizeof(shoal_call_options), SHOAL_CONFIG_MAGIC, 0, NULL }
@@ -185,8 +185,8 @@ shoal_status shoal_comm_size(shoal_comm_t comm, int* size);
  * Errors: invalid_argument (nothing was started); mismatch, timeout, peer_failed, aborted (the communicator is closed). */
 
 /* From now on the calls that this thread makes, on whatever communicator, go by `options`; NULL: as their communicators say.
- * options->algorithm must stay valid for as long. A call that names an algorithm that does not exist, or that does not serve it,
- * fails with SHOAL_NOT_FOUND or SHOAL_UNSUPPORTED. Errors: invalid_argument (nothing has changed), unsupported (of a later
+ * options->algorithm must stay valid for as long. A call that names one that does not exist, or that does not serve it, fails
+ * with SHOAL_NOT_FOUND or SHOAL_UNSUPPORTED. Errors: invalid_argument (nothing has changed), unsupported (of a later
  * version). */
 shoal_status shoal_set_call_options(const shoal_call_options* options);
 
