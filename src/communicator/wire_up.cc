@@ -151,6 +151,9 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, Com
   parts.rank = rank;
   parts.device = &host_device();
   parts.cores = allowed_cores();
+  const auto warn_after = seconds_setting("SHOAL_WARN_AFTER");
+  if (!warn_after.ok()) return warn_after.status();
+  parts.warn_after = std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*warn_after * 1000)));
   if (size == 1) {
     const auto decision = decide(options);
     if (!decision.ok()) return decision.status();

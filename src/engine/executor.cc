@@ -65,7 +65,8 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       link_of_rank_(group_.members.size(), -1),
       link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
       left_(group_.members.size()),
-      messages_(*mesh_, group_) {
+      messages_(*mesh_, group_),
+      watchdog_(mesh_->warn_after()) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {

@@ -20,6 +20,7 @@
 #include "src/engine/plan.h"
 #include "src/engine/plan_cache.h"
 #include "src/engine/ring_queue.h"
+#include "src/engine/watchdog.h"
 #include "src/engine/window_calls.h"
 
 namespace shoal {
@@ -188,6 +189,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
+  /// "; not in the call: rank 3".
+  [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string name_of(int rank) const;
 
   std::shared_ptr<Mesh> mesh_;
@@ -212,7 +215,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::size_t calls_on_links_ = 0;             // of the active ones
   std::uint64_t next_start_ = 0;
   static constexpr std::size_t kLedgerSize = 256;
-  std::array<CallSignature, kLedgerSize> ledger_{};         // of the latest started calls, by sequence
+  std::array<CallSignature, kLedgerSize> ledger_{};  // of the latest started calls, by sequence
+  Watchdog watchdog_;
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};

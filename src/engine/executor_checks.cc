@@ -177,6 +177,14 @@ Status Executor::left_too_early(int peer) {
 
 bool Executor::check_deadlines() {
   const auto now = Clock::now();
+  if (active_.size() > 0) {
+    Operation& oldest = *active_.front();
+    if (const auto waited = watchdog_.look(oldest.sequence(), now)) {
+      fmt::print(stderr, "shoal: rank {} has waited {:.0f} s in {}{}\n", group_.rank,
+                 std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.plan->signature),
+                 who_is_late(oldest));
+    }
+  }
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (now < active_[i]->deadline()) continue;
     fail({StatusCode::timeout, late_report(*active_[i])});
@@ -237,6 +245,11 @@ Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int
 }
 
 std::string Executor::late_report(const Operation& operation) {
+  return fmt::format("{} timed out on {}{}", describe_call(operation.sequence(), operation.plan->signature),
+                     name_of(group_.rank), who_is_late(operation));
+}
+
+std::string Executor::who_is_late(const Operation& operation) {
   std::string absent;
   std::string slow;
   const auto name = [&](std::string& list, int rank) { list += (list.empty() ? "" : ", ") + name_of(rank); };
@@ -252,8 +265,7 @@ std::string Executor::late_report(const Operation& operation) {
       name(slow, peer);
     }
   }
-  std::string report =
-      fmt::format("{} timed out on {}", describe_call(operation.sequence(), operation.plan->signature), name_of(group_.rank));
+  std::string report;
   if (!absent.empty()) report += fmt::format("; not in the call: {}", absent);
   if (!slow.empty()) report += fmt::format("; in the call but data still missing: {}", slow);
   if (absent.empty() && slow.empty()) report += "; everything has come in, but peers have not taken all of our data";

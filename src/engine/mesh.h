@@ -36,7 +36,8 @@ struct MeshParts {
   std::vector<std::uint32_t> transport_of_link;
   std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
   const Device* device = nullptr;
-  int cores = 1;  ///< cores that the ranks of this node may use together
+  int cores = 1;                            ///< cores that the ranks of this node may use together
+  std::chrono::milliseconds warn_after{0};  ///< a call that waits so long for others is worth a line on stderr; zero: never
   /// Whether tiles that stand in the way of other communicators are moved aside. Off only in a test that shows what for.
   bool moves_aside = true;
 };
@@ -68,6 +69,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // Facts; any thread.
   [[nodiscard]] int rank() const noexcept { return parts_.rank; }
+  [[nodiscard]] std::chrono::milliseconds warn_after() const noexcept { return parts_.warn_after; }
   [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
   [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }
   [[nodiscard]] std::span<const std::unique_ptr<Transport>> transports() const noexcept { return parts_.transports; }

@@ -20,6 +20,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
     Setting{"SHOAL_SOCKET_IFNAME", "", "network interface for all traffic, for example eth0"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
+    Setting{"SHOAL_WARN_AFTER", "20",
+            "seconds that a call waits for other ranks before a line on standard error says for whom; again each time that "
+            "doubles"},
     Setting{"SHOAL_ALGORITHM", "",
             "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
     Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},

@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -248,6 +252,29 @@ TEST_P(Fault, LateRankIsWaitedFor) {
     return reduce(c, 100000);
   });
   for (const Report& report : all) EXPECT_EQ(report.code, "ok") << report.message;
+}
+
+TEST_P(Fault, ALongWaitIsWarnedOfBeforeTheDeadline) {
+  ::setenv("SHOAL_WARN_AFTER", "0.2", 1);
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    const std::string heard = directory + "/stderr." + std::to_string(rank);
+    if (std::freopen(heard.c_str(), "w", stderr) == nullptr) return "no file for stderr";
+    auto communicator = testing::join(directory, rank, size, over(GetParam()));
+    if (!communicator.ok()) return communicator.status().to_string();
+    if (const Status status = reduce(**communicator, 1000); !status.ok()) return status.to_string();
+    if (rank == 1) ::sleep(3);
+    if (const Status status = reduce(**communicator, 5000); !status.ok()) return status.to_string();
+    std::fflush(stderr);
+    std::ifstream file(heard);
+    return "heard: " + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  });
+  ::unsetenv("SHOAL_WARN_AFTER");
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].output,
+                AllOf(HasSubstr(fmt::format("shoal: rank {} has waited ", rank)),
+                      HasSubstr("s in call 1 (all_reduce float32 x 5000 sum); not in the call: rank 1")));
+  }
+  EXPECT_EQ(outcomes[1].output, "heard: ");
 }
 
 TEST_P(Fault, AbortReachesEverybodyWithItsReason) {
