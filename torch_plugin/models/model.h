@@ -14,8 +14,8 @@
 
 namespace shoal::models {
 
-/// A network from images (N, channels, height, width) to scores (N, classes). It announces its layers, so that training can
-/// overlap communication with its forward.
+/// A network from images (N, channels, height, width) of 28 or 32 pixels to scores (N, classes). It announces its layers, so
+/// that training can overlap communication with its forward.
 class ImageClassifier : public ::torch::nn::Module, public ddp::Announcing {
  public:
   virtual at::Tensor forward(at::Tensor images) = 0;
@@ -34,7 +34,12 @@ const std::vector<ModelInfo>& all_models();
 /// The entry with this name. Errors: invalid_argument with the names that exist.
 Result<ModelInfo> find_model(const std::string& name);
 
-/// Numbers that training changes.
-std::int64_t count_parameters(const ::torch::nn::Module& model);
+/// What training changes.
+struct ModelSize {
+  std::int64_t parameters = 0;  ///< numbers
+  std::int64_t tensors = 0;     ///< that hold them
+  std::int64_t bytes = 0;       ///< of them, and of their gradients
+};
+ModelSize measure(const ::torch::nn::Module& model);
 
 }  // namespace shoal::models

@@ -1,15 +1,29 @@
 #include <algorithm>
 
+#include "torch_plugin/models/densenet121.h"
+#include "torch_plugin/models/mobilenet_v2.h"
 #include "torch_plugin/models/model.h"
-#include "torch_plugin/models/resnet18.h"
+#include "torch_plugin/models/resnet.h"
+#include "torch_plugin/models/shufflenet_v2.h"
+#include "torch_plugin/models/vgg.h"
 
 namespace shoal::models {
 
 const std::vector<ModelInfo>& all_models() {
   static const std::vector<ModelInfo> kModels{
-      {"resnet18",
-       "ResNet18 for small images: 3 x 3 stem, 8 residual blocks; 11,173,962 parameters for 3 channels and 10 classes",
-       make_resnet18},
+      {"vgg11", "plain 3 x 3 convolutions, with batch normalisation", make_vgg11},
+      {"vgg13", "the same, deeper", make_vgg13},
+      {"vgg16", "the same, deeper", make_vgg16},
+      {"vgg19", "the same, deeper", make_vgg19},
+      {"resnet18", "8 residual blocks of two convolutions", make_resnet18},
+      {"resnet34", "16 residual blocks of two convolutions", make_resnet34},
+      {"resnet50", "16 residual blocks with bottlenecks", make_resnet50},
+      {"mobilenet_v2", "inverted residual blocks, depthwise convolutions", make_mobilenet_v2},
+      {"shufflenet_v2_x0.5", "channel shuffles between halves, half as wide", make_shufflenet_v2_x0_5},
+      {"shufflenet_v2_x1", "channel shuffles between halves", make_shufflenet_v2_x1},
+      {"shufflenet_v2_x1.5", "channel shuffles between halves, wider", make_shufflenet_v2_x1_5},
+      {"shufflenet_v2_x2", "channel shuffles between halves, wider", make_shufflenet_v2_x2},
+      {"densenet121", "58 layers that see all layers before them in their block", make_densenet121},
   };
   return kModels;
 }
@@ -23,12 +37,15 @@ Result<ModelInfo> find_model(const std::string& name) {
   return Status(StatusCode::invalid_argument, "unknown model \"" + name + "\"; known: " + known);
 }
 
-std::int64_t count_parameters(const ::torch::nn::Module& model) {
-  std::int64_t count = 0;
+ModelSize measure(const ::torch::nn::Module& model) {
+  ModelSize size;
   for (const at::Tensor& parameter : model.parameters()) {
-    if (parameter.requires_grad()) count += parameter.numel();
+    if (!parameter.requires_grad()) continue;
+    size.parameters += parameter.numel();
+    size.bytes += static_cast<std::int64_t>(parameter.nbytes());
+    ++size.tensors;
   }
-  return count;
+  return size;
 }
 
 }  // namespace shoal::models
