@@ -13,6 +13,7 @@
 #include "torch_plugin/data/fashion_mnist.h"
 #include "torch_plugin/data/loader.h"
 #include "torch_plugin/data/locate.h"
+#include "torch_plugin/data/official.h"
 #include "torch_plugin/data/sampler.h"
 #include "torch_plugin/data/synthetic.h"
 
@@ -48,6 +49,7 @@ class Folder : public ::testing::Test {
 using Cifar10 = Folder;
 using FashionMnist = Folder;
 using Locate = Folder;
+using Official = Folder;
 
 TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
   std::string first(3073, '\0');
@@ -137,6 +139,47 @@ TEST_F(FashionMnist, RefusesLabelsThatDoNotFit) {
   expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "9 labels for 10 images");
   write(labels, header + '\x0a' + std::string(9, '\1') + '\x0a');
   expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "label 9 is 10");
+}
+
+TEST_F(Official, Md5IsThatOfRfc1321) {
+  write("empty", "");
+  write("digest", "message digest");
+  write("long", std::string(200'000, 'a'));
+  EXPECT_EQ(md5_of_file((path_ / "empty").string()).value(), "d41d8cd98f00b204e9800998ecf8427e");
+  EXPECT_EQ(md5_of_file((path_ / "digest").string()).value(), "f96b697d7cb7938d525a2f31aaf161d0");
+  EXPECT_EQ(md5_of_file((path_ / "long").string()).value(), "561b1994f6baacd6e5eaf4baaa12849f");
+  EXPECT_EQ(md5_of_file((path_ / "missing").string()).status().code(), StatusCode::not_found);
+}
+
+TEST_F(Official, TellsOfficialFilesFromOthersAndFromDamagedOnes) {
+  const std::vector<OfficialFile> files{{"a", 14, "f96b697d7cb7938d525a2f31aaf161d0"},
+                                        {"b", 0, "d41d8cd98f00b204e9800998ecf8427e"}};
+  const auto check = [&] { return holds_official(path_.string(), files); };
+  write("a", "message digest");
+  EXPECT_FALSE(check().value()) << "one is missing";
+  write("b", "");
+  EXPECT_TRUE(check().value());
+  write("b", "other");
+  EXPECT_FALSE(check().value()) << "one has another size";
+  write("a", "message digesT");
+  EXPECT_EQ(check().status().code(), StatusCode::invalid_argument);
+  EXPECT_NE(check().status().message().find("damaged"), std::string::npos) << check().status().message();
+}
+
+TEST_F(Official, DamageIsFoundBeforeTraining) {
+  const Dataset images = make_synthetic(20, 1, 28, 1);
+  ASSERT_TRUE(write_fashion_mnist(images, path_.string(), Split::train).ok());
+  ASSERT_TRUE(write_fashion_mnist(images, path_.string(), Split::test).ok());
+  const Result<Located> others = locate("fashion_mnist", path_.string());
+  ASSERT_TRUE(others.ok()) << others.status().to_string();
+  EXPECT_NE(others->origin.find("not the official files"), std::string::npos) << others->origin;
+  // gzip ignores what follows, so the reader finds nothing wrong.
+  std::string labels = content("t10k-labels-idx1-ubyte.gz");
+  labels.resize(official_fashion_mnist()[3].bytes);
+  write("t10k-labels-idx1-ubyte.gz", labels);
+  const Result<Located> damaged = locate("fashion_mnist", path_.string());
+  EXPECT_EQ(damaged.status().code(), StatusCode::invalid_argument);
+  EXPECT_NE(damaged.status().message().find("MD5"), std::string::npos) << damaged.status().to_string();
 }
 
 TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {

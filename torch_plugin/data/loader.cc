@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include "torch_plugin/data/augment.h"
 
 namespace shoal::data {
 namespace {
 
 constexpr std::size_t kBatchesAhead = 4;
+constexpr int kNiceness = 10;
 
 }  // namespace
 
@@ -40,6 +44,8 @@ Loader::~Loader() {
 }
 
 void Loader::run() {
+  // Yields to the trainer and to communication, which would lose more by waiting; when they starve for images they sleep.
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
   for (std::size_t first = 0; first < options_.order.size(); first += options_.batch) {
     {
       std::unique_lock lock(mutex_);

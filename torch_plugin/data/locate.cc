@@ -14,6 +14,7 @@
 
 #include "torch_plugin/data/cifar10.h"
 #include "torch_plugin/data/fashion_mnist.h"
+#include "torch_plugin/data/official.h"
 #include "torch_plugin/data/synthetic.h"
 
 namespace shoal::data {
@@ -21,9 +22,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCifarArchive = "cifar-10-subset.tar.xz";
+constexpr const char* kCifarSubset = "cifar-10-subset.tar.xz";
 constexpr const char* kCifarFolder = "cifar-10-batches-bin";
 constexpr const char* kFashionFolder = "fashion-mnist";
+constexpr std::size_t kCifarTrain = 50'000;
+constexpr std::size_t kCifarTest = 10'000;
 constexpr std::size_t kSyntheticTrain = 5'000;
 constexpr std::size_t kSyntheticTest = 1'000;
 
@@ -81,7 +84,7 @@ Status make_once(const fs::path& target, const std::function<Status(const fs::pa
 Status unpack(const fs::path& archive, const fs::path& folder) {
   const std::string from = archive.string();
   const std::string to = folder.string();
-  const char* arguments[] = {"tar", "-xJf", from.c_str(), "-C", to.c_str(), "--no-same-owner", nullptr};
+  const char* arguments[] = {"tar", "-xf", from.c_str(), "-C", to.c_str(), "--no-same-owner", nullptr};
   pid_t child = 0;
   if (const int error = posix_spawnp(&child, "tar", nullptr, nullptr, const_cast<char* const*>(arguments), environ);
       error != 0) {
@@ -91,7 +94,7 @@ Status unpack(const fs::path& archive, const fs::path& folder) {
   while (waitpid(child, &outcome, 0) < 0) {
     if (errno != EINTR) return system_error("wait for tar", errno);
   }
-  if (outcome != 0) return Status(StatusCode::system_error, from + ": tar could not unpack it (it needs xz)");
+  if (outcome != 0) return Status(StatusCode::system_error, from + ": tar could not unpack it (it needs xz or gzip)");
   return {};
 }
 
@@ -102,7 +105,15 @@ Result<Located> read_both(const std::string& dataset, const fs::path& folder) {
   if (!train.ok()) return train.status();
   Result<Dataset> test = reader(folder.string(), Split::test);
   if (!test.ok()) return test.status();
-  return Located{.train = std::move(train).value(), .test = std::move(test).value(), .origin = folder.string()};
+  Located located{.train = std::move(train).value(), .test = std::move(test).value(), .origin = folder.string()};
+  if (dataset == "fashion_mnist") {
+    const Result<bool> official = holds_official(folder.string(), official_fashion_mnist());
+    if (!official.ok()) return official.status();
+    located.origin += official.value() ? " (the official files, by their MD5)" : " (not the official files)";
+  } else if (located.train.size() != kCifarTrain || located.test.size() != kCifarTest) {
+    located.origin += " (fewer images than the official 50,000 and 10,000)";
+  }
+  return located;
 }
 
 /// The folder with the data set's files inside `base`, if there is one. Unpacks an archive found there into the cache.
@@ -115,9 +126,17 @@ Result<std::optional<fs::path>> find_in(const std::string& dataset, const fs::pa
     if (here) return std::optional(folder);
   }
   const std::optional<fs::path> cache = cache_folder();
-  if (!fashion && is_there(base / kCifarArchive) && cache.has_value()) {
-    const fs::path unpacked = *cache / "cifar-10-subset";
-    const Status status = make_once(unpacked, [&](const fs::path& into) { return unpack(base / kCifarArchive, into); });
+  if (fashion || !cache.has_value()) return std::optional<fs::path>();
+  const OfficialFile whole = official_cifar10();
+  for (const auto& [archive, name] : {std::pair(whole.name, "cifar-10"), std::pair(kCifarSubset, "cifar-10-subset")}) {
+    if (!is_there(base / archive)) continue;
+    const fs::path unpacked = *cache / name;
+    const Status status = make_once(unpacked, [&](const fs::path& into) {
+      if (archive == whole.name) {
+        if (const Result<bool> official = holds_official(base.string(), {&whole, 1}); !official.ok()) return official.status();
+      }
+      return unpack(base / archive, into);
+    });
     if (!status.ok()) return status;
     return std::optional(unpacked / kCifarFolder);
   }

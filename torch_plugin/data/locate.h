@@ -20,8 +20,9 @@ struct Located {
 /// Looks in `folder` (the user's word, then the SHOAL_DATA_DIR of the environment: missing data there is an error), else in
 /// shared/data beside the checkout that this program was built in, else in the cache folder ($XDG_CACHE_HOME or ~/.cache, then
 /// shoal/data). Where none has it, a synthetic data set is written to the cache folder in the same file format, and read. A
-/// cifar-10-subset.tar.xz is unpacked into the cache folder with tar, once: ranks that start together wait for each other.
-/// Errors: not_found with the places that were searched; what the readers say.
+/// cifar-10-binary.tar.gz (checked by its MD5) or cifar-10-subset.tar.xz is unpacked into the cache folder with tar, once:
+/// ranks that start together wait for each other. The origin says whether the files are the official ones. Errors: not_found
+/// with the places that were searched; what the readers say.
 Result<Located> locate(const std::string& dataset, const std::optional<std::string>& folder);
 
 }  // namespace shoal::data
