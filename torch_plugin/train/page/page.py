@@ -1,0 +1,111 @@
+"""Writes the report of trainings as one page that needs nothing else, and its pictures: page.py [--out FOLDER] [--trace FILE] RESULTS.json...
+
+The results are those that shoal_train --json wrote, the trace what --trace did. `shoal_train report` runs this.
+"""
+import argparse
+import html
+import json
+import os
+import sys
+
+try:
+    import figures
+except ImportError as error:
+    sys.exit(f"shoal_train report needs Python's matplotlib: {error}")
+
+STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1a1a1a; --line: #cccccc; }
+@media (prefers-color-scheme: dark) { :root { --page: #16181c; --ink: #e6e6e6; --line: #444a52; } }
+body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+figure { margin: 2rem 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
+.table { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
+td, th { border-bottom: 1px solid var(--line); padding: 0.3rem 0.7rem; text-align: left; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
+@media print { body { max-width: none; margin: 0; } }
+"""
+COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network", "model", None), ("images", "dataset", None),
+           ("ranks", "ranks", "{}"), ("hosts", "nodes", "{}"), ("link", "rate", None), ("batch per rank", "batch_per_rank", "{}"),
+           ("epoch", "epoch", "{}"), ("steps measured", "steps", "{}"), ("seconds", "seconds", "{:.2f}"), ("images/s", "images_per_s", "{:.1f}"),
+           ("exposed s", "comm_exposed_s", "{:.3f}"), ("busy s", "comm_busy_s", "{:.3f}"), ("bus GB/s", "busbw_gbs", "{:.3f}"),
+           ("CPU %", "cpu_percent", "{:.0f}"), ("GPU %", "gpu_percent", "{:.0f}"), ("loss", "loss", "{:.4f}"), ("accuracy", "accuracy", "{:.4f}"))
+
+
+def read(path, what):
+    try:
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: cannot be read as {what}: {error}")
+    return document
+
+
+def read_results(path):
+    document = read(path, "results of shoal_train --json")
+    if not isinstance(document, dict) or not isinstance(document.get("results"), list) or not all("step_loss" in row for row in document["results"]):
+        sys.exit(f"{path}: holds no results of shoal_train --json")
+    return document
+
+
+def cell(row, key, form):
+    value = row.get(key)
+    if value is None:
+        return "<td></td>"
+    if form is None:
+        return f"<td>{html.escape(str(value))}</td>"
+    return f'<td class="number">{form.format(value)}</td>'
+
+
+def table(rows):
+    head = "".join(f"<th>{title}</th>" for title, _, _ in COLUMNS)
+    body = "\n".join("<tr>" + "".join(cell(row, key, form) for _, key, form in COLUMNS) + "</tr>" for row in rows)
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+
+
+def machine(document):
+    facts = document.get("machine", {}).items()
+    known = [f"{html.escape(key.replace('_', ' '))}: {html.escape(str(value))}" for key, value in facts if value is not None]
+    return f"<p>{'; '.join(known)}<br><code>{html.escape(document.get('command', ''))}</code></p>"
+
+
+def draw(documents, traces):
+    rows = [row for document in documents for row in document["results"]]
+    drawn = {"throughput": figures.throughput(rows), "step-time": figures.epoch_time(rows), "speedup": figures.speedup(rows),
+             "communication": figures.communication(rows), "bandwidth": figures.bandwidth(rows), "accuracy": figures.accuracy(rows)}
+    for number, document in enumerate(documents):
+        drawn[f"cpu-{number + 1}"] = figures.utilisation(document.get("turns", []))
+    for number, events in enumerate(traces):
+        drawn[f"timeline-{number + 1}"] = figures.timeline(events)
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="shoal_train report", description="Writes one HTML page and SVG pictures from result files.")
+    parser.add_argument("results", nargs="+", help="files that shoal_train --json wrote")
+    parser.add_argument("--out", default="training-report", help="folder for the page and the pictures (default: %(default)s)")
+    parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
+    arguments = parser.parse_args()
+    documents = [read_results(path) for path in arguments.results]
+    traces = [read(path, "a trace of shoal_train --trace").get("traceEvents", []) for path in arguments.trace]
+    try:
+        os.makedirs(arguments.out, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"{arguments.out}: cannot be made: {error.strerror}")
+    pictures = []
+    for name, figure in draw(documents, traces).items():
+        svg = figures.to_svg(figure, name)
+        with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
+            file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
+        pictures.append(f'<figure id="{name}">{svg}</figure>')
+    rows = [row for document in documents for row in document["results"]]
+    page = os.path.join(arguments.out, "index.html")
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+                   f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>Training, side by side</h1>\n"
+                   "<p>Backends took turns in the same processes, from the same start, on the same images. Figures are means over the ranks; "
+                   "images/s is the median of the turns.</p>\n" + "\n".join(pictures) + "\n<h2>All rows</h2>\n" + table(rows) +
+                   "\n<h2>Machine and commands</h2>\n" + "\n".join(map(machine, documents)) + "\n</body></html>\n")
+    print(f"Report: {page}")
+
+
+if __name__ == "__main__":
+    main()
