@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
 
   std::vector<c10::IValue> dump;  // pairs: Python refuses a dictionary of C++'s unless told to trust the file
   const auto add = [&dump](const std::string& name, const at::Tensor& tensor) {
-    dump.emplace_back(c10::ivalue::Tuple::create({c10::IValue(name), c10::IValue(tensor)}));
+    dump.emplace_back(c10::ivalue::Tuple::create(c10::IValue(name), c10::IValue(tensor)));
   };
   std::size_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters())

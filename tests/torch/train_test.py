@@ -1,22 +1,33 @@
 """The program shoal_train: results, agreement of backends, bad input, interruption."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
+
+import torch
 
 import cases
 
 TRAIN = os.path.join(cases.BUILD, "bin", "shoal_train")
 RUN = [os.path.join(cases.BUILD, "bin", "shoal"), "run", "-n"]
+TINY = ["--model", "shufflenet_v2_x0.5", "--batch", "4", "--block", "2", "--threads", "1"]
+SMALL = ["--dataset", "synthetic", *TINY]
 SHORT = ["--dataset", "synthetic", "--batch", "4", "--block", "2", "--threads", "1"]
 
 
 def train(*arguments, ranks=1, environment=None, timeout=120):
     command = (RUN + [str(ranks), "--"] if ranks > 1 else []) + [TRAIN, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(environment or {})})
+
+
+def children_of(process):
+    with open(f"/proc/{process}/task/{process}/children", encoding="utf-8") as file:
+        return [int(child) for child in file.read().split()]
 
 
 class Train(unittest.TestCase):
@@ -26,6 +37,10 @@ class Train(unittest.TestCase):
 
     def path(self, name):
         return os.path.join(self.folder.name, name)
+
+    def rows(self, name):
+        with open(self.path(name), encoding="utf-8") as opened:
+            return json.load(opened)["results"]
 
     def refused(self, words, *arguments, environment=None):
         done = train(*arguments, environment=environment)
@@ -44,8 +59,7 @@ class Train(unittest.TestCase):
                 file = self.path(f"{ranks}.json")
                 done = train("--backend", "shoal,gloo", "--steps", "4", "--json", file, *SHORT, ranks=ranks)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                with open(file, encoding="utf-8") as opened:
-                    rows = json.load(opened)["results"]
+                rows = self.rows(file)
                 self.assertEqual([row["backend"] for row in rows], ["shoal", "gloo"])
                 self.assertEqual([row["overlap"] for row in rows], ["next_forward", "backward"])
                 for row in rows:
@@ -61,8 +75,7 @@ class Train(unittest.TestCase):
         contestants = ["gloo+next_forward", "shoal+backward", "shoal"]
         done = train("--backend", ",".join(contestants), "--steps", "6", "--evaluate", "--json", file, *SHORT, ranks=2)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        with open(file, encoding="utf-8") as opened:
-            rows = json.load(opened)["results"]
+        rows = self.rows(file)
         self.assertEqual([f"{row['backend']}+{row['overlap']}" for row in rows], contestants[:2] + ["shoal+next_forward"])
         self.assertIn("the images/s of shoal+next_forward", done.stdout)
         for row in rows:
@@ -74,8 +87,7 @@ class Train(unittest.TestCase):
         file = self.path("results.json")
         done = train("--steps", "2", "--evaluate", "--json", file, *SHORT)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        with open(file, encoding="utf-8") as opened:
-            accuracy = json.load(opened)["results"][0]["accuracy"]
+        accuracy = self.rows(file)[0]["accuracy"]
         self.assertTrue(0 <= accuracy <= 1, accuracy)
 
     def test_bad_arguments(self):
@@ -103,6 +115,158 @@ class Train(unittest.TestCase):
             file.write(b"\x1f\x8b\x08\x00")
         self.refused("train-images-idx3-ubyte.gz", "--dataset", "fashion_mnist", "--data", self.folder.name)
 
+    def trained(self, *arguments, ranks=1):
+        done = train(*arguments, *SMALL, ranks=ranks)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done
+
+    def test_a_resumed_training_has_the_same_bits(self):
+        cases_of = ((1, "shoal", ["--optimizer", "adadelta", "--schedule", "cosine"]),
+                    (2, "shoal,gloo", ["--optimizer", "adam", "--schedule", "step", "--epochs", "3"]),
+                    (3, "shoal", ["--optimizer", "sgd"]))
+        for ranks, backends, more in cases_of:
+            with self.subTest(ranks=ranks):
+                options = ["--backend", backends, *more]
+                self.trained(*options, "--steps", "5", "--json", self.path("whole.json"), "--checkpoint", self.path("whole.pt"), ranks=ranks)
+                self.trained(*options, "--steps", "3", "--checkpoint", self.path("half.pt"), ranks=ranks)
+                self.trained(*options, "--steps", "5", "--json", self.path("rest.json"), "--checkpoint", self.path("rest.pt"),
+                             "--resume", self.path("half.pt"), ranks=ranks)
+                for whole, rest in zip(self.rows("whole.json"), self.rows("rest.json"), strict=True):
+                    self.assertEqual(rest["step_loss"], whole["step_loss"][3:])
+                expected, found = dict(torch.load(self.path("whole.pt"))), dict(torch.load(self.path("rest.pt")))
+                self.assertEqual(set(found), set(expected))
+                names = {key.split("/")[1] for key in expected if "/" in key}
+                self.assertEqual(names, {"parameter", "buffer", "optimizer", "step"})
+                for key, tensor in expected.items():
+                    self.assertTrue(torch.equal(found[key], tensor), key)
+
+    def test_a_resumed_training_goes_on_in_the_next_epoch(self):
+        for name in ("data_batch_1.bin", "test_batch.bin"):  # 40 images: 10 steps an epoch
+            with open(self.path(name), "wb") as file:
+                file.write(b"".join(bytes([image % 10]) + bytes([image]) * 3072 for image in range(40)))
+        of_two = [*TINY, "--dataset", "cifar10", "--data", self.folder.name, "--epochs", "2", "--evaluate"]
+        for more in (["--steps", "10", "--checkpoint", self.path("one.pt")],
+                     ["--steps", "13", "--resume", self.path("one.pt"), "--json", self.path("two.json")]):
+            done = train(*of_two, *more)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        (row,) = self.rows("two.json")
+        self.assertEqual(row["epoch"], 2)
+        self.assertEqual(len(row["step_loss"]), 3)
+
+    def test_checkpoints_that_do_not_fit(self):
+        self.trained("--steps", "1", "--checkpoint", self.path("good.pt"))
+        small = ["--steps", "2", *SMALL]
+        self.refused("no such file", "--resume", self.path("missing.pt"), *small)
+        self.refused("seed 1, not 2", "--resume", self.path("good.pt"), "--seed", "2", *small)
+        self.refused("optimizer \"sgd\", not \"adam\"", "--resume", self.path("good.pt"), "--optimizer", "adam", "--lr", "0.01", *small)
+        self.refused("holds nothing of gloo", "--resume", self.path("good.pt"), "--backend", "gloo", *small)
+        self.refused("has made 1 steps already", "--resume", self.path("good.pt"), "--steps", "1", *SMALL)
+        with open(self.path("good.pt"), "rb") as file:
+            content = file.read()
+        for name, damaged in (("empty", b""), ("junk", b"junk" * 100), ("half", content[:len(content) // 2])):
+            with open(self.path(name), "wb") as file:
+                file.write(damaged)
+            self.refused("is not a checkpoint", "--resume", self.path(name), *small)
+        self.refused("/no/such/folder", "--checkpoint", "/no/such/folder/c.pt", *small)
+
+    def test_bfloat16_is_nearly_the_same_training(self):
+        losses = {}
+        for precision in ("fp32", "bf16"):
+            self.trained("--steps", "3", "--precision", precision, "--json", self.path("results.json"))
+            losses[precision] = self.rows("results.json")[0]["step_loss"]
+        for exact, rough in zip(losses["fp32"], losses["bf16"], strict=True):
+            self.assertAlmostEqual(exact, rough, delta=0.1 * exact)
+        self.assertNotEqual(losses["fp32"], losses["bf16"])
+
+    def test_the_log_has_a_line_for_every_turn_and_epoch(self):
+        self.trained("--steps", "6", "--schedule", "cosine", "--log", self.path("log"), "--json", self.path("results.json"))
+        with open(self.path("log"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual([(line["event"], line["step"]) for line in lines], [("turn", 2), ("turn", 4), ("turn", 6), ("epoch", 6)])
+        rates = [line["learning_rate"] for line in lines[:3]]
+        self.assertEqual(rates, sorted(rates, reverse=True))
+        self.assertLess(rates[-1], 0.01)
+        (row,) = self.rows("results.json")
+        self.assertEqual(lines[2]["loss"], row["step_loss"][-1])
+
+    def test_a_report_is_a_page_that_needs_nothing_else(self):
+        self.trained("--steps", "6", "--evaluate", "--json", self.path("results.json"))
+        out = self.path("report")
+        done = train("report", self.path("results.json"), "--out", out)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        with open(os.path.join(out, "index.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("shufflenet_v2_x0.5", page)
+        self.assertGreaterEqual(page.count("<svg"), 3)
+        self.assertNotRegex(page, r'(src|href)="http|<script|url\(http')
+        pictures = [name for name in os.listdir(out) if name.endswith(".svg")]
+        self.assertIn("throughput.svg", pictures)
+        for name in pictures:
+            xml.etree.ElementTree.parse(os.path.join(out, name))
+        with open(self.path("junk.json"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        self.refused("holds no results", "report", self.path("junk.json"))
+        self.refused("cannot be read", "report", self.path("missing.json"))
+
+    def test_a_trace_shows_every_rank_and_layer(self):
+        self.trained("--backend", "shoal,gloo", "--steps", "6", "--trace", self.path("trace.json"), "--json", self.path("results.json"), ranks=2)
+        with open(self.path("trace.json"), encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        self.assertEqual(sorted(names.values()), sorted(f"{backend} rank {rank}" for backend in ("shoal+next_forward", "gloo+backward")
+                                                        for rank in (0, 1)))
+        for process in names:
+            own = [event for event in events if event["pid"] == process and event["ph"] == "X"]
+            training = sorted((event for event in own if event["tid"] == 0), key=lambda event: event["ts"])
+            shown = {event["name"] for event in training}
+            for name in ("load", "forward stem.conv", "backward stem.conv", "forward head", "backward units.3.branch.first.norm"):
+                self.assertIn(name, shown)
+            for one, other in zip(training, training[1:]):  # one after the other, without gaps
+                self.assertAlmostEqual(one["ts"] + one["dur"], other["ts"], delta=1)
+            averaged = [event for event in own if event["cat"] == "gradients"]
+            self.assertTrue(averaged)
+            self.assertTrue(all(event["tid"] > 0 for event in averaged))
+        done = train("report", self.path("results.json"), "--trace", self.path("trace.json"), "--out", self.path("report"))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("timeline-1.svg", os.listdir(self.path("report")))
+        self.refused("too few", "--trace", self.path("t.json"), "--steps", "2", *SMALL)
+
+    def test_a_step_of_several_batches_makes_one_average(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                still = ["--lr", "0", "--weight-decay", "0"]  # losses are those of the start, whatever the step
+                self.trained("--steps", "6", *still, "--json", self.path("single.json"), ranks=ranks)
+                self.trained("--steps", "2", *still, "--accumulate", "3", "--json", self.path("triple.json"), ranks=ranks)
+                single, triple = self.rows("single.json")[0]["step_loss"], self.rows("triple.json")[0]["step_loss"]
+                for step in (0, 1):
+                    self.assertAlmostEqual(triple[step], sum(single[3 * step:3 * step + 3]) / 3, delta=1e-5)
+                self.trained("--steps", "4", "--accumulate", "3", "--backend", "shoal,gloo", "--json", self.path("both.json"), ranks=ranks)
+                shoal, gloo = self.rows("both.json")
+                self.assertEqual(shoal["step_loss"], gloo["step_loss"])
+                self.assertNotAlmostEqual(shoal["step_loss"][1], triple[1], delta=1e-5)  # it learns
+                self.assertEqual(shoal["bytes"], 2 * 4 * 352042)  # of two measured steps of three batches
+
+    def test_mpi_follows_the_same_curve(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun here")
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", TRAIN, "--backend", "shoal,mpi,gloo", "--steps", "4",
+                   "--json", self.path("mpi.json"), *SMALL]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        if "built without MPI" in done.stderr:
+            self.skipTest("shoal_train was built without MPI")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        rows = self.rows("mpi.json")
+        self.assertEqual([(row["backend"], row["overlap"]) for row in rows],
+                         [("shoal", "next_forward"), ("mpi", "backward"), ("gloo", "backward")])
+        for row in rows:
+            self.assertEqual(row["step_loss"], rows[0]["step_loss"])  # two operands have one sum
+            self.assertGreater(row["images_per_s"], 0)
+
+    def test_mpi_needs_mpirun(self):
+        done = train("--backend", "mpi", "--steps", "1", *SMALL, ranks=2)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, "mpirun|built without MPI")
+
     def test_results_that_cannot_be_written(self):
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)
 
@@ -124,6 +288,22 @@ class Train(unittest.TestCase):
         self.assertLess(time.monotonic() - started, 30)
         self.assertIn("interrupted", complaints)
         self.assertIn("images/s", output)  # what is known is reported
+
+    def test_a_signal_to_one_rank_ends_all_at_the_same_step(self):
+        command = RUN + ["3", "--", TRAIN, "--epochs", "100", "--log", self.path("log"), *SMALL]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.terminate)
+        for line in process.stdout:
+            if "step 4/" in line:
+                break
+        ranks = [child for helper in children_of(process.pid) for child in children_of(helper)]
+        self.assertEqual(len(ranks), 3)
+        os.kill(ranks[1], signal.SIGINT)
+        output, complaints = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, output + complaints)
+        self.assertIn("shoal_train: interrupted", complaints)  # rank 0 says so
+        with open(self.path("log"), encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["event"] for line in file][-1], "epoch")
 
 
 if __name__ == "__main__":

@@ -1,39 +1,21 @@
-// The network, the clock of communication and the report.
+// Parts of the trainer: clock of communication, report, progress, schedules, optimizers.
 #include <gtest/gtest.h>
 
-#include <set>
+#include <cmath>
 
 #include <nlohmann/json.hpp>
 
-#include "torch_plugin/models/model.h"
+#include "torch_plugin/train/adadelta.h"
 #include "torch_plugin/train/comm_clock.h"
+#include "torch_plugin/train/optimizers.h"
 #include "torch_plugin/train/progress.h"
 #include "torch_plugin/train/report.h"
+#include "torch_plugin/train/schedule.h"
 
 namespace shoal::train {
 namespace {
 
 using std::chrono::milliseconds;
-
-TEST(Models, ResNet18HasItsParametersAndShapes) {
-  const Result<models::ModelInfo> info = models::find_model("resnet18");
-  ASSERT_TRUE(info.ok());
-  const auto model = info->make(3, 10);
-  EXPECT_EQ(models::count_parameters(*model), 11'173'962);
-  EXPECT_EQ(model->parameters().size(), 62U);
-  std::int64_t floats = 0;
-  for (const at::Tensor& buffer : model->buffers()) floats += buffer.is_floating_point() ? buffer.numel() : 0;
-  EXPECT_EQ(floats, 9'600);  // mean and variance of 20 normalisations
-  const at::NoGradGuard no_grad;
-  EXPECT_EQ(model->forward(at::zeros({2, 3, 32, 32})).sizes(), (std::vector<std::int64_t>{2, 10}));
-  EXPECT_EQ(info->make(1, 10)->forward(at::zeros({2, 1, 28, 28})).sizes(), (std::vector<std::int64_t>{2, 10}));
-}
-
-TEST(Models, AnUnknownNameListsTheKnownOnes) {
-  const Result<models::ModelInfo> info = models::find_model("resnet19");
-  EXPECT_EQ(info.status().code(), StatusCode::invalid_argument);
-  EXPECT_NE(info.status().message().find("resnet18"), std::string::npos);
-}
 
 TEST(CommClock, CountsBusyOnceAndExposedAfterTheLastStart) {
   CommClock clock;
@@ -125,6 +107,89 @@ TEST(Progress, SaysWhereItIs) {
                       .loss = 1.23456,
                       .remaining_s = 244.2}),
             "shoal  epoch 1/2  step 40/312  512.3 images/s  loss 1.2346  4:05 left");
+}
+
+TEST(Schedule, CosineGoesToNothingOverTheWholeRun) {
+  const Schedule cosine{.kind = "cosine", .start = 0.2, .epoch_steps = 5, .epochs = 4};
+  EXPECT_DOUBLE_EQ(learning_rate(cosine, 0), 0.2);
+  EXPECT_DOUBLE_EQ(learning_rate(cosine, 10), 0.1);
+  EXPECT_NEAR(learning_rate(cosine, 20), 0, 1e-15);
+  EXPECT_GT(learning_rate(cosine, 4), learning_rate(cosine, 5));
+}
+
+TEST(Schedule, StepsAreMadeBetweenEpochs) {
+  const Schedule step{.kind = "step", .start = 0.2, .step_factor = 0.5, .step_epochs = 2, .epoch_steps = 5, .epochs = 6};
+  EXPECT_DOUBLE_EQ(learning_rate(step, 9), 0.2);
+  EXPECT_DOUBLE_EQ(learning_rate(step, 10), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate(step, 29), 0.05);
+  const Schedule thirds{.kind = "step", .start = 1, .step_factor = 0.1, .step_epochs = 0, .epoch_steps = 1, .epochs = 3};
+  EXPECT_DOUBLE_EQ(learning_rate(thirds, 0), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(thirds, 1), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate({.kind = "constant", .start = 3}, 1000), 3);
+}
+
+TEST(Adadelta, IsZeilersAlgorithm) {
+  constexpr int kNumbers = 5;
+  ::torch::manual_seed(7);
+  at::Tensor parameter = at::randn({kNumbers}, at::kDouble).requires_grad_();
+  std::vector<double> x(parameter.data_ptr<double>(), parameter.data_ptr<double>() + kNumbers);
+  std::vector<double> square(kNumbers, 0.0);
+  std::vector<double> delta(kNumbers, 0.0);
+  AdadeltaOptions options;
+  options.lr = 0.1;
+  options.weight_decay = 0.01;
+  Adadelta optimizer({parameter}, options);
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor gradient = at::randn({kNumbers}, at::kDouble);
+    parameter.mutable_grad() = gradient;
+    optimizer.step();
+    for (int i = 0; i < kNumbers; ++i) {
+      const double g = gradient[i].item<double>() + 0.01 * x[i];
+      square[i] = 0.9 * square[i] + 0.1 * g * g;
+      const double d = g * std::sqrt(delta[i] + 1e-6) / std::sqrt(square[i] + 1e-6);
+      delta[i] = 0.9 * delta[i] + 0.1 * d * d;
+      x[i] -= 0.1 * d;
+      EXPECT_NEAR(parameter[i].item<double>(), x[i], 1e-12) << "step " << step;
+    }
+  }
+}
+
+TEST(Optimizers, GoOnFromWhatTheyRemember) {
+  for (const char* kind : {"sgd", "adadelta", "adam"}) {
+    TrainOptions options;
+    options.optimizer = kind;
+    ::torch::manual_seed(1);
+    ::torch::nn::Linear first(3, 2);
+    ::torch::nn::Linear other(3, 2);
+    const auto step = [](::torch::nn::Linear& layer, ::torch::optim::Optimizer& optimizer, int number) {
+      for (at::Tensor& parameter : layer->parameters()) parameter.mutable_grad() = at::full_like(parameter, 1.0 + number);
+      optimizer.step();
+    };
+    Optimizers together;
+    const auto one = together.maker(options)(first->parameters());
+    EXPECT_TRUE(together.state(*first).empty());
+    for (int number = 0; number < 3; ++number) step(first, *one, number);
+    {
+      const at::NoGradGuard no_grad;
+      other->weight.copy_(first->weight);
+      other->bias.copy_(first->bias);
+    }
+    Optimizers apart;  // one a parameter
+    const auto weight = apart.maker(options)({other->weight});
+    const auto bias = apart.maker(options)({other->bias});
+    apart.restore(*other, together.state(*first));
+    for (Optimizers* all : {&together, &apart}) all->set_learning_rate(0.5);
+    const at::Tensor before = first->weight.detach().clone();
+    step(first, *one, 3);
+    for (const auto& optimizer : {weight.get(), bias.get()}) step(other, *optimizer, 3);
+    EXPECT_FALSE(before.equal(first->weight)) << kind;
+    EXPECT_TRUE(first->weight.equal(other->weight)) << kind;
+    EXPECT_TRUE(first->bias.equal(other->bias)) << kind;
+    options.optimizer = std::string(kind) == "adam" ? "sgd" : "adam";
+    Optimizers wrong;
+    const auto optimizer = wrong.maker(options)(first->parameters());
+    EXPECT_THROW(wrong.restore(*first, together.state(*first)), c10::Error) << kind;
+  }
 }
 
 }  // namespace

@@ -20,8 +20,14 @@ class Announcing {
 
   /// From now on `listener` is told; an empty one: nobody.
   void announce_to(Listener listener) { listener_ = std::move(listener); }
+  /// Told of every part twice: when forward comes to it, and when the listener has returned, so that it runs now.
+  using Observer = std::function<void(const ::torch::nn::Module&, bool ready)>;
+  /// From now on `observer` is told; an empty one: nobody.
+  void observe(Observer observer) { observer_ = std::move(observer); }
   void announce(const ::torch::nn::Module& part) const {
+    if (observer_) observer_(part, false);
     if (listener_) listener_(part);
+    if (observer_) observer_(part, true);
   }
   /// Announces the module that `part` holds, then runs it.
   template <typename ModuleHolder>
@@ -32,6 +38,7 @@ class Announcing {
 
  private:
   Listener listener_;
+  Observer observer_;
 };
 
 }  // namespace shoal::ddp

@@ -50,6 +50,12 @@ class TimedBackend final : public c10d::Backend {
 void CommClock::record(Kind kind, Time start, Time end, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   intervals_.push_back({kind, start, end, bytes});
+  if (observer_) observer_(kind, start, end, bytes);
+}
+
+void CommClock::observe(Observer observer) {
+  const std::lock_guard lock(mutex_);
+  observer_ = std::move(observer);
 }
 
 CommTimes CommClock::take_step() {

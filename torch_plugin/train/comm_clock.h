@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -26,6 +27,9 @@ class CommClock {
   enum class Kind { gradients, blocking };
 
   void record(Kind kind, Time start, Time end, std::size_t bytes);
+  /// Told of every operation when it has ended, from the thread in which it ends. An empty one: nobody.
+  using Observer = std::function<void(Kind kind, Time start, Time end, std::size_t bytes)>;
+  void observe(Observer observer);
   /// What ended since the last call, as the times of one step. Blocking operations are exposed from start to end. Of the
   /// gradients, what follows the start of the last one: backward has ended by then. That is how DistributedDataParallel waits;
   /// where updates are deferred into the next forward, DataParallel::take_waited_s knows what was exposed.
@@ -38,6 +42,7 @@ class CommClock {
     std::size_t bytes;
   };
   std::mutex mutex_;
+  Observer observer_;
   std::vector<Interval> intervals_;
   Time covered_until_{};  // operations before this are in the sums already: one may start in a step and end in the next
 };

@@ -17,6 +17,7 @@
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/train/gloo.h"
 #include "torch_plugin/train/machine.h"
+#include "torch_plugin/train/mpi.h"
 
 namespace shoal::train {
 namespace {
@@ -107,8 +108,12 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
           make_gloo(store, job.rank(), job.size(), own_address(*job.control), job.timeout);
       if (!gloo.ok()) return gloo.status();
       inner = std::move(gloo).value();
+    } else if (backend == "mpi") {
+      Result<c10::intrusive_ptr<c10d::Backend>> mpi = make_mpi(job.rank(), job.size());
+      if (!mpi.ok()) return mpi.status();
+      inner = std::move(mpi).value();
     } else {
-      return Status(StatusCode::invalid_argument, "unknown backend \"" + backend + "\"; known: shoal, gloo");
+      return Status(StatusCode::invalid_argument, "unknown backend \"" + backend + "\"; known: shoal, gloo, mpi");
     }
     // One type for all: c10d's own names mean nothing to the reducer, and the clock is nobody's but ours.
     constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;

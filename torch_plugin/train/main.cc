@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "torch_plugin/train/options.h"
+#include "torch_plugin/train/page.h"
 #include "torch_plugin/train/run.h"
 
 namespace {
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
     std::fputs(shoal::train::list_models().c_str(), stdout);
     return 0;
   }
+  if (parsed.page.has_value()) return shoal::train::make_page(*parsed.page);
   (void)std::signal(SIGINT, on_interrupt);
   (void)std::signal(SIGTERM, on_interrupt);
   return shoal::train::run(parsed.options, stop);

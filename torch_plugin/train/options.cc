@@ -12,11 +12,11 @@ namespace {
 constexpr const char* kAuto = "auto";
 
 /// "gloo+next_forward" names both; "gloo" alone takes `overlap`, which is a choice of its own where it is auto: shoal's full
-/// overlap for shoal, and for others what they come with, DistributedDataParallel's.
+/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do.
 ContestantOptions to_contestant(const std::string& name, const std::string& overlap) {
   const std::size_t plus = name.find('+');
   if (plus != std::string::npos) return {name.substr(0, plus), name.substr(plus + 1)};
-  if (overlap != kAuto) return {name, overlap};
+  if (overlap != kAuto && name != "mpi") return {name, overlap};
   return {name, name == "shoal" ? "next_forward" : "backward"};
 }
 
@@ -34,11 +34,13 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.option_defaults()->always_capture_default();
   std::vector<std::string> backends{"shoal"};
   std::string overlap = kAuto;
-  app.add_option("--backend", backends,
-                 "shoal, gloo or a comma list: those take turns in the same processes, from the same start; with +backward or "
-                 "+next_forward (gloo+next_forward) to say its --overlap")
+  app.add_option(
+         "--backend", backends,
+         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; with +backward or "
+         "+next_forward (gloo+next_forward) to say its --overlap; mpi knows backward only")
       ->delimiter(',')
-      ->check(CLI::IsMember({"shoal", "gloo", "shoal+backward", "shoal+next_forward", "gloo+backward", "gloo+next_forward"}));
+      ->check(CLI::IsMember({"shoal", "gloo", "mpi", "shoal+backward", "shoal+next_forward", "gloo+backward",
+                             "gloo+next_forward", "mpi+backward"}));
   app.add_option(
          "--overlap", overlap,
          "what gradients are averaged beside: backward (as DistributedDataParallel does), or next_forward as well; auto: "
@@ -52,10 +54,26 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--steps", options.steps, "end after this many steps of each backend; 0: only after the epochs")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   app.add_option("--batch", options.batch, "images per step and rank")->check(CLI::Range(1, 65536));
-  app.add_option("--optimizer", options.optimizer, "sgd (with momentum)")->check(CLI::IsMember({"sgd"}));
-  app.add_option("--lr", options.learning_rate, "learning rate")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--accumulate", options.accumulate,
+                 "batches of a step: their gradients add up on each rank before they are averaged")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--precision", options.precision, "fp32, or bf16: forward by torch's autocast")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--optimizer", options.optimizer, "sgd (with momentum), adadelta or adam")
+      ->check(CLI::IsMember({"sgd", "adadelta", "adam"}));
+  app.add_option("--lr", options.learning_rate, "learning rate (default: 0.01 for sgd, 0.1 for adadelta, 0.001 for adam)")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--momentum", options.momentum, "momentum of sgd")->check(CLI::Range(0.0, 1.0));
-  app.add_option("--weight-decay", options.weight_decay, "weight decay of sgd")->check(CLI::Range(0.0, 1e6));
+  app.add_option("--weight-decay", options.weight_decay, "weight decay (default: 5e-4 for sgd, 0 for others)")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--schedule", options.schedule,
+                 "of the learning rate: constant; cosine, to 0 over all epochs; step, times --schedule-factor now and then")
+      ->check(CLI::IsMember({"constant", "cosine", "step"}));
+  app.add_option("--schedule-epochs", options.schedule_epochs,
+                 "epochs between two steps of the learning rate; 0: a third of all")
+      ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--schedule-factor", options.schedule_factor, "what a step multiplies the learning rate by")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--seed", options.seed, "of the network's start, the order of images and their augmentation");
   app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
       ->check(CLI::Range(0, 4096));
@@ -68,7 +86,15 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_flag("!--no-augment", options.augment, "train on the images as they are");
   app.add_flag("--evaluate", options.evaluate, "measure the accuracy on the test images after every epoch");
   app.add_option("--json", options.json, "write the results to this file");
+  app.add_option("--log", options.log, "write a line of JSON about every turn and every epoch to this file");
+  app.add_option("--checkpoint", options.checkpoint, "save to this file after every epoch and at the end");
+  app.add_option("--resume", options.resume, "go on from this checkpoint; the same training, bit for bit");
+  app.add_option("--trace", options.trace,
+                 "write what every rank does during one step to this file, for Perfetto or chrome://tracing");
   CLI::App* models = app.add_subcommand("models", "List the networks");
+  CLI::App* page = app.add_subcommand("report", "Write a page with pictures from result files (report --help)");
+  page->set_help_flag();
+  page->prefix_command();  // the rest is for the script
 
   try {
     app.parse(argc, argv);
@@ -86,6 +112,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       options.contestants.push_back(contestant);
   }
   parsed.list_models = models->parsed();
+  if (page->parsed()) parsed.page = page->remaining();
   return parsed;
 }
 

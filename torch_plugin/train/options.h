@@ -10,7 +10,7 @@ namespace shoal::train {
 
 /// What carries the gradients, and beside what.
 struct ContestantOptions {
-  std::string backend;  ///< "shoal" or "gloo"
+  std::string backend;  ///< "shoal", "gloo" or "mpi"
   std::string overlap;  ///< "backward" or "next_forward", see ddp/data_parallel.h
 
   bool operator==(const ContestantOptions&) const = default;
@@ -26,10 +26,15 @@ struct TrainOptions {
   int epochs = 1;
   std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: as many as the epochs have
   int batch = 32;
+  int accumulate = 1;  ///< batches whose gradients add up on their rank before the ranks' sums are averaged
+  std::string precision = "fp32";
   std::string optimizer = "sgd";
-  double learning_rate = 0.01;
+  std::optional<double> learning_rate;  ///< unset: 0.01 for sgd, 0.1 for adadelta, 0.001 for adam
   double momentum = 0.9;
-  double weight_decay = 5e-4;
+  std::optional<double> weight_decay;  ///< unset: 5e-4 for sgd, 0 for others
+  std::string schedule = "constant";   ///< see schedule.h
+  int schedule_epochs = 0;
+  double schedule_factor = 0.1;
   std::uint64_t seed = 1;
   int threads = 0;                   ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
   std::optional<double> bucket_mib;  ///< unset: what suits the overlap
@@ -38,14 +43,24 @@ struct TrainOptions {
   double timeout_s = 120;
   bool augment = true;
   bool evaluate = false;
-  std::string json;     ///< file for the results; empty: none
-  std::string command;  ///< the command line, for the results
+  std::string json;        ///< file for the results; empty: none
+  std::string log;         ///< file for a line of JSON about every turn and epoch; empty: none
+  std::string checkpoint;  ///< file to save to after every epoch and at the end; empty: none
+  std::string resume;      ///< checkpoint to go on from; empty: from the start
+  std::string trace;       ///< file for a trace of one step; empty: none
+  std::string command;     ///< the command line, for the results
+
+  [[nodiscard]] double start_learning_rate() const {
+    return learning_rate.value_or(optimizer == "sgd" ? 0.01 : optimizer == "adam" ? 0.001 : 0.1);
+  }
+  [[nodiscard]] double weight_decay_or_default() const { return weight_decay.value_or(optimizer == "sgd" ? 5e-4 : 0.0); }
 };
 
 /// What parse_options decided.
 struct ParsedOptions {
   std::optional<int> exit_code;  ///< set: stop with it, everything has been said
   bool list_models = false;
+  std::optional<std::vector<std::string>> page;  ///< arguments of `shoal_train report`
   TrainOptions options;
 };
 

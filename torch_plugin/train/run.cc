@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iomanip>
+#include <sstream>
 
 #include <ATen/Parallel.h>
 
@@ -19,11 +21,30 @@ int fail(const Status& status) {
   return kFailed;
 }
 
+/// 1234567 as "1,234,567".
+std::string grouped(std::int64_t number) {
+  if (number < 1000) return std::to_string(number);
+  const std::string last = std::to_string(1000 + number % 1000);
+  return grouped(number / 1000) + "," + last.substr(1);
+}
+
+std::string model_line(const std::string& name, const std::string& parameters, const std::string& tensors,
+                       const std::string& bytes, const std::string& description) {
+  std::ostringstream line;
+  line << std::left << std::setw(20) << name << std::right << std::setw(12) << parameters << std::setw(9) << tensors
+       << std::setw(13) << bytes << "  " << description << "\n";
+  return line.str();
+}
+
 }  // namespace
 
 std::string list_models() {
-  std::string list;
-  for (const models::ModelInfo& model : models::all_models()) list += model.name + "  " + model.description + "\n";
+  std::string list = model_line("model", "parameters", "tensors", "bytes", "what it is (sizes for 3 channels and 10 classes)");
+  for (const models::ModelInfo& model : models::all_models()) {
+    const models::ModelSize size = models::measure(*model.make(3, 10));
+    list +=
+        model_line(model.name, grouped(size.parameters), std::to_string(size.tensors), grouped(size.bytes), model.description);
+  }
   return list;
 }
 
@@ -41,9 +62,10 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / neighbours.value());
   at::set_num_threads(threads);
   if (speaks) {
+    const models::ModelSize size = models::measure(*model->make(images->train.channels, images->train.classes));
     std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
-                static_cast<long long>(models::count_parameters(*model->make(images->train.channels, images->train.classes))),
-                images->train.name.c_str(), images->train.size(), images->test.size(), images->origin.c_str());
+                static_cast<long long>(size.parameters), images->train.name.c_str(), images->train.size(), images->test.size(),
+                images->origin.c_str());
     std::printf("%d ranks on %d nodes, %d images a step each, %d threads each\n", job->size(), job->control->nodes(),
                 options.batch, threads);
     std::fflush(stdout);
@@ -54,7 +76,9 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     std::fputs(to_table(outcome.results).c_str(), stdout);
     std::fflush(stdout);
     if (!options.json.empty()) {
-      const Status written = write_json(to_json(describe_machine(), options.command, outcome.results), options.json);
+      nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
+      object["turns"] = outcome.turns;
+      const Status written = write_json(object, options.json);
       if (!written.ok()) return fail(written);
     }
   }

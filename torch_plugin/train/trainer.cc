@@ -1,19 +1,22 @@
 #include "torch_plugin/train/trainer.h"
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include <sys/resource.h>
 
-#include "torch_plugin/data/loader.h"
-#include "torch_plugin/data/sampler.h"
-#include "torch_plugin/ddp/data_parallel.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/train/checkpoint.h"
+#include "torch_plugin/train/common_stop.h"
+#include "torch_plugin/train/contestant.h"
 #include "torch_plugin/train/progress.h"
+#include "torch_plugin/train/schedule.h"
 
 namespace shoal::train {
 namespace {
@@ -21,8 +24,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::int64_t kUnmeasuredSteps = 2;  // the first makes connections, the second regroups the gradients
-constexpr std::size_t kEvaluationBatch = 64;
-constexpr std::size_t kLanes = 2;  // with next_forward; three and four were slower at 1 Gbit/s
 
 double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
@@ -38,15 +39,6 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Lends a batch's memory to torch without copying it.
-std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset) {
-  auto shared = std::make_shared<data::Batch>(std::move(batch));
-  const auto size = static_cast<std::int64_t>(shared->size());
-  const auto keep = [shared](void*) {};
-  return {::torch::from_blob(shared->images.data(), {size, dataset.channels, dataset.height, dataset.width}, keep, at::kFloat),
-          ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong)};
-}
-
 /// Sums over the steps of one turn or one epoch of one backend.
 struct Measured {
   std::int64_t steps = 0;
@@ -55,97 +47,26 @@ struct Measured {
   CommTimes comm;
 };
 
-/// One backend with its own replica of everything.
-struct Contestant {
-  ContestantOptions options;
-  std::shared_ptr<CommClock> clock;
-  std::shared_ptr<models::ImageClassifier> model;
-  std::unique_ptr<ddp::DataParallel> parallel;
-  std::unique_ptr<data::Loader> loader;
-  std::int64_t step = 0;  ///< made so far, over all epochs
-  Measured epoch;
-  std::vector<double> turn_rates;  ///< images per second of all ranks, of this epoch's turns
-  std::vector<double> losses;      ///< of this epoch's steps, mean over the ranks
+/// A contestant and its figures of the epoch in progress.
+struct Entry {
+  std::unique_ptr<Contestant> contestant;
+  bool warm = false;    ///< it has made its first steps in this process
+  bool traced = false;  ///< so `trace` is known
+  std::vector<TraceEvent> trace = {};
+  Measured epoch = {};
+  std::vector<double> turn_rates = {};  ///< images per second of all ranks, of this epoch's turns
+  std::vector<double> losses = {};      ///< of this epoch's steps, mean over the ranks
+
+  [[nodiscard]] std::int64_t step() const { return contestant->step(); }
 };
-
-Result<Contestant> make_contestant(const Job& job, const ContestantOptions& wanted, const models::ModelInfo& model,
-                                   const data::Dataset& images, const TrainOptions& options) {
-  Contestant contestant{.options = wanted,
-                        .clock = std::make_shared<CommClock>(),
-                        .model = nullptr,
-                        .parallel = nullptr,
-                        .loader = nullptr,
-                        .epoch = {},
-                        .turn_rates = {},
-                        .losses = {}};
-  const bool defers = wanted.overlap == "next_forward";
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
-  const std::size_t lanes = defers && job.size() > 1 ? kLanes : 1;
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    Result<c10::intrusive_ptr<c10d::ProcessGroup>> group =
-        make_group(job, wanted.backend, wanted.name() + "/" + std::to_string(lane), contestant.clock);
-    if (!group.ok()) return group.status();
-    groups.push_back(std::move(group).value());
-  }
-  ::torch::manual_seed(options.seed);
-  contestant.model = model.make(images.channels, images.classes);
-  const auto sgd =
-      ::torch::optim::SGDOptions(options.learning_rate).momentum(options.momentum).weight_decay(options.weight_decay);
-  contestant.parallel = std::make_unique<ddp::DataParallel>(
-      *contestant.model, groups.front(),
-      ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
-                               .make_optimizer =
-                                   [sgd](std::vector<at::Tensor> parameters) {
-                                     return std::make_unique<::torch::optim::SGD>(std::move(parameters), sgd);
-                                   },
-                               .bucket_mib = options.bucket_mib,
-                               .first_bucket_mib = options.first_bucket_mib,
-                               .more_lanes = {groups.begin() + 1, groups.end()}});
-  return contestant;
-}
-
-/// One optimizer step on the next batch. Returns this rank's loss.
-double make_step(Contestant& contestant, const data::Dataset& images) {
-  std::optional<data::Batch> batch = contestant.loader->next();
-  TORCH_CHECK(batch.has_value(), "the epoch has fewer batches than steps");
-  const auto [pixels, labels] = to_tensors(std::move(*batch), images);
-  contestant.parallel->clear_gradients();
-  contestant.parallel->before_forward();
-  const at::Tensor loss = ::torch::cross_entropy_loss(contestant.model->forward(pixels), labels);
-  contestant.parallel->before_backward();
-  loss.backward();
-  contestant.parallel->step();
-  ++contestant.step;
-  return loss.item<double>();
-}
 
 /// The mean over the ranks of each of `values`.
 Status average(Communicator& control, std::vector<double>& values) {
   return control.all_reduce(values.data(), values.data(), values.size(), DataType::float64, ReduceOp::avg);
 }
 
-/// Correct answers on the test images, divided by their number. Each rank looks at its part.
-Result<double> accuracy(const Job& job, Contestant& contestant, const data::Dataset& test) {
-  try {
-    contestant.parallel->synchronize();
-  } catch (const std::exception& error) {
-    return Status(StatusCode::peer_failed, contestant.options.backend + ", before evaluation: " + torch::plain_message(error));
-  }
-  const at::NoGradGuard no_grad;
-  contestant.model->eval();
-  data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};
-  for (auto i = static_cast<std::size_t>(job.rank()); i < test.size(); i += static_cast<std::size_t>(job.size()))
-    share.order.push_back(i);
-  double correct = 0;
-  for (std::size_t first = 0; first < share.order.size(); first += share.batch) {
-    const std::size_t count = std::min(share.batch, share.order.size() - first);
-    const auto [pixels, labels] = to_tensors(data::make_batch(test, share, first, count), test);
-    correct += contestant.model->forward(pixels).argmax(1).eq(labels).sum().item<double>();
-  }
-  contestant.model->train();
-  const Status summed = job.control->all_reduce(&correct, &correct, 1, DataType::float64, ReduceOp::sum);
-  if (!summed.ok()) return summed;
-  return correct / static_cast<double>(test.size());
+nlohmann::json or_null(const std::optional<double>& value) {
+  return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
 /// Runs all epochs. Functions return early with status or interrupted set in the outcome.
@@ -153,146 +74,274 @@ class Run {
  public:
   Run(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
       const std::atomic<bool>& stop)
-      : job_(job), model_(model), images_(images), options_(options), stop_(stop), progress_(job.rank() == 0) {
+      : job_(job),
+        model_(model),
+        images_(images),
+        options_(options),
+        stop_(stop),
+        common_stop_(*job.control, stop),
+        progress_(job.rank() == 0) {
     const std::size_t ranks = static_cast<std::size_t>(job.size());
     const std::size_t share = (images.train.size() + ranks - 1) / ranks;
-    const auto batch = static_cast<std::size_t>(options.batch);
-    steps_per_epoch_ = static_cast<std::int64_t>((share + batch - 1) / batch);
+    const auto step_images = static_cast<std::size_t>(options.batch) * static_cast<std::size_t>(options.accumulate);
+    steps_per_epoch_ = static_cast<std::int64_t>((share + step_images - 1) / step_images);
     total_steps_ = steps_per_epoch_ * options.epochs;
     if (options.steps > 0) total_steps_ = std::min(total_steps_, options.steps);
+    schedule_ = {.kind = options.schedule,
+                 .start = options.start_learning_rate(),
+                 .step_factor = options.schedule_factor,
+                 .step_epochs = options.schedule_epochs,
+                 .epoch_steps = steps_per_epoch_,
+                 .epochs = options.epochs};
   }
 
   TrainOutcome run() {
-    for (const ContestantOptions& wanted : options_.contestants) {
-      Result<Contestant> contestant = make_contestant(job_, wanted, model_, images_.train, options_);
-      if (!contestant.ok()) {
-        outcome_.status = contestant.status();
-        return std::move(outcome_);
-      }
-      contestants_.push_back(std::move(contestant).value());
-    }
+    outcome_.status = prepare();
+    if (!outcome_.status.ok()) return std::move(outcome_);
     start_ = steady_clock::now();
-    for (int epoch = 1; epoch <= options_.epochs && going() && contestants_[0].step < total_steps_; ++epoch) run_epoch(epoch);
+    steps_before_ = steps_made();
+    for (int epoch = 1 + static_cast<int>(fewest_steps() / steps_per_epoch_);
+         epoch <= options_.epochs && going() && fewest_steps() < total_steps_; ++epoch) {
+      run_epoch(epoch);
+      if (outcome_.status.ok() && together_) save();
+    }
+    if (outcome_.status.ok() && together_) write_trace();
     progress_.finish();
     return std::move(outcome_);
   }
 
  private:
   [[nodiscard]] bool going() const { return outcome_.status.ok() && !outcome_.interrupted; }
+  [[nodiscard]] std::int64_t fewest_steps() const { return std::ranges::min_element(entries_, {}, &Entry::step)->step(); }
+  [[nodiscard]] std::int64_t steps_made() const {
+    std::int64_t sum = 0;
+    for (const Entry& each : entries_) sum += each.step();
+    return sum;
+  }
 
-  void run_epoch(int epoch) {
-    for (Contestant& contestant : contestants_) begin_epoch(contestant, epoch);
-    const std::int64_t end = std::min(static_cast<std::int64_t>(epoch) * steps_per_epoch_, total_steps_);
-    for (int round = 0; going() && contestants_[0].step < end; ++round) {
-      const std::int64_t done = contestants_[0].step;
-      const std::int64_t turn = std::min<std::int64_t>(done == 0 ? kUnmeasuredSteps : options_.block, end - done);
-      for (std::size_t i = 0; i < contestants_.size() && going(); ++i) {
-        // Every other round in the other order, so that nobody always comes after the same one.
-        Contestant& contestant = contestants_[round % 2 == 0 ? i : contestants_.size() - 1 - i];
-        run_turn(contestant, epoch, turn);
+  /// What must be the same for a checkpoint's training to go on bit for bit.
+  [[nodiscard]] nlohmann::json settings() const {
+    nlohmann::json made{{"model", model_.name},           {"dataset", images_.train.name},
+                        {"images", images_.train.size()}, {"ranks", job_.size()},
+                        {"batch", options_.batch},        {"accumulate", options_.accumulate},
+                        {"augment", options_.augment},    {"precision", options_.precision},
+                        {"seed", options_.seed},          {"optimizer", options_.optimizer},
+                        {"momentum", options_.momentum},  {"weight_decay", options_.weight_decay_or_default()},
+                        {"lr", schedule_.start},          {"schedule", schedule_.kind}};
+    if (schedule_.kind != "constant") made["epochs"] = options_.epochs;
+    if (schedule_.kind == "step")
+      made.update({{"schedule_epochs", options_.schedule_epochs}, {"schedule_factor", options_.schedule_factor}});
+    return made;
+  }
+
+  Status prepare() {
+    if (job_.rank() == 0 && !options_.log.empty()) {
+      log_.open(options_.log);
+      if (!log_) return system_error("write " + options_.log, errno);
+    }
+    for (const ContestantOptions& wanted : options_.contestants) {
+      Result<std::unique_ptr<Contestant>> made = Contestant::make(job_, wanted, model_, images_.train, options_);
+      if (!made.ok()) return made.status();
+      entries_.push_back({.contestant = std::move(made).value()});
+    }
+    if (!options_.trace.empty() && total_steps_ <= kUnmeasuredSteps) {
+      return Status(StatusCode::invalid_argument,
+                    "--trace: " + std::to_string(total_steps_) + " steps are too few: the first two are not like the others");
+    }
+    if (options_.resume.empty()) return {};
+    const Result<Checkpoint> checkpoint = load_checkpoint(options_.resume, *job_.control);
+    if (!checkpoint.ok()) return checkpoint.status();
+    if (const Status same = check_settings(*checkpoint, settings()); !same.ok()) return same;
+    for (const Entry& entry : entries_) {
+      const std::string name = entry.contestant->wanted().name();
+      const auto found = checkpoint->contestants.find(name);
+      if (found == checkpoint->contestants.end())
+        return Status(StatusCode::invalid_argument, options_.resume + ": holds nothing of " + name);
+      try {
+        entry.contestant->restore(found->second);
+      } catch (const std::exception& error) {
+        return Status(StatusCode::invalid_argument, options_.resume + ": " + torch::plain_message(error));
       }
     }
-    for (Contestant& contestant : contestants_) {
-      if (!contestant.losses.empty()) end_epoch(contestant, epoch);
+    if (fewest_steps() < total_steps_) return {};
+    return Status(StatusCode::invalid_argument, options_.resume + ": has made " + std::to_string(fewest_steps()) +
+                                                    " steps already; give more --epochs or --steps");
+  }
+
+  void save() {
+    if (options_.checkpoint.empty()) return;
+    Checkpoint checkpoint{.settings = settings(), .contestants = {}};
+    try {
+      for (const Entry& entry : entries_) checkpoint.contestants[entry.contestant->wanted().name()] = entry.contestant->state();
+    } catch (const std::exception& error) {
+      outcome_.status = Status(StatusCode::peer_failed, "before the checkpoint: " + torch::plain_message(error));
+      return;
+    }
+    std::int32_t failure = 0;
+    if (job_.rank() == 0) {
+      outcome_.status = save_checkpoint(checkpoint, options_.checkpoint);
+      failure = static_cast<std::int32_t>(outcome_.status.code());
+    }
+    const Status told = job_.control->broadcast(&failure, 1, DataType::int32, 0);
+    if (!outcome_.status.ok()) return;
+    outcome_.status = told;
+    if (told.ok() && failure != 0)
+      outcome_.status = Status(static_cast<StatusCode>(failure), options_.checkpoint + ": rank 0 could not write it");
+  }
+
+  void write_trace() {
+    if (options_.trace.empty()) return;
+    // Ranks of one host have one clock; with more hosts each starts its own when all have come here.
+    if (outcome_.status = job_.control->barrier(); !outcome_.status.ok()) return;
+    const auto zero = job_.control->nodes() == 1 ? steady_clock::time_point() : steady_clock::now();
+    nlohmann::json all = nlohmann::json::array();
+    int process = 0;
+    for (const Entry& entry : entries_) {
+      Result<nlohmann::json> events =
+          gather_trace(*job_.control, entry.contestant->wanted().name(), process, entry.trace, zero);
+      if (outcome_.status = events.status(); !events.ok()) return;
+      for (nlohmann::json& event : *events) all.push_back(std::move(event));
+      process += job_.size();
+    }
+    double first_us = std::numeric_limits<double>::max();
+    for (const nlohmann::json& event : all) first_us = std::min(first_us, event.value("ts", first_us));
+    for (nlohmann::json& event : all) {
+      if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first_us;
+    }
+    if (job_.rank() == 0) outcome_.status = write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}}, options_.trace);
+  }
+
+  void run_epoch(int epoch) {
+    const std::int64_t begin = static_cast<std::int64_t>(epoch - 1) * steps_per_epoch_;
+    const std::int64_t end = std::min(begin + steps_per_epoch_, total_steps_);
+    for (Entry& entry : entries_) {
+      entry.epoch = {};
+      entry.turn_rates.clear();
+      entry.losses.clear();
+      if (entry.step() < end) entry.contestant->begin_epoch(static_cast<std::uint64_t>(epoch - 1), entry.step() - begin);
+    }
+    for (int round = 0; going() && fewest_steps() < end; ++round) {
+      for (std::size_t i = 0; i < entries_.size() && going(); ++i) {
+        // Every other round in the other order, so that nobody always comes after the same one.
+        Entry& entry = entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
+        const std::int64_t turn = std::min<std::int64_t>(entry.warm ? options_.block : kUnmeasuredSteps, end - entry.step());
+        if (turn > 0) run_turn(entry, epoch, turn);
+      }
+    }
+    for (Entry& entry : entries_) {
+      if (!entry.losses.empty()) end_epoch(entry, epoch);
     }
   }
 
-  void begin_epoch(Contestant& contestant, int epoch) {
-    contestant.epoch = {};
-    contestant.turn_rates.clear();
-    contestant.losses.clear();
-    const auto pass = static_cast<std::uint64_t>(epoch - 1);
-    contestant.loader = std::make_unique<data::Loader>(
-        images_.train, data::LoaderOptions{.order = data::distributed_order(images_.train.size(), job_.rank(), job_.size(),
-                                                                            true, options_.seed, pass),
-                                           .batch = static_cast<std::size_t>(options_.batch),
-                                           .augment = options_.augment,
-                                           .seed = options_.seed,
-                                           .epoch = pass});
-  }
-
-  void run_turn(Contestant& contestant, int epoch, std::int64_t steps) {
-    const bool measured = contestant.step > 0;
+  void run_turn(Entry& entry, int epoch, std::int64_t steps) {
+    Contestant& contestant = *entry.contestant;
     if (outcome_.status = job_.control->barrier(); !outcome_.status.ok()) return;
     Measured turn;
     std::vector<double> losses;
+    const bool wants_trace = !options_.trace.empty() && entry.warm && !entry.traced;
+    const std::int64_t traced_step = wants_trace ? std::min<std::int64_t>(1, steps - 1) : -1;
     const double cpu_before = cpu_seconds();
     const auto start = steady_clock::now();
     try {
-      for (; turn.steps < steps; ++turn.steps) {
-        if (stop_) {
-          outcome_.interrupted = true;
-          return;
-        }
-        losses.push_back(make_step(contestant, images_.train));
-        add_comm(contestant, turn.comm);
+      for (bool stopping = false; turn.steps < steps && !stopping; ++turn.steps) {
+        if (outcome_.status = common_stop_.ask(); !outcome_.status.ok()) return;
+        // Not the first of a turn: averages of the one before shall be under way.
+        const bool trace = turn.steps == traced_step;
+        const double rate = learning_rate(schedule_, contestant.step());
+        losses.push_back(trace ? contestant.make_traced_step(rate) : contestant.make_step(rate));
+        entry.traced = entry.traced || trace;
+        add(turn.comm, contestant.take_comm());
+        const Result<bool> answer = common_stop_.answer();
+        if (!answer.ok()) outcome_.status = answer.status();
+        stopping = !answer.ok() || answer.value();
+        outcome_.interrupted = stopping && answer.ok();
       }
-      contestant.parallel->flush();  // a turn pays for all it has begun
-      add_comm(contestant, turn.comm);
+      contestant.flush();  // a turn pays for all it has begun
+      add(turn.comm, contestant.take_comm());
+      if (entry.traced && entry.trace.empty()) entry.trace = contestant.finish_trace();
     } catch (const std::exception& error) {
+      together_ = false;
       outcome_.interrupted = stop_;
       if (!stop_)
         outcome_.status =
-            Status(StatusCode::peer_failed, contestant.options.backend + ", step " + std::to_string(contestant.step + 1) +
+            Status(StatusCode::peer_failed, contestant.wanted().backend + ", step " + std::to_string(contestant.step() + 1) +
                                                 ": " + torch::plain_message(error));
-      return;
     }
+    if (!together_ || !outcome_.status.ok()) return;
     turn.seconds = seconds_since(start);
     turn.cpu_s = cpu_seconds() - cpu_before;
-    finish_turn(contestant, epoch, turn, std::move(losses), measured);
-  }
-
-  /// Adds what the clocks have shown since the last call.
-  static void add_comm(Contestant& contestant, CommTimes& sums) {
-    const CommTimes step = contestant.clock->take_step();
-    const double waited_s = contestant.parallel->take_waited_s();
-    sums.exposed_s += contestant.parallel->overlap() == ddp::Overlap::next_forward ? waited_s : step.exposed_s;
-    sums.busy_s += step.busy_s;
-    sums.bytes += step.bytes;
+    finish_turn(entry, epoch, turn, std::move(losses), std::exchange(entry.warm, true));
   }
 
   /// Brings the ranks' figures of a turn together.
-  void finish_turn(Contestant& contestant, int epoch, const Measured& turn, std::vector<double> losses, bool measured) {
+  void finish_turn(Entry& entry, int epoch, const Measured& turn, std::vector<double> losses, bool measured) {
     std::vector<double> figures = std::move(losses);
     const std::size_t steps = figures.size();
     for (const double figure : {turn.seconds, turn.cpu_s, turn.comm.exposed_s, turn.comm.busy_s}) figures.push_back(figure);
     if (outcome_.status = average(*job_.control, figures); !outcome_.status.ok()) return;
-    contestant.losses.insert(contestant.losses.end(), figures.begin(), figures.begin() + static_cast<std::ptrdiff_t>(steps));
+    entry.losses.insert(entry.losses.end(), figures.begin(), figures.begin() + static_cast<std::ptrdiff_t>(steps));
     const double seconds = figures[steps];
-    const double rate = static_cast<double>(turn.steps) * options_.batch * job_.size() / seconds;
+    const double rate = static_cast<double>(turn.steps) * options_.batch * options_.accumulate * job_.size() / seconds;
     if (measured) {
-      contestant.epoch.steps += turn.steps;
-      contestant.epoch.seconds += seconds;
-      contestant.epoch.cpu_s += figures[steps + 1];
-      contestant.epoch.comm.exposed_s += figures[steps + 2];
-      contestant.epoch.comm.busy_s += figures[steps + 3];
-      contestant.epoch.comm.bytes += turn.comm.bytes;
-      contestant.turn_rates.push_back(rate);
+      entry.epoch.steps += turn.steps;
+      entry.epoch.seconds += seconds;
+      entry.epoch.cpu_s += figures[steps + 1];
+      entry.epoch.comm.exposed_s += figures[steps + 2];
+      entry.epoch.comm.busy_s += figures[steps + 3];
+      entry.epoch.comm.bytes += turn.comm.bytes;
+      entry.turn_rates.push_back(rate);
     }
-    std::int64_t steps_made = 0;
-    for (const Contestant& each : contestants_) steps_made += each.step;
-    const auto steps_in_all = total_steps_ * static_cast<std::int64_t>(contestants_.size());
-    progress_.show({.backend = shown_name(contestant),
+    const std::int64_t made = steps_made();
+    const auto missing = total_steps_ * static_cast<std::int64_t>(entries_.size()) - made;
+    const double remaining_s = seconds_since(start_) / static_cast<double>(made - steps_before_) *
+                               static_cast<double>(std::max<std::int64_t>(missing, 0));
+    progress_.show({.backend = shown_name(entry),
                     .epoch = epoch,
                     .epochs = options_.epochs,
-                    .step = contestant.step,
+                    .step = entry.step(),
                     .steps = total_steps_,
                     .images_per_s = rate,
-                    .loss = contestant.losses.back(),
-                    .remaining_s = seconds_since(start_) / static_cast<double>(steps_made) *
-                                   static_cast<double>(steps_in_all - steps_made)});
+                    .loss = entry.losses.back(),
+                    .remaining_s = remaining_s});
+    const nlohmann::json line{{"event", "turn"},
+                              {"time_s", seconds_since(start_)},
+                              {"backend", entry.contestant->wanted().backend},
+                              {"overlap", entry.contestant->wanted().overlap},
+                              {"epoch", epoch},
+                              {"step", entry.step()},
+                              {"steps", turn.steps},
+                              {"measured", measured},
+                              {"seconds", seconds},
+                              {"images_per_s", rate},
+                              {"cpu_s", figures[steps + 1]},
+                              {"comm_exposed_s", figures[steps + 2]},
+                              {"comm_busy_s", figures[steps + 3]},
+                              {"bytes", turn.comm.bytes},
+                              {"loss", entry.losses.back()},
+                              {"learning_rate", learning_rate(schedule_, entry.step() - 1)},
+                              {"remaining_s", remaining_s}};
+    note(line);
+    outcome_.turns.push_back(line);
+  }
+
+  /// A line of the log.
+  void note(const nlohmann::json& line) {
+    if (!log_.is_open()) return;
+    log_ << line.dump() << std::endl;  // whoever follows the file sees it at once
+    if (!log_) outcome_.status = system_error("write " + options_.log, errno);
   }
 
   /// The backend's name, with the overlap where that name is not enough.
-  [[nodiscard]] std::string shown_name(const Contestant& contestant) const {
-    const auto same = std::ranges::count(options_.contestants, contestant.options.backend, &ContestantOptions::backend);
-    return same == 1 ? contestant.options.backend : contestant.options.name();
+  [[nodiscard]] std::string shown_name(const Entry& entry) const {
+    const ContestantOptions& wanted = entry.contestant->wanted();
+    const auto same = std::ranges::count(options_.contestants, wanted.backend, &ContestantOptions::backend);
+    return same == 1 ? wanted.backend : wanted.name();
   }
 
-  void end_epoch(Contestant& contestant, int epoch) {
+  void end_epoch(Entry& entry, int epoch) {
     EpochResult result;
-    result.backend = contestant.options.backend;
-    result.overlap = contestant.options.overlap;
+    result.backend = entry.contestant->wanted().backend;
+    result.overlap = entry.contestant->wanted().overlap;
     result.model = model_.name;
     result.dataset = images_.train.name;
     result.ranks = job_.size();
@@ -300,23 +349,38 @@ class Run {
     if (const char* rate = std::getenv("SHOAL_CLUSTER_RATE"); rate != nullptr) result.rate = rate;
     result.batch_per_rank = options_.batch;
     result.epoch = epoch;
-    result.steps = contestant.epoch.steps;
-    result.seconds = contestant.epoch.seconds;
-    result.images_per_s = median(contestant.turn_rates);
-    result.comm_exposed_s = contestant.epoch.comm.exposed_s;
-    result.comm_busy_s = contestant.epoch.comm.busy_s;
-    result.bytes = static_cast<double>(contestant.epoch.comm.bytes);
-    if (contestant.epoch.seconds > 0) result.cpu_percent = 100 * contestant.epoch.cpu_s / contestant.epoch.seconds;
-    for (const double loss : contestant.losses) result.loss += loss / static_cast<double>(contestant.losses.size());
-    result.step_loss = contestant.losses;
+    result.steps = entry.epoch.steps;
+    result.seconds = entry.epoch.seconds;
+    result.images_per_s = median(entry.turn_rates);
+    result.comm_exposed_s = entry.epoch.comm.exposed_s;
+    result.comm_busy_s = entry.epoch.comm.busy_s;
+    result.bytes = static_cast<double>(entry.epoch.comm.bytes);
+    if (entry.epoch.seconds > 0) result.cpu_percent = 100 * entry.epoch.cpu_s / entry.epoch.seconds;
+    for (const double loss : entry.losses) result.loss += loss / static_cast<double>(entry.losses.size());
+    result.step_loss = entry.losses;
     if (options_.evaluate && going()) {
-      const Result<double> share = accuracy(job_, contestant, images_.test);
+      const Result<double> share = entry.contestant->accuracy(images_.test);
       if (share.ok())
         result.accuracy = share.value();
       else
         outcome_.status = share.status();
     }
+    note({{"event", "epoch"},
+          {"time_s", seconds_since(start_)},
+          {"backend", result.backend},
+          {"overlap", result.overlap},
+          {"epoch", epoch},
+          {"step", entry.step()},
+          {"images_per_s", or_null(result.images_per_s)},
+          {"loss", result.loss},
+          {"accuracy", or_null(result.accuracy)}});
     outcome_.results.push_back(std::move(result));
+  }
+
+  static void add(CommTimes& sums, const CommTimes& more) {
+    sums.exposed_s += more.exposed_s;
+    sums.busy_s += more.busy_s;
+    sums.bytes += more.bytes;
   }
 
   const Job& job_;
@@ -324,11 +388,16 @@ class Run {
   const data::Located& images_;
   const TrainOptions& options_;
   const std::atomic<bool>& stop_;
+  CommonStop common_stop_;
   Progress progress_;
-  std::vector<Contestant> contestants_;
+  std::ofstream log_;
+  Schedule schedule_;
+  std::vector<Entry> entries_;
   std::int64_t steps_per_epoch_ = 0;
   std::int64_t total_steps_ = 0;
+  std::int64_t steps_before_ = 0;  // of all contestants, in the checkpoint
   steady_clock::time_point start_;
+  bool together_ = true;  // all ranks are at the same step
   TrainOutcome outcome_;
 };
 

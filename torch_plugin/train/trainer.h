@@ -14,7 +14,8 @@ namespace shoal::train {
 
 /// How a run ended.
 struct TrainOutcome {
-  std::vector<EpochResult> results;  ///< what is known, also where the run ended early
+  std::vector<EpochResult> results;                ///< what is known, also where the run ended early
+  nlohmann::json turns = nlohmann::json::array();  ///< an object for each turn, as in the log
   bool interrupted = false;
   Status status;
 };

@@ -1,0 +1,124 @@
+#include "torch_plugin/train/checkpoint.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "torch_plugin/process_group/conversions.h"
+
+namespace shoal::train {
+namespace {
+
+constexpr int kReader = 0;
+constexpr const char* kSettings = "settings";  // JSON, as bytes
+constexpr std::int64_t kLargestBytes = std::int64_t{64} << 30;
+
+/// The bytes of the file on every rank; the reader's errors as a negative size.
+struct Announcement {
+  std::int64_t bytes = 0;
+  std::int32_t error = 0;
+};
+
+Status read(const std::string& path, std::vector<char>& bytes) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return errno == ENOENT ? Status(StatusCode::not_found, path + ": no such file") : system_error("open " + path, errno);
+  bytes.assign(std::istreambuf_iterator<char>(file), {});
+  if (!file.good() && !file.eof()) return system_error("read " + path, errno);
+  return {};
+}
+
+Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path) {
+  Checkpoint checkpoint;
+  try {
+    const c10::IValue content = ::torch::pickle_load(bytes);
+    for (const c10::IValue& pair : content.toTupleRef().elements()) {
+      const auto& elements = pair.toTupleRef().elements();
+      TORCH_CHECK(elements.size() == 2, "it holds no pairs");
+      const std::string& key = elements[0].toStringRef();
+      const at::Tensor& tensor = elements[1].toTensor();
+      if (key == kSettings) {
+        const at::Tensor text = tensor.contiguous();
+        const auto* begin = text.const_data_ptr<std::uint8_t>();
+        checkpoint.settings = nlohmann::json::parse(begin, begin + text.numel());
+      } else {
+        const std::size_t slash = key.find('/');
+        TORCH_CHECK(slash != std::string::npos, "it holds \"", key, "\"");
+        checkpoint.contestants[key.substr(0, slash)][key.substr(slash + 1)] = tensor;
+      }
+    }
+    TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.contestants.empty(), "it holds no settings or no network");
+  } catch (const std::exception& error) {
+    return Status(StatusCode::invalid_argument, path + ": is not a checkpoint of shoal_train: " + torch::plain_message(error));
+  }
+  return checkpoint;
+}
+
+}  // namespace
+
+Status save_checkpoint(const Checkpoint& checkpoint, const std::string& path) {
+  std::vector<char> bytes;
+  try {
+    // Pairs, because Python refuses a dictionary of C++'s unless told to trust the file.
+    std::vector<c10::IValue> pairs;
+    const auto add = [&pairs](const std::string& name, const at::Tensor& tensor) {
+      pairs.emplace_back(c10::ivalue::Tuple::create(c10::IValue(name), c10::IValue(tensor)));
+    };
+    const std::string settings = checkpoint.settings.dump();
+    at::Tensor text = at::empty({static_cast<std::int64_t>(settings.size())}, at::kByte);
+    settings.copy(static_cast<char*>(text.data_ptr()), settings.size());
+    add(kSettings, text);
+    for (const auto& [contestant, tensors] : checkpoint.contestants) {
+      for (const auto& [name, tensor] : tensors) add(contestant + "/" + name, tensor);
+    }
+    bytes = ::torch::pickle_save(c10::ivalue::Tuple::create(std::move(pairs)));
+  } catch (const std::exception& error) {
+    return Status(StatusCode::system_error, path + ": " + torch::plain_message(error));
+  }
+  const std::string unfinished = path + ".unfinished";
+  std::ofstream file(unfinished, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (!file) return system_error("write " + unfinished, errno);
+  if (std::rename(unfinished.c_str(), path.c_str()) != 0) return system_error("write " + path, errno);
+  return {};
+}
+
+Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& control) {
+  std::vector<char> bytes;
+  Announcement announcement;
+  Status found;
+  if (control.rank() == kReader) {
+    found = read(path, bytes);
+    announcement = {.bytes = static_cast<std::int64_t>(bytes.size()), .error = static_cast<std::int32_t>(found.code())};
+  }
+  if (const Status told = control.broadcast(&announcement, sizeof announcement, DataType::uint8, kReader); !told.ok())
+    return told;
+  if (announcement.error != 0) {
+    if (!found.ok()) return found;
+    return Status(static_cast<StatusCode>(announcement.error), path + ": rank 0 cannot read it");
+  }
+  if (announcement.bytes <= 0 || announcement.bytes > kLargestBytes)
+    return Status(StatusCode::invalid_argument, path + ": is not a checkpoint of shoal_train");
+  bytes.resize(static_cast<std::size_t>(announcement.bytes));
+  if (const Status told = control.broadcast(bytes.data(), bytes.size(), DataType::uint8, kReader); !told.ok()) return told;
+  return parse(bytes, path);
+}
+
+Status check_settings(const Checkpoint& checkpoint, const nlohmann::json& now) {
+  for (const auto& [name, value] : now.items()) {
+    const auto found = checkpoint.settings.find(name);
+    const nlohmann::json before = found == checkpoint.settings.end() ? nlohmann::json() : *found;
+    if (before != value) {
+      return Status(StatusCode::invalid_argument, "the checkpoint was made with " + name + " " + before.dump() + ", not " +
+                                                      value.dump() + "; its training can only go on with the same");
+    }
+  }
+  return {};
+}
+
+}  // namespace shoal::train

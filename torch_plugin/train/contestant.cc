@@ -1,0 +1,217 @@
+#include "torch_plugin/train/contestant.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+
+#include "torch_plugin/data/sampler.h"
+#include "torch_plugin/process_group/conversions.h"
+
+namespace shoal::train {
+namespace {
+
+constexpr std::size_t kEvaluationBatch = 64;
+constexpr std::size_t kLanes = 2;  // with next_forward; three and four were slower at 1 Gbit/s
+
+/// Lends a batch's memory to torch without copying it.
+std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset) {
+  auto shared = std::make_shared<data::Batch>(std::move(batch));
+  const auto size = static_cast<std::int64_t>(shared->size());
+  const auto keep = [shared](void*) {};
+  return {::torch::from_blob(shared->images.data(), {size, dataset.channels, dataset.height, dataset.width}, keep, at::kFloat),
+          ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong)};
+}
+
+/// While it lives, torch runs what gains from it in bfloat16.
+class Bfloat16 {
+ public:
+  Bfloat16() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~Bfloat16() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Bfloat16(const Bfloat16&) = delete;
+  Bfloat16& operator=(const Bfloat16&) = delete;
+};
+
+}  // namespace
+
+Contestant::Contestant(const Job& job, ContestantOptions wanted, const data::Dataset& images, const TrainOptions& options)
+    : job_(job), wanted_(std::move(wanted)), images_(images), options_(options) {}
+
+Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const ContestantOptions& wanted,
+                                                     const models::ModelInfo& model, const data::Dataset& images,
+                                                     const TrainOptions& options) {
+  std::unique_ptr<Contestant> made(new Contestant(job, wanted, images, options));
+  const bool defers = wanted.overlap == "next_forward";
+  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
+  const std::size_t lanes = defers && job.size() > 1 ? kLanes : 1;
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    Result<c10::intrusive_ptr<c10d::ProcessGroup>> group =
+        make_group(job, wanted.backend, wanted.name() + "/" + std::to_string(lane), made->clock_);
+    if (!group.ok()) return group.status();
+    groups.push_back(std::move(group).value());
+  }
+  ::torch::manual_seed(options.seed);
+  made->model_ = model.make(images.channels, images.classes);
+  made->parallel_ = std::make_unique<ddp::DataParallel>(
+      *made->model_, groups.front(),
+      ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
+                               .make_optimizer = made->optimizers_.maker(options),
+                               .bucket_mib = options.bucket_mib,
+                               .first_bucket_mib = options.first_bucket_mib,
+                               .more_lanes = {groups.begin() + 1, groups.end()}});
+  return made;
+}
+
+void Contestant::begin_epoch(std::uint64_t pass, std::int64_t done_steps) {
+  std::vector<std::size_t> order = data::distributed_order(images_.size(), job_.rank(), job_.size(), true, options_.seed, pass);
+  const auto seen = static_cast<std::size_t>(done_steps * options_.accumulate * options_.batch);
+  order.erase(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(seen, order.size())));
+  loader_ = std::make_unique<data::Loader>(images_, data::LoaderOptions{.order = std::move(order),
+                                                                        .batch = static_cast<std::size_t>(options_.batch),
+                                                                        .augment = options_.augment,
+                                                                        .seed = options_.seed,
+                                                                        .epoch = pass});
+  batches_left_ = loader_->batches();
+}
+
+at::Tensor Contestant::scores(const at::Tensor& pixels) {
+  if (options_.precision == "fp32") return model_->forward(pixels);
+  const Bfloat16 cast;
+  return model_->forward(pixels).to(at::kFloat);
+}
+
+/// Adds `weight` times the gradients of a batch.
+void Contestant::learn(data::Batch batch, double learning_rate, double weight) {
+  const auto [pixels, labels] = to_tensors(std::move(batch), images_);
+  now("wait");
+  parallel_->before_forward();
+  now("forward");
+  at::Tensor loss = ::torch::cross_entropy_loss(scores(pixels), labels);
+  if (weight != 1) loss = loss * weight;
+  now("wait");
+  parallel_->before_backward();
+  optimizers_.set_learning_rate(learning_rate);  // the updates of the step before have all been made now
+  now("backward");
+  loss.backward();
+  loss_ += loss.item<double>();
+}
+
+double Contestant::make_step(double learning_rate) {
+  const auto next = [this] {
+    std::optional<data::Batch> batch = loader_->next();
+    TORCH_CHECK(batch.has_value(), "the epoch has fewer batches than steps");
+    --batches_left_;
+    return std::move(*batch);
+  };
+  const int parts = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(options_.accumulate), batches_left_));
+  parallel_->clear_gradients();
+  loss_ = 0;
+  if (parts > 1) {
+    const auto alone = parallel_->no_sync();
+    for (int part = 0; part + 1 < parts; ++part) learn(next(), learning_rate, 1.0 / parts);
+  }
+  learn(next(), learning_rate, 1.0 / parts);
+  now("update");
+  parallel_->step();
+  ++step_;
+  return loss_;
+}
+
+double Contestant::make_traced_step(double learning_rate) {
+  trace_ = std::make_unique<StepTrace>(*model_);
+  clock_->observe([trace = trace_.get()](CommClock::Kind kind, CommClock::Time start, CommClock::Time end, std::size_t bytes) {
+    trace->communicated(kind == CommClock::Kind::gradients ? "gradients" : "blocking", bytes, start, end);
+  });
+  trace_->begin("load");
+  const double loss = make_step(learning_rate);
+  trace_->end();
+  return loss;
+}
+
+std::vector<TraceEvent> Contestant::finish_trace() {
+  clock_->observe({});
+  return std::exchange(trace_, nullptr)->events();
+}
+
+/// What the training thread does from here on, for the trace.
+void Contestant::now(const char* kind) {
+  if (trace_) trace_->next(kind);
+}
+
+CommTimes Contestant::take_comm() {
+  CommTimes times = clock_->take_step();
+  const double waited_s = parallel_->take_waited_s();
+  if (parallel_->overlap() == ddp::Overlap::next_forward) times.exposed_s = waited_s;
+  return times;
+}
+
+Result<double> Contestant::accuracy(const data::Dataset& test) {
+  try {
+    parallel_->synchronize();
+  } catch (const std::exception& error) {
+    return Status(StatusCode::peer_failed, wanted_.backend + ", before evaluation: " + torch::plain_message(error));
+  }
+  const at::NoGradGuard no_grad;
+  model_->eval();
+  data::LoaderOptions share{.order = {}, .batch = kEvaluationBatch};
+  for (auto i = static_cast<std::size_t>(job_.rank()); i < test.size(); i += static_cast<std::size_t>(job_.size()))
+    share.order.push_back(i);
+  double correct = 0;
+  for (std::size_t first = 0; first < share.order.size(); first += share.batch) {
+    const std::size_t count = std::min(share.batch, share.order.size() - first);
+    const auto [pixels, labels] = to_tensors(data::make_batch(test, share, first, count), test);
+    correct += scores(pixels).argmax(1).eq(labels).sum().item<double>();
+  }
+  model_->train();
+  const Status summed = job_.control->all_reduce(&correct, &correct, 1, DataType::float64, ReduceOp::sum);
+  if (!summed.ok()) return summed;
+  return correct / static_cast<double>(test.size());
+}
+
+Tensors Contestant::state() {
+  parallel_->synchronize();
+  Tensors all;
+  for (const auto& named : model_->named_parameters()) all["parameter/" + named.key()] = named.value().detach().clone();
+  for (const auto& named : model_->named_buffers()) all["buffer/" + named.key()] = named.value().detach().clone();
+  for (auto& [name, tensor] : optimizers_.state(*model_)) all["optimizer/" + name] = tensor;
+  all["step"] = at::scalar_tensor(step_, at::kLong);
+  return all;
+}
+
+void Contestant::restore(const Tensors& state) {
+  const data::LoaderOptions first{.order = std::vector<std::size_t>(static_cast<std::size_t>(options_.batch)),
+                                  .batch = static_cast<std::size_t>(options_.batch)};
+  parallel_->clear_gradients();
+  learn(data::make_batch(images_, first, 0, first.batch), 0, 1);
+  parallel_->step();
+  parallel_->synchronize();
+  (void)take_comm();
+
+  const at::NoGradGuard no_grad;
+  const auto get = [&state](const std::string& name, const at::Tensor& like) {
+    const auto found = state.find(name);
+    TORCH_CHECK(found != state.end() && found->second.sizes() == like.sizes(), "the checkpoint has no ", name,
+                " of this shape: it is another network's");
+    return found->second;
+  };
+  for (const auto& named : model_->named_parameters()) {
+    named.value().detach().copy_(get("parameter/" + named.key(), named.value()));
+  }
+  for (const auto& named : model_->named_buffers()) named.value().copy_(get("buffer/" + named.key(), named.value()));
+  const std::string prefix = "optimizer/";
+  Tensors remembered;
+  for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at)
+    remembered[at->first.substr(prefix.size())] = at->second;
+  optimizers_.restore(*model_, remembered);
+  step_ = get("step", at::scalar_tensor(0)).item<std::int64_t>();
+}
+
+}  // namespace shoal::train

@@ -1,0 +1,71 @@
+// What a rank does during one step, moment by moment.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <shoal/communicator.h>
+
+#include "torch_plugin/models/model.h"
+
+namespace shoal::train {
+
+/// Something that took time.
+struct TraceEvent {
+  using Time = std::chrono::steady_clock::time_point;
+
+  std::string kind;  ///< "load", "forward", "backward", "wait", "update" on the training thread; "gradients", "blocking"
+  std::string name;
+  Time begin;
+  Time end;
+};
+
+/// Records one step of training. Learns of layers from the model's announcements and from hooks on its gradients.
+/// Thread rule: one thread, but communicated() may be called from any.
+class StepTrace {
+ public:
+  /// `model` must outlive the object, which listens to it as long as it lives.
+  explicit StepTrace(models::ImageClassifier& model);
+  ~StepTrace();
+  StepTrace(const StepTrace&) = delete;
+  StepTrace& operator=(const StepTrace&) = delete;
+
+  /// The step begins; the training thread is at `kind`.
+  void begin(const std::string& kind);
+  /// What follows is `kind`.
+  void next(const std::string& kind, const std::string& name = {});
+  /// The step has ended. Communication that began in it is recorded on.
+  void end();
+  /// An operation that was under way from `begin` to `end`.
+  void communicated(const char* kind, std::size_t bytes, TraceEvent::Time begin, TraceEvent::Time end);
+
+  /// What happened during the step, with the operations that were under way in it, whole.
+  [[nodiscard]] std::vector<TraceEvent> events();
+
+ private:
+  void close();
+
+  models::ImageClassifier& model_;
+  std::vector<std::pair<at::Tensor, unsigned>> hooks_;
+  std::size_t gradients_ = 0;  // made in this step
+  std::vector<TraceEvent> events_;
+  TraceEvent current_;
+  TraceEvent::Time begin_;
+  TraceEvent::Time end_;
+  bool recording_ = false;
+  std::mutex mutex_;
+  std::vector<TraceEvent> operations_;
+};
+
+/// Brings the ranks' events together on rank 0: Chrome's trace events (Trace Event Format, 2016), which Perfetto reads too; a
+/// process for each rank, called `title` and its number, with threads for training and for operations. `zero` is the moment 0,
+/// the same on every rank. Empty on other ranks. Collective.
+Result<nlohmann::json> gather_trace(Communicator& control, const std::string& title, int first_process,
+                                    const std::vector<TraceEvent>& events, TraceEvent::Time zero);
+
+}  // namespace shoal::train
