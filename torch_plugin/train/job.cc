@@ -2,83 +2,26 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/join.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/train/gloo.h"
 #include "torch_plugin/train/machine.h"
 #include "torch_plugin/train/mpi.h"
 
 namespace shoal::train {
-namespace {
-
-constexpr int kStoreRank = 0;
-
-/// Where rank 0 is reached: what the environment says this host is called, else the loopback where all ranks are here, else its
-/// name.
-std::string own_address(const Communicator& control) {
-  if (const char* address = std::getenv("SHOAL_HOST_ADDRESS"); address != nullptr && *address != '\0') return address;
-  if (control.nodes() == 1) return "127.0.0.1";
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "127.0.0.1";
-  return name.data();
-}
-
-/// The address of the store as it travels from rank 0 to the others.
-struct Invitation {
-  std::array<char, 256> host{};
-  std::uint16_t port = 0;
-};
-
-Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& control, std::chrono::milliseconds timeout) {
-  Invitation invitation;
-  c10d::TCPStoreOptions options;
-  options.timeout = timeout;
-  options.waitWorkers = false;
-  c10::intrusive_ptr<c10d::Store> store;
-  try {
-    if (control.rank() == kStoreRank) {
-      const std::string host = own_address(control);
-      if (host.size() >= invitation.host.size())
-        return Status(StatusCode::invalid_argument, "the name of this host is too long: " + host);
-      std::memcpy(invitation.host.data(), host.data(), host.size());
-      options.isServer = true;
-      options.port = 0;
-      auto served = c10::make_intrusive<c10d::TCPStore>(host, options);
-      invitation.port = served->getPort();
-      store = std::move(served);
-    }
-    const Status told = control.broadcast(&invitation, sizeof invitation, DataType::uint8, kStoreRank);
-    if (!told.ok()) return told;
-    if (control.rank() != kStoreRank) {
-      options.port = invitation.port;
-      store = c10::make_intrusive<c10d::TCPStore>(invitation.host.data(), options);
-    }
-  } catch (const std::exception& error) {
-    return Status(StatusCode::system_error, std::string("c10d's store: ") + torch::plain_message(error));
-  }
-  return store;
-}
-
-}  // namespace
-
 Result<Job> join_job(std::chrono::milliseconds timeout) {
   CommunicatorOptions options = Communicator::options_from_environment();
   options.timeout = timeout;
   Result<std::unique_ptr<Communicator>> control = Communicator::create(options);
   if (!control.ok()) return control.status();
   Job job{.control = std::move(control).value(), .store = nullptr, .timeout = timeout};
-  Result<c10::intrusive_ptr<c10d::Store>> store = open_store(*job.control, timeout);
+  Result<c10::intrusive_ptr<c10d::Store>> store = torch::open_store(*job.control, timeout);
   if (!store.ok()) return store.status();
   job.store = std::move(store).value();
   return job;
@@ -105,7 +48,7 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
           store, job.rank(), job.size(), c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout));
     } else if (backend == "gloo") {
       Result<c10::intrusive_ptr<c10d::Backend>> gloo =
-          make_gloo(store, job.rank(), job.size(), own_address(*job.control), job.timeout);
+          make_gloo(store, job.rank(), job.size(), torch::own_address(*job.control), job.timeout);
       if (!gloo.ok()) return gloo.status();
       inner = std::move(gloo).value();
     } else if (backend == "mpi") {
