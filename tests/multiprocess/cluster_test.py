@@ -112,6 +112,21 @@ class Cluster(unittest.TestCase):
         self.assertEqual(sorted(done.stdout.split()), ["of-node0", "of-node1"])
         self.assertFalse(os.path.exists("/dev/shm/of-node0"))
 
+    def test_hosts_have_cores_of_their_own_where_there_are_enough(self):
+        all_cores = os.sched_getaffinity(0)
+        if len(all_cores) < 2:
+            self.skipTest("one core: two hosts can only share it")
+        for arguments in ([], ["--mpi"]):
+            done = cluster("2x1", *arguments, "--", "python3", "-c",
+                           "import os; os.write(1, (' '.join(map(str, os.sched_getaffinity(0))) + '\\n').encode())")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            first, second = (set(map(int, line.split())) for line in done.stdout.splitlines())
+            self.assertTrue(first and second and not first & second, done.stdout)
+            self.assertEqual(first | second, all_cores)
+        done = cluster(f"{len(all_cores) + 1}x1", "--", "python3", "-c",
+                       "import os; os.write(1, b'%d\\n' % len(os.sched_getaffinity(0)))")
+        self.assertEqual(set(done.stdout.split()), {str(len(all_cores))})
+
     def test_links_are_shaped_both_ways(self):
         for rate, bits in (("40mbit", 40e6), ("200mbit", 200e6)):
             with self.subTest(rate=rate):
