@@ -282,6 +282,9 @@ bool Executor::advance_send(LinkState& state) {
     ++progress.send_index;
   }
   taken_by_link(state, index, tile);
+  if (Recorder::on() && group_.topology.link_class(group_.rank, state.peer) == LinkClass::network) [[unlikely]] {
+    record(*operation, state.peer, Stage::wire, tile, Clock::now());
+  }
   return true;
 }
 
@@ -348,9 +351,11 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
     return fail(unexpected_tile(state, head));
   }
   if (operation->allowed_bytes(index) < done + tile) return false;
+  const Recorder::Time begin = Recorder::now_if_on();
   mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
   release(state);
   mark_done(operation, index, tile);
+  if (Recorder::on()) [[unlikely]] record(*operation, state.peer, Stage::node_gather, tile, begin);
   if (operation->done_bytes[index] == instruction.size_bytes) ++progress.receive_index;
   return true;
 }
@@ -384,6 +389,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   if (instruction.own_position == edges.size()) operands[count++] = operation->at(instruction.source) + done;
   if (operation->allowed_bytes(index) < done + tile) return false;
 
+  const Recorder::Time begin = Recorder::now_if_on();
   const Collective& call = plan.key.collective;
   std::byte* target = operation->at(instruction.target) + done;
   const std::span<const std::byte* const> all(operands.data(), count);
@@ -394,6 +400,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   }
   for (const PlanEdge& edge : edges) release(links_[edge.link]);
   mark_done(operation, index, tile);
+  if (Recorder::on()) [[unlikely]] record(*operation, links_[edges[0].link].peer, Stage::node_reduce, tile, begin);
   if (operation->done_bytes[index] == instruction.size_bytes) {
     for (const PlanEdge& edge : edges) ++operation->links[edge.plan_link].receive_index;
   }
@@ -425,7 +432,12 @@ bool Executor::advance_local(Operation* operation) {
 
 bool Executor::advance_window_call() {
   if (window_calls_.size() == 0) return false;
+  const Recorder::Time begin = Recorder::now_if_on();
+  const Operation* call = window_calls_.front();
   const WindowCalls::Advance result = window_calls_.advance();
+  if (Recorder::on() && result.moved && call->open_instructions == 0) [[unlikely]] {
+    record(*call, group_.rank, Stage::node_reduce, call->plan->key.collective.input_bytes(), begin);
+  }
   if (result.odd_rank >= 0) return fail(mismatch(result.sequence, result.ours, result.odd_rank, result.theirs));
   if (result.to_links != nullptr) start_on_links(result.to_links);
   return result.moved;

@@ -19,6 +19,7 @@
 #include "src/engine/operation.h"
 #include "src/engine/plan.h"
 #include "src/engine/plan_cache.h"
+#include "src/engine/recorder.h"
 #include "src/engine/ring_queue.h"
 #include "src/engine/watchdog.h"
 #include "src/engine/window_calls.h"
@@ -168,6 +169,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool fold(internal::Operation* operation, std::uint32_t index);
   bool advance_local(internal::Operation* operation);
   bool advance_window_call();
+  // recorder.cc: a piece of work of `operation` with `peer` that began at `begin` has just ended. `in_node`: its stage where
+  // the peer is on this host. Only while the Recorder is on.
+  void record(const internal::Operation& operation, int peer, Stage in_node, std::size_t bytes, Recorder::Time begin);
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
   void mark_sent(internal::Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes);
   bool send_signature(LinkState& state);
@@ -195,6 +199,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   std::shared_ptr<Mesh> mesh_;
   Group group_;
+  const std::uint32_t record_number_ = Recorder::next_number();
   PlanContext plan_context_;
   PlanCache plans_;
   std::vector<int> link_of_rank_;

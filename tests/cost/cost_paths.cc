@@ -22,6 +22,7 @@
 #include <shoal/store.h>
 
 #include "src/engine/plan_cache.h"
+#include "src/engine/recorder.h"
 #include "src/selector/selector.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
@@ -211,6 +212,23 @@ void plan_look_up(const Counter& counter) {
                 });
 }
 
+/// What 64 tiles pay for a recorder that is off.
+void recorder_off(const Counter& counter) {
+  std::size_t events = 0;
+  counter.count([] {},
+                [&] {
+                  for (int tile = 0; tile < 64; ++tile) {
+                    const Recorder::Time begin = Recorder::now_if_on();
+                    __asm__ volatile("" ::: "memory");  // the tile
+                    if (Recorder::on()) [[unlikely]] {
+                      Recorder::add({.begin = begin, .end = begin});
+                      ++events;
+                    }
+                  }
+                });
+  if (events != 0) fail("the recorder is on");
+}
+
 /// The choice for one call on two nodes of four ranks.
 void selector(const Counter& counter) {
   const Topology topology = Topology::uniform(2, 4);
@@ -226,6 +244,7 @@ constexpr Path kPaths[] = {
     {"tile_shm", tile_shm},
     {"tile_tcp", tile_tcp},
     {"plan_look_up", plan_look_up},
+    {"recorder_off", recorder_off},
     {"selector", selector},
 };
 

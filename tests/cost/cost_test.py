@@ -74,6 +74,9 @@ class Budgets(unittest.TestCase):
     def test_64_look_ups_of_a_plan(self):
         self.check("plan_look_up")
 
+    def test_a_recorder_that_is_off(self):
+        self.check("recorder_off")
+
     def test_the_selector(self):
         self.check("selector")
 

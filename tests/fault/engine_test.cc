@@ -4,6 +4,7 @@
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <shoal/trace.h>
 
 #include "src/algorithms/algorithm.h"
 #include "src/engine/cores.h"
@@ -152,8 +155,8 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
   return error;
 }
 
-void run_seed(std::uint64_t seed) {
-  const Scenario scenario = make_scenario(seed);
+void run_scenario(const Scenario& scenario) {
+  const std::uint64_t seed = scenario.seed;
   const int ranks = scenario.topology.ranks();
   LoopbackOptions quiet;
   quiet.tile_bytes = 4096;
@@ -185,10 +188,47 @@ void run_seed(std::uint64_t seed) {
 }
 
 TEST(Engine, EverySeedEndsRightOrWithAnError) {
-  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_seed(std::strtoull(one, nullptr, 10));
+  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_scenario(make_scenario(std::strtoull(one, nullptr, 10)));
   const char* many = std::getenv("SHOAL_TEST_SEEDS");
   const std::uint64_t seeds = many == nullptr ? 300 : std::strtoull(many, nullptr, 10);
-  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_seed(seed);
+  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_scenario(make_scenario(seed));
+}
+
+TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {
+  constexpr std::size_t kBytes = 80'000;
+  constexpr std::size_t kRanks = 4;
+  Scenario scenario;
+  scenario.topology = Topology::ragged({2, 2});
+  scenario.wire.tile_bytes = 4096;
+  Scenario::Call call;
+  call.model.ranks = kRanks;
+  call.model.count = kBytes / sizeof(std::int32_t);
+  const auto algorithm = find_algorithm("hierarchical(direct)");
+  ASSERT_TRUE(algorithm.ok()) << algorithm.status().to_string();
+  call.algorithm = *algorithm;
+  scenario.calls.push_back(call);
+
+  run_scenario(scenario);
+  EXPECT_TRUE(trace_end().empty()) << "nobody has asked";
+  trace_begin();
+  run_scenario(scenario);
+  const std::vector<StageEvent> events = trace_end();
+  run_scenario(scenario);
+  EXPECT_TRUE(trace_end().empty()) << "nobody asks any more";
+
+  std::array<std::size_t, 3> bytes{};
+  for (const StageEvent& event : events) {
+    bytes[static_cast<std::size_t>(event.stage)] += event.bytes;
+    EXPECT_LE(event.begin, event.end);
+    EXPECT_EQ(event.call, 0U);
+    EXPECT_EQ(event.message_bytes, kBytes);
+    EXPECT_GT(event.thread, 0);
+  }
+  // Every rank folds its half of the message in its node, and takes the other half.
+  EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::node_reduce)], kRanks * kBytes / 2);
+  EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::node_gather)], kRanks * kBytes / 2);
+  // Half of its half is sent to the other node and folded there, and comes back: sent and received, 4 times a quarter.
+  EXPECT_EQ(bytes[static_cast<std::size_t>(Stage::wire)], kRanks * kBytes);
 }
 
 }  // namespace

@@ -226,6 +226,15 @@ class Train(unittest.TestCase):
             averaged = [event for event in own if event["cat"] == "gradients"]
             self.assertTrue(averaged)
             self.assertTrue(all(event["tid"] > 0 for event in averaged))
+            stages = [event for event in own if event["cat"] in ("node reduce", "wire", "node gather")]
+            if names[process].startswith("gloo"):
+                self.assertEqual(stages, [])
+                continue
+            self.assertEqual({event["cat"] for event in stages}, {"node reduce", "node gather"})  # both ranks are of one host
+            sizes = {event["name"].split(" ", 1)[1] for event in own if event["cat"] in ("gradients", "blocking")}
+            for event in stages:
+                self.assertIn(event["name"].removeprefix(event["cat"] + " "), sizes)  # the bucket whose stage it is
+                self.assertGreater(event["args"]["bytes"], 0)
         done = train("report", self.path("results.json"), "--trace", self.path("trace.json"), "--out", self.path("report"))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("timeline-1.svg", os.listdir(self.path("report")))
@@ -260,12 +269,33 @@ class Train(unittest.TestCase):
                          [("shoal", "next_forward"), ("mpi", "backward"), ("gloo", "backward")])
         for row in rows:
             self.assertEqual(row["step_loss"], rows[0]["step_loss"])  # two operands have one sum
+            self.assertEqual(row["bytes"], 2 * 4 * 352042)  # two measured steps, of every backend
             self.assertGreater(row["images_per_s"], 0)
 
     def test_mpi_needs_mpirun(self):
         done = train("--backend", "mpi", "--steps", "1", *SMALL, ranks=2)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertRegex(done.stderr, "mpirun|built without MPI")
+
+    def test_nccl_says_what_it_lacks(self):
+        self.refused("run it alone", "--backend", "shoal,nccl", "--steps", "1", *SMALL)
+        if os.path.exists("/dev/nvidiactl"):
+            self.skipTest("there is a GPU here")
+        self.refused("nccl: ", "--backend", "nccl", "--steps", "1", *SMALL)
+
+    def test_all_backends_end_together_when_the_time_is_over(self):
+        done = train("--backend", "shoal,gloo", "--epochs", "1000", "--seconds", "0.1", "--json", self.path("results.json"), *SMALL, ranks=2)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        shoal, gloo = self.rows("results.json")
+        self.assertEqual(len(shoal["step_loss"]), len(gloo["step_loss"]))
+        self.assertLess(len(shoal["step_loss"]), 1000)
+
+    def test_the_use_of_a_gpu_is_measured_or_said_to_be_not(self):
+        self.trained("--steps", "3", "--json", self.path("results.json"))
+        with open(self.path("results.json"), encoding="utf-8") as file:
+            document = json.load(file)
+        if document["results"][0]["gpu_percent"] is None:
+            self.assertRegex(document["machine"]["gpu_utilisation"], "^not measured: .*(NVIDIA|NVML|libnvidia)")
 
     def test_results_that_cannot_be_written(self):
         self.refused("/no/such/folder", "--steps", "1", "--json", "/no/such/folder/r.json", *SHORT)

@@ -1,7 +1,9 @@
 // Parts of the trainer: clock of communication, report, progress, schedules, optimizers.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include <nlohmann/json.hpp>
 
@@ -21,6 +23,7 @@ TEST(CommClock, CountsBusyOnceAndExposedAfterTheLastStart) {
   CommClock clock;
   const CommClock::Time zero{};
   const auto record = [&](CommClock::Kind kind, int start, int end, std::size_t bytes) {
+    clock.begin();
     clock.record(kind, zero + milliseconds(start), zero + milliseconds(end), bytes);
   };
   record(CommClock::Kind::gradients, 50, 90, 200);  // the last to start, overlapped by the one before
@@ -36,10 +39,30 @@ TEST(CommClock, CountsBusyOnceAndExposedAfterTheLastStart) {
 TEST(CommClock, CountsOnceWhatStartsInOneStepAndEndsInTheNext) {
   CommClock clock;
   const CommClock::Time zero{};
+  clock.begin();
   clock.record(CommClock::Kind::gradients, zero + milliseconds(10), zero + milliseconds(30), 1);
   EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.020);
+  clock.begin();
   clock.record(CommClock::Kind::gradients, zero + milliseconds(20), zero + milliseconds(40), 1);
   EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.010);
+}
+
+// Backends wake who waits for an operation before they tell the clock: a turn would miss its last one.
+TEST(CommClock, SettlesWhenEveryOperationIsRecorded) {
+  CommClock clock;
+  clock.settle();  // nothing is under way
+  clock.begin();
+  clock.begin();
+  clock.give_up();
+  std::atomic<bool> recorded{false};
+  std::thread backend([&] {
+    recorded = true;
+    clock.record(CommClock::Kind::gradients, {}, CommClock::Time{} + milliseconds(5), 7);
+  });
+  clock.settle();
+  EXPECT_TRUE(recorded);
+  EXPECT_EQ(clock.take_step().bytes, 7U);
+  backend.join();
 }
 
 EpochResult result(const std::string& backend, double rate) {

@@ -34,7 +34,14 @@ class TimedBackend final : public c10d::Backend {
     std::size_t bytes = 0;
     for (const at::Tensor& tensor : tensors) bytes += tensor.nbytes();
     const auto begin = steady_clock::now();
-    c10::intrusive_ptr<c10d::Work> work = start();
+    c10::intrusive_ptr<c10d::Work> work;
+    clock_->begin();
+    try {
+      work = start();
+    } catch (...) {
+      clock_->give_up();
+      throw;
+    }
     work->getFuture()->addCallback([clock = clock_, kind, begin, bytes](const c10::ivalue::Future&) {
       clock->record(kind, begin, steady_clock::now(), bytes);
     });
@@ -47,10 +54,28 @@ class TimedBackend final : public c10d::Backend {
 
 }  // namespace
 
+void CommClock::begin() {
+  const std::lock_guard lock(mutex_);
+  ++under_way_;
+}
+
+void CommClock::give_up() {
+  const std::lock_guard lock(mutex_);
+  --under_way_;
+  changed_.notify_all();
+}
+
 void CommClock::record(Kind kind, Time start, Time end, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   intervals_.push_back({kind, start, end, bytes});
   if (observer_) observer_(kind, start, end, bytes);
+  --under_way_;
+  changed_.notify_all();
+}
+
+void CommClock::settle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return under_way_ == 0; });
 }
 
 void CommClock::observe(Observer observer) {

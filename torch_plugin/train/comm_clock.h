@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -26,7 +27,13 @@ class CommClock {
   using Time = std::chrono::steady_clock::time_point;
   enum class Kind { gradients, blocking };
 
+  /// An operation starts. record() or give_up() tells that it has ended.
+  void begin();
+  void give_up();
   void record(Kind kind, Time start, Time end, std::size_t bytes);
+  /// Waits until every operation that has begun is recorded. Whoever waits for an operation may go on before the backend's
+  /// thread has told the clock; what has been waited for is in the sums after this.
+  void settle();
   /// Told of every operation when it has ended, from the thread in which it ends. An empty one: nobody.
   using Observer = std::function<void(Kind kind, Time start, Time end, std::size_t bytes)>;
   void observe(Observer observer);
@@ -42,6 +49,8 @@ class CommClock {
     std::size_t bytes;
   };
   std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t under_way_ = 0;
   Observer observer_;
   std::vector<Interval> intervals_;
   Time covered_until_{};  // operations before this are in the sums already: one may start in a step and end in the next

@@ -8,6 +8,7 @@
 
 #include "torch_plugin/data/sampler.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::train {
 namespace {
@@ -15,35 +16,39 @@ namespace {
 constexpr std::size_t kEvaluationBatch = 64;
 constexpr std::size_t kLanes = 2;  // with next_forward; three and four were slower at 1 Gbit/s
 
-/// Lends a batch's memory to torch without copying it.
-std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset) {
+/// Lends a batch's memory to torch without copying it, but to a GPU.
+std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset, at::Device device) {
   auto shared = std::make_shared<data::Batch>(std::move(batch));
   const auto size = static_cast<std::int64_t>(shared->size());
   const auto keep = [shared](void*) {};
-  return {::torch::from_blob(shared->images.data(), {size, dataset.channels, dataset.height, dataset.width}, keep, at::kFloat),
-          ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong)};
+  const at::Tensor pixels =
+      ::torch::from_blob(shared->images.data(), {size, dataset.channels, dataset.height, dataset.width}, keep, at::kFloat);
+  return {pixels.to(device), ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong).to(device)};
 }
 
 /// While it lives, torch runs what gains from it in bfloat16.
 class Bfloat16 {
  public:
-  Bfloat16() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  explicit Bfloat16(at::DeviceType device) : device_(device) {
+    at::autocast::set_autocast_enabled(device_, true);
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
     at::autocast::increment_nesting();
   }
   ~Bfloat16() {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device_, false);
   }
   Bfloat16(const Bfloat16&) = delete;
   Bfloat16& operator=(const Bfloat16&) = delete;
+
+ private:
+  const at::DeviceType device_;
 };
 
 }  // namespace
 
 Contestant::Contestant(const Job& job, ContestantOptions wanted, const data::Dataset& images, const TrainOptions& options)
-    : job_(job), wanted_(std::move(wanted)), images_(images), options_(options) {}
+    : job_(job), wanted_(std::move(wanted)), device_(device_of(job, wanted_.backend)), images_(images), options_(options) {}
 
 Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const ContestantOptions& wanted,
                                                      const models::ModelInfo& model, const data::Dataset& images,
@@ -59,7 +64,8 @@ Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const Conte
     groups.push_back(std::move(group).value());
   }
   ::torch::manual_seed(options.seed);
-  made->model_ = model.make(images.channels, images.classes);
+  made->model_ = model.make(images.channels, images.classes);  // the same start on every device
+  made->model_->to(made->device_);
   made->parallel_ = std::make_unique<ddp::DataParallel>(
       *made->model_, groups.front(),
       ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
@@ -84,13 +90,13 @@ void Contestant::begin_epoch(std::uint64_t pass, std::int64_t done_steps) {
 
 at::Tensor Contestant::scores(const at::Tensor& pixels) {
   if (options_.precision == "fp32") return model_->forward(pixels);
-  const Bfloat16 cast;
+  const Bfloat16 cast(device_.type());
   return model_->forward(pixels).to(at::kFloat);
 }
 
 /// Adds `weight` times the gradients of a batch.
 void Contestant::learn(data::Batch batch, double learning_rate, double weight) {
-  const auto [pixels, labels] = to_tensors(std::move(batch), images_);
+  const auto [pixels, labels] = to_tensors(std::move(batch), images_, device_);
   now("wait");
   parallel_->before_forward();
   now("forward");
@@ -130,14 +136,21 @@ double Contestant::make_traced_step(double learning_rate) {
   clock_->observe([trace = trace_.get()](CommClock::Kind kind, CommClock::Time start, CommClock::Time end, std::size_t bytes) {
     trace->communicated(kind == CommClock::Kind::gradients ? "gradients" : "blocking", bytes, start, end);
   });
+  if (wanted_.backend == torch::kBackendName) trace_begin();
   trace_->begin("load");
   const double loss = make_step(learning_rate);
   trace_->end();
   return loss;
 }
 
+void Contestant::flush() {
+  parallel_->flush();
+  clock_->settle();
+}
+
 std::vector<TraceEvent> Contestant::finish_trace() {
   clock_->observe({});
+  trace_->add_stages(trace_end());
   return std::exchange(trace_, nullptr)->events();
 }
 
@@ -147,6 +160,7 @@ void Contestant::now(const char* kind) {
 }
 
 CommTimes Contestant::take_comm() {
+  if (parallel_->overlap() == ddp::Overlap::backward) clock_->settle();  // backward has waited for all
   CommTimes times = clock_->take_step();
   const double waited_s = parallel_->take_waited_s();
   if (parallel_->overlap() == ddp::Overlap::next_forward) times.exposed_s = waited_s;
@@ -167,7 +181,7 @@ Result<double> Contestant::accuracy(const data::Dataset& test) {
   double correct = 0;
   for (std::size_t first = 0; first < share.order.size(); first += share.batch) {
     const std::size_t count = std::min(share.batch, share.order.size() - first);
-    const auto [pixels, labels] = to_tensors(data::make_batch(test, share, first, count), test);
+    const auto [pixels, labels] = to_tensors(data::make_batch(test, share, first, count), test, device_);
     correct += scores(pixels).argmax(1).eq(labels).sum().item<double>();
   }
   model_->train();

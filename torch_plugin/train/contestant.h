@@ -40,9 +40,10 @@ class Contestant {
   /// After flush(): what the traced step did.
   std::vector<TraceEvent> finish_trace();
   /// Waits until all averages and updates have been made.
-  void flush() { parallel_->flush(); }
-  /// What communication took since the last call.
+  void flush();
+  /// What communication took since the last call. Where it goes on in the queue of a GPU that is not known, see knows_comm().
   CommTimes take_comm();
+  [[nodiscard]] bool knows_comm() const { return device_.is_cpu(); }
 
   /// Correct answers on the test images, divided by their number. Each rank looks at its part.
   Result<double> accuracy(const data::Dataset& test);
@@ -62,6 +63,7 @@ class Contestant {
 
   const Job& job_;
   const ContestantOptions wanted_;
+  const at::Device device_;
   const data::Dataset& images_;
   const TrainOptions& options_;
   const std::shared_ptr<CommClock> clock_ = std::make_shared<CommClock>();

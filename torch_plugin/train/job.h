@@ -33,7 +33,10 @@ Result<Job> join_job(std::chrono::milliseconds timeout);
 /// together. Collective.
 Result<int> ranks_on_these_cores(const Job& job);
 
-/// A process group over all ranks whose collectives are run by `backend` ("shoal", "gloo" or "mpi") and noted on `clock`.
+/// Where this rank trains with `backend`: on a GPU of its own with nccl, else on the processor.
+at::Device device_of(const Job& job, const std::string& backend);
+
+/// A process group over all ranks whose collectives are run by `backend` ("shoal", "gloo", "mpi", "nccl") and noted on `clock`.
 /// `name` is its own among the groups of the job. Collective. Errors: invalid_argument for an unknown backend, unsupported for
 /// one that this build lacks, what the backend says when it cannot start.
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,

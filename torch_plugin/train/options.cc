@@ -1,6 +1,7 @@
 #include "torch_plugin/train/options.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 
 #include <CLI/CLI.hpp>
@@ -12,11 +13,11 @@ namespace {
 constexpr const char* kAuto = "auto";
 
 /// "gloo+next_forward" names both; "gloo" alone takes `overlap`, which is a choice of its own where it is auto: shoal's full
-/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do.
+/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do, and nccl here.
 ContestantOptions to_contestant(const std::string& name, const std::string& overlap) {
   const std::size_t plus = name.find('+');
   if (plus != std::string::npos) return {name.substr(0, plus), name.substr(plus + 1)};
-  if (overlap != kAuto && name != "mpi") return {name, overlap};
+  if (overlap != kAuto && name != "mpi" && name != "nccl") return {name, overlap};
   return {name, name == "shoal" ? "next_forward" : "backward"};
 }
 
@@ -36,11 +37,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   std::string overlap = kAuto;
   app.add_option(
          "--backend", backends,
-         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; with +backward or "
+         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; or nccl, on a GPU a "
+         "rank; with +backward or "
          "+next_forward (gloo+next_forward) to say its --overlap; mpi knows backward only")
       ->delimiter(',')
       ->check(CLI::IsMember({"shoal", "gloo", "mpi", "shoal+backward", "shoal+next_forward", "gloo+backward",
-                             "gloo+next_forward", "mpi+backward"}));
+                             "gloo+next_forward", "mpi+backward", "nccl", "nccl+backward"}));
   app.add_option(
          "--overlap", overlap,
          "what gradients are averaged beside: backward (as DistributedDataParallel does), or next_forward as well; auto: "
@@ -53,6 +55,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--epochs", options.epochs, "passes over the images")->check(CLI::Range(1, 1'000'000));
   app.add_option("--steps", options.steps, "end after this many steps of each backend; 0: only after the epochs")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+  app.add_option("--seconds", options.seconds, "end after the turns in which so many seconds have passed; 0: never")
+      ->check(CLI::Range(0.0, 1e7));
   app.add_option("--batch", options.batch, "images per step and rank")->check(CLI::Range(1, 65536));
   app.add_option("--accumulate", options.accumulate,
                  "batches of a step: their gradients add up on each rank before they are averaged")
@@ -110,6 +114,12 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     const ContestantOptions contestant = to_contestant(backend, overlap);
     if (std::ranges::find(options.contestants, contestant) == options.contestants.end())
       options.contestants.push_back(contestant);
+  }
+  const auto on_gpu = std::ranges::count(options.contestants, "nccl", &ContestantOptions::backend);
+  if (on_gpu != 0 && on_gpu != static_cast<std::ptrdiff_t>(options.contestants.size())) {
+    std::fputs("shoal_train: --backend: nccl trains on GPUs and the others on the processor, which compares nothing: run it alone\n",
+               stderr);
+    parsed.exit_code = 1;
   }
   parsed.list_models = models->parsed();
   if (page->parsed()) parsed.page = page->remaining();

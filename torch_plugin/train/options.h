@@ -10,7 +10,7 @@ namespace shoal::train {
 
 /// What carries the gradients, and beside what.
 struct ContestantOptions {
-  std::string backend;  ///< "shoal", "gloo" or "mpi"
+  std::string backend;  ///< "shoal", "gloo", "mpi" or "nccl"
   std::string overlap;  ///< "backward" or "next_forward", see ddp/data_parallel.h
 
   bool operator==(const ContestantOptions&) const = default;
@@ -25,6 +25,7 @@ struct TrainOptions {
   std::optional<std::string> data_folder;
   int epochs = 1;
   std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: as many as the epochs have
+  double seconds = 0;      ///< end after the round of turns in which so many have passed; 0: never
   int batch = 32;
   int accumulate = 1;  ///< batches whose gradients add up on their rank before the ranks' sums are averaged
   std::string precision = "fp32";

@@ -18,7 +18,7 @@ nlohmann::json or_null(const std::optional<T>& value) {
 
 /// nccl-tests' bus bandwidth of all_reduce: what each link carries, whatever the algorithm.
 std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
-  if (result.ranks < 2 || result.comm_busy_s <= 0) return std::nullopt;
+  if (!result.knows_comm || result.ranks < 2 || result.comm_busy_s <= 0) return std::nullopt;
   return result.bytes * 2 * (result.ranks - 1) / result.ranks / result.comm_busy_s / 1e9;
 }
 
@@ -35,12 +35,12 @@ nlohmann::json to_json(const EpochResult& result) {
           {"steps", result.steps},
           {"seconds", result.seconds},
           {"images_per_s", or_null(result.images_per_s)},
-          {"comm_exposed_s", result.comm_exposed_s},
-          {"comm_busy_s", result.comm_busy_s},
+          {"comm_exposed_s", result.knows_comm ? nlohmann::json(result.comm_exposed_s) : nlohmann::json(nullptr)},
+          {"comm_busy_s", result.knows_comm ? nlohmann::json(result.comm_busy_s) : nlohmann::json(nullptr)},
           {"bytes", result.bytes},
           {"busbw_gbs", or_null(bus_bandwidth_gbs(result))},
           {"cpu_percent", or_null(result.cpu_percent)},
-          {"gpu_percent", nullptr},
+          {"gpu_percent", or_null(result.gpu_percent)},
           {"loss", result.loss},
           {"accuracy", or_null(result.accuracy)},
           {"speedup_vs_1", nullptr},
@@ -113,9 +113,12 @@ std::string to_table(const std::vector<EpochResult>& results) {
   const std::vector<const EpochResult*> last = last_epochs(results);
   for (const EpochResult* result : last) {
     const double steps = static_cast<double>(std::max<std::int64_t>(result->steps, 1));
-    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14.1f %14.1f %12s %10s %10.4f %10s\n",
+    const auto step_ms = [&](double seconds) {
+      return result->knows_comm ? cell("%.1f", 1e3 * seconds / steps) : cell("", std::nullopt);
+    };
+    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10.4f %10s\n",
                         result->backend.c_str(), result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
-                        1e3 * result->comm_exposed_s / steps, 1e3 * result->comm_busy_s / steps,
+                        step_ms(result->comm_exposed_s).c_str(), step_ms(result->comm_busy_s).c_str(),
                         cell("%.3f", bus_bandwidth_gbs(*result)).c_str(), cell("%.0f", result->cpu_percent).c_str(),
                         result->loss, cell("%.4f", result->accuracy).c_str());
     table += line.data();

@@ -27,10 +27,12 @@ struct EpochResult {
   std::int64_t steps = 0;  ///< measured
   double seconds = 0;
   std::optional<double> images_per_s;  ///< all ranks together, median of the blocks
+  bool knows_comm = true;              ///< else the next two, and the bandwidth, are not known
   double comm_exposed_s = 0;           ///< training had to wait for communication
   double comm_busy_s = 0;              ///< communication was going on
   double bytes = 0;                    ///< of gradients given to all_reduce by a rank
   std::optional<double> cpu_percent;   ///< of one core, per rank
+  std::optional<double> gpu_percent;   ///< median of the turns, of rank 0
   double loss = 0;                     ///< mean over ranks and the epoch's steps
   std::optional<double> accuracy;      ///< on the test images, 0..1
   std::vector<double> step_loss;       ///< mean over the ranks, of every step

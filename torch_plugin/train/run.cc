@@ -78,6 +78,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     if (!options.json.empty()) {
       nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
       object["turns"] = outcome.turns;
+      if (!outcome.gpu_why_not.empty()) object["machine"]["gpu_utilisation"] = "not measured: " + outcome.gpu_why_not;
       const Status written = write_json(object, options.json);
       if (!written.ok()) return fail(written);
     }

@@ -2,53 +2,101 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <tuple>
 #include <unordered_map>
+
+#include <unistd.h>
 
 namespace shoal::train {
 namespace {
 
 using std::chrono::steady_clock;
 
+// Ranks ask each other with so many bytes whether to stop, beside every step; that is not training.
+constexpr std::size_t kQuestionBytes = 1;
+
 double microseconds(steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
 /// "layers.3.conv.weight" is a parameter of "layers.3.conv".
 std::string module_of(const std::string& parameter) { return parameter.substr(0, parameter.rfind('.')); }
 
-bool is_operation(const TraceEvent& event) { return event.kind == "gradients" || event.kind == "blocking"; }
+/// Rows of a rank in a trace: training, then those of kinds whose events overlap, each kind with as many as it needs.
+struct Row {
+  const char* title;
+  std::vector<std::string> kinds;
+};
+const std::vector<Row>& rows() {
+  static const std::vector<Row> all{{"training", {}},
+                                    {"average", {"gradients", "blocking"}},
+                                    {"node reduce", {"node reduce"}},
+                                    {"wire", {"wire"}},
+                                    {"node gather", {"node gather"}}};
+  return all;
+}
+constexpr std::size_t kThreadsOfRow = 1000;
 
-/// The events of one rank. Operations overlap, and a thread of a trace shows one event at a time: each takes the first thread
-/// that is free.
+/// Index of the row for events of `kind`; what no row names is training.
+std::size_t row_of(const std::string& kind) {
+  const auto found = std::ranges::find_if(rows(), [&](const Row& row) { return std::ranges::count(row.kinds, kind) > 0; });
+  return found == rows().end() ? 0 : static_cast<std::size_t>(found - rows().begin());
+}
+
+/// The events of one rank. A thread of a trace shows one event at a time: each event takes the first of its row that is free.
 nlohmann::json to_json(std::vector<TraceEvent> events, int process, const std::string& name, TraceEvent::Time zero) {
-  std::ranges::sort(events, {}, &TraceEvent::begin);
+  std::ranges::stable_sort(events, {}, &TraceEvent::begin);
   nlohmann::json list = nlohmann::json::array();
   list.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", process}, {"args", {{"name", name}}}});
-  std::vector<TraceEvent::Time> busy_until;
+  std::vector<std::vector<TraceEvent::Time>> busy_until(rows().size());
   for (const TraceEvent& event : events) {
-    std::size_t thread = 0;
-    if (is_operation(event)) {
-      const auto free = std::ranges::find_if(busy_until, [&](TraceEvent::Time until) { return until <= event.begin; });
-      thread = static_cast<std::size_t>(free - busy_until.begin()) + 1;
-      if (free == busy_until.end()) busy_until.emplace_back();
-      busy_until[thread - 1] = event.end;
-    }
-    list.push_back({{"ph", "X"},
-                    {"cat", event.kind},
-                    {"name", event.name.empty() ? event.kind : event.kind + " " + event.name},
-                    {"pid", process},
-                    {"tid", thread},
-                    {"ts", microseconds(event.begin - zero)},
-                    {"dur", microseconds(event.end - event.begin)}});
+    const std::size_t row = row_of(event.kind);
+    std::vector<TraceEvent::Time>& busy = busy_until[row];
+    auto free = std::ranges::find_if(busy, [&](TraceEvent::Time until) { return row == 0 || until <= event.begin; });
+    if (free == busy.end()) free = busy.emplace(busy.end());
+    *free = event.end;
+    nlohmann::json entry{{"ph", "X"},
+                         {"cat", event.kind},
+                         {"name", event.name.empty() ? event.kind : event.kind + " " + event.name},
+                         {"pid", process},
+                         {"tid", row * kThreadsOfRow + static_cast<std::size_t>(free - busy.begin())},
+                         {"ts", microseconds(event.begin - zero)},
+                         {"dur", microseconds(event.end - event.begin)}};
+    if (!event.details.is_null()) entry["args"] = event.details;
+    list.push_back(std::move(entry));
   }
-  for (std::size_t thread = 0; thread <= busy_until.size(); ++thread) {
-    const std::string title = thread == 0 ? "training" : "communication " + std::to_string(thread);
-    list.push_back({{"ph", "M"}, {"name", "thread_name"}, {"pid", process}, {"tid", thread}, {"args", {{"name", title}}}});
+  for (std::size_t row = 0; row < rows().size(); ++row) {
+    for (std::size_t thread = 0; thread < busy_until[row].size(); ++thread) {
+      const std::string title = rows()[row].title + (thread == 0 ? std::string() : " " + std::to_string(thread + 1));
+      list.push_back({{"ph", "M"},
+                      {"name", "thread_name"},
+                      {"pid", process},
+                      {"tid", row * kThreadsOfRow + thread},
+                      {"args", {{"name", title}}}});
+    }
   }
   return list;
 }
 
+std::string size_name(std::size_t bytes) {
+  return bytes < 1024 ? std::to_string(bytes) + " B" : std::to_string(bytes / 1024) + " KiB";
+}
+
+const char* name_of(Stage stage) {
+  switch (stage) {
+    case Stage::node_reduce:
+      return "node reduce";
+    case Stage::node_gather:
+      return "node gather";
+    case Stage::wire:
+      break;
+  }
+  return "wire";
+}
+
 }  // namespace
 
-StepTrace::StepTrace(models::ImageClassifier& model) : model_(model) {
+StepTrace::StepTrace(models::ImageClassifier& model)
+    : model_(model), training_thread_(static_cast<std::int32_t>(::gettid())) {
   std::unordered_map<const ::torch::nn::Module*, std::string> names;
   for (const auto& named : model.named_modules()) names[named.value().get()] = named.key();
   model.observe([this, names](const ::torch::nn::Module& part, bool ready) {
@@ -57,8 +105,9 @@ StepTrace::StepTrace(models::ImageClassifier& model) : model_(model) {
   });
   for (const auto& named : model.named_parameters()) {
     at::Tensor parameter = named.value();
-    const unsigned hook = parameter.register_hook([this, layer = module_of(named.key())](const at::Tensor&) {
+    const unsigned hook = parameter.register_hook([this, layer = module_of(named.key())](const at::Tensor& gradient) {
       current_.name = layer;  // what has just ended was this layer's backward
+      current_.details = {{"gradient_bytes", gradient.nbytes()}};
       next(++gradients_ == hooks_.size() ? "wait" : "backward");
     });
     hooks_.emplace_back(parameter, hook);
@@ -74,13 +123,13 @@ void StepTrace::begin(const std::string& kind) {
   recording_ = true;
   gradients_ = 0;
   begin_ = steady_clock::now();
-  current_ = {.kind = kind, .name = {}, .begin = begin_, .end = {}};
+  current_ = {.kind = kind, .name = {}, .begin = begin_, .end = {}, .details = nullptr};
 }
 
 void StepTrace::next(const std::string& kind, const std::string& name) {
   if (!recording_) return;
   close();
-  current_ = {.kind = kind, .name = name, .begin = current_.end, .end = {}};
+  current_ = {.kind = kind, .name = name, .begin = current_.end, .end = {}, .details = nullptr};
 }
 
 void StepTrace::end() {
@@ -95,9 +144,41 @@ void StepTrace::close() {
 }
 
 void StepTrace::communicated(const char* kind, std::size_t bytes, TraceEvent::Time begin, TraceEvent::Time end) {
-  const std::string name = bytes < 1024 ? std::to_string(bytes) + " B" : std::to_string(bytes / 1024) + " KiB";
   const std::lock_guard lock(mutex_);
-  operations_.push_back({.kind = kind, .name = name, .begin = begin, .end = end});
+  operations_.push_back({.kind = kind, .name = size_name(bytes), .begin = begin, .end = end, .details = nullptr});
+}
+
+void StepTrace::add_stages(const std::vector<StageEvent>& pieces) {
+  struct Sum {
+    TraceEvent event;
+    std::size_t bytes = 0;
+    double busy_us = 0;
+    bool by_trainer = false;  // the training thread, which drives while it waits
+  };
+  std::map<std::tuple<std::uint32_t, std::uint64_t, Stage>, Sum> sums;
+  for (const StageEvent& piece : pieces) {
+    if (piece.message_bytes <= kQuestionBytes) continue;
+    Sum& sum = sums[{piece.communicator, piece.call, piece.stage}];
+    if (sum.bytes == 0) {
+      sum.event = {.kind = name_of(piece.stage),
+                   .name = size_name(piece.message_bytes),
+                   .begin = piece.begin,
+                   .end = piece.end,
+                   .details = {{"communicator", piece.communicator}, {"call", piece.call}}};
+    }
+    sum.event.begin = std::min(sum.event.begin, piece.begin);
+    sum.event.end = std::max(sum.event.end, piece.end);
+    sum.bytes += piece.bytes;
+    sum.busy_us += microseconds(piece.end - piece.begin);
+    sum.by_trainer = sum.by_trainer || piece.thread == training_thread_;
+  }
+  const std::lock_guard lock(mutex_);
+  for (auto& [call, sum] : sums) {
+    sum.event.details["bytes"] = sum.bytes;
+    sum.event.details["busy_us"] = sum.busy_us;
+    sum.event.details["thread"] = sum.by_trainer ? "training, while it waited" : "communication";
+    operations_.push_back(std::move(sum.event));
+  }
 }
 
 std::vector<TraceEvent> StepTrace::events() {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include <shoal/communicator.h>
+#include <shoal/trace.h>
 
 #include "torch_plugin/models/model.h"
 
@@ -19,10 +20,13 @@ namespace shoal::train {
 struct TraceEvent {
   using Time = std::chrono::steady_clock::time_point;
 
-  std::string kind;  ///< "load", "forward", "backward", "wait", "update" on the training thread; "gradients", "blocking"
+  /// "load", "forward", "backward", "wait", "update" on the training thread; "gradients", "blocking": an operation while it is
+  /// under way; "node reduce", "wire", "node gather": from the first to the last tile of a stage of one of shoal's calls.
+  std::string kind;
   std::string name;
   Time begin;
   Time end;
+  nlohmann::json details = nullptr;  ///< an object, or null
 };
 
 /// Records one step of training. Learns of layers from the model's announcements and from hooks on its gradients.
@@ -41,6 +45,8 @@ class StepTrace {
   void next(const std::string& kind, const std::string& name = {});
   /// The step has ended. Communication that began in it is recorded on.
   void end();
+  /// What shoal recorded of the calls of this process (see <shoal/trace.h>).
+  void add_stages(const std::vector<StageEvent>& pieces);
   /// An operation that was under way from `begin` to `end`.
   void communicated(const char* kind, std::size_t bytes, TraceEvent::Time begin, TraceEvent::Time end);
 
@@ -60,10 +66,11 @@ class StepTrace {
   bool recording_ = false;
   std::mutex mutex_;
   std::vector<TraceEvent> operations_;
+  const std::int32_t training_thread_;
 };
 
 /// Brings the ranks' events together on rank 0: Chrome's trace events (Trace Event Format, 2016), which Perfetto reads too; a
-/// process for each rank, called `title` and its number, with threads for training and for operations. `zero` is the moment 0,
+/// process for each rank, called `title` and its number, with threads for training, for operations and for each stage of them. `zero` is the moment 0,
 /// the same on every rank. Empty on other ranks. Collective.
 Result<nlohmann::json> gather_trace(Communicator& control, const std::string& title, int first_process,
                                     const std::vector<TraceEvent>& events, TraceEvent::Time zero);

@@ -15,6 +15,7 @@
 #include "torch_plugin/train/checkpoint.h"
 #include "torch_plugin/train/common_stop.h"
 #include "torch_plugin/train/contestant.h"
+#include "torch_plugin/train/gpu_meter.h"
 #include "torch_plugin/train/progress.h"
 #include "torch_plugin/train/schedule.h"
 
@@ -44,6 +45,7 @@ struct Measured {
   std::int64_t steps = 0;
   double seconds = 0;
   double cpu_s = 0;
+  std::optional<double> gpu_percent = std::nullopt;
   CommTimes comm;
 };
 
@@ -55,6 +57,7 @@ struct Entry {
   std::vector<TraceEvent> trace = {};
   Measured epoch = {};
   std::vector<double> turn_rates = {};  ///< images per second of all ranks, of this epoch's turns
+  std::vector<double> gpu_percents = {};  ///< of this epoch's turns
   std::vector<double> losses = {};      ///< of this epoch's steps, mean over the ranks
 
   [[nodiscard]] std::int64_t step() const { return contestant->step(); }
@@ -80,7 +83,9 @@ class Run {
         options_(options),
         stop_(stop),
         common_stop_(*job.control, stop),
-        progress_(job.rank() == 0) {
+        progress_(job.rank() == 0),
+        gpu_(job.control->local_rank()) {
+    outcome_.gpu_why_not = gpu_.why_not();
     const std::size_t ranks = static_cast<std::size_t>(job.size());
     const std::size_t share = (images.train.size() + ranks - 1) / ranks;
     const auto step_images = static_cast<std::size_t>(options.batch) * static_cast<std::size_t>(options.accumulate);
@@ -101,7 +106,7 @@ class Run {
     start_ = steady_clock::now();
     steps_before_ = steps_made();
     for (int epoch = 1 + static_cast<int>(fewest_steps() / steps_per_epoch_);
-         epoch <= options_.epochs && going() && fewest_steps() < total_steps_; ++epoch) {
+         epoch <= options_.epochs && going() && fewest_steps() < total_steps_ && !over_; ++epoch) {
       run_epoch(epoch);
       if (outcome_.status.ok() && together_) save();
     }
@@ -211,16 +216,26 @@ class Run {
     if (job_.rank() == 0) outcome_.status = write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}}, options_.trace);
   }
 
+  /// Rank 0's clock counts. Between rounds, so that all contestants have made as many steps.
+  bool time_is_over() {
+    if (options_.seconds <= 0) return false;
+    std::uint8_t over = seconds_since(start_) >= options_.seconds ? 1 : 0;
+    outcome_.status = job_.control->broadcast(&over, 1, DataType::uint8, 0);
+    over_ = over != 0 || !outcome_.status.ok();
+    return over_;
+  }
+
   void run_epoch(int epoch) {
     const std::int64_t begin = static_cast<std::int64_t>(epoch - 1) * steps_per_epoch_;
     const std::int64_t end = std::min(begin + steps_per_epoch_, total_steps_);
     for (Entry& entry : entries_) {
       entry.epoch = {};
       entry.turn_rates.clear();
+      entry.gpu_percents.clear();
       entry.losses.clear();
       if (entry.step() < end) entry.contestant->begin_epoch(static_cast<std::uint64_t>(epoch - 1), entry.step() - begin);
     }
-    for (int round = 0; going() && fewest_steps() < end; ++round) {
+    for (int round = 0; going() && fewest_steps() < end && !time_is_over(); ++round) {
       for (std::size_t i = 0; i < entries_.size() && going(); ++i) {
         // Every other round in the other order, so that nobody always comes after the same one.
         Entry& entry = entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
@@ -241,6 +256,7 @@ class Run {
     const bool wants_trace = !options_.trace.empty() && entry.warm && !entry.traced;
     const std::int64_t traced_step = wants_trace ? std::min<std::int64_t>(1, steps - 1) : -1;
     const double cpu_before = cpu_seconds();
+    (void)gpu_.take_percent();
     const auto start = steady_clock::now();
     try {
       for (bool stopping = false; turn.steps < steps && !stopping; ++turn.steps) {
@@ -270,6 +286,7 @@ class Run {
     if (!together_ || !outcome_.status.ok()) return;
     turn.seconds = seconds_since(start);
     turn.cpu_s = cpu_seconds() - cpu_before;
+    turn.gpu_percent = gpu_.take_percent();
     finish_turn(entry, epoch, turn, std::move(losses), std::exchange(entry.warm, true));
   }
 
@@ -290,6 +307,7 @@ class Run {
       entry.epoch.comm.busy_s += figures[steps + 3];
       entry.epoch.comm.bytes += turn.comm.bytes;
       entry.turn_rates.push_back(rate);
+      if (turn.gpu_percent.has_value()) entry.gpu_percents.push_back(*turn.gpu_percent);
     }
     const std::int64_t made = steps_made();
     const auto missing = total_steps_ * static_cast<std::int64_t>(entries_.size()) - made;
@@ -303,6 +321,7 @@ class Run {
                     .images_per_s = rate,
                     .loss = entry.losses.back(),
                     .remaining_s = remaining_s});
+    const bool knows = entry.contestant->knows_comm();
     const nlohmann::json line{{"event", "turn"},
                               {"time_s", seconds_since(start_)},
                               {"backend", entry.contestant->wanted().backend},
@@ -314,8 +333,9 @@ class Run {
                               {"seconds", seconds},
                               {"images_per_s", rate},
                               {"cpu_s", figures[steps + 1]},
-                              {"comm_exposed_s", figures[steps + 2]},
-                              {"comm_busy_s", figures[steps + 3]},
+                              {"gpu_percent", or_null(turn.gpu_percent)},
+                              {"comm_exposed_s", knows ? nlohmann::json(figures[steps + 2]) : nlohmann::json(nullptr)},
+                              {"comm_busy_s", knows ? nlohmann::json(figures[steps + 3]) : nlohmann::json(nullptr)},
                               {"bytes", turn.comm.bytes},
                               {"loss", entry.losses.back()},
                               {"learning_rate", learning_rate(schedule_, entry.step() - 1)},
@@ -352,8 +372,10 @@ class Run {
     result.steps = entry.epoch.steps;
     result.seconds = entry.epoch.seconds;
     result.images_per_s = median(entry.turn_rates);
+    result.knows_comm = entry.contestant->knows_comm();
     result.comm_exposed_s = entry.epoch.comm.exposed_s;
     result.comm_busy_s = entry.epoch.comm.busy_s;
+    result.gpu_percent = median(entry.gpu_percents);
     result.bytes = static_cast<double>(entry.epoch.comm.bytes);
     if (entry.epoch.seconds > 0) result.cpu_percent = 100 * entry.epoch.cpu_s / entry.epoch.seconds;
     for (const double loss : entry.losses) result.loss += loss / static_cast<double>(entry.losses.size());
@@ -390,6 +412,7 @@ class Run {
   const std::atomic<bool>& stop_;
   CommonStop common_stop_;
   Progress progress_;
+  GpuMeter gpu_;
   std::ofstream log_;
   Schedule schedule_;
   std::vector<Entry> entries_;
@@ -397,6 +420,7 @@ class Run {
   std::int64_t total_steps_ = 0;
   std::int64_t steps_before_ = 0;  // of all contestants, in the checkpoint
   steady_clock::time_point start_;
+  bool over_ = false;     // options.seconds have passed
   bool together_ = true;  // all ranks are at the same step
   TrainOutcome outcome_;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 #include <vector>
 
 #include "torch_plugin/data/locate.h"
@@ -16,6 +17,7 @@ namespace shoal::train {
 struct TrainOutcome {
   std::vector<EpochResult> results;                ///< what is known, also where the run ended early
   nlohmann::json turns = nlohmann::json::array();  ///< an object for each turn, as in the log
+  std::string gpu_why_not;                         ///< why the use of GPUs is not measured; empty where it is
   bool interrupted = false;
   Status status;
 };

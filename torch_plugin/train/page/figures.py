@@ -27,14 +27,25 @@ def to_svg(figure, name):
     return text[text.index("<svg"):].replace(INK, "currentColor")
 
 
+KNOWN = ("shoal (next forward)", "gloo (backward)", "mpi (backward)", "nccl (backward)", "shoal (backward)", "gloo (next forward)")
+PER_LINE = 5  # settings that stand side by side
+
+
 def contestant(row):
     return f"{row['backend']} ({row['overlap'].replace('_', ' ')})"
 
 
+def _look(name):
+    """The same contestant looks the same in every picture."""
+    number = KNOWN.index(name) if name in KNOWN else len(KNOWN) - 1
+    return COLOURS[number], HATCHES[number]
+
+
 def setting(row):
     """What is compared side by side: everything but who carries the gradients."""
-    where = f"{row['ranks']} ranks, {row['nodes']} hosts" if row["ranks"] > 1 else "1 rank"
-    rate = f"\n{row['rate']}" if row.get("rate") and row["nodes"] > 1 else ""
+    hosts = f"{row['nodes']} hosts" if row["nodes"] > 1 else "1 host"
+    where = f"{row['ranks']} ranks, {hosts}" if row["ranks"] > 1 else "1 rank"
+    rate = f", {row['rate']}" if row.get("rate") and row["nodes"] > 1 else ""
     return f"{row['model']}\n{row['dataset']}, batch {row['batch_per_rank']}\n{where}{rate}"
 
 
@@ -42,31 +53,36 @@ def _last_epochs(rows):
     return list({(setting(row), contestant(row)): row for row in rows}.values())
 
 
-def _bars(rows, value, label, title, form="%.3g", bottom=None, bottom_label=None):
-    """Groups of bars: a group a setting, a bar a contestant; `bottom` is a second part under each."""
+def _bars(rows, value, label, title, form="%.3g", bottom=None):
+    """Groups of bars: a group a setting, a bar a contestant, a line of panels for every PER_LINE settings. With `bottom` a bar has two parts: what
+    training waited for, solid, and `value` above it, hatched."""
     rows = [row for row in _last_epochs(rows) if value(row) is not None]
     if not rows:
         return None
     settings, names = list(dict.fromkeys(map(setting, rows))), list(dict.fromkeys(map(contestant, rows)))
-    figure, axes = pyplot.subplots(figsize=(max(5.5, 2.4 + 1.3 * len(settings)), 4), layout="constrained")
+    lines = [settings[at:at + PER_LINE] for at in range(0, len(settings), PER_LINE)]
+    columns = max(map(len, lines))
+    figure, panels = pyplot.subplots(len(lines), 1, figsize=(max(5.5, 3.0 + 1.6 * columns), 0.6 + 3.3 * len(lines)), layout="constrained",
+                                     squeeze=False)
     width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        mine = [row for row in rows if contestant(row) == name]
-        places = [settings.index(setting(row)) + (number - (len(names) - 1) / 2) * width for row in mine]
-        lower = [bottom(row) for row in mine] if bottom else [0] * len(mine)
-        colour = COLOURS[number % len(COLOURS)]
-        if bottom:
-            axes.bar(places, lower, width * 0.92, color=colour, label=f"{name}: {bottom_label}")
-        label_of_top = "all: hidden" if number == 0 else None
-        bars = axes.bar(places, [value(row) for row in mine], width * 0.92, bottom=lower, edgecolor=INK, linewidth=0.3,
-                        color="none" if bottom else colour, hatch="///" if bottom else HATCHES[number % len(HATCHES)],
-                        label=label_of_top if bottom else name)
-        if not bottom:
-            axes.bar_label(bars, fmt=form, fontsize=8)
-    axes.set_xticks(range(len(settings)), settings, fontsize=8)
-    axes.set_ylabel(label)
-    axes.set_title(title)
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    for axes, shown in zip(panels.flat, lines):
+        for number, name in enumerate(names):
+            mine = [row for row in rows if contestant(row) == name and setting(row) in shown]
+            places = [shown.index(setting(row)) + (number - (len(names) - 1) / 2) * width for row in mine]
+            lower = [bottom(row) for row in mine] if bottom else [0] * len(mine)
+            colour, hatch = _look(name)
+            if bottom:
+                axes.bar(places, lower, width * 0.92, color=colour, edgecolor=INK, linewidth=0.4, label=f"{name}: waited for")
+            bars = axes.bar(places, [value(row) for row in mine], width * 0.92, bottom=lower, edgecolor=INK, linewidth=0.4,
+                            color="none" if bottom else colour, hatch="///" if bottom else hatch,
+                            label=("all: hidden" if number == 0 else None) if bottom else name)
+            axes.bar_label(bars, [form % (low + value(row)) for low, row in zip(lower, mine)], fontsize=7)
+        axes.set_xticks(range(len(shown)), shown, fontsize=8)
+        axes.set_xlim(-0.6, columns - 0.4)
+        axes.margins(y=0.12)
+        axes.set_ylabel(label, fontsize=9)
+    panels[0][0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
@@ -74,9 +90,20 @@ def throughput(rows):
     return _bars(rows, lambda row: row["images_per_s"], "images per second, all ranks", "Throughput")
 
 
-def epoch_time(rows):
+def step_time(rows):
     """Of the measured steps."""
     return _bars(rows, lambda row: 1e3 * row["seconds"] / row["steps"] if row["steps"] else None, "milliseconds per step", "Time of a step")
+
+
+def epoch_time(rows):
+    """From that of a step; only where whole epochs were trained."""
+    epochs = {}
+    for row in rows:
+        if row["epoch"] > 1:
+            epochs.setdefault((setting(row), contestant(row)), []).append(row)
+    # The last one may be a part of one.
+    whole = [max(some, key=lambda row: row["steps"]) for some in epochs.values()]
+    return _bars(whole, lambda row: row["seconds"], "seconds per epoch", "Time of an epoch")
 
 
 def communication(rows):
@@ -84,10 +111,11 @@ def communication(rows):
         return 1e3 * row["comm_exposed_s"] / row["steps"]
 
     def hidden(row):
-        return max(0.0, 1e3 * row["comm_busy_s"] / row["steps"] - exposed(row)) if row["steps"] and row["ranks"] > 1 else None
+        if not row["steps"] or row["ranks"] == 1 or row["comm_busy_s"] is None:
+            return None
+        return max(0.0, 1e3 * row["comm_busy_s"] / row["steps"] - exposed(row))
 
-    return _bars(rows, hidden, "milliseconds per step", "Communication: what training waited for, and what went on beside it", bottom=exposed,
-                 bottom_label="exposed")
+    return _bars(rows, hidden, "milliseconds per step", "Communication: what training waited for, and what went on beside it", bottom=exposed)
 
 
 def bandwidth(rows):
@@ -102,7 +130,54 @@ def speedup(rows):
         base = alone.get((row["model"], row["dataset"], row["batch_per_rank"]))
         return row["images_per_s"] / base if base and row["ranks"] > 1 and row["images_per_s"] else None
 
-    return _bars(rows, over_one, "times the images/s of one rank", "Speed-up")
+    return _bars(rows, over_one, "times the images/s of one rank", "Speed-up over one rank with one thread")
+
+
+def ratios(rows):
+    """shoal's images/s over that of the better other backend, setting by setting."""
+    found = {}
+    for row in _last_epochs(rows):
+        if row["images_per_s"] and row["ranks"] > 1:
+            found.setdefault(setting(row), {})[row["backend"]] = row["images_per_s"]
+    values = {where: rates["shoal"] / max(rate for name, rate in rates.items() if name != "shoal") for where, rates in found.items()
+              if "shoal" in rates and len(rates) > 1}
+    if len(values) < 2:
+        return None
+    figure, axes = pyplot.subplots(figsize=(8.5, 1.2 + 0.25 * len(values)), layout="constrained")
+    labels = [where.replace("\n", ", ") for where in values]
+    axes.barh(range(len(values)), [value - 1 for value in values.values()], left=1, height=0.7, edgecolor=INK, linewidth=0.4,
+              color=[COLOURS[0] if value >= 1 else COLOURS[5] for value in values.values()])
+    for place, value in enumerate(values.values()):
+        axes.annotate(f"{value:.2f}", (max(value, 1), place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.axvline(1, color=INK, linewidth=0.8)
+    axes.set_yticks(range(len(values)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12, y=0.01)
+    axes.set_xlabel("images/s of shoal over those of the better other backend; left of 1, orange: shoal is slower")
+    axes.set_title("Side by side")
+    return figure
+
+
+def predictions(rows):
+    """Efficiency on many nodes: a panel a platform, a line a network."""
+    if not rows:
+        return None
+    platforms = list(dict.fromkeys(row["platform"] for row in rows))
+    figure, panels = pyplot.subplots(1, len(platforms), figsize=(1.5 + 4.2 * len(platforms), 3.8), layout="constrained", squeeze=False, sharey=True)
+    for axes, platform in zip(panels.flat, platforms):
+        for number, network in enumerate(dict.fromkeys(row["network"] for row in rows)):
+            mine = [row for row in rows if (row["platform"], row["network"]) == (platform, network)]
+            axes.plot([row["nodes"] for row in mine], [100 * row["efficiency"] for row in mine], marker="osD^v<>"[number % 7],
+                      color=COLOURS[number % len(COLOURS)], linestyle=("-", "--", ":", "-.")[number % 4], label=network)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([row["nodes"] for row in mine], [str(row["nodes"]) for row in mine])
+        axes.set_ylim(0, 105)
+        axes.set_title(platform, fontsize=10)
+        axes.set_xlabel("nodes")
+    panels[0][0].set_ylabel("% of the speed of as many ranks alone")
+    panels[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle("Predicted, not measured: efficiency on many nodes")
+    return figure
 
 
 def accuracy(rows):
@@ -113,8 +188,9 @@ def accuracy(rows):
         points.append((points[-1][0] + row["seconds"], row["accuracy"]))
     known = {}
     for where, lines in panels.items():
-        kept = {name: [point for point in points if point[1] is not None] for name, points in lines.items()}
-        if any(kept.values()):
+        kept = {name: [(seconds, 100 * value) for seconds, value in points if value is not None] for name, points in lines.items()}
+        kept = {name: points for name, points in kept.items() if points}
+        if kept:
             known[where] = kept
     if not known:
         return None
@@ -126,58 +202,80 @@ def accuracy(rows):
         axes.set_visible(False)
     for axes, (where, lines) in zip(panels_axes.flat, known.items()):
         for number, (name, points) in enumerate(lines.items()):
-            axes.plot(*zip(*points), marker="osD^v<>"[number % 7], color=COLOURS[number % len(COLOURS)], linestyle=("-", "--", ":", "-.")[number % 4],
-                      label=name)
+            axes.plot(*zip(*points), marker="osD^v<>"[number % 7], color=_look(name)[0], linestyle=("-", "--", ":", "-.")[number % 4], label=name)
         axes.set_title(where, fontsize=8)
         axes.set_xlabel("seconds of training")
         axes.legend(fontsize=7)
-    panels_axes[0][0].set_ylabel("accuracy on the test images")
+    panels_axes[0][0].set_ylabel("% of the test images right")
     figure.suptitle("Accuracy against time")
     return figure
 
 
-def utilisation(turns):
-    """CPU use of the ranks over time, from what their processes took in every turn."""
+def utilisation(turns, title):
+    """Use of CPU, and of GPUs where they are, by the ranks over time: what their processes took in every turn."""
     turns = [turn for turn in turns if turn.get("seconds")]
     if not turns:
         return None
-    figure, axes = pyplot.subplots(figsize=(7, 3), layout="constrained")
-    for number, name in enumerate(dict.fromkeys(map(contestant, turns))):
-        mine = [turn for turn in turns if contestant(turn) == name]
-        for index, turn in enumerate(mine):
-            axes.fill_between([turn["time_s"] - turn["seconds"], turn["time_s"]], 100 * turn["cpu_s"] / turn["seconds"],
-                              color=COLOURS[number % len(COLOURS)], hatch=HATCHES[number % len(HATCHES)], edgecolor=INK, linewidth=0.3,
-                              label=name if index == 0 else None)
-    axes.set_xlabel("seconds since the start")
-    axes.set_ylabel("% of one core, per rank")
-    axes.set_title("CPU use while the backends take turns")
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    kinds = [("CPU: % of one core, per rank", lambda turn: 100 * turn["cpu_s"] / turn["seconds"])]
+    if any(turn.get("gpu_percent") is not None for turn in turns):
+        kinds.append(("GPU: % of time", lambda turn: turn.get("gpu_percent") or 0))
+    figure, panels = pyplot.subplots(len(kinds), 1, figsize=(8, 0.6 + 2.4 * len(kinds)), layout="constrained", squeeze=False, sharex=True)
+    for axes, (label, value) in zip(panels.flat, kinds):
+        for name in dict.fromkeys(map(contestant, turns)):
+            colour, hatch = _look(name)
+            for index, turn in enumerate(turn for turn in turns if contestant(turn) == name):
+                axes.fill_between([turn["time_s"] - turn["seconds"], turn["time_s"]], value(turn), color=colour, hatch=hatch, edgecolor=INK,
+                                  linewidth=0.4, label=name if index == 0 else None)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(label, fontsize=9)
+    panels[-1][0].set_xlabel("seconds since the start")
+    panels[0][0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(f"Use of the processor while the backends take turns: {title}", fontsize=11)
     return figure
 
 
 KINDS = {"load": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "wait": "#D55E00", "update": "#F0E442", "gradients": "#009E73",
-         "blocking": "#CC79A7"}
+         "blocking": "#CC79A7", "node reduce": "#E69F00", "wire": "#882255", "node gather": "#AA9900"}
+WORDS = {"gradients": "average of gradients", "blocking": "buffers", "wait": "wait for communication"}
+ROW_KINDS = (("training", ("load", "forward", "backward", "wait", "update")), ("averages", ("gradients", "blocking")),
+             ("node reduce", ("node reduce",)), ("wire", ("wire",)), ("node gather", ("node gather",)))
 
 
-def timeline(events):
-    """One step on every rank: training above, communication below."""
+def _levels(spans):
+    """([(begin, duration, level)], how many levels): what overlaps is drawn one below the other."""
+    placed, ends = [], []
+    for begin, duration in sorted(spans):
+        level = next((number for number, end in enumerate(ends) if end <= begin), len(ends))
+        ends[level:level + 1] = [begin + duration]
+        placed.append((begin, duration, level))
+    return placed, max(1, len(ends))
+
+
+def timeline(events, title):
+    """One step on every rank: training above, then averages while they are under way, and where they are recorded their stages."""
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     events = [event for event in events if event["ph"] == "X"]
     if not events:
         return None
-    lanes = sorted({(event["pid"], event["tid"]) for event in events})
-    training = [event for event in events if event["tid"] == 0]
-    start = {pid: min(event["ts"] for event in training if event["pid"] == pid) for pid in {event["pid"] for event in training}}
-    figure, axes = pyplot.subplots(figsize=(10, 0.8 + 0.34 * len(lanes)), layout="constrained")
-    for row, (pid, tid) in enumerate(lanes):
-        for kind, colour in KINDS.items():
-            mine = [event for event in events if (event["pid"], event["tid"]) == (pid, tid) and event["cat"] == kind]
-            spans = [((event["ts"] - start[pid]) / 1e3, event["dur"] / 1e3) for event in mine]
-            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, edgecolor=INK, linewidth=0.15)
-    axes.set_yticks(range(len(lanes)), [names.get(pid, str(pid)) if tid == 0 else "communication" for pid, tid in lanes], fontsize=8)
-    axes.invert_yaxis()
+    start = {}
+    for event in events:
+        if event["tid"] == 0:
+            start[event["pid"]] = min(event["ts"], start.get(event["pid"], event["ts"]))
+    lanes = [(pid, row, kinds) for pid in sorted(start) for row, kinds in ROW_KINDS
+             if any(event["pid"] == pid and event["cat"] in kinds for event in events)]
+    figure, axes = pyplot.subplots(figsize=(11, 1.0 + 0.24 * len(lanes)), layout="constrained")
+    for place, (pid, _, kinds) in enumerate(lanes):
+        for kind in kinds:
+            spans, depth = _levels(((event["ts"] - start[pid]) / 1e3, event["dur"] / 1e3) for event in events
+                                   if event["pid"] == pid and event["cat"] == kind)
+            for begin, duration, level in spans:
+                axes.broken_barh([(begin, duration)], (place - 0.42 + 0.84 * level / depth, 0.84 / depth), facecolors=KINDS[kind], edgecolor=INK,
+                                 linewidth=0.15)
+    axes.set_yticks(range(len(lanes)), [f"{names.get(pid, pid)}: {row}" if row == "training" else row for pid, row, _ in lanes], fontsize=7)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel("milliseconds since the step began on this rank")
-    axes.set_title("One step: communication beside backward and the next forward")
-    axes.legend(handles=[matplotlib.patches.Patch(color=colour, label=kind) for kind, colour in KINDS.items()
-                         if any(event["cat"] == kind for event in events)], fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_title(f"One step, {title}: averages beside backward and the next forward", fontsize=11)
+    axes.legend(handles=[matplotlib.patches.Patch(facecolor=colour, edgecolor=INK, linewidth=0.3, label=WORDS.get(kind, kind))
+                         for kind, colour in KINDS.items() if any(event["cat"] == kind for event in events)], fontsize=8, loc="upper left",
+                bbox_to_anchor=(1, 1))
     return figure

@@ -1,6 +1,7 @@
 """Writes the report of trainings as one page that needs nothing else, and its pictures: page.py [--out FOLDER] [--trace FILE] RESULTS.json...
 
-The results are those that shoal_train --json wrote, the trace what --trace did. `shoal_train report` runs this.
+The results are those that shoal_train --json wrote, the trace what --trace did. `shoal_train report` runs this. bench/study adds tables and
+predictions; its results say which part of the study they are of, and each part has pictures of its own.
 """
 import argparse
 import html
@@ -20,9 +21,11 @@ body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, san
 figure { margin: 2rem 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
 td, th { border-bottom: 1px solid var(--line); padding: 0.3rem 0.7rem; text-align: left; }
+td.missed { font-weight: bold; } td.missed::before { content: "\\25bc\\a0"; } .note { max-width: 60rem; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 @media print { body { max-width: none; margin: 0; } }
 """
+MOST_UTILISATIONS = 3  # pictures
 COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network", "model", None), ("images", "dataset", None),
            ("ranks", "ranks", "{}"), ("hosts", "nodes", "{}"), ("link", "rate", None), ("batch per rank", "batch_per_rank", "{}"),
            ("epoch", "epoch", "{}"), ("steps measured", "steps", "{}"), ("seconds", "seconds", "{:.2f}"), ("images/s", "images_per_s", "{:.1f}"),
@@ -67,15 +70,48 @@ def machine(document):
     return f"<p>{'; '.join(known)}<br><code>{html.escape(document.get('command', ''))}</code></p>"
 
 
-def draw(documents, traces):
-    rows = [row for document in documents for row in document["results"]]
-    drawn = {"throughput": figures.throughput(rows), "step-time": figures.epoch_time(rows), "speedup": figures.speedup(rows),
-             "communication": figures.communication(rows), "bandwidth": figures.bandwidth(rows), "accuracy": figures.accuracy(rows)}
-    for number, document in enumerate(documents):
-        drawn[f"cpu-{number + 1}"] = figures.utilisation(document.get("turns", []))
+def given_table(each):
+    """A table of --tables. A cell that starts with "!" misses its target."""
+    def cell_of(text):
+        return f'<td class="missed">{html.escape(text[1:])}</td>' if text.startswith("!") else f"<td>{html.escape(text)}</td>"
+
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in each["head"])
+    body = "\n".join("<tr>" + "".join(map(cell_of, row)) + "</tr>" for row in each["rows"])
+    note = f'<p class="note">{html.escape(each["note"])}</p>' if each["note"] else ""
+    return (f'<h2>{html.escape(each["title"])}</h2>\n{note}<div class="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n'
+            "</tbody></table></div>")
+
+
+def parts_of(documents):
+    """{part of a study: its documents}; one part without a name for what is of none."""
+    parts = {}
+    for document in documents:
+        parts.setdefault(document.get("study", {}).get("part", ""), []).append(document)
+    return parts
+
+
+def title_of(document):
+    return figures.setting(document["results"][0]).replace("\n", ", ") if document["results"] else ""
+
+
+def draw(documents, traces, predicted):
+    """[(heading or None, {name: figure})]."""
+    every = [row for document in documents for row in document["results"]]
+    sections = [(None, {"ratios": figures.ratios(every)})]
+    for part, mine in parts_of(documents).items():
+        rows = [row for document in mine for row in document["results"]]
+        drawn = {"throughput": figures.throughput(rows), "communication": figures.communication(rows), "bandwidth": figures.bandwidth(rows),
+                 "epoch-time": figures.epoch_time(rows), "accuracy": figures.accuracy(rows)}
+        if not part:
+            drawn["step-time"] = figures.step_time(rows)
+        sections.append((part or None, {f"{part}-{name}" if part else name: figure for name, figure in drawn.items()}))
+    whole = {"speedup": figures.speedup(every), "predictions": figures.predictions(predicted)}
     for number, events in enumerate(traces):
-        drawn[f"timeline-{number + 1}"] = figures.timeline(events)
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        whole[f"timeline-{number + 1}"] = figures.timeline(events["traceEvents"], events["title"])
+    for number, document in enumerate(documents[:MOST_UTILISATIONS]):
+        whole[f"utilisation-{number + 1}"] = figures.utilisation(document.get("turns", []), title_of(document))
+    sections.append(("All together" if len(sections) > 2 else None, whole))
+    return [(heading, {name: figure for name, figure in drawn.items() if figure is not None}) for heading, drawn in sections]
 
 
 def main():
@@ -83,27 +119,38 @@ def main():
     parser.add_argument("results", nargs="+", help="files that shoal_train --json wrote")
     parser.add_argument("--out", default="training-report", help="folder for the page and the pictures (default: %(default)s)")
     parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
+    parser.add_argument("--tables", help="tables of bench/study")
+    parser.add_argument("--predictions", help="predictions of bench/study")
     arguments = parser.parse_args()
     documents = [read_results(path) for path in arguments.results]
-    traces = [read(path, "a trace of shoal_train --trace").get("traceEvents", []) for path in arguments.trace]
+    traces = []
+    for path in arguments.trace:
+        trace = read(path, "a trace of shoal_train --trace")
+        traces.append({"traceEvents": trace.get("traceEvents", []), "title": trace.get("title", os.path.basename(path).split(".")[0])})
+    tables = read(arguments.tables, "tables of bench/study") if arguments.tables else []
+    predicted = read(arguments.predictions, "predictions of bench/study")["results"] if arguments.predictions else []
     try:
         os.makedirs(arguments.out, exist_ok=True)
     except OSError as error:
         sys.exit(f"{arguments.out}: cannot be made: {error.strerror}")
-    pictures = []
-    for name, figure in draw(documents, traces).items():
-        svg = figures.to_svg(figure, name)
-        with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
-            file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
-        pictures.append(f'<figure id="{name}">{svg}</figure>')
+    content = ["\n".join(map(given_table, tables))]
+    for heading, drawn in draw(documents, traces, predicted):
+        if heading and drawn:
+            content.append(f"<h2>{html.escape(heading)}</h2>")
+        for name, figure in drawn.items():
+            svg = figures.to_svg(figure, name)
+            with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
+                file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
+            content.append(f'<figure id="{name}">{svg}</figure>')
     rows = [row for document in documents for row in document["results"]]
     page = os.path.join(arguments.out, "index.html")
     with open(page, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
                    f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>Training, side by side</h1>\n"
-                   "<p>Backends took turns in the same processes, from the same start, on the same images. Figures are means over the ranks; "
-                   "images/s is the median of the turns.</p>\n" + "\n".join(pictures) + "\n<h2>All rows</h2>\n" + table(rows) +
-                   "\n<h2>Machine and commands</h2>\n" + "\n".join(map(machine, documents)) + "\n</body></html>\n")
+                   '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are means over '
+                   "the ranks; images/s is the median of the turns. &#9660; marks what misses its target.</p>\n" + "\n".join(content) +
+                   "\n<h2>All rows</h2>\n" + table(rows) + "\n<h2>Machine and commands</h2>\n" + "\n".join(map(machine, documents)) +
+                   "\n</body></html>\n")
     print(f"Report: {page}")
 
 

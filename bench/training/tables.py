@@ -1,0 +1,215 @@
+"""Tables and verdicts of a study, for the report and as Markdown. A cell that starts with "!" is a figure that misses its target."""
+import statistics
+
+from comparison.results import geometric_mean
+from training import rates, rows
+
+NAMES = {"shoal": "shoal", "gloo": "Gloo", "mpi": "Open MPI"}
+NEARLY = 0.995  # of a bound: 0.997 x reads "1.00 x"
+
+
+def table(title, note, head, lines):
+    return {"title": title, "note": note, "head": head, "rows": lines}
+
+
+def last(document):
+    """{backend: its last row}."""
+    return {row["backend"]: row for row in document["results"]}
+
+
+def per_step_ms(row, key):
+    return 1e3 * row[key] / row["steps"] if row["steps"] else None
+
+
+def better(backends):
+    """The faster one of those that are not shoal."""
+    others = [row for name, row in backends.items() if name != "shoal" and row["images_per_s"]]
+    return max(others, key=lambda row: row["images_per_s"]) if others else None
+
+
+def ratio(document):
+    """shoal's images/s over the better other's; None where one is missing."""
+    backends = last(document)
+    other = better(backends)
+    mine = backends.get("shoal")
+    return mine["images_per_s"] / other["images_per_s"] if other and mine and mine["images_per_s"] else None
+
+
+def marked(text, met):
+    return text if met else "!" + text
+
+
+def number(value, form="{:.1f}"):
+    return "" if value is None else form.format(value)
+
+
+def verdict(words, value, bound, form="{:.2f}", at_most=False):
+    """A line about one target."""
+    if value is None:
+        return ["", words, "!not measured"]
+    met = value <= bound / NEARLY if at_most else value >= bound * NEARLY
+    return ["met" if met else "!not met", words, marked(form.format(value), met)]
+
+
+def speeds(title, note, chosen, documents):
+    """A line for each row: images/s of all backends, and how shoal compares with the better other one."""
+    lines = []
+    for row in chosen:
+        document = documents[row.name]
+        backends = last(document)
+        other, value = better(backends), ratio(document)
+        if value is None:
+            continue
+        share = other["comm_exposed_s"] / other["seconds"] if other["seconds"] else 0
+        where = f"{row.hosts} hosts" if row.hosts > 1 else f"1 host, {row.ranks} ranks"
+        lines.append([row.model, where, backends["shoal"]["rate"] or "", str(row.batch)] +
+                     [number(backends.get(name, {}).get("images_per_s")) for name in rows.BACKENDS] +
+                     [marked(f"{value:.2f} x", value >= NEARLY), f"{100 * share:.0f} %"] +
+                     [number(per_step_ms(backends[name], "comm_exposed_s")) if name in backends else "" for name in rows.BACKENDS])
+    head = (["network", "cluster", "link", "batch per rank"] + [f"images/s: {NAMES[name]}" for name in rows.BACKENDS] +
+            ["shoal / better", "better exposes"] + [f"exposed ms: {NAMES[name]}" for name in rows.BACKENDS])
+    return table(title, note, head, lines)
+
+
+def ratios(documents, part, models=None):
+    chosen = [(row, ratio(documents[row.name])) for row in rows.rows_of([part], None)
+              if row.name in documents and (models is None or row.model in models)]
+    return [value for _, value in chosen if value is not None]
+
+
+def wire_s(row):
+    """The least time that the gradients of a step need on a host's link, at its goodput; `row` is a result."""
+    if not row.get("rate") or not row["rate"].endswith("bit") or row["nodes"] < 2:
+        return None
+    number_, unit = row["rate"][:-4], row["rate"][-4]
+    bits = float(number_) * {"k": 1e3, "m": 1e6, "g": 1e9}[unit] * rates.GOODPUT
+    return 8 * row["bytes"] / row["steps"] * 2 * (row["nodes"] - 1) / row["nodes"] / bits
+
+
+def vgg_bounds(documents):
+    """[(row, exposed, bound, wire, backward)], seconds of a step, of VGG16 where links are shaped."""
+    found = []
+    for row in rows.rows_of(["rates-2x1", "rates-4x1", "1gbit-batch8", "1gbit-batch32"], None):
+        document = documents.get(row.name)
+        if row.model != "vgg16" or document is None:
+            continue
+        mine = last(document).get("shoal")
+        profile = document["study"].get("profiles", {}).get("shoal")
+        wire = wire_s(mine) if mine else None
+        if wire is None or profile is None:
+            continue
+        found.append((row, mine["comm_exposed_s"] / mine["steps"], max(0.0, wire - profile["backward_s"]), wire, profile["backward_s"]))
+    return found
+
+
+def vgg_table(documents):
+    lines = []
+    for row, exposed, bound, wire, backward in vgg_bounds(documents):
+        met = exposed <= 1.1 * bound or bound == 0
+        over = number(exposed / bound, "{:.2f}") if bound else "nothing has to be exposed"
+        lines.append([f"{row.hosts} hosts", last(documents[row.name])["shoal"]["rate"], str(row.batch), number(1e3 * wire), number(1e3 * backward),
+                      number(1e3 * bound), marked(number(1e3 * exposed), met), over])
+    return table("VGG16: exposed communication against its bound",
+                 "The bound is the wire's time at the link's goodput (95.5 % of its rate, as shoal_perf measures it) less the time of backward; the "
+                 "target is at most 1.1 times that. Milliseconds of a step, of shoal.",
+                 ["cluster", "link", "batch per rank", "wire", "backward", "bound", "exposed", "exposed / bound"], lines)
+
+
+def accuracies(documents):
+    """{(dataset, network): {ranks: [accuracy in percent of each seed]}}."""
+    found = {}
+    for row in rows.rows_of(["accuracy"], None):
+        if row.name in documents and (value := documents[row.name]["results"][-1].get("accuracy")) is not None:
+            found.setdefault((row.dataset, row.model), {}).setdefault(row.ranks, []).append(100 * value)
+    return {key: value for key, value in found.items() if len(value) == 2 and len({len(seeds) for seeds in value.values()}) == 1}
+
+
+def accuracy_table(documents):
+    lines = []
+    for (dataset, model), runs in accuracies(documents).items():
+        difference = statistics.mean(runs[2]) - statistics.mean(runs[1])
+        epochs = max(row["epoch"] for row in documents[f"accuracy-{dataset}-seed1-2x1"]["results"])
+        lines.append([dataset, model, str(epochs)] + [", ".join(f"{value:.2f}" for value in runs[ranks]) for ranks in (1, 2)] +
+                     [marked(f"{difference:+.2f}", abs(difference) <= 0.5)])
+    return table("Accuracy after the last epoch, three seeds",
+                 "Percent of the test images. One process with batch 64, and two ranks over shoal with 32 each. Batch normalisation sees each rank's "
+                 "images, so the two are not the same training. The target: means within 0.5 points.",
+                 ["images", "network", "epochs", "one rank", "two ranks", "difference of the means"], lines)
+
+
+def setting_table(documents):
+    lines = []
+    for row in rows.rows_of(["setting"], None):
+        if row.name not in documents:
+            continue
+        for backend, result in last(documents[row.name]).items():
+            steps = sum(each["steps"] for each in documents[row.name]["results"] if each["backend"] == backend)
+            lines.append([row.dataset, row.model, NAMES[backend], str(result["epoch"]), str(steps), number(result["images_per_s"]),
+                          number(result["loss"], "{:.3f}"), number(result["accuracy"] and 100 * result["accuracy"], "{:.2f}")])
+    return table("The setting of the study: Adadelta 0.1, batch 128 over two ranks on two hosts, 1 Gbit/s",
+                 "As many epochs of 20 as there was time for; the last may be a part of one.",
+                 ["images", "network", "backend", "epoch", "steps measured", "images/s", "loss", "accuracy, %"], lines)
+
+
+def targets(documents):
+    """One line for each target of the comparison."""
+    lines = []
+    for part, words in (("rates-2x1", "2 hosts"), ("rates-4x1", "4 hosts")):
+        values = ratios(documents, part)
+        complete = len(values) == len(rows.NETWORKS)
+        lines.append(verdict(f"{words}, about half exposed: geometric mean of shoal / better", geometric_mean(values) if complete else None, 1.4))
+        lines.append(verdict(f"{words}, about half exposed: the least of them", min(values) if complete else None, 1.0))
+    for part, words in (("1gbit-batch8", "batch 8"), ("1gbit-batch32", "batch 32")):
+        values = ratios(documents, part)
+        lines.append(verdict(f"1 Gbit/s, {words}: the least shoal / better", min(values) if values else None, 1.0))
+        values = ratios(documents, part, ("vgg16", "resnet18"))
+        lines.append(verdict(f"1 Gbit/s, {words}: VGG16 and ResNet18, the least", min(values) if values else None, 1.3))
+    bounds = [exposed / bound for _, exposed, bound, _, _ in vgg_bounds(documents) if bound > 0]
+    lines.append(verdict("VGG16: exposed over its bound, the most", max(bounds) if bounds else None, 1.1, at_most=True))
+    values = ratios(documents, "one-host")
+    lines.append(verdict("one host, bound by compute: the least shoal / Gloo", min(values) if values else None, 0.98))
+    differences = [abs(statistics.mean(runs[2]) - statistics.mean(runs[1])) for runs in accuracies(documents).values()]
+    lines.append(verdict("accuracy: the largest difference of means, in points", max(differences) if differences else None, 0.5, at_most=True))
+    return table("Targets", "", ["", "target", "measured"], lines)
+
+
+def scaling_table(predictions):
+    nodes = [count for count in sorted({row["nodes"] for row in predictions}) if count in (2, 8, 32, 128, 512)]
+    lines = []
+    for platform in dict.fromkeys(row["platform"] for row in predictions):
+        for network in dict.fromkeys(row["network"] for row in predictions):
+            mine = {row["nodes"]: row for row in predictions if (row["platform"], row["network"]) == (platform, network)}
+            some = next(iter(mine.values()))
+            lines.append([platform, network, str(some["batch_per_rank"]), number(1e3 * some["alone_s"])] +
+                         [f"{1e3 * mine[count]['step_s']:.1f}, {100 * mine[count]['efficiency']:.0f} %" for count in nodes])
+    words = "; ".join(dict.fromkeys(row["words"] for row in predictions))
+    return table("Predicted, not measured: step time on many nodes",
+                 f"Milliseconds of a step, and efficiency over one rank alone. From compute times that were measured on one core of this machine and "
+                 f"all_reduce times that SimGrid simulates (shoal simulate). {words}.",
+                 ["platform", "network", "batch per rank", "alone"] + [f"{count} nodes" for count in nodes], lines)
+
+
+def tables_of(documents, predictions):
+    """All tables for which there is something."""
+    made = [targets(documents)]
+    searched = "The rate was searched for with few steps; what the better one exposes here is of the run itself."
+    for part, note in (("rates-2x1", searched), ("rates-4x1", searched), ("1gbit-batch8", ""), ("1gbit-batch32", ""), ("one-host", "")):
+        made.append(speeds(rows.PARTS[part], note, [row for row in rows.rows_of([part], None) if row.name in documents], documents))
+    made += [vgg_table(documents), accuracy_table(documents), setting_table(documents)]
+    if predictions:
+        made.append(scaling_table(predictions))
+    return [each for each in made if each["rows"]]
+
+
+def to_markdown(tables):
+    def cell(text):
+        return f"**{text[1:]}**" if text.startswith("!") else text
+
+    parts = ["# Training beside Gloo and Open MPI"]
+    for each in tables:
+        parts.append(f"## {each['title']}")
+        if each["note"]:
+            parts.append(each["note"])
+        lines = [each["head"], ["---"] * len(each["head"]), *[[cell(text) for text in row] for row in each["rows"]]]
+        parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,134 @@
+"""bench/study's arithmetic: the search for a rate, profiles, predictions, verdicts; and that all rows can be told apart."""
+import os
+import sys
+import unittest
+
+import cases
+
+sys.path.insert(0, os.path.join(cases.REPOSITORY, "bench"))
+from training import profile, rates, rows, scaling, tables
+
+
+def result(backend, speed, exposed_s=1.0, model="vgg16", **more):
+    return {"backend": backend, "overlap": "backward", "model": model, "images_per_s": speed, "seconds": 10.0, "steps": 10,
+            "comm_exposed_s": exposed_s, "rate": "1gbit", "nodes": 2, "ranks": 2, "bytes": 10 * 59e6, "epoch": 1, "accuracy": None, "loss": 1.0} | more
+
+
+def document(*results, **study):
+    return {"results": list(results), "study": study}
+
+
+class Rates(unittest.TestCase):
+    """A machine that computes for 0.4 s, hides 0.25 s of the wire, and knows nothing else."""
+    BITS, COMPUTE_S, HIDDEN_S = 4e8, 0.4, 0.25
+
+    def machine(self, mbit):
+        wire_s = self.BITS / (1e6 * mbit * rates.GOODPUT)
+        exposed_s = max(0.0, wire_s - self.HIDDEN_S)
+        return rates.Probe(mbit, "gloo", self.COMPUTE_S + exposed_s, exposed_s)
+
+    def test_half_is_found_from_any_first_guess(self):
+        for compute_s in (0.05, 0.4, 3.0):  # the guess; far off, but for one
+            best, probes = rates.search(self.machine, self.BITS, compute_s)
+            self.assertTrue(rates.NEAR[0] <= best.share <= rates.NEAR[1], (compute_s, probes))
+            self.assertLessEqual(len(probes), rates.TRIES)
+
+    def test_a_wire_that_takes_too_long_gets_faster_and_the_other_way_round(self):
+        self.assertGreater(rates.next_mbit(rates.Probe(100, "gloo", 1.0, 0.9), self.BITS), 100)
+        self.assertLess(rates.next_mbit(rates.Probe(2000, "gloo", 1.0, 0.0), self.BITS), 2000)
+
+    def test_the_better_one_is_the_faster_one_that_is_not_shoal(self):
+        probe = rates.better_probe(500, [result("shoal", 90), result("gloo", 40), result("mpi", 50, 4.0)])
+        self.assertEqual((probe.backend, probe.share), ("mpi", 0.4))
+
+
+class Rows(unittest.TestCase):
+    def test_names_are_unique_and_every_part_that_is_measured_has_rows(self):
+        every = rows.rows_of(rows.PARTS, 60)
+        self.assertEqual(len({row.name for row in every}), len(every))
+        self.assertEqual({row.part for row in every}, set(rows.PARTS) - {"scaling"})
+
+    def test_the_rate_rows_of_five_networks_and_two_shapes_take_half_an_hour_at_most(self):
+        every = rows.rows_of(["rates-2x1", "rates-4x1"], None)
+        self.assertEqual({(row.shape, row.model) for row in every}, {(shape, model) for shape in rows.SHAPES for model in rows.NETWORKS})
+        self.assertLess(sum(row.expected_s() for row in every), 1800)
+
+
+class Profile(unittest.TestCase):
+    def test_gradients_are_ready_when_backward_has_computed_them(self):
+        def event(kind, ts, dur, **more):
+            return {"ph": "X", "cat": kind, "name": kind, "pid": 4, "tid": 0, "ts": ts, "dur": dur} | more
+
+        events = [{"ph": "M", "name": "process_name", "pid": 4, "args": {"name": "shoal+next_forward rank 0"}},
+                  event("backward", 50, 20, args={"gradient_bytes": 8}), event("forward", 0, 50), event("wait", 70, 1000),
+                  event("backward", 1070, 10, args={"gradient_bytes": 4}), event("update", 1080, 5), event("wire", 60, 9, tid=3000)]
+        found = profile.profiles(events)["shoal"]
+        self.assertEqual(found["gradients"], [[20e-6, 8], [30e-6, 4]])
+        self.assertEqual((found["forward_s"], found["backward_s"], found["wait_s"], found["update_s"]), (50e-6, 30e-6, 1e-3, 5e-6))
+
+
+class Scaling(unittest.TestCase):
+    PROFILE = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2, "update_s": 0.0,
+               "gradients": [[0.05, 1 << 20], [0.1, 20 << 20], [0.2, 10 << 20]]}
+
+    def test_times_between_points_lie_on_lines(self):
+        points = [(100, 10.0), (200, 20.0), (400, 60.0)]
+        self.assertEqual([scaling.interpolate(points, size) for size in (1, 100, 150, 300, 500)], [10, 10, 15, 40, 80])
+
+    def test_buckets_fill_up_in_the_order_of_the_gradients(self):
+        self.assertEqual(scaling.buckets(self.PROFILE["gradients"]), [(0.05, 1 << 20), (0.2, 30 << 20)])
+
+    def test_a_step_waits_for_what_backward_cannot_hide(self):
+        points = [(1, 0.0), (1 << 20, 20e3), (31 << 20, 620e3)]  # 20 ms a MiB
+        total_s, exposed_s = scaling.step_s(self.PROFILE, 1, points)
+        self.assertAlmostEqual(exposed_s, 0.6)  # the last bucket is full when backward ends
+        self.assertAlmostEqual(total_s, 0.9)
+        alone_s, none = scaling.step_s(self.PROFILE, 10, None)
+        self.assertAlmostEqual(alone_s, 0.03)
+        self.assertEqual(none, 0)
+
+    def test_predictions_name_what_they_assume(self):
+        predicted = scaling.predict({"vgg16": (self.PROFILE, 32)}, "shoal", simulate=lambda *_: {2: [(1, 0.0), (1 << 30, 1e6)]})
+        self.assertEqual({row["platform"] for row in predicted}, {name for name, *_ in scaling.PLATFORMS})
+        for row in predicted:
+            self.assertTrue(0 < row["efficiency"] <= 1)
+            self.assertIn("assumed" if row["platform"] == "p4d" else "measured", row["words"])
+
+
+class Tables(unittest.TestCase):
+    def test_a_row_compares_with_the_better_other_backend(self):
+        self.assertEqual(tables.ratio(document(result("shoal", 60), result("gloo", 40), result("mpi", 50))), 1.2)
+        self.assertIsNone(tables.ratio(document(result("shoal", 60))))
+
+    def test_targets_say_what_is_met_missed_and_not_measured(self):
+        documents = {row.name: document(result("shoal", 60, model=row.model), result("gloo", 40, model=row.model), part=row.part)
+                     for row in rows.rows_of(["rates-2x1", "one-host"], None)}
+        documents["one-host-vgg16"] = document(result("shoal", 97), result("gloo", 100))
+        lines = {line[1]: line for line in tables.targets(documents)["rows"]}
+        self.assertEqual(lines["2 hosts, about half exposed: geometric mean of shoal / better"][0::2], ["met", "1.50"])
+        self.assertEqual(lines["one host, bound by compute: the least shoal / Gloo"][0::2], ["!not met", "!0.97"])
+        self.assertEqual(lines["4 hosts, about half exposed: the least of them"][2], "!not measured")
+
+    def test_the_bound_of_vgg16_is_the_wire_less_backward(self):
+        name = "1gbit-2x1-batch8-vgg16"
+        mine = document(result("shoal", 60, exposed_s=3.0), result("gloo", 50), profiles={"shoal": {"backward_s": 0.2}})
+        ((_, exposed, bound, wire, _),) = tables.vgg_bounds({name: mine})
+        self.assertAlmostEqual(wire, 8 * 59e6 / (1e9 * rates.GOODPUT))
+        self.assertAlmostEqual(bound, wire - 0.2)
+        self.assertAlmostEqual(exposed, 0.3)
+
+    def test_accuracy_is_compared_by_the_means_of_the_seeds(self):
+        documents = {}
+        for row in rows.rows_of(["accuracy"], None):
+            if row.dataset == "cifar10":
+                documents[row.name] = document(result("shoal", 9, accuracy=0.70 if row.ranks == 1 else 0.706))
+        ((*_, difference),) = tables.accuracy_table(documents)["rows"]
+        self.assertEqual(difference, "!+0.60")
+
+    def test_markdown_shows_misses_in_bold(self):
+        text = tables.to_markdown([tables.table("T", "", ["a", "b"], [["x", "!y"]])])
+        self.assertIn("| x | **y** |", text)
+
+
+if __name__ == "__main__":
+    cases.main()

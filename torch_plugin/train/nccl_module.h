@@ -1,0 +1,21 @@
+// What lies between nccl.cc and the module that it loads, the one place that is linked with torch's CUDA libraries.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace shoal::train {
+
+/// How many GPUs torch sees here; `why_not` says more where there are none.
+using CountGpus = void (*)(int* gpus, std::string* why_not);
+/// Throws what torch throws.
+using MakeNccl = void (*)(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int gpu,
+                          std::chrono::milliseconds timeout, c10::intrusive_ptr<c10d::Backend>* made);
+
+inline constexpr const char* kCountGpus = "shoal_train_count_gpus";
+inline constexpr const char* kMakeNccl = "shoal_train_make_nccl";
+
+}  // namespace shoal::train
