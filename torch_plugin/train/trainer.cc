@@ -213,7 +213,10 @@ class Run {
     for (nlohmann::json& event : all) {
       if (event.contains("ts")) event["ts"] = event["ts"].get<double>() - first_us;
     }
-    if (job_.rank() == 0) outcome_.status = write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}}, options_.trace);
+    if (job_.rank() != 0) return;
+    const std::string title = model_.name + ", batch " + std::to_string(options_.batch) + ", " + std::to_string(job_.size()) +
+                              " ranks on " + std::to_string(job_.control->nodes()) + " hosts";
+    outcome_.status = write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}, {"otherData", {{"title", title}}}}, options_.trace);
   }
 
   /// Rank 0's clock counts. Between rounds, so that all contestants have made as many steps.

@@ -13,7 +13,7 @@ INK = "#010203"  # becomes the page's colour
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 HATCHES = ("", "//", "..", "xx", "\\\\", "--")  # for print without colours
 pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-                        "hatch.linewidth": 0.5} |
+                        "hatch.linewidth": 0.5, "figure.max_open_warning": 0} |
                        {key: INK for key in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")})
 
 
@@ -75,13 +75,16 @@ def _bars(rows, value, label, title, form="%.3g", bottom=None):
                 axes.bar(places, lower, width * 0.92, color=colour, edgecolor=INK, linewidth=0.4, label=f"{name}: waited for")
             bars = axes.bar(places, [value(row) for row in mine], width * 0.92, bottom=lower, edgecolor=INK, linewidth=0.4,
                             color="none" if bottom else colour, hatch="///" if bottom else hatch,
-                            label=("all: hidden" if number == 0 else None) if bottom else name)
+                            label=None if bottom else name)
             axes.bar_label(bars, [form % (low + value(row)) for low, row in zip(lower, mine)], fontsize=7)
         axes.set_xticks(range(len(shown)), shown, fontsize=8)
         axes.set_xlim(-0.6, columns - 0.4)
         axes.margins(y=0.12)
         axes.set_ylabel(label, fontsize=9)
-    panels[0][0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    handles, _ = panels[0][0].get_legend_handles_labels()
+    if bottom:
+        handles.append(matplotlib.patches.Patch(facecolor="none", edgecolor=INK, linewidth=0.4, hatch="///", label="all: hidden"))
+    panels[0][0].legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(title, fontsize=11)
     return figure
 
@@ -153,7 +156,7 @@ def ratios(rows):
     axes.set_yticks(range(len(values)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.12, y=0.01)
-    axes.set_xlabel("images/s of shoal over those of the better other backend; left of 1, orange: shoal is slower")
+    axes.set_xlabel("images/s of shoal over those of the better other backend\n(left of 1, orange: shoal is slower)", fontsize=9)
     axes.set_title("Side by side")
     return figure
 

@@ -119,6 +119,7 @@ def main():
     parser.add_argument("results", nargs="+", help="files that shoal_train --json wrote")
     parser.add_argument("--out", default="training-report", help="folder for the page and the pictures (default: %(default)s)")
     parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
+    parser.add_argument("--pictures", nargs="*", metavar="NAME", help="write only these as files of their own (default: all)")
     parser.add_argument("--tables", help="tables of bench/study")
     parser.add_argument("--predictions", help="predictions of bench/study")
     arguments = parser.parse_args()
@@ -126,7 +127,7 @@ def main():
     traces = []
     for path in arguments.trace:
         trace = read(path, "a trace of shoal_train --trace")
-        traces.append({"traceEvents": trace.get("traceEvents", []), "title": trace.get("title", os.path.basename(path).split(".")[0])})
+        traces.append({"traceEvents": trace.get("traceEvents", []), "title": trace.get("otherData", {}).get("title", os.path.basename(path))})
     tables = read(arguments.tables, "tables of bench/study") if arguments.tables else []
     predicted = read(arguments.predictions, "predictions of bench/study")["results"] if arguments.predictions else []
     try:
@@ -139,8 +140,9 @@ def main():
             content.append(f"<h2>{html.escape(heading)}</h2>")
         for name, figure in drawn.items():
             svg = figures.to_svg(figure, name)
-            with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
-                file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
+            if arguments.pictures is None or name in arguments.pictures:
+                with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
+                    file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
             content.append(f'<figure id="{name}">{svg}</figure>')
     rows = [row for document in documents for row in document["results"]]
     page = os.path.join(arguments.out, "index.html")
