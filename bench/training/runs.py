@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from comparison.runs import REPOSITORY, busy_share, shown
-from training import profile, rates
+from training import profile, rates, rows
 
 PATIENCE = 4  # a run that takes so many times as long as it should is given up
 KEPT_TRACES = ("rate-2x1-resnet18", "rate-2x1-vgg16")  # the report draws them; of the others their sums stay
@@ -96,7 +96,7 @@ class Trainer:
         if row.trace:
             arguments += ["--trace", trace_path]
         command, document = self.train(rate, available(row.backends), arguments, row.expected_s())
-        study = {"part": row.part, "row": row.name, "probes": probes, "busy_share": round(busy, 2)}
+        study = {"part": row.part, "title": rows.PARTS[row.part], "row": row.name, "probes": probes, "busy_share": round(busy, 2)}
         if row.trace:
             trace = load(trace_path)
             os.remove(trace_path)

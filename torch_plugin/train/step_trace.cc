@@ -66,7 +66,8 @@ nlohmann::json to_json(std::vector<TraceEvent> events, int process, const std::s
   }
   for (std::size_t row = 0; row < rows().size(); ++row) {
     for (std::size_t thread = 0; thread < busy_until[row].size(); ++thread) {
-      const std::string title = rows()[row].title + (thread == 0 ? std::string() : " " + std::to_string(thread + 1));
+      std::string title = rows()[row].title;
+      if (thread > 0) title.append(1, ' ').append(std::to_string(thread + 1));
       list.push_back({{"ph", "M"},
                       {"name", "thread_name"},
                       {"pid", process},

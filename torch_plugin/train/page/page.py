@@ -21,7 +21,7 @@ body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, san
 figure { margin: 2rem 0; overflow-x: auto; } figure svg { max-width: 100%; height: auto; }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
 td, th { border-bottom: 1px solid var(--line); padding: 0.3rem 0.7rem; text-align: left; }
-td.missed { font-weight: bold; } td.missed::before { content: "\\25bc\\a0"; } .note { max-width: 60rem; }
+td.missed { font-weight: bold; white-space: nowrap; } td.missed::before { content: "\\25bc\\a0"; } .note { max-width: 60rem; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 @media print { body { max-width: none; margin: 0; } }
 """
@@ -83,10 +83,11 @@ def given_table(each):
 
 
 def parts_of(documents):
-    """{part of a study: its documents}; one part without a name for what is of none."""
+    """{(part of a study, its title): its documents}; one part without a name for what is of none."""
     parts = {}
     for document in documents:
-        parts.setdefault(document.get("study", {}).get("part", ""), []).append(document)
+        study = document.get("study", {})
+        parts.setdefault((study.get("part", ""), study.get("title", "")), []).append(document)
     return parts
 
 
@@ -98,13 +99,13 @@ def draw(documents, traces, predicted):
     """[(heading or None, {name: figure})]."""
     every = [row for document in documents for row in document["results"]]
     sections = [(None, {"ratios": figures.ratios(every)})]
-    for part, mine in parts_of(documents).items():
+    for (part, title), mine in parts_of(documents).items():
         rows = [row for document in mine for row in document["results"]]
         drawn = {"throughput": figures.throughput(rows), "communication": figures.communication(rows), "bandwidth": figures.bandwidth(rows),
                  "epoch-time": figures.epoch_time(rows), "accuracy": figures.accuracy(rows)}
         if not part:
             drawn["step-time"] = figures.step_time(rows)
-        sections.append((part or None, {f"{part}-{name}" if part else name: figure for name, figure in drawn.items()}))
+        sections.append((title or part or None, {f"{part}-{name}" if part else name: figure for name, figure in drawn.items()}))
     whole = {"speedup": figures.speedup(every), "predictions": figures.predictions(predicted)}
     for number, events in enumerate(traces):
         whole[f"timeline-{number + 1}"] = figures.timeline(events["traceEvents"], events["title"])
