@@ -84,7 +84,8 @@ def _alone():
     """One rank: what speed-ups are over, and the compute times of the predictions."""
     for batch in (8, 32):
         for model in NETWORKS:
-            yield Row(f"alone-batch{batch}-{model}", "alone", "1x1", model, batch, 8, backends=("shoal",), options=("--threads", "1"), trace=True)
+            yield Row(f"alone-batch{batch}-{model}", "alone", "1x1", model, batch, 8, backends=("shoal",),
+                      options=("--threads", "1", "--overlap", "backward"), trace=True)  # so that the update is seen at its place
 
 
 def _accuracy():

@@ -355,7 +355,8 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
   release(state);
   mark_done(operation, index, tile);
-  if (Recorder::on()) [[unlikely]] record(*operation, state.peer, Stage::node_gather, tile, begin);
+  if (Recorder::on()) [[unlikely]]
+    record(*operation, state.peer, Stage::node_gather, tile, begin);
   if (operation->done_bytes[index] == instruction.size_bytes) ++progress.receive_index;
   return true;
 }
@@ -400,7 +401,8 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   }
   for (const PlanEdge& edge : edges) release(links_[edge.link]);
   mark_done(operation, index, tile);
-  if (Recorder::on()) [[unlikely]] record(*operation, links_[edges[0].link].peer, Stage::node_reduce, tile, begin);
+  if (Recorder::on()) [[unlikely]]
+    record(*operation, links_[edges[0].link].peer, Stage::node_reduce, tile, begin);
   if (operation->done_bytes[index] == instruction.size_bytes) {
     for (const PlanEdge& edge : edges) ++operation->links[edge.plan_link].receive_index;
   }

@@ -188,7 +188,8 @@ void run_scenario(const Scenario& scenario) {
 }
 
 TEST(Engine, EverySeedEndsRightOrWithAnError) {
-  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_scenario(make_scenario(std::strtoull(one, nullptr, 10)));
+  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr)
+    return run_scenario(make_scenario(std::strtoull(one, nullptr, 10)));
   const char* many = std::getenv("SHOAL_TEST_SEEDS");
   const std::uint64_t seeds = many == nullptr ? 300 : std::strtoull(many, nullptr, 10);
   for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_scenario(make_scenario(seed));

@@ -31,7 +31,8 @@ def text_of(path):
 
 
 def is_code(path):
-    return path.endswith(CODE) or path in ("bench/demo", "bench/build", "bench/compare", "bench/study", "bench/cluster", "bench/setup", "tests/run", ".ci/run")
+    return path.endswith(CODE) or path in ("bench/demo", "bench/build", "bench/compare", "bench/study", "bench/cluster", "bench/setup", "tests/run",
+                                           ".ci/run")
 
 
 class Tree(unittest.TestCase):

@@ -10,8 +10,8 @@ from training import profile, rates, rows, scaling, tables
 
 
 def result(backend, speed, exposed_s=1.0, model="vgg16", **more):
-    return {"backend": backend, "overlap": "backward", "model": model, "images_per_s": speed, "seconds": 10.0, "steps": 10,
-            "comm_exposed_s": exposed_s, "rate": "1gbit", "nodes": 2, "ranks": 2, "bytes": 10 * 59e6, "epoch": 1, "accuracy": None, "loss": 1.0} | more
+    return {"backend": backend, "overlap": "backward", "model": model, "images_per_s": speed, "seconds": 10.0, "steps": 10, "bytes": 10 * 59e6,
+            "comm_exposed_s": exposed_s, "rate": "1gbit", "nodes": 2, "ranks": 2, "epoch": 1, "accuracy": None, "loss": 1.0} | more
 
 
 def document(*results, **study):

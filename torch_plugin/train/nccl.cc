@@ -19,7 +19,8 @@ Result<void*> open_module() {
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   const std::filesystem::path path = program.parent_path().parent_path() / "lib" / "libshoal_train_nccl.so";
   if (!std::filesystem::exists(path, ignored)) {
-    return unsupported("this program was built without the headers of CUDA and NCCL (they come with PyTorch's wheels for CUDA)");
+    return unsupported(
+        "this program was built without the headers of CUDA and NCCL (they come with PyTorch's wheels for CUDA)");
   }
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return unsupported(std::string("the CUDA part of PyTorch cannot be loaded: ") + ::dlerror());

@@ -13,7 +13,8 @@ namespace {
 constexpr const char* kAuto = "auto";
 
 /// "gloo+next_forward" names both; "gloo" alone takes `overlap`, which is a choice of its own where it is auto: shoal's full
-/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do, and nccl here.
+/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do, and nccl
+/// here.
 ContestantOptions to_contestant(const std::string& name, const std::string& overlap) {
   const std::size_t plus = name.find('+');
   if (plus != std::string::npos) return {name.substr(0, plus), name.substr(plus + 1)};
@@ -117,8 +118,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   }
   const auto on_gpu = std::ranges::count(options.contestants, "nccl", &ContestantOptions::backend);
   if (on_gpu != 0 && on_gpu != static_cast<std::ptrdiff_t>(options.contestants.size())) {
-    std::fputs("shoal_train: --backend: nccl trains on GPUs and the others on the processor, which compares nothing: run it alone\n",
-               stderr);
+    std::fputs(
+        "shoal_train: --backend: nccl trains on GPUs and the others on the processor, which compares nothing: run it alone\n",
+        stderr);
     parsed.exit_code = 1;
   }
   parsed.list_models = models->parsed();

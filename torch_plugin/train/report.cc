@@ -116,8 +116,8 @@ std::string to_table(const std::vector<EpochResult>& results) {
     const auto step_ms = [&](double seconds) {
       return result->knows_comm ? cell("%.1f", 1e3 * seconds / steps) : cell("", std::nullopt);
     };
-    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10.4f %10s\n",
-                        result->backend.c_str(), result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
+    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10.4f %10s\n", result->backend.c_str(),
+                        result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
                         step_ms(result->comm_exposed_s).c_str(), step_ms(result->comm_busy_s).c_str(),
                         cell("%.3f", bus_bandwidth_gbs(*result)).c_str(), cell("%.0f", result->cpu_percent).c_str(),
                         result->loss, cell("%.4f", result->accuracy).c_str());

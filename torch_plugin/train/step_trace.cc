@@ -96,8 +96,7 @@ const char* name_of(Stage stage) {
 
 }  // namespace
 
-StepTrace::StepTrace(models::ImageClassifier& model)
-    : model_(model), training_thread_(static_cast<std::int32_t>(::gettid())) {
+StepTrace::StepTrace(models::ImageClassifier& model) : model_(model), training_thread_(static_cast<std::int32_t>(::gettid())) {
   std::unordered_map<const ::torch::nn::Module*, std::string> names;
   for (const auto& named : model.named_modules()) names[named.value().get()] = named.key();
   model.observe([this, names](const ::torch::nn::Module& part, bool ready) {

@@ -70,8 +70,8 @@ class StepTrace {
 };
 
 /// Brings the ranks' events together on rank 0: Chrome's trace events (Trace Event Format, 2016), which Perfetto reads too; a
-/// process for each rank, called `title` and its number, with threads for training, for operations and for each stage of them. `zero` is the moment 0,
-/// the same on every rank. Empty on other ranks. Collective.
+/// process for each rank, called `title` and its number, with threads for training, for operations and for each stage of them.
+/// `zero` is the moment 0, the same on every rank. Empty on other ranks. Collective.
 Result<nlohmann::json> gather_trace(Communicator& control, const std::string& title, int first_process,
                                     const std::vector<TraceEvent>& events, TraceEvent::Time zero);
 

@@ -56,9 +56,9 @@ struct Entry {
   bool traced = false;  ///< so `trace` is known
   std::vector<TraceEvent> trace = {};
   Measured epoch = {};
-  std::vector<double> turn_rates = {};  ///< images per second of all ranks, of this epoch's turns
+  std::vector<double> turn_rates = {};    ///< images per second of all ranks, of this epoch's turns
   std::vector<double> gpu_percents = {};  ///< of this epoch's turns
-  std::vector<double> losses = {};      ///< of this epoch's steps, mean over the ranks
+  std::vector<double> losses = {};        ///< of this epoch's steps, mean over the ranks
 
   [[nodiscard]] std::int64_t step() const { return contestant->step(); }
 };
@@ -216,7 +216,8 @@ class Run {
     if (job_.rank() != 0) return;
     const std::string title = model_.name + ", batch " + std::to_string(options_.batch) + ", " + std::to_string(job_.size()) +
                               " ranks on " + std::to_string(job_.control->nodes()) + " hosts";
-    outcome_.status = write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}, {"otherData", {{"title", title}}}}, options_.trace);
+    outcome_.status =
+        write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}, {"otherData", {{"title", title}}}}, options_.trace);
   }
 
   /// Rank 0's clock counts. Between rounds, so that all contestants have made as many steps.
