@@ -45,8 +45,8 @@ def run(command, on_line):
         try:
             for line in process.stdout:
                 lines.append(line)
-                if "  step " in line:
-                    on_line(" ".join(line.split()[:7]))
+                if "  step " in line:  # on a terminal, as mpirun makes one, states overwrite each other
+                    on_line(" ".join(line.split("\r")[-1].replace("\x1b[K", "").split()[:7]))
         except BaseException:
             process.terminate()  # bench/cluster ends its ranks
             raise

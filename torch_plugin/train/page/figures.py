@@ -248,10 +248,21 @@ def _levels(spans):
     """([(begin, duration, level)], how many levels): what overlaps is drawn one below the other."""
     placed, ends = [], []
     for begin, duration in sorted(spans):
-        level = next((number for number, end in enumerate(ends) if end <= begin), len(ends))
+        level = next((number for number, end in enumerate(ends) if end <= begin + 1e-3), len(ends))
         ends[level:level + 1] = [begin + duration]
         placed.append((begin, duration, level))
     return placed, max(1, len(ends))
+
+
+def _merged(spans, gap):
+    """Spans (begin, duration) that lie no further than `gap` apart become one: layers of a network are too many to be seen one by one."""
+    together = []
+    for begin, duration in sorted(spans):
+        if together and begin <= sum(together[-1]) + gap:
+            together[-1] = (together[-1][0], begin + duration - together[-1][0])
+        else:
+            together.append((begin, duration))
+    return together
 
 
 def timeline(events, title):
@@ -267,10 +278,13 @@ def timeline(events, title):
     lanes = [(pid, row, kinds) for pid in sorted(start) for row, kinds in ROW_KINDS
              if any(event["pid"] == pid and event["cat"] in kinds for event in events)]
     figure, axes = pyplot.subplots(figsize=(11, 1.0 + 0.24 * len(lanes)), layout="constrained")
-    for place, (pid, _, kinds) in enumerate(lanes):
+    shortest = 0.003 * max(event["ts"] + event["dur"] - start[event["pid"]] for event in events if event["tid"] == 0) / 1e3
+    for place, (pid, row, kinds) in enumerate(lanes):
         for kind in kinds:
-            spans, depth = _levels(((event["ts"] - start[pid]) / 1e3, event["dur"] / 1e3) for event in events
-                                   if event["pid"] == pid and event["cat"] == kind)
+            spans = [((event["ts"] - start[pid]) / 1e3, event["dur"] / 1e3) for event in events if event["pid"] == pid and event["cat"] == kind]
+            if row == "training":
+                spans = [span for span in spans if span[1] > shortest] if kind == "wait" else _merged(spans, shortest)
+            spans, depth = _levels(spans)
             for begin, duration, level in spans:
                 axes.broken_barh([(begin, duration)], (place - 0.42 + 0.84 * level / depth, 0.84 / depth), facecolors=KINDS[kind], edgecolor=INK,
                                  linewidth=0.15)
