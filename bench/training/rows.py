@@ -54,11 +54,16 @@ class Row:
 
     def expected_s(self):
         search_s = 2 * (START_S + 14 * self.guessed_step_s()) if self.rate is None else 0
-        turn_s = len(self.backends) * max(TURN_S, 4 * self.guessed_step_s())
-        return START_S + search_s + max(self.seconds + turn_s / 2, turn_s) + 2 * len(self.backends) * self.guessed_step_s()
+        round_s = len(self.backends) * self.steps_of_turn() * self.guessed_step_s()
+        return START_S + search_s + self.training_s() + round_s / 2
 
     def steps_of_turn(self, step_s=None):
-        return max(4, min(30, round(TURN_S / (step_s or self.guessed_step_s()))))
+        return max(6, min(30, round(TURN_S / (step_s or self.guessed_step_s()))))
+
+    def training_s(self, step_s=None):
+        """At least for two rounds of turns after the steps that are not measured."""
+        step_s = step_s or self.guessed_step_s()
+        return max(self.seconds, len(self.backends) * step_s * (2 + 1.5 * self.steps_of_turn(step_s)))
 
 
 def _rates():

@@ -91,7 +91,7 @@ class Trainer:
             rate, step_s = rates.text_of(best.mbit), best.step_s
         arguments = ["--block", str(row.steps_of_turn(step_s))]
         if "--evaluate" not in row.options:
-            arguments += ["--epochs", "1000", "--seconds", str(round(row.seconds))]
+            arguments += ["--epochs", "1000", "--seconds", str(round(row.training_s(step_s)))]
         trace_path = os.path.join(self.scratch, row.name + ".trace.json")
         if row.trace:
             arguments += ["--trace", trace_path]

@@ -12,7 +12,7 @@ NODES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZES = ("64K", "1M", "8M", "64M")
 # name, platform of `shoal simulate`, ranks of a node, how many times as fast as one core of this machine a rank computes, words
 PLATFORMS = (
-    ("p4d", "p4d", 8, 100, "p4d-like: 8 ranks a node, 4 x 100 Gbit/s; a rank computes 100 times as fast as the core that was measured (assumed, "
+    ("p4d", "p4d", 8, 250, "p4d-like: 8 ranks a node, 4 x 100 Gbit/s; a rank computes 250 times as fast as the core that was measured (assumed, "
                            "about a GPU)"),
     ("commodity", "ethernet-10g", 1, 1, "commodity: 1 rank a node, 10 Gbit/s Ethernet; a rank computes as fast as the core that was measured"),
 )
