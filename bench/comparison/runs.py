@@ -23,8 +23,9 @@ def shown(path):
     return os.path.relpath(path, REPOSITORY) if path.startswith(REPOSITORY + os.sep) else path
 
 
-def load_groups():
-    return results.load(os.path.join(FOLDER, "groups.json"))
+def load_groups(name="groups"):
+    """Those of NAME.json: "groups", of all_reduce, or "collectives", of all others."""
+    return results.load(os.path.join(FOLDER, name + ".json"))
 
 
 def load_documents(groups, folder):

@@ -74,6 +74,26 @@ def summary(groups, documents):
     return "\n".join(lines)
 
 
+def matrix(groups, documents, peer):
+    """Of groups of one shape that measure a collective each: the ratio at every size."""
+    columns = [group for group in groups if group["name"] in documents]
+    of_groups = [ratios(documents[group["name"]], peer) for group in columns]
+    lines = [line(["size"] + [group["collective"] for group in columns]), "|" + "---|" * (len(columns) + 1)]
+    for size in sorted(set().union(*of_groups)):
+        lines.append(line([size_label(size)] + [ratio(values[size]) if size in values else "" for values in of_groups]))
+    return "\n".join(lines)
+
+
+def matrices(groups, documents):
+    """One matrix for each shape and peer of groups that name a collective."""
+    parts = []
+    for shape in dict.fromkeys(group["shape"] for group in groups):
+        of_shape = [group for group in groups if group["shape"] == shape and group["name"] in documents]
+        for peer in of_shape[0]["peers"] if of_shape else []:
+            parts.append(f"{of_shape[0]['title'].split(':')[0]}, {NAMES[peer]}'s time over shoal's:\n\n{matrix(of_shape, documents, peer)}")
+    return "\n\n".join(parts)
+
+
 def table_of_sizes(group, document):
     """Times of one group with their spread, size by size."""
     mine = rows(document, "shoal")

@@ -83,10 +83,15 @@ class Targets(unittest.TestCase):
 
 class Groups(unittest.TestCase):
     def test_every_group_and_target_is_whole(self):
-        groups = runs.load_groups()
+        keys = {"name", "title", "shape", "rate", "peers", "arguments", "quick", "seconds", "targets"}
+        for group in runs.load_groups():
+            self.assertEqual(set(group), keys)
+        for group in runs.load_groups("collectives"):
+            self.assertEqual(set(group), keys | {"collective"})
+            self.assertEqual(group["arguments"][:2], ["--collective", group["collective"]])
+        groups = runs.load_groups() + runs.load_groups("collectives")
         self.assertEqual(len({group["name"] for group in groups}), len(groups))
         for group in groups:
-            self.assertEqual(set(group), {"name", "title", "shape", "rate", "peers", "arguments", "quick", "seconds", "targets"})
             for target in group["targets"]:
                 self.assertIn(target["figure"], targets.FIGURES)
                 self.assertEqual(len({"at_least", "at_most"} & set(target)), 1, target)
@@ -101,7 +106,8 @@ class Groups(unittest.TestCase):
         self.assertIn("--peer openmpi,gloo --openmpi-algorithms all", command)
 
     def test_a_quick_run_is_quick(self):
-        self.assertLess(sum(runs.expected_s(group, True) for group in runs.load_groups()), 5 * 60)
+        for name in ("groups", "collectives"):
+            self.assertLess(sum(runs.expected_s(group, True) for group in runs.load_groups(name)), 5 * 60)
 
 
 class Tables(unittest.TestCase):
@@ -109,6 +115,12 @@ class Tables(unittest.TestCase):
         text = tables.summary([GROUP], {"1x2": TWO_SIZES})
         self.assertIn("| 1 host x 2 | Open MPI | 1.64 x | **0.90 x** | **0.90 x at 1 MiB** |  | 0.50, 1.50 | 1 of 3 met;", text)
         self.assertIn("**0.90** at 1 MiB for at least 1 x Open MPI at every size", text)
+
+    def test_a_matrix_shows_every_collective_at_every_size(self):
+        groups = [GROUP | {"name": name, "collective": name, "title": f"1 host x 2: {name}", "shape": "1x2"} for name in ("gather", "scatter")]
+        text = tables.matrices(groups, {"gather": TWO_SIZES, "scatter": document(row("shoal", 4, 2.0), row("openmpi", 4, 3.0))})
+        self.assertIn("1 host x 2, Open MPI's time over shoal's:", text)
+        self.assertIn("| size | gather | scatter |\n|---|---|---|\n| 4 B | 3.00 x | 1.50 x |\n| 1 MiB | **0.90 x** |  |", text)
 
     def test_a_peer_that_did_not_run_is_shown_as_such(self):
         self.assertIn("**not measured**", tables.summary([GROUP | {"peers": ["gloo"]}], {"1x2": TWO_SIZES}))
