@@ -132,6 +132,20 @@ class Transport {
     static_cast<void>(rank), static_cast<void>(offset), static_cast<void>(bytes);
     return nullptr;
   }
+  /// Whether every rank of the transport can have any memory of all others copied, by copy_from() and copy_to(). Once true, it
+  /// stays so. Cheap.
+  [[nodiscard]] virtual bool reaches_all_memory() const noexcept { return false; }
+  /// Copies `bytes` bytes at `address` of the process of the peer `rank` to `target`. Precondition: reaches_all_memory(), and
+  /// the peer leaves them alone meanwhile. Errors: peer_failed, where it has ended or has no such memory; system_error.
+  virtual Status copy_from(int rank, std::uint64_t address, std::byte* target, std::size_t bytes) {
+    static_cast<void>(rank), static_cast<void>(address), static_cast<void>(target), static_cast<void>(bytes);
+    return {StatusCode::unsupported, "this transport does not copy from the memory of peers"};
+  }
+  /// The other way: `source` to `address` of the peer. Precondition and errors as of copy_from().
+  virtual Status copy_to(int rank, std::uint64_t address, const std::byte* source, std::size_t bytes) {
+    static_cast<void>(rank), static_cast<void>(address), static_cast<void>(source), static_cast<void>(bytes);
+    return {StatusCode::unsupported, "this transport does not copy to the memory of peers"};
+  }
   /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory.
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}

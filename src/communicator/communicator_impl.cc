@@ -4,13 +4,11 @@
 #include <bit>
 #include <cstdio>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
-#include "src/schedule/layout.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
 
@@ -18,54 +16,6 @@ namespace shoal::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
-  return a < b + b_bytes && b < a + a_bytes;
-}
-
-/// What a rank gives and gets in a call, in bytes. Nothing where it has no part.
-struct Extents {
-  std::size_t input = 0;
-  std::size_t output = 0;
-};
-
-Extents extents_of(const Collective& c, int ranks, int rank) {
-  const std::size_t message = c.message_bytes(ranks);
-  const bool at_root = rank == c.root;
-  const auto share = [&] {
-    return c.counts.empty() ? c.input_bytes() : c.counts[static_cast<std::size_t>(rank)] * size_of(c.type);
-  };
-  switch (c.kind) {
-    case CollectiveKind::all_reduce:
-      return {message, message};
-    case CollectiveKind::all_gather:
-      return {share(), message};
-    case CollectiveKind::reduce_scatter:
-      return {message, share()};
-    case CollectiveKind::reduce:
-      return {message, at_root ? message : 0};
-    case CollectiveKind::gather:
-      return {share(), at_root ? message : 0};
-    case CollectiveKind::scatter:
-      return {at_root ? message : 0, share()};
-    case CollectiveKind::all_to_all: {
-      if (c.counts.empty()) return {message, message};
-      const auto receives = c.counts.subspan(static_cast<std::size_t>(ranks));
-      return {message, std::accumulate(receives.begin(), receives.end(), std::size_t{0}) * size_of(c.type)};
-    }
-    default:
-      return {0, message};
-  }
-}
-
-/// Where the smaller buffer begins in the larger one when the call is in place: input == output + .first, or output == input +
-/// .second.
-std::pair<std::size_t, std::size_t> in_place_offsets(const Collective& c, int ranks, int rank) {
-  if (!deals_in_shares(c.kind)) return {0, 0};
-  const std::size_t offset = share_offset_bytes(c, ranks, rank);
-  const bool shares_come_in = c.kind == CollectiveKind::all_gather || c.kind == CollectiveKind::gather;
-  return shares_come_in ? std::pair{offset, std::size_t{0}} : std::pair{std::size_t{0}, offset};
-}
 
 const char* in_place_rule(CollectiveKind kind) {
   switch (kind) {
@@ -228,14 +178,17 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
   if (options.timeout && options.timeout->count() <= 0) {
     return invalid(fmt::format("a timeout of {} ms is not positive", options.timeout->count()));
   }
-  const auto [input_bytes, output_bytes] = extents_of(c, ranks, executor_->rank());
-  if ((output_bytes > 0 && call.output == nullptr) || (input_bytes > 0 && call.input == nullptr)) return invalid("null buffer");
-  if (input_bytes == 0 || output_bytes == 0) return {};
-  const auto* input = static_cast<const std::byte*>(call.input);
-  const auto* output = static_cast<const std::byte*>(call.output);
-  const auto [input_offset, output_offset] = in_place_offsets(c, ranks, executor_->rank());
-  in_place = input == output + input_offset - output_offset && c.kind != CollectiveKind::all_to_all;
-  if (!in_place && overlap(input, input_bytes, output, output_bytes)) return invalid(in_place_rule(c.kind));
+  switch (call_buffers(c, ranks, executor_->rank()).placement(call.input, call.output)) {
+    case CallBuffers::Placement::missing:
+      return invalid("null buffer");
+    case CallBuffers::Placement::overlapping:
+      return invalid(in_place_rule(c.kind));
+    case CallBuffers::Placement::in_place:
+      in_place = true;
+      break;
+    case CallBuffers::Placement::apart:
+      break;
+  }
   return {};
 }
 
@@ -286,34 +239,37 @@ Result<Plan*> CommunicatorImpl::plan_for(const Call& call, const CallOptions& op
   bool in_place = false;
   if (Status status = check(call, options, in_place); !status.ok()) return status;
   const auto plan = find_plan({call.collective, in_place, call.barrier, options.algorithm}, owned);
-  if (plan.ok() && *owned == nullptr) last_plan_.store(*plan, std::memory_order_release);
+  if (plan.ok() && *owned == nullptr) {
+    last_plan_.store(*plan, std::memory_order_release);
+    last_of_kind_[static_cast<std::size_t>(call.collective.kind)].store(*plan, std::memory_order_release);
+  }
   return plan;
 }
 
-Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) const noexcept {
-  Plan* plan = last_plan_.load(std::memory_order_acquire);
-  if (plan == nullptr || !plan->one_shot_window || call.collective.kind != CollectiveKind::all_reduce || options.timeout ||
-      options.algorithm != nullptr)
+Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) noexcept {
+  Plan* plan = last_of_kind_[static_cast<std::size_t>(call.collective.kind)].load(std::memory_order_acquire);
+  if (plan == nullptr || options.timeout || options.algorithm != nullptr || executor_->closed()) return nullptr;
+  const auto placement = plan->buffers.placement(call.input, call.output);
+  if (placement != CallBuffers::Placement::apart && placement != CallBuffers::Placement::in_place) return nullptr;
+  if (!(PlanKey{call.collective, placement == CallBuffers::Placement::in_place, call.barrier, nullptr} == plan->key))
     return nullptr;
-  const auto input = reinterpret_cast<std::uintptr_t>(call.input);
-  const auto output = reinterpret_cast<std::uintptr_t>(call.output);
-  const std::uintptr_t apart = input < output ? output - input : input - output;
-  if (input == 0 || output == 0 || (apart != 0 && apart < call.collective.input_bytes())) return nullptr;
-  return PlanKey{call.collective, apart == 0, call.barrier, nullptr} == plan->key ? plan : nullptr;
+  if (last_plan_.load(std::memory_order_relaxed) != plan) last_plan_.store(plan, std::memory_order_release);
+  return plan;
 }
 
 Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
-  if (Plan* plan = repeated(call, options)) {
-    if (auto outcome = executor_->try_express(*plan, options_.timeout, call.input, call.output)) return *std::move(outcome);
-  }
-  std::unique_ptr<Plan> owned;
-  const auto plan = plan_for(call, options, &owned);
-  if (!plan.ok()) return plan.status();
   const auto timeout = options.timeout.value_or(options_.timeout);
-  if (owned == nullptr) {
-    if (auto outcome = executor_->try_express(**plan, timeout, call.input, call.output)) return *std::move(outcome);
+  std::unique_ptr<Plan> owned;
+  Plan* plan = repeated(call, options);
+  if (plan == nullptr) {
+    const auto found = plan_for(call, options, &owned);
+    if (!found.ok()) return found.status();
+    plan = *found;
   }
-  Operation* operation = executor_->acquire(*plan, std::move(owned), Clock::now() + timeout, call.input, call.output);
+  if (owned == nullptr) {
+    if (auto outcome = executor_->try_express(*plan, timeout, call.input, call.output)) return *std::move(outcome);
+  }
+  Operation* operation = executor_->acquire(plan, std::move(owned), Clock::now() + timeout, call.input, call.output);
   executor_->run(operation);
   Status outcome = operation->done() ? operation->outcome() : Status();  // not yet between group_begin() and group_end()
   operation->drop_reference();

@@ -62,9 +62,9 @@ class CommunicatorImpl {
   Status check(const Call& call, const CallOptions& options, bool& in_place) const;
   Result<Choice> choose(const Collective& collective, std::string_view forced);
   Status check_message(const Message& message, std::size_t count, const CallOptions& options) const;
-  /// The Plan of the last call where this call is the same, in buffers that may be others, and small enough to go express; else
-  /// null. What check() would say of the call has been said of that one, but for the buffers.
-  [[nodiscard]] Plan* repeated(const Call& call, const CallOptions& options) const noexcept;
+  /// The Plan of the last call of its kind where this call is the same, in buffers that may be others; else null. What check()
+  /// would say of the call has been said of that one, but for the buffers.
+  [[nodiscard]] Plan* repeated(const Call& call, const CallOptions& options) noexcept;
   /// Checks the call; its Plan. `owned` is set where that is not cached.
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// The Plan for `key`; `owned` is set where it is not cached.
@@ -80,6 +80,7 @@ class CommunicatorImpl {
   std::mutex choices_mutex_;
   std::vector<std::pair<Collective, Choice>> choices_;  // for calls with counts: by the sum of those, as if shares were equal
   std::atomic<Plan*> last_plan_{nullptr};
+  std::array<std::atomic<Plan*>, kCollectiveKindCount> last_of_kind_{};
   std::array<std::byte, 64> barrier_bytes_{};  // input in front, output behind; all zero, whatever is folded
 };
 

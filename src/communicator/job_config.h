@@ -19,6 +19,7 @@ struct JobConfig {
   bool use_tcp = true;
   std::size_t tile_bytes = 64 << 10;
   int sockets_per_peer = 1;
+  bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;
   bool tuned = false;  ///< there is a table of measured times, and rank 0 has it
   std::string salt;    ///< random text that makes the keys of this job's links others than those of any job before it

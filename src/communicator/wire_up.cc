@@ -64,6 +64,9 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
+  const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 1);
+  if (!single_copy.ok()) return single_copy.status();
+  config.single_copy = *single_copy == 1;
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
@@ -218,6 +221,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, Com
     shm_options.job_id = config->job_id;
     shm_options.tile_bytes = config->tile_bytes;
     shm_options.slots = ring_slots(shm.peers.size());
+    shm_options.single_copy = config->single_copy;
     auto made = make_shm_transport(shm_options);
     if (!made.ok()) return made.status();
     shm.transport = std::move(made).value();

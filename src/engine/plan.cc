@@ -81,8 +81,8 @@ std::uint64_t fnv1a(std::span<const std::byte> bytes) {
 }
 
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology, std::size_t max_tile_bytes) {
-  const std::string words =
-      fmt::format("{} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes, program.message_chunks);
+  const std::string words = fmt::format("{} {} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes,
+                                        program.message_chunks, plan.shared_moves);
   return fnv1a(std::as_bytes(std::span(words)));
 }
 
@@ -171,6 +171,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   plan->key.algorithm = key.algorithm == nullptr ? nullptr : plan->forced_algorithm.c_str();
   plan->algorithm = program.algorithm;
   plan->ranks = context.topology->ranks();
+  plan->buffers = call_buffers(key.collective, plan->ranks, context.rank);
 
   const Collective& collective = key.collective;
   const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place,
@@ -294,6 +295,9 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     plan->one_shot_window = part.has_value();
     if (part) plan->window_part = *std::move(part);
     plan->shared_fold = program.algorithm == "direct" && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
+    // An algorithm that the call names is run as it is written.
+    plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, plan->ranks);
+    if (plan->shared_moves) plan->moves = window_moves(collective, plan->ranks, context.rank);
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      collective.type,

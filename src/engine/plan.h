@@ -12,7 +12,9 @@
 
 #include <shoal/status.h>
 
+#include "src/engine/call_buffers.h"
 #include "src/engine/signature.h"
+#include "src/engine/window_moves.h"
 #include "src/engine/window_part.h"
 #include "src/schedule/program.h"
 
@@ -99,6 +101,7 @@ struct Plan {
   std::vector<std::size_t> counts;  ///< storage behind key.collective.counts
   double predicted_us = 0;
   CallSignature signature;
+  CallBuffers buffers;
   std::size_t scratch_bytes = 0;
   int ranks = 1;
   std::vector<Instruction> instructions;
@@ -110,6 +113,8 @@ struct Plan {
   bool one_shot_window = false;                              ///< may run fused over the shared windows (see window_calls.h)
   WindowPart window_part;                                    ///< then: this rank's part
   bool shared_fold = false;                                  ///< may run fused where all buffers lie in shared memory
+  bool shared_moves = false;                                 ///< may run fused where all ranks reach all buffers
+  std::vector<WindowMove> moves;                             ///< then: this rank's part
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };
 

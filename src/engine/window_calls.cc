@@ -1,7 +1,11 @@
 #include "src/engine/window_calls.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
+
+#include <fmt/format.h>
 
 #include "src/engine/cpu_relax.h"
 
@@ -10,6 +14,8 @@ namespace shoal {
 using internal::Operation;
 
 namespace {
+
+constexpr auto kPatience = std::chrono::milliseconds(250);  // with those who write into this rank's memory
 
 /// Where the caller's data lies.
 Buffer input_of(const Plan& plan) {
@@ -45,15 +51,38 @@ void WindowCalls::push(Operation* operation) {
 }
 
 void WindowCalls::clear() {
+  const bool reached = !calls_.empty() && meets(*calls_.front()->plan) && calls_.front()->published;
   calls_.clear();
   undecided_ = false;
-  folding_ = nullptr;
+  met_in_ = nullptr;
+  if (!reached) return;
+  // Sequentially consistent, as are begin_writing()'s accesses: either the peer sees this, or the loop below sees the peer.
+  window_guard(window(rank_)).store(kGuardRevoked, std::memory_order_seq_cst);
+  const auto somebody_writes = [&] {
+    return std::ranges::any_of(
+        windows_, [&](const auto& each) { return (window_guard(each).load(std::memory_order_seq_cst) & kGuardWriting) != 0; });
+  };
+  const auto until = std::chrono::steady_clock::now() + kPatience;  // a peer that has died or been stopped may say so for ever
+  while (somebody_writes() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+}
+
+bool WindowCalls::begin_writing() noexcept {
+  window_guard(window(rank_)).store(kGuardWriting, std::memory_order_seq_cst);
+  const bool welcome = std::ranges::all_of(
+      windows_, [](const auto& each) { return (window_guard(each).load(std::memory_order_seq_cst) & kGuardRevoked) == 0; });
+  if (!welcome) end_writing();
+  return welcome;
+}
+
+void WindowCalls::end_writing() noexcept {
+  // release: what has been written comes before.
+  window_guard(window(rank_)).store(0, std::memory_order_release);
 }
 
 WindowCalls::Advance WindowCalls::advance() {
   if (calls_.empty()) return {};
   Operation* operation = calls_.front();
-  return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_shared_fold(operation);
+  return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_meeting(operation);
 }
 
 WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output,
@@ -108,6 +137,13 @@ bool WindowCalls::try_publish(const Contribution& mine, Advance& result) {
   slot.signature.store(mine.plan.signature);
   // release: orders payload and signature before the flag, for the peers' acquire in has_come().
   slot.flag.store(mine.flag, std::memory_order_release);
+  // While the others look at that.
+  if (!part.folds && part.own_take >= 0) {
+    const WindowPart::Take& own = part.takes[static_cast<std::size_t>(part.own_take)];
+    std::byte* target = mine.output + own.output_offset_bytes;
+    const std::byte* source = mine.input + own.offset_bytes;
+    if (own.size_bytes != 0 && target != source) std::memcpy(target, source, own.size_bytes);
+  }
   return true;
 }
 
@@ -170,15 +206,15 @@ bool WindowCalls::take_all(const Contribution& mine, Advance& result) {
   } else {
     for (std::size_t i = 0; i < part.takes.size(); ++i) {
       const WindowPart::Take& take = part.takes[i];
-      std::byte* target = mine.output + take.output_offset_bytes;
-      if (take.size_bytes != 0 && target != operands_[i]) std::memcpy(target, operands_[i], take.size_bytes);
+      if (take.size_bytes == 0 || static_cast<int>(i) == part.own_take) continue;
+      std::memcpy(mine.output + take.output_offset_bytes, operands_[i], take.size_bytes);
     }
   }
   ++one_shots_;
   return true;
 }
 
-WindowCalls::Advance WindowCalls::advance_shared_fold(Operation* operation) {
+WindowCalls::Advance WindowCalls::advance_meeting(Operation* operation) {
   Advance result;
   if (!operation->published) {
     if (!may_enter()) return result;
@@ -194,20 +230,21 @@ WindowCalls::Advance WindowCalls::advance_shared_fold(Operation* operation) {
     result.moved = true;
     return result;
   };
-  if (folding_ != operation) {
+  if (met_in_ != operation) {
     if (meeting_slot(window(rank_), meetings_).input == MeetingSlot::kOrdinary) return to_links();
     if (!all_entered(operation, result)) return result.to_links != nullptr ? to_links() : result;
     undecided_ = false;  // nothing has been pushed since
-    folding_ = operation;
-    folded_elements_ = share_start(operation->plan->key.collective.count, operation->plan->key.collective.type, rank_,
-                                   static_cast<int>(windows_.size()));
+    begin_part(operation);
     result.moved = true;
   }
   MeetingSlot& mine = meeting_slot(window(rank_), meetings_);
   const std::uint64_t flag = flag_of(*operation);
   if (mine.left.load(std::memory_order_relaxed) < flag) {  // only we write it
+    if (!begin_writing()) return result;                   // we shall hear why
+    const bool done = operation->plan->shared_fold ? fold_some(operation) : move_some(operation, result);
+    end_writing();
     result.moved = true;
-    if (!fold_some(operation)) return result;
+    if (!done) return result;
     // release: orders our writes into the peers' outputs, for the acquire below.
     mine.left.store(flag, std::memory_order_release);
     transport_->notify_peers();
@@ -216,10 +253,17 @@ WindowCalls::Advance WindowCalls::advance_shared_fold(Operation* operation) {
     if (meeting_slot(each, meetings_).left.load(std::memory_order_acquire) < flag) return result;
   }
   ++meetings_;
-  folding_ = nullptr;
+  met_in_ = nullptr;
   end(operation);
   result.moved = true;
   return result;
+}
+
+void WindowCalls::begin_part(Operation* operation) {
+  met_in_ = operation;
+  const Collective& call = operation->plan->key.collective;
+  if (operation->plan->shared_fold)
+    folded_elements_ = share_start(call.count, call.type, rank_, static_cast<int>(windows_.size()));
 }
 
 /// The slot is free: whoever is in the last meeting has decided the one before it. A rank whose buffers are ordinary ones could
@@ -233,10 +277,10 @@ bool WindowCalls::may_enter() const noexcept {
 /// Says where the buffers of the call lie.
 void WindowCalls::enter(Operation* operation) {
   const Plan& plan = *operation->plan;
-  const std::size_t bytes = plan.key.collective.input_bytes();
   MeetingSlot& mine = meeting_slot(window(rank_), meetings_);
-  const auto input = transport_->shared_offset(operation->at({Buffer::input, 0}), bytes);
-  const auto output = transport_->shared_offset(operation->at({Buffer::output, 0}), bytes);
+  const auto output = place_of(plan, operation->at({Buffer::output, 0}), plan.buffers.output_bytes);
+  const auto input =
+      input_of(plan) == Buffer::output ? output : place_of(plan, operation->at({Buffer::input, 0}), plan.buffers.input_bytes);
   mine.input = input && output ? *input : MeetingSlot::kOrdinary;
   mine.output = output.value_or(MeetingSlot::kOrdinary);
   mine.signature = plan.signature;
@@ -245,6 +289,20 @@ void WindowCalls::enter(Operation* operation) {
   mine.entered.store(last_meeting_, std::memory_order_release);
   transport_->notify_peers();
   operation->published = true;
+  // What needs nobody, while the others look at that. Should the call have to take the links, it is done twice.
+  move_ = 0;
+  moved_bytes_ = 0;
+  for (const auto& moves = plan.moves; move_ < moves.size() && moves[move_].way == WindowMove::Way::local; ++move_) {
+    static_cast<void>(move(operation, moves[move_], 0, moves[move_].size_bytes));  // cannot fail
+  }
+}
+
+std::optional<std::uint64_t> WindowCalls::place_of(const Plan& plan, const std::byte* data, std::size_t bytes) const {
+  if (bytes == 0) return 0;  // nobody asks for it
+  if (const auto offset = transport_->shared_offset(data, bytes)) return offset;
+  const auto address = reinterpret_cast<std::uint64_t>(data);
+  if (!plan.shared_moves || (address & MeetingSlot::kAddress) != 0 || !transport_->reaches_all_memory()) return std::nullopt;
+  return address | MeetingSlot::kAddress;
 }
 
 bool WindowCalls::all_entered(Operation* operation, Advance& result) {
@@ -269,6 +327,7 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
       result.to_links = operation;
       return false;
     }
+    if (operation->plan->shared_moves) continue;  // move() looks at the places
     if (static_cast<int>(r) == rank_) {
       inputs_[r] = operation->at({Buffer::input, 0});
       outputs_[r] = operation->at({Buffer::output, 0});
@@ -313,6 +372,49 @@ bool WindowCalls::fold_some(Operation* operation) {
   return folded_elements_ == end;
 }
 
+/// As many bytes as fit between two looks at deadlines and failures; true when all moves are done.
+bool WindowCalls::move_some(Operation* operation, Advance& result) {
+  const std::vector<WindowMove>& moves = operation->plan->moves;
+  std::size_t room = kBytesPerPass;
+  for (; move_ < moves.size(); ++move_, moved_bytes_ = 0) {
+    const std::size_t bytes = std::min(room, moves[move_].size_bytes - moved_bytes_);
+    if (bytes > 0) result.failure = move(operation, moves[move_], moved_bytes_, bytes);
+    if (!result.failure.ok()) return false;
+    room -= bytes;
+    moved_bytes_ += bytes;
+    if (moved_bytes_ < moves[move_].size_bytes) return false;
+  }
+  return true;
+}
+
+Status WindowCalls::move(Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes) {
+  const std::byte* source = operation->at({input_of(*operation->plan), what.source_bytes}) + done_bytes;
+  std::byte* target = operation->at({Buffer::output, what.target_bytes}) + done_bytes;
+  if (what.way != WindowMove::Way::local) {
+    const auto peer = static_cast<int>(what.peer);
+    const bool reads = what.way == WindowMove::Way::read;
+    const MeetingSlot& theirs = meeting_slot(window(peer), meetings_);
+    const std::uint64_t place =
+        (reads ? theirs.input : theirs.output) + (reads ? what.source_bytes : what.target_bytes) + done_bytes;
+    if ((place & MeetingSlot::kAddress) != 0) {
+      const std::uint64_t address = place & ~MeetingSlot::kAddress;
+      return reads ? transport_->copy_from(peer, address, target, bytes) : transport_->copy_to(peer, address, source, bytes);
+    }
+    std::byte* shared = transport_->shared_memory(peer, place, bytes);
+    if (shared == nullptr) {
+      return {StatusCode::internal,
+              fmt::format("rank {} names a place outside its shared memory; its memory is corrupt", peer)};
+    }
+    if (reads) {
+      source = shared;
+    } else {
+      target = shared;
+    }
+  }
+  if (source != target) device_->copy(target, source, bytes);  // the same: in place
+  return {};
+}
+
 void WindowCalls::reduce(const Plan& plan, std::byte* target, std::span<const std::byte* const> operands,
                          std::size_t count) const {
   const Collective& call = plan.key.collective;
@@ -345,7 +447,7 @@ bool WindowCalls::awaits(const Operation& operation, int rank) noexcept {
   }
   if (!operation.published) return false;
   const MeetingSlot& slot = meeting_slot(window(rank), meetings_);
-  return (folding_ == &operation ? slot.left : slot.entered).load(std::memory_order_acquire) < flag;
+  return (met_in_ == &operation ? slot.left : slot.entered).load(std::memory_order_acquire) < flag;
 }
 
 }  // namespace shoal

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -23,11 +24,21 @@ namespace shoal {
 /// up to kOneShotSlots - 1 calls ahead; it compares what the others say of a call with its own words later, at the latest when
 /// it writes the call's slot again.
 ///
-/// *direct*, where the buffers of all ranks lie in shared memory (mem_alloc): every rank says in its window where its buffers
-/// are. When all have, each folds its share of the message out of all inputs, in rank order, and writes the result into all
-/// outputs; when all have done so the call has ended. Nobody reads a share but the rank that folds it, so inputs may be
-/// outputs. If the buffers of one rank are ordinary ones, all ranks see it and take the links instead: what comes later has to
-/// wait until that is decided, since calls keep their order on the links.
+/// *Meetings*, for larger ones: every rank says in its window where its buffers are. When all have, each does its part in the
+/// others' memory; when all have done so the call has ended. If the others do not reach the buffers of one rank, all ranks see
+/// it and take the links instead: what comes later has to wait until that is decided, since calls keep their order on the
+/// links. Two kinds of calls meet:
+/// - *direct* all_reduce, where all buffers lie in shared memory (mem_alloc): each rank folds its share of the message out of
+/// all
+///   inputs, in rank order, and writes the result into all outputs. Nobody reads a share but the rank that folds it, so inputs
+///   may be outputs.
+/// - what only moves data (window_moves.h), where the system lets processes copy from and to each other's memory, or the
+/// buffers
+///   are shared: one copy.
+///
+/// Who writes into others' memory says so before it looks whether they have given up; who gives up says so and waits, for a
+/// quarter of a second at most, until nobody writes. So a call that has failed leaves buffers alone that belong to the caller
+/// again.
 ///
 /// Thread rule: the executor's driver.
 class WindowCalls {
@@ -42,9 +53,7 @@ class WindowCalls {
   [[nodiscard]] const OneShotRoom& room() const noexcept { return room_; }
   [[nodiscard]] std::string_view transport_name() const noexcept { return transport_->name(); }
   /// Whether a call with `plan` starts here.
-  [[nodiscard]] bool takes(const Plan& plan) const noexcept {
-    return available() && (plan.one_shot_window || plan.shared_fold);
-  }
+  [[nodiscard]] bool takes(const Plan& plan) const noexcept { return available() && (plan.one_shot_window || meets(plan)); }
 
   enum class Attempt { ended, published, held };
   /// Runs a one_shot call right here if what it needs of others comes within some `looks`: `ended`, and the result is there.
@@ -53,6 +62,7 @@ class WindowCalls {
   Attempt try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks);
 
   void push(internal::Operation* operation);
+  /// Gives all calls up. Afterwards nobody writes into the buffers of these calls.
   void clear();
   [[nodiscard]] std::size_t size() const noexcept { return calls_.size(); }
   [[nodiscard]] internal::Operation* front() noexcept { return calls_.front(); }
@@ -66,6 +76,7 @@ class WindowCalls {
     std::uint64_t sequence = 0;
     CallSignature theirs;
     CallSignature ours;
+    Status failure;  ///< set: a peer's memory cannot be reached
 
     /// `flag`: that of the call.
     void set_odd(std::size_t rank, const CallSignature& its, std::uint64_t flag, const CallSignature& own) noexcept {
@@ -88,6 +99,7 @@ class WindowCalls {
   static constexpr int kLooksAtOnce = 32;                  // before the processor is told that this is a loop that waits
   static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two looks at deadlines and failures
 
+  [[nodiscard]] static bool meets(const Plan& plan) noexcept { return plan.shared_fold || plan.shared_moves; }
   [[nodiscard]] std::span<std::byte> window(int rank) const noexcept { return windows_[static_cast<std::size_t>(rank)]; }
   /// What this rank gives to a one_shot call, and where it wants the result.
   struct Contribution {
@@ -107,12 +119,22 @@ class WindowCalls {
   /// Goes on to the next call that all others have begun.
   bool meet_next(Advance& result) noexcept;
   Advance advance_one_shot(internal::Operation* operation);
-  Advance advance_shared_fold(internal::Operation* operation);
+  Advance advance_meeting(internal::Operation* operation);
   [[nodiscard]] bool may_enter() const noexcept;
   void enter(internal::Operation* operation);
+  /// Where the others find a buffer of this rank; nothing where they do not.
+  [[nodiscard]] std::optional<std::uint64_t> place_of(const Plan& plan, const std::byte* data, std::size_t bytes) const;
   /// True when every rank has entered; or `to_links` or `odd_rank` is set.
   bool all_entered(internal::Operation* operation, Advance& result);
+  /// Starts this rank's part, once all have entered.
+  void begin_part(internal::Operation* operation);
   bool fold_some(internal::Operation* operation);
+  bool move_some(internal::Operation* operation, Advance& result);
+  /// Copies `bytes` of a move from `done_bytes` on.
+  Status move(internal::Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes);
+  /// Between the two this rank may write into the memory of others. False: one of them has given up.
+  bool begin_writing() noexcept;
+  void end_writing() noexcept;
   void reduce(const Plan& plan, std::byte* target, std::span<const std::byte* const> operands, std::size_t count) const;
   void end(internal::Operation* operation);
 
@@ -128,11 +150,13 @@ class WindowCalls {
   std::uint64_t met_ = 0;           // that all others have begun too, with the same words, for all this rank knows
   std::uint64_t last_meeting_ = 0;  // MeetingSlot::entered of the previous one; 0: there was none
   std::uint64_t meetings_ = 0;      // ended, here or on the links
-  // Of the shared fold under way, the first of the calls.
-  const internal::Operation* folding_ = nullptr;  // null until all have met
-  std::vector<const std::byte*> inputs_;          // by rank
-  std::vector<std::byte*> outputs_;               // by rank
-  std::vector<const std::byte*> operands_;        // by rank; scratch
+  // Of the meeting under way, the first of the calls.
+  const internal::Operation* met_in_ = nullptr;  // null until all have met
+  std::size_t move_ = 0;                         // under way
+  std::size_t moved_bytes_ = 0;                  // of it
+  std::vector<const std::byte*> inputs_;         // by rank
+  std::vector<std::byte*> outputs_;              // by rank
+  std::vector<const std::byte*> operands_;       // by rank; scratch
   std::size_t folded_elements_ = 0;
   alignas(64) std::array<std::byte, kBlockBytes> block_;
 };

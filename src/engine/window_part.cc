@@ -1,5 +1,7 @@
 #include "src/engine/window_part.h"
 
+#include <algorithm>
+
 #include "src/schedule/layout.h"
 
 namespace shoal {
@@ -31,18 +33,26 @@ std::size_t largest_bytes(const Collective& collective, int ranks) {
   return gives_share && collective.counts.empty() ? collective.input_bytes() : collective.message_bytes(ranks);
 }
 
+/// The most that a rank may give. What only moves goes other ways beyond: copying twice without a pipeline costs more.
+std::size_t most_bytes(CollectiveKind kind, const OneShotRoom& room) {
+  constexpr std::size_t kMostMoved = 32 << 10;
+  return kind == CollectiveKind::all_reduce ? room.large_bytes : std::min(room.large_bytes, kMostMoved);
+}
+
 }  // namespace
 
 std::optional<WindowPart> window_part(const Collective& collective, std::string_view algorithm, int ranks, int rank,
                                       const OneShotRoom& room) {
   const std::size_t largest = largest_bytes(collective, ranks);
-  // Whoever waits for nobody may be many calls ahead where the places are small. Where all wait for all, two places do, and
-  // these stay in the caches.
-  const bool large = collective.kind == CollectiveKind::all_reduce;
-  if (largest > (large ? room.large_bytes : room.small_bytes) || !serves(collective, algorithm, ranks)) return std::nullopt;
+  if (largest > most_bytes(collective.kind, room) || !serves(collective, algorithm, ranks)) return std::nullopt;
 
   WindowPart part;
-  if (largest > OneShotSlot::kInlineBytes) part.place = large ? OneShotPlace::large : OneShotPlace::small;
+  if (largest > OneShotSlot::kInlineBytes) {
+    // With many small places, whoever waits for nobody may be many calls ahead. Where all wait for all, two places do, and stay
+    // in the caches better.
+    const bool large = collective.kind == CollectiveKind::all_reduce || largest > room.small_bytes;
+    part.place = large ? OneShotPlace::large : OneShotPlace::small;
+  }
   part.folds = reduces(collective.kind);
   const std::size_t message = collective.message_bytes(ranks);
   const bool at_root = rank == collective.root;
@@ -89,6 +99,9 @@ std::optional<WindowPart> window_part(const Collective& collective, std::string_
       part.gives_bytes = at_root ? message : 0;
       part.takes.push_back({root, start_of(rank), 0, share_of(rank)});
       break;
+  }
+  for (std::size_t i = 0; i < part.takes.size(); ++i) {
+    if (part.takes[i].rank == static_cast<std::uint32_t>(rank)) part.own_take = static_cast<int>(i);
   }
   return part;
 }

@@ -28,6 +28,7 @@ struct WindowPart {
   /// In ascending order of the ranks, this one among them where its own input counts. Of no bytes where only the agreement
   /// matters. Ranks that do not appear are not waited for.
   std::vector<Take> takes;
+  int own_take = -1;  ///< which of them is this rank's own; -1: none
 };
 
 /// The part of `rank` in a call that a Program of `algorithm` was chosen for; nothing where such a call takes the links. All

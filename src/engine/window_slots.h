@@ -1,4 +1,5 @@
-// What the ranks of a node write into their shared windows: what they give to one_shot calls, and where a call's buffers lie.
+// What the ranks of a node write into their shared windows: what they give to one_shot calls, and where the buffers of
+// larger calls lie.
 //
 //   window = one-shot slot x 16 | small place x 16 | large place x 2 | meeting slot x 2
 //
@@ -51,15 +52,18 @@ struct alignas(64) OneShotSlot {
 static_assert(sizeof(OneShotSlot) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "the flags are shared between processes");
 
-/// Where the buffers of a rank's call lie, as Transport::shared_memory() understands it.
+/// Where the buffers of a rank's call lie: in memory that all ranks share, as Transport::shared_memory() understands it, or,
+/// where kAddress is set, anywhere in the rank's process.
 struct alignas(64) MeetingSlot {
-  static constexpr std::uint64_t kOrdinary = ~std::uint64_t{0};  ///< as input: not in shared memory
+  static constexpr std::uint64_t kOrdinary = ~std::uint64_t{0};      ///< as input: the others do not reach what they need
+  static constexpr std::uint64_t kAddress = std::uint64_t{1} << 63;  ///< the rest is an address
 
   std::atomic<std::uint64_t> entered;  ///< sequence of the call + 1, written after what follows
   CallSignature signature;
   std::uint64_t input;
   std::uint64_t output;
-  std::atomic<std::uint64_t> left;  ///< sequence of the call + 1, when the rank has written its share everywhere
+  std::atomic<std::uint64_t> left;   ///< sequence of the call + 1, when the rank has done its part everywhere
+  std::atomic<std::uint64_t> guard;  ///< see window_guard()
 };
 static_assert(sizeof(MeetingSlot) == 64);
 
@@ -101,5 +105,10 @@ inline std::byte* one_shot_data(std::span<std::byte> window, const OneShotRoom& 
 inline MeetingSlot& meeting_slot(std::span<std::byte> window, std::uint64_t count) noexcept {
   return *reinterpret_cast<MeetingSlot*>(window.data() + window.size() - (2 - count % 2) * sizeof(MeetingSlot));
 }
+
+/// What a rank says of writing into the memory of others, for as long as the communicator lives: only it changes the word.
+inline std::atomic<std::uint64_t>& window_guard(std::span<std::byte> window) noexcept { return meeting_slot(window, 0).guard; }
+inline constexpr std::uint64_t kGuardWriting = 1;  ///< it may be writing at this moment
+inline constexpr std::uint64_t kGuardRevoked = 2;  ///< it has given up: its memory is not to be written any more
 
 }  // namespace shoal

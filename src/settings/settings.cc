@@ -29,6 +29,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
+    Setting{"SHOAL_SINGLE_COPY", "1",
+            "0: never copy straight between the memories of two processes of a host, even where the system permits it (rank "
+            "0's counts)"},
     Setting{"SHOAL_CORES", "",
             "cores that the ranks of this host have together, for example 0.5 where hosts are emulated; as found otherwise"},
     Setting{"SHOAL_TUNING", "",

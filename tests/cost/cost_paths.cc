@@ -150,14 +150,41 @@ void tile_tcp(const Counter& counter) {
   count_tile(counter, Pair(end(0), end(1)));
 }
 
+/// One small call of one of two ranks of a host.
+using SmallCall = Status (*)(Communicator&);
+
+Status small_all_reduce(Communicator& communicator) {
+  static std::array<float, 2> buffer{1, 2};
+  return communicator.all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max);
+}
+Status small_all_gather(Communicator& communicator) {
+  static const std::array<float, 2> input{1, 2};
+  static std::array<float, 4> output;
+  return communicator.all_gather(input.data(), output.data(), input.size(), DataType::float32);
+}
+Status small_scatter(Communicator& communicator) {
+  static const std::array<float, 4> input{1, 2, 3, 4};
+  static std::array<float, 2> output;
+  return communicator.scatter(input.data(), output.data(), output.size(), DataType::float32, 1);
+}
+
+struct NamedCall {
+  const char* name;
+  SmallCall call;
+};
+constexpr NamedCall kSmallCalls[] = {
+    {"all_reduce", small_all_reduce}, {"all_gather", small_all_gather}, {"scatter", small_scatter}};
+
 /// The counted rank comes last, so that it finds what it needs; `before` leaves the peer the time to come first. The peer must
 /// not run under callgrind, which would let one of the two wait for the other: it is a process of its own, made by exec.
-void all_reduce_shm(const Counter& counter) {
+template <int kCall>
+void call_shm(const Counter& counter) {
+  const auto [name, call] = kSmallCalls[kCall];
   std::string folder = "/tmp/shoal-cost-XXXXXX";
   if (::mkdtemp(folder.data()) == nullptr) fail("no temporary folder");
   const pid_t peer = ::fork();
   if (peer == 0) {
-    ::execl(program, program, "peer", std::to_string(counter.calls()).c_str(), folder.c_str(), nullptr);
+    ::execl(program, program, "peer", std::to_string(counter.calls()).c_str(), folder.c_str(), name, nullptr);
     ::_exit(127);
   }
   CommunicatorOptions options;
@@ -165,11 +192,8 @@ void all_reduce_shm(const Counter& counter) {
   {
     const auto store = require(make_file_store(folder));
     const auto communicator = require(Communicator::create(*store, 0, 2, options));
-    std::array<float, 2> buffer{1, 2};
     const auto let_the_peer_come = [] { std::this_thread::sleep_for(std::chrono::milliseconds(4)); };
-    counter.count(let_the_peer_come, [&] {
-      require(communicator->all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max));
-    });
+    counter.count(let_the_peer_come, [&, call = call] { require(call(*communicator)); });
   }
   int status = 0;
   ::waitpid(peer, &status, 0);
@@ -177,14 +201,13 @@ void all_reduce_shm(const Counter& counter) {
   if (status != 0) fail("the peer failed");
 }
 
-int run_peer(int calls, const std::string& folder) {
+int run_peer(int calls, const std::string& folder, const std::string& name) {
   CommunicatorOptions options;
   options.transports = "shm";
   const auto store = require(make_file_store(folder));
   const auto communicator = require(Communicator::create(*store, 1, 2, options));
-  std::array<float, 2> buffer{3, 4};
-  for (int i = 0; i < calls; ++i) {
-    require(communicator->all_reduce(buffer.data(), buffer.data(), buffer.size(), DataType::float32, ReduceOp::max));
+  for (const NamedCall& each : kSmallCalls) {
+    for (int i = 0; name == each.name && i < calls; ++i) require(each.call(*communicator));
   }
   return 0;
 }
@@ -240,7 +263,9 @@ struct Path {
   void (*run)(const Counter&);
 };
 constexpr Path kPaths[] = {
-    {"all_reduce_8_bytes_shm", all_reduce_shm},
+    {"all_reduce_8_bytes_shm", call_shm<0>},
+    {"all_gather_8_bytes_shm", call_shm<1>},
+    {"scatter_8_bytes_shm", call_shm<2>},
     {"tile_shm", tile_shm},
     {"tile_tcp", tile_tcp},
     {"plan_look_up", plan_look_up},
@@ -261,7 +286,7 @@ constexpr int kCompilerVersion = __GNUC__;
 int main(int argc, char** argv) {
   program = argv[0];
   const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "peer" && argc == 4) return run_peer(std::atoi(argv[2]), argv[3]);
+  if (what == "peer" && argc == 5) return run_peer(std::atoi(argv[2]), argv[3], argv[4]);
   if (what == "compiler") return fmt::print("{} {}\n", kCompiler, kCompilerVersion), 0;
   for (const Path& path : kPaths) {
     if (what == "paths") fmt::print("{}\n", path.name);

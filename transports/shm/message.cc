@@ -73,11 +73,17 @@ Received receive_message(int socket) {
   header.msg_iov = &bytes;
   header.msg_iovlen = 1;
   header.msg_control = control;
-  header.msg_controllen = sizeof(control);
   ssize_t size;
-  do {
-    size = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
+  const auto receive = [&] {
+    header.msg_controllen = sizeof(control);
+    do {
+      size = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    } while (size < 0 && errno == EINTR);
+  };
+  receive();
+  // The kernel says that the peer has closed also where it found nothing, and then the peer has sent its last message and
+  // closed.
+  if (size == 0) receive();
   if (size < 0) {
     received.outcome = errno == EAGAIN || errno == EWOULDBLOCK ? ReceiveOutcome::nothing : ReceiveOutcome::closed;
     return received;

@@ -13,6 +13,7 @@
 #include <shoal/status.h>
 
 #include "transports/shm/descriptor.h"
+#include "transports/shm/process_memory.h"
 
 namespace shoal::shm {
 
@@ -30,6 +31,7 @@ struct Message {
   std::int32_t code = 0;                    ///< refusal: StatusCode
   std::uint32_t has_life = 0;               ///< hello, member: a pidfd follows the eventfd
   std::uint32_t has_arena = 0;              ///< hello, member: the file of the arena comes last
+  ProcessMark mark;                         ///< hello, member: whose memory it is
   std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
   std::uint64_t tile_bytes = 0;             ///< hello
   std::uint64_t slots = 0;                  ///< hello

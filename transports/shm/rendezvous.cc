@@ -69,6 +69,7 @@ std::size_t position_of(const std::vector<int>& ranks, int rank) {
 bool send_member(int socket, Message message, const Member& member) {
   message.has_life = member.life.valid() ? 1 : 0;
   message.has_arena = member.arena.valid() ? 1 : 0;
+  message.mark = member.mark;
   return send_message(socket, message, {member.wake.get(), member.life.get(), member.arena.get()});
 }
 
@@ -78,6 +79,7 @@ bool take_member(Received& received, Member& member) {
   if (received.descriptors.size() != 1U + (message.has_life != 0) + (message.has_arena != 0)) return false;
   std::size_t next = 0;
   member.wake = std::move(received.descriptors[next++]);
+  member.mark = message.mark;
   if (message.has_life != 0) member.life = std::move(received.descriptors[next++]);
   if (message.has_arena != 0) member.arena = std::move(received.descriptors[next]);
   return true;

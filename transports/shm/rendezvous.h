@@ -22,17 +22,20 @@
 #include <shoal/status.h>
 
 #include "transports/shm/descriptor.h"
+#include "transports/shm/process_memory.h"
 #include "transports/shm/segment.h"
 
 namespace shoal::shm {
 
 inline constexpr int kMaxRanks = 1024;
 
-/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end, in `arena` they read.
+/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end, in `arena` they
+/// read, by `mark` they know its memory.
 struct Member {
   Descriptor wake;   ///< eventfd
   Descriptor life;   ///< pidfd; invalid where the kernel has none
   Descriptor arena;  ///< file of its arena (arena.h); invalid where it has none
+  ProcessMark mark;  ///< by which others find its memory
 };
 
 /// What every rank holds when the group is complete.

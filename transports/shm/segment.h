@@ -18,7 +18,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 /// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
 struct SegmentHeader {
@@ -39,6 +39,7 @@ struct alignas(kLineBytes) RankBlock {
   std::atomic<std::uint32_t> sleeping;      ///< 1 while the rank may block; set by it, cleared by it or by the one who wakes it
   std::atomic<std::uint32_t> closed;        ///< 1 when the rank has closed its end; set by it, once
   std::atomic<std::uint32_t> reads_arenas;  ///< 1 when the rank has mapped the arenas of all others; set by it, once
+  std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all others; set by it, once
 };
 
 /// Where the parts lie. A value; every rank computes it from the same numbers.

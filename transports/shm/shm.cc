@@ -1,6 +1,7 @@
 #include "transports/shm/shm.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -9,11 +10,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "transports/shm/arena.h"
+#include "transports/shm/process_memory.h"
 #include "transports/shm/rendezvous.h"
 #include "transports/shm/ring.h"
 #include "transports/shm/segment.h"
@@ -162,7 +165,9 @@ class ShmTransport final : public Transport {
         listener_(std::move(listener)),
         self_(std::move(self)),
         epoll_(std::move(epoll)),
-        owner_(::getpid()) {}
+        owner_(::getpid()) {
+    if (options_.single_copy) self_.mark = own_mark();
+  }
 
   ~ShmTransport() override {
     // A forked child that drops its copy must not close the parent's end.
@@ -201,6 +206,7 @@ class ShmTransport final : public Transport {
     session_->group = std::move(group).value();
     if (Status status = watch_members(); !status.ok()) return status;
     map_arenas();
+    try_memory();
 
     std::vector<std::unique_ptr<Link>> links;
     for (const int peer : peers) links.push_back(std::make_unique<ShmLink>(session_, peer, position_of(peer), position_));
@@ -259,6 +265,26 @@ class ShmTransport final : public Transport {
     return session_->arenas[position].at(offset, bytes);
   }
 
+  [[nodiscard]] bool reaches_all_memory() const noexcept override {
+    if (reaches_all_memory_ || session_ == nullptr) return reaches_all_memory_;
+    for (std::size_t i = 0; i < ranks_.size(); ++i) {
+      // Acquires nothing: see try_memory().
+      if (segment().block(i).reaches_memory.load(std::memory_order_relaxed) == 0) return false;
+    }
+    return reaches_all_memory_ = true;
+  }
+  Status copy_from(int rank, std::uint64_t address, std::byte* target, std::size_t bytes) override {
+    const std::size_t position = position_of(rank);
+    const int error = read_process(session_->group.members[position].mark.pid, address, target, bytes);
+    return error == 0 ? Status() : memory_error("reading", position, bytes, error);
+  }
+  Status copy_to(int rank, std::uint64_t address, const std::byte* source, std::size_t bytes) override {
+    const std::size_t position = position_of(rank);
+    const Member& member = session_->group.members[position];
+    const int error = has_ended(member) ? ESRCH : write_process(member.mark.pid, address, source, bytes);
+    return error == 0 ? Status() : memory_error("writing", position, bytes, error);
+  }
+
   void notify_peers() override {
     if (session_ == nullptr) return;
     // Orders the caller's writes to its window before the looks at who sleeps; pairs with the fence in prepare_wait().
@@ -303,7 +329,7 @@ class ShmTransport final : public Transport {
     const auto copy = [](const Descriptor& from) {
       return Descriptor(from.valid() ? ::fcntl(from.get(), F_DUPFD_CLOEXEC, 0) : -1);
     };
-    return {copy(member.wake), copy(member.life), copy(member.arena)};
+    return {copy(member.wake), copy(member.life), copy(member.arena), member.mark};
   }
 
   /// Lets wait_fd() show the end of peers; the own eventfd is there from the start.
@@ -338,6 +364,31 @@ class ShmTransport final : public Transport {
     }
     // Orders nothing: whoever reads it sends references through the ring, and it is this rank that looks them up.
     if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
+  }
+
+  /// Finds out whether this rank may copy from and to the memory of all others.
+  void try_memory() {
+    if (!options_.single_copy) return;
+    const std::vector<Member>& members = session_->group.members;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (i != position_ && !reaches(members[i].mark)) return;
+    }
+    // Orders nothing: it says only what this rank can do with addresses that it is told from now on.
+    segment().block(position_).reaches_memory.store(1, std::memory_order_relaxed);
+  }
+
+  /// The peer at `position` and what the system says about its memory, in words.
+  [[nodiscard]] Status memory_error(const char* what, std::size_t position, std::size_t bytes, int error) const {
+    return {error == ESRCH || error == EFAULT ? StatusCode::peer_failed : StatusCode::system_error,
+            "shm: " + std::string(what) + " " + std::to_string(bytes) + " bytes of the memory of rank " +
+                std::to_string(ranks_[position]) + ": " + std::strerror(error) +
+                "; SHOAL_SINGLE_COPY=0 does without such copies"};
+  }
+
+  /// Its process has ended, so its identifier may mean another one soon.
+  [[nodiscard]] bool has_ended(const Member& member) const noexcept {
+    pollfd life{member.life.get(), POLLIN, 0};
+    return member.life.valid() && ::poll(&life, 1, 0) > 0;
   }
 
   /// Every rank of the group has mapped the arenas of all others.
@@ -400,7 +451,8 @@ class ShmTransport final : public Transport {
   bool connected_ = false;
   std::vector<int> ranks_;  ///< the group, sorted
   std::size_t position_ = 0;
-  std::shared_ptr<Session> session_;  ///< null until connected
+  std::shared_ptr<Session> session_;         ///< null until connected
+  mutable bool reaches_all_memory_ = false;  ///< what reaches_all_memory() has found
   std::uint32_t known_closures_ = 0;
   unsigned idle_calls_ = 0;
   bool broke_while_waiting_ = false;  ///< finish_wait() saw a link break; the next progress() reports it

@@ -18,6 +18,7 @@ struct ShmOptions {
   std::size_t tile_bytes = 64 * 1024;     ///< largest payload of a tile: 1 byte .. 64 MiB
   int slots = 16;                         ///< tiles that fit between a sender and a receiver: 2 .. 4096
   std::size_t window_bytes = 200 * 1024;  ///< shared_window() of each rank, rounded up to a page; 0 = none; at most 1 GiB
+  bool single_copy = true;  ///< copy straight between the memories of processes where the system permits it; need not agree
 };
 
 /// Makes this rank's end. The memory is an unnamed file (memfd) that the lowest rank of the group creates when all have come

@@ -1,0 +1,308 @@
+// Calls that move data straight between the memories of the ranks' processes: right results, all ways back to the links, and
+// buffers that are left alone once a call has failed.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/engine/window_moves.h"
+#include "tests/multiprocess/call_model.h"
+#include "tests/multiprocess/ranks.h"
+#include "tests/multiprocess/shared_buffer.h"
+#include "transports/shm/process_memory.h"
+
+namespace {
+
+/// What the system calls below do in this process.
+struct System {
+  bool denies = false;
+  std::chrono::milliseconds write_takes{0};
+  std::atomic<int> copies{0};
+};
+System shared_system;
+
+ssize_t copy(long number, pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
+             unsigned long remote_count) {
+  if (shared_system.denies) {
+    errno = EPERM;
+    return -1;
+  }
+  ++shared_system.copies;
+  return ::syscall(number, pid, local, local_count, remote, remote_count, 0UL);
+}
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
+                                    unsigned long remote_count, unsigned long) {
+  return copy(SYS_process_vm_readv, pid, local, local_count, remote, remote_count);
+}
+extern "C" ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
+                                     unsigned long remote_count, unsigned long) {
+  std::this_thread::sleep_for(shared_system.write_takes);
+  return copy(SYS_process_vm_writev, pid, local, local_count, remote, remote_count);
+}
+
+namespace shoal {
+namespace {
+
+using testing::expect_ranks;
+using testing::ModelBuffers;
+using testing::ModelCall;
+using testing::TestBuffer;
+
+/// Whether this machine lets a process reach the memory of another one, so that the tests mean something.
+bool permitted() {
+  const shm::ProcessMark mark = shm::own_mark();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(shm::reaches(mark) ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return status == 0;
+}
+
+#define SKIP_UNLESS_PERMITTED() \
+  if (!permitted()) GTEST_SKIP() << "this system does not let processes copy from each other's memory"
+
+CommunicatorOptions over_shm() {
+  CommunicatorOptions options;
+  options.transports = "shm";
+  options.timeout = std::chrono::seconds(50);
+  return options;
+}
+
+constexpr CollectiveKind kKinds[] = {CollectiveKind::broadcast, CollectiveKind::all_gather, CollectiveKind::gather,
+                                     CollectiveKind::scatter, CollectiveKind::all_to_all};
+
+/// Calls of all kinds around the size from which they are done so, and far above it. Empty, or what is wrong.
+std::string make_calls(Communicator& c) {
+  std::mt19937_64 random(11);  // all ranks draw the same
+  const auto ranks = static_cast<std::size_t>(c.size());
+  std::uint64_t id = 0;
+  for (const std::size_t share : {std::size_t{4095}, std::size_t{9'001}, std::size_t{16'384}, std::size_t{200'000}}) {
+    for (const CollectiveKind kind : kKinds) {
+      for (const bool in_place : {false, true}) {
+        if (in_place && (kind == CollectiveKind::all_to_all || kind == CollectiveKind::broadcast)) continue;
+        ModelCall call;
+        call.id = ++id;
+        call.kind = kind;
+        call.root = static_cast<int>(random() % ranks);
+        call.ranks = c.size();
+        call.count = share;
+        call.in_place = in_place;
+        if (kind != CollectiveKind::all_to_all && kind != CollectiveKind::broadcast && random() % 2 == 0) {
+          call.shares.assign(ranks, share);
+          call.shares[random() % ranks] = 0;
+          call.shares[random() % ranks] += share / 2 + 1;
+          call.count = 0;
+          for (const std::size_t each : call.shares) call.count += each;
+        }
+        const ModelBuffers buffers(call, c.rank());
+        auto work = testing::make_call(c, call, buffers);
+        if (!work.ok()) return fmt::format("{}: {}", call.text(), work.status().to_string());
+        if (const Status status = work->wait(); !status.ok()) return fmt::format("{}: {}", call.text(), status.to_string());
+        if (const std::string wrong = buffers.check(); !wrong.empty()) return fmt::format("{}: {}", call.text(), wrong);
+      }
+    }
+  }
+  return {};
+}
+
+class SingleCopy : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(, SingleCopy, ::testing::Values(2, 3, 4), ::testing::PrintToStringParamName());
+
+TEST_P(SingleCopy, GivesWhatTheModelSays) {
+  SKIP_UNLESS_PERMITTED();
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    const int before = shared_system.copies;
+    if (std::string wrong = make_calls(c); !wrong.empty()) return wrong;
+    return shared_system.copies > before ? "" : "nothing went straight from memory to memory";
+  });
+}
+
+TEST_P(SingleCopy, IsDoneWithoutWhereTheSystemDeniesIt) {
+  const auto outcomes = testing::run_ranks(GetParam(), [](int rank, int size, const std::string& directory) -> std::string {
+    shared_system.denies = rank == 0;  // one of them is enough
+    auto c = testing::join(directory, rank, size, over_shm());
+    if (!c.ok()) return c.status().to_string();
+    const int before = shared_system.copies;
+    if (std::string wrong = make_calls(**c); !wrong.empty()) return wrong;
+    return shared_system.copies == before ? "" : "a rank copied although another one cannot";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+TEST_P(SingleCopy, IsSwitchedOffByASetting) {
+  ::setenv("SHOAL_SINGLE_COPY", "0", 1);
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    const int before = shared_system.copies;
+    if (std::string wrong = make_calls(c); !wrong.empty()) return wrong;
+    return shared_system.copies == before ? "" : "it copied all the same";
+  });
+  ::unsetenv("SHOAL_SINGLE_COPY");
+}
+
+// Memory from mem_alloc on some ranks, ordinary memory on others.
+TEST_P(SingleCopy, ServesMixturesOfMemory) {
+  SKIP_UNLESS_PERMITTED();
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    constexpr std::size_t kCount = 70'001;
+    const auto ranks = static_cast<std::size_t>(c.size());
+    for (unsigned mixture = 0; mixture < 1U << (2 * ranks); mixture += 3) {
+      const TestBuffer<std::uint32_t> input(kCount, (mixture >> (2 * c.rank()) & 1) != 0, 1);
+      const TestBuffer<std::uint32_t> output(kCount * ranks, (mixture >> (2 * c.rank()) & 2) != 0, 3);
+      for (std::size_t i = 0; i < kCount; ++i)
+        input[i] = static_cast<std::uint32_t>(i * 7 + mixture) + static_cast<unsigned>(c.rank());
+      const int root = static_cast<int>(mixture % ranks);
+      if (Status status = c.gather(input.data(), output.data(), kCount, DataType::uint32, root); !status.ok())
+        return status.to_string();
+      if (Status status = c.broadcast(output.data(), kCount * ranks, DataType::uint32, root); !status.ok())
+        return status.to_string();
+      for (std::size_t r = 0; r < ranks; ++r) {
+        for (std::size_t i = 0; i < kCount; ++i) {
+          if (output[r * kCount + i] != static_cast<std::uint32_t>(i * 7 + mixture + r))
+            return fmt::format("mixture {}: share {} element {} is {}", mixture, r, i, output[r * kCount + i]);
+        }
+      }
+    }
+    return {};
+  });
+}
+
+TEST_P(SingleCopy, ServesManyCallsInFlight) {
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    std::mt19937_64 random(5);
+    std::vector<ModelCall> calls(80);
+    std::vector<std::unique_ptr<ModelBuffers>> buffers;
+    std::vector<Work> works;
+    for (std::size_t k = 0; k < calls.size(); ++k) {
+      calls[k] = testing::random_call(random, c.size(), random() % 2 == 0 ? 500 : 80'000);
+      calls[k].async = true;
+      buffers.push_back(std::make_unique<ModelBuffers>(calls[k], c.rank()));
+      auto work = testing::make_call(c, calls[k], *buffers[k]);
+      if (!work.ok()) return work.status().to_string();
+      works.push_back(*work);
+    }
+    for (std::size_t k = 0; k < calls.size(); ++k) {
+      if (const Status status = works[k].wait(); !status.ok()) return status.to_string();
+      if (const std::string wrong = buffers[k]->check(); !wrong.empty()) return fmt::format("{}: {}", calls[k].text(), wrong);
+    }
+    return {};
+  });
+}
+
+// Rank 1 is slow in writing into rank 0's memory; rank 0's patience ends before. From then on its buffer belongs to the caller.
+TEST(SingleCopyFailure, LeavesTheBuffersOfAFailedCallAlone) {
+  SKIP_UNLESS_PERMITTED();
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, over_shm());
+    if (!c.ok()) return c.status().to_string();
+    constexpr std::size_t kCount = 100'000;
+    std::vector<std::uint8_t> share(kCount, std::uint8_t{7});
+    std::vector<std::uint8_t> all(rank == 0 ? kCount * 2 : 0);
+    if (rank == 1) shared_system.write_takes = std::chrono::milliseconds(150);
+    CallOptions options;
+    if (rank == 0) options.timeout = std::chrono::milliseconds(50);
+    const Status status = (*c)->gather(share.data(), all.data(), kCount, DataType::uint8, 0, options);
+    if (rank == 1) return {};
+    if (status.code() != StatusCode::timeout) return "rank 0: " + status.to_string();
+    std::fill(all.begin(), all.end(), std::uint8_t{1});
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    return std::all_of(all.begin(), all.end(), [](std::uint8_t byte) { return byte == 1; }) ? "" : "the buffer was written";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+TEST(ProcessMemory, IsReachedOnlyByTheRightMark) {
+  SKIP_UNLESS_PERMITTED();
+  const shm::ProcessMark mark = shm::own_mark();
+  EXPECT_TRUE(shm::reaches(mark));
+  shm::ProcessMark wrong = mark;
+  wrong.value ^= 1;
+  EXPECT_FALSE(shm::reaches(wrong));
+  wrong = mark;
+  wrong.address = 8;
+  EXPECT_FALSE(shm::reaches(wrong));
+  wrong = mark;
+  wrong.pid = 0;
+  EXPECT_FALSE(shm::reaches(wrong));
+}
+
+TEST(ProcessMemory, SaysWhereTheOthersMemoryEnds) {
+  SKIP_UNLESS_PERMITTED();
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  auto* memory = static_cast<std::byte*>(::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(memory, MAP_FAILED);
+  ASSERT_EQ(::munmap(memory + page, page), 0);
+  std::vector<std::byte> own(2 * page, std::byte{9});
+  const auto address = reinterpret_cast<std::uint64_t>(memory);
+  EXPECT_EQ(shm::write_process(::getpid(), address, own.data(), page), 0);
+  EXPECT_EQ(memory[page - 1], std::byte{9});
+  EXPECT_EQ(shm::write_process(::getpid(), address, own.data(), 2 * page), EFAULT);
+  EXPECT_EQ(shm::read_process(::getpid(), address, own.data(), 2 * page), EFAULT);
+  ::munmap(memory, page);
+}
+
+// Whatever the shape: every byte of every output is written once, from where it has to come.
+TEST(WindowMoves, FillEveryOutputOnce) {
+  for (const CollectiveKind kind : kKinds) {
+    for (int ranks = 2; ranks <= 7; ++ranks) {
+      for (const std::size_t count : {std::size_t{32 << 10}, std::size_t{50'001}}) {
+        const Collective collective{kind, count, DataType::uint8, ReduceOp::sum, ranks / 2};
+        ASSERT_TRUE(moves_serve(collective, ranks));
+        const auto p = static_cast<std::size_t>(ranks);
+        const bool shares = kind != CollectiveKind::broadcast;
+        // outputs[rank][byte]: from which rank's input it comes, and from where there.
+        const auto nobody = std::pair(-1, std::size_t{0});
+        std::vector outputs(p, std::vector(shares ? count * p : count, nobody));
+        for (int rank = 0; rank < ranks; ++rank) {
+          for (const WindowMove& move : window_moves(collective, ranks, rank)) {
+            const bool writes = move.way == WindowMove::Way::write;
+            const bool reads = move.way == WindowMove::Way::read;
+            auto& output = outputs[writes ? move.peer : static_cast<std::size_t>(rank)];
+            const int from = reads ? static_cast<int>(move.peer) : rank;
+            for (std::size_t i = 0; i < move.size_bytes; ++i) {
+              ASSERT_EQ(output[move.target_bytes + i], nobody);
+              output[move.target_bytes + i] = {from, move.source_bytes + i};
+            }
+          }
+        }
+        for (std::size_t rank = 0; rank < p; ++rank) {
+          const bool at_root = static_cast<int>(rank) == collective.root;
+          for (std::size_t i = 0; i < outputs[rank].size(); ++i) {
+            const auto source = static_cast<int>(i / count);
+            auto wanted = nobody;
+            if (kind == CollectiveKind::all_gather || (kind == CollectiveKind::gather && at_root)) wanted = {source, i % count};
+            if (kind == CollectiveKind::all_to_all) wanted = {source, rank * count + i % count};
+            if (kind == CollectiveKind::scatter && i < count) wanted = {collective.root, rank * count + i};
+            if (kind == CollectiveKind::broadcast && !at_root) wanted = {collective.root, i};
+            ASSERT_EQ(outputs[rank][i], wanted) << to_string(kind) << " rank " << rank << " byte " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shoal
