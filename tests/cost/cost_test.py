@@ -65,6 +65,12 @@ class Budgets(unittest.TestCase):
     def test_all_reduce_of_8_bytes_between_two_ranks_of_a_host(self):
         self.check("all_reduce_8_bytes_shm")
 
+    def test_all_gather_of_8_bytes_between_two_ranks_of_a_host(self):
+        self.check("all_gather_8_bytes_shm")
+
+    def test_scatter_of_8_bytes_between_two_ranks_of_a_host(self):
+        self.check("scatter_8_bytes_shm")
+
     def test_a_tile_through_shared_memory(self):
         self.check("tile_shm")
 
