@@ -35,6 +35,7 @@ struct Stage {
   Shares (*shares)(std::size_t members, std::uint32_t lane, std::uint32_t first);
   void (*reduce_scatter)(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
   void (*all_gather)(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
+  bool one_strand = false;  ///< inside nodes: the message stays whole and goes through the first rank of each node
 };
 
 template <std::size_t count>
@@ -65,8 +66,16 @@ void in_one_go(ProgramBuilder& program, std::span<const int> members, const Shar
 }
 void is_done(ProgramBuilder&, std::span<const int>, const Shares&) {}
 
-// The first kNodeStages take shares as they come, so they serve inside a node too.
-constexpr std::array kStages{
+// Those that take shares as they come serve inside a node too. The last of them is direct where one rank owns all: what costs
+// by the message rather than by the byte is best sent over the wire by a single rank of each node.
+constexpr std::array kNodeStages{
+    Stage{"direct", one_a_member, one_chunk_each, direct_reduce_scatter, direct_all_gather},
+    Stage{"ring", one_a_member, ring_shares, ring_reduce_scatter, ring_all_gather},
+    Stage{"circulant", one_a_member, one_chunk_each, circulant_reduce_scatter, circulant_all_gather},
+    Stage{"recursive_halving", one_a_player, halving_shares, halving_reduce_scatter, doubling_all_gather},
+    Stage{"leader", one_a_member, one_chunk_each, direct_reduce_scatter, direct_all_gather, true},
+};
+constexpr std::array kWireStages{
     Stage{"direct", one_a_member, one_chunk_each, direct_reduce_scatter, direct_all_gather},
     Stage{"ring", one_a_member, ring_shares, ring_reduce_scatter, ring_all_gather},
     Stage{"circulant", one_a_member, one_chunk_each, circulant_reduce_scatter, circulant_all_gather},
@@ -75,11 +84,13 @@ constexpr std::array kStages{
     Stage{"one_shot", exactly<1>, one_shard<1>, in_one_go<one_shot_all_reduce>, is_done},
     Stage{"tree", exactly<2>, one_shard<2>, in_one_go<two_tree_all_reduce>, is_done},
 };
-constexpr std::size_t kNodeStages = 4;
-constexpr std::size_t kDirect = 0;
+constexpr std::size_t kDirect = 0;  // in both
 constexpr std::size_t kRing = 1;
-constexpr std::size_t kHalving = 3;
-constexpr std::size_t kTree = kStages.size() - 1;
+constexpr std::string_view kHalving = "recursive_halving";
+constexpr std::string_view kTree = "tree";
+// What every place of a strand deals in shares, so that it serves reduce_scatter and all_gather by halves.
+constexpr std::size_t kDealing = 4;
+constexpr std::size_t kLeader = kNodeStages.size() - 1;
 
 /// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * chunks + i is the i-th of a
 /// strand.
@@ -106,7 +117,7 @@ Deal make_deal(const Topology& topology, const Collective& collective, int rank,
   }
   for (std::uint32_t n = 0; n < deal.nodes.size(); ++n) {
     const auto& ranks = deal.nodes[n];
-    deal.strands = std::max(deal.strands, static_cast<std::uint32_t>(ranks.size()));
+    deal.strands = std::max(deal.strands, inside.one_strand ? 1 : static_cast<std::uint32_t>(ranks.size()));
     const auto it = std::ranges::find(ranks, rank);
     if (it == ranks.end()) continue;
     deal.node = n;
@@ -117,7 +128,7 @@ Deal make_deal(const Topology& topology, const Collective& collective, int rank,
   const std::size_t chunk_bytes = collective.input_bytes() / (std::size_t{deal.strands} * deal.chunks);
   deal.segments = static_cast<std::uint32_t>(std::clamp<std::size_t>(chunk_bytes / kSegmentChunkBytes, 1, most));
   // Where a node folds in several rounds, a lane of its own for each strand would make one n-way fold of all of them.
-  if (inside.name == kStages[kDirect].name) deal.lanes_per_segment = deal.strands;
+  if (inside.name == kNodeStages[kDirect].name) deal.lanes_per_segment = deal.strands;
   return deal;
 }
 
@@ -154,9 +165,10 @@ Program compose_all_reduce(const Topology& topology, const Collective& collectiv
   const std::uint32_t chunks = deal.segments * deal.strands * deal.chunks;
   ProgramBuilder program(topology, collective, rank, chunks, lanes);
 
-  // The chunk of a strand that the wire takes first, and the one that it has ready first.
-  ProgramBuilder trial(topology, collective, rank, chunks, lanes);
-  between_nodes(trial, deal, 0, deal.local, between, between.reduce_scatter);
+  // The chunk of a strand that the wire takes first, and the one that it has ready first: the same for all ranks of a node.
+  const std::uint32_t strand_here = deal.local % deal.strands;
+  ProgramBuilder trial(topology, collective, deal.nodes[deal.node][strand_here], chunks, lanes);
+  between_nodes(trial, deal, 0, strand_here, between, between.reduce_scatter);
   const Program wire = std::move(trial).finish("");
   const std::uint32_t taken = wire.steps.empty() ? 0 : wire.steps.front().source.first_chunk % deal.chunks;
   const Shares shares = between.shares(deal.nodes.size(), 0, 0);
@@ -183,18 +195,18 @@ Program compose_all_reduce(const Topology& topology, const Collective& collectiv
 
 /// "hierarchical(ring)" where ranks of a node go direct, else "hierarchical(circulant,ring)".
 std::string name_of(std::size_t inside, std::size_t outside) {
-  const std::string node_part = inside == kDirect ? "" : std::string(kStages[inside].name) + ",";
-  return "hierarchical(" + node_part + std::string(kStages[outside].name) + ")";
+  const std::string node_part = inside == kDirect ? "" : std::string(kNodeStages[inside].name) + ",";
+  return "hierarchical(" + node_part + std::string(kWireStages[outside].name) + ")";
 }
 
 template <std::size_t inside, std::size_t outside>
 Status supports_pair(const Topology& topology, const Collective& collective) {
-  constexpr bool kDealsInShares = inside < kNodeStages && outside < kNodeStages;
+  constexpr bool kDealsInShares = inside < kDealing && outside < kDealing;
   if (!kDealsInShares) return serves_only(collective.kind, {CollectiveKind::all_reduce});
   // An idle rank gets its share from its neighbour, which cannot know that nobody adds to it any more.
   const int last = topology.nodes() > 1 ? topology.nodes() : topology.ranks();
-  constexpr std::size_t kLast[] = {inside, outside};
-  if (collective.kind == CollectiveKind::reduce_scatter && kLast[topology.nodes() > 1 ? 1 : 0] == kHalving &&
+  const Stage& last_stage = topology.nodes() > 1 ? kWireStages[outside] : kNodeStages[inside];
+  if (collective.kind == CollectiveKind::reduce_scatter && last_stage.name == kHalving &&
       !std::has_single_bit(static_cast<unsigned>(last))) {
     return {StatusCode::unsupported, "does not serve reduce_scatter unless the nodes are a power of two"};
   }
@@ -203,12 +215,14 @@ Status supports_pair(const Topology& topology, const Collective& collective) {
 
 template <std::size_t inside, std::size_t outside>
 Program build_pair(const Topology& topology, const Collective& collective, int rank) {
+  const Stage& node = kNodeStages[inside];
+  const Stage& wire = kWireStages[outside];
   if (collective.kind != CollectiveKind::all_reduce) {
     const bool gathers = collective.kind == CollectiveKind::all_gather;
     const auto move = [&](const Stage& stage) { return gathers ? stage.all_gather : stage.reduce_scatter; };
-    return compose_shares(topology, collective, rank, move(kStages[inside]), move(kStages[outside]), name_of(inside, outside));
+    return compose_shares(topology, collective, rank, move(node), move(wire), name_of(inside, outside));
   }
-  return compose_all_reduce(topology, collective, rank, kStages[inside], kStages[outside], name_of(inside, outside));
+  return compose_all_reduce(topology, collective, rank, node, wire, name_of(inside, outside));
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
@@ -225,7 +239,8 @@ struct Pair {
 
 template <std::size_t... i>
 constexpr std::array<Pair, sizeof...(i)> all_pairs(std::index_sequence<i...>) {
-  return {Pair{supports_pair<i / kStages.size(), i % kStages.size()>, build_pair<i / kStages.size(), i % kStages.size()>}...};
+  constexpr std::size_t kWires = kWireStages.size();
+  return {Pair{supports_pair<i / kWires, i % kWires>, build_pair<i / kWires, i % kWires>}...};
 }
 
 }  // namespace
@@ -236,17 +251,18 @@ Algorithm hierarchical_algorithm() {
 }
 
 std::span<const Algorithm> hierarchical_compositions() {
-  constexpr std::size_t kCount = kNodeStages * kStages.size();
+  constexpr std::size_t kCount = kNodeStages.size() * kWireStages.size();
   struct Text {
     std::string name, summary;
   };
   static const std::array kTexts = [] {
     std::array<Text, kCount> texts;
     for (std::size_t i = 0; i < kCount; ++i) {
-      const auto [inside, outside] = std::pair{i / kStages.size(), i % kStages.size()};
+      const auto [inside, outside] = std::pair{i / kWireStages.size(), i % kWireStages.size()};
       texts[i].name = name_of(inside, outside);
-      texts[i].summary = std::string(kStages[inside].name) + " inside the nodes, then " + std::string(kStages[outside].name) +
-                         " between them for each rail's strand, and back";
+      texts[i].summary = std::string(kNodeStages[inside].name) + " inside the nodes, then " +
+                         std::string(kWireStages[outside].name) + " between them for " +
+                         (inside == kLeader ? "their first ranks" : "each rail's strand") + ", and back";
     }
     return texts;
   }();
@@ -254,7 +270,7 @@ std::span<const Algorithm> hierarchical_compositions() {
     constexpr auto kPairs = all_pairs(std::make_index_sequence<kCount>());
     std::array<Algorithm, kCount> all{};
     for (std::size_t i = 0; i < kCount; ++i) {
-      const bool is_tree = i % kStages.size() == kTree;
+      const bool is_tree = kWireStages[i % kWireStages.size()].name == kTree;
       all[i] = {kTexts[i].name, kTexts[i].summary, kPairs[i].supports, kPairs[i].build, is_tree ? tree_hidden_hops : nullptr};
     }
     return all;
@@ -262,12 +278,26 @@ std::span<const Algorithm> hierarchical_compositions() {
   return kAlgorithms;
 }
 
-std::span<const Algorithm> hierarchical_candidates() { return hierarchical_compositions().subspan(1, kStages.size() - 1); }
+std::vector<Algorithm> hierarchical_candidates() {
+  const auto all = hierarchical_compositions();
+  std::vector<Algorithm> candidates;
+  // Those whose nodes go direct, but for the first, which plain "hierarchical" is; and those by which few bytes go through a
+  // leader.
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t inside = i / kWireStages.size();
+    const std::string_view wire = kWireStages[i % kWireStages.size()].name;
+    const bool few_bytes = wire == "recursive_doubling" || wire == "one_shot" || wire == kHalving;
+    if ((inside == kDirect && i != kDirect) || (inside == kLeader && few_bytes)) candidates.push_back(all[i]);
+  }
+  return candidates;
+}
 
 std::string hierarchical_names() {
-  std::string names = "hierarchical(NODE,WIRE) with WIRE one of";
-  for (const Stage& stage : kStages) names += " " + std::string(stage.name);
-  return names + ", and NODE one of the first " + std::to_string(kNodeStages) + " of these";
+  std::string names = "hierarchical(NODE,WIRE) with NODE one of";
+  for (const Stage& stage : kNodeStages) names += " " + std::string(stage.name);
+  names += ", and WIRE one of";
+  for (const Stage& stage : kWireStages) names += " " + std::string(stage.name);
+  return names;
 }
 
 }  // namespace shoal

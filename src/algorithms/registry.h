@@ -23,9 +23,9 @@ Algorithm recursive_halving_algorithm();
 /// come first, and hierarchical(NODE,WIRE).
 std::span<const Algorithm> hierarchical_compositions();
 
-/// Those of them that go direct inside a node, where one hop costs least, and not direct between nodes: that is what
-/// "hierarchical" does where it pays.
-std::span<const Algorithm> hierarchical_candidates();
+/// Those of them that the Selector rates: direct inside a node, where one hop costs least, but not between nodes, which is what
+/// "hierarchical" does where it pays; and through a leader of each node, with what suits small messages between the leaders.
+std::vector<Algorithm> hierarchical_candidates();
 
 /// How the names above are made up, for messages.
 std::string hierarchical_names();

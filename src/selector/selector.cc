@@ -12,6 +12,15 @@ namespace {
 // Neither the model nor a measurement knows more precisely than this; within it the algorithm that comes first in algorithms()
 // wins.
 constexpr double kAboutEqual = 1.02;
+// Between nodes, up to this size: what each message costs the cores varies more than the model knows, so that of those within
+// this much the one with the fewest messages on the wire wins.
+constexpr std::size_t kMessagesCountBytes = 1 << 20;
+constexpr double kFewerMessages = 1.1;
+
+bool messages_count(const Topology& topology, const Collective& collective) {
+  return collective.kind == CollectiveKind::all_reduce && topology.nodes() > 1 &&
+         collective.input_bytes() < kMessagesCountBytes;
+}
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
 Status can_serve(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
@@ -65,12 +74,26 @@ std::size_t most_messages(const Algorithm& algorithm, const Topology& topology, 
   return most;
 }
 
+/// Messages that the ranks of the first node send to others. In an all_reduce all nodes send about as many.
+std::size_t wire_messages(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
+  std::size_t messages = 0;
+  for (const int rank : topology.ranks_of_node(0)) {
+    const Program program = algorithm.build(topology, collective, rank);
+    messages += static_cast<std::size_t>(std::ranges::count_if(program.steps, [&](const Step& step) {
+      return step.op == StepOp::send && topology.link_class(rank, step.peer) == LinkClass::network;
+    }));
+  }
+  return messages;
+}
+
 /// Of candidates that are about equal: those that have a root and move everybody the same data differ in how long a rank is
 /// occupied, which counts where calls follow each other and is next to nothing in a single one. Else the simpler one is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
-  if (collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce) {
-    const std::size_t of_a = most_messages(*a.algorithm, topology, collective);
-    const std::size_t of_b = most_messages(*b.algorithm, topology, collective);
+  const bool rooted = collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce;
+  if (rooted || messages_count(topology, collective)) {
+    const auto messages = rooted ? most_messages : wire_messages;
+    const std::size_t of_a = messages(*a.algorithm, topology, collective);
+    const std::size_t of_b = messages(*b.algorithm, topology, collective);
     if (of_a != of_b) return of_a < of_b;
   }
   return a.algorithm < b.algorithm;
@@ -82,7 +105,7 @@ Result<Choice> best(const std::vector<Candidate>& candidates, const Topology& to
   const Candidate* best = &candidates.front();
   if (!best->status.ok()) return best->status;
   const bool measured = best->measured_us.has_value();
-  const double limit_us = best->time_us() * kAboutEqual;
+  const double limit_us = best->time_us() * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
   for (const Candidate& candidate : candidates) {
     if (!candidate.status.ok() || candidate.measured_us.has_value() != measured || candidate.time_us() > limit_us) break;
     if (is_better(candidate, *best, topology, collective)) best = &candidate;
@@ -102,8 +125,8 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} is the simpler one", name, verb,
-                       choice.predicted_us, fastest.algorithm->name, fastest.time_us(), name);
+    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} takes fewer messages or is simpler", name,
+                       verb, choice.predicted_us, fastest.algorithm->name, fastest.time_us(), name);
   }
   const Candidate& second = candidates[1];
   if (fastest.measured_us && !second.measured_us) return fmt::format("{} is the only one that was measured at this size", name);

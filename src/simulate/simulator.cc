@@ -27,9 +27,10 @@ double CostModel::crowding(int from, int to) const {
 }
 
 double CostModel::latency_us(int from, int to) const {
-  const double crowd = crowding(from, to);
-  const double switch_us = crowd > 1 ? kSwitchUs : 0;
-  return (topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us + switch_us) * crowd;
+  // Whoever receives has to get a core first, over whatever link it came.
+  const double waiting = crowding(to, to);
+  const double switch_us = waiting > 1 ? kSwitchUs * waiting : 0;
+  return topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us * crowding(from, to) + switch_us;
 }
 
 double CostModel::flight_us(int from, int to) const {

@@ -98,7 +98,7 @@ std::string test_name(const ::testing::TestParamInfo<std::tuple<int, CollectiveK
   const auto [algorithm, kind] = info.param;
   std::string name(algorithms()[static_cast<std::size_t>(algorithm)].name);
   std::ranges::replace_if(
-      name, [](char c) { return c == '(' || c == ')'; }, '_');
+      name, [](char c) { return c == '(' || c == ')' || c == ','; }, '_');
   return name + "_" + std::string(to_string(kind));
 }
 

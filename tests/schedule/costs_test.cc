@@ -300,6 +300,20 @@ TEST(Costs, CompositionsAddOneHopInsideTheNodesOnEitherSide) {
   }
 }
 
+TEST(Costs, ThroughALeaderANodeSendsOneMessageWhereItsRanksWouldSendOneEach) {
+  for (const Topology& topology : {Topology::uniform(2, 4), Topology::uniform(4, 2), Topology::ragged({3, 1, 2, 5})}) {
+    const int rounds = floor_log2(topology.nodes());
+    const Schedule schedule = even_schedule("hierarchical(leader,recursive_doubling)", topology, CollectiveKind::all_reduce);
+    EXPECT_EQ(hops(schedule), 2 + rounds) << topology.shape();
+    for (const Program& program : schedule.programs) {
+      const auto sent = std::ranges::count_if(program.steps, [&](const Step& step) {
+        return step.op == StepOp::send && topology.link_class(program.rank, step.peer) == LinkClass::network;
+      });
+      EXPECT_EQ(sent, topology.local_rank(program.rank) == 0 ? rounds : 0) << topology.shape() << ": rank " << program.rank;
+    }
+  }
+}
+
 TEST(Costs, EveryRankOfANodeDrivesTheWire) {
   for (const Topology& topology : {Topology::uniform(4, 4), Topology::ragged({4, 2, 3}), Topology::ragged({1, 5})}) {
     for (const Formula& formula : formulas()) {
@@ -336,7 +350,7 @@ TEST(Costs, OneOwnerFoldsEachChunkForTheLastTime) {
   // So that all ranks have the same bits, and an average is divided once. A fold must be the last for all of its chunks or for
   // none: an engine divides all of it or nothing.
   std::vector<std::string> names{"direct", "ring", "circulant", "recursive_halving", "tree", "hierarchical"};
-  for (const std::string_view inside : {"direct", "ring", "circulant", "recursive_halving"}) {
+  for (const std::string_view inside : {"direct", "ring", "circulant", "recursive_halving", "leader"}) {
     for (const std::string_view outside : {"direct", "ring", "circulant", "recursive_halving", "tree"}) {
       names.push_back("hierarchical(" + std::string(inside) + "," + std::string(outside) + ")");
     }

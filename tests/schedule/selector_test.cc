@@ -92,7 +92,7 @@ TEST(Predict, EstimateAgreesWithTheSimulation) {
     for (const std::string_view name :
          {"one_shot", "direct", "hierarchical", "recursive_doubling", "ring", "circulant", "recursive_halving", "tree",
           "hierarchical(circulant)", "hierarchical(recursive_halving)", "hierarchical(recursive_doubling)",
-          "hierarchical(tree)"}) {
+          "hierarchical(tree)", "hierarchical(leader,recursive_doubling)"}) {
       for (const std::size_t bytes : {8UL, 4096UL, 1UL << 20, 16UL << 20}) {
         const double simulated = simulation(name, topology, all_reduce(bytes)).total_us;
         const double estimated = estimate_us(**find_algorithm(name), topology, all_reduce(bytes));
@@ -115,7 +115,8 @@ TEST(Selector, ChoosesWhatTheMachineCallsFor) {
   EXPECT_EQ(chosen(Topology::uniform(4, 1), all_reduce(64 << 20)), "ring");
   EXPECT_EQ(chosen(Topology::uniform(2, 2), all_reduce(64 << 20)), "hierarchical");
   EXPECT_EQ(chosen(Topology::uniform(32, 8), all_reduce(64 << 20)), "hierarchical");
-  EXPECT_EQ(chosen(Topology::uniform(8, 8), all_reduce(4)), "recursive_doubling");
+  EXPECT_EQ(chosen(Topology::uniform(8, 8), all_reduce(4)), "hierarchical(leader,one_shot)");
+  EXPECT_EQ(chosen(Topology::uniform(64, 1), all_reduce(4)), "recursive_doubling");
   EXPECT_EQ(chosen(Topology::uniform(1, 1), all_reduce(4)), "one_shot");
   EXPECT_EQ(chosen(Topology::uniform(4, 4), {CollectiveKind::broadcast, 4, DataType::float32, ReduceOp::sum, 5}), "tree");
   EXPECT_EQ(chosen(Topology::uniform(4, 4), {CollectiveKind::broadcast, 16 << 20, DataType::float32, ReduceOp::sum, 5}),

@@ -290,7 +290,9 @@ void TcpLink::find_next() {
 
 const Arrival* TcpLink::peek() noexcept {
   news_ = false;
-  return next_from_ == nullptr ? nullptr : &arrival_;
+  if (next_from_ != nullptr) return &arrival_;
+  reactor_->want(*this);
+  return nullptr;
 }
 
 void TcpLink::release() noexcept {
@@ -393,6 +395,10 @@ bool TcpLink::watch() {
     }
   }
   return moved;
+}
+
+bool TcpLink::blocked() const noexcept {
+  return std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.blocked; });
 }
 
 std::size_t TcpLink::memory_bytes() const noexcept {

@@ -82,7 +82,10 @@ class TcpLink final : public Link {
   bool send_more(Flow& flow);
   /// Sends the small tiles that wait for company; true where the kernel took some.
   bool send_held();
-  bool held = false;  ///< stands in the Reactor's list of links with such tiles
+  bool held = false;    ///< stands in the Reactor's list of links with such tiles
+  bool wanted = false;  ///< stands in the Reactor's list of links that were peeked in vain
+  /// A socket waits for room in the kernel.
+  [[nodiscard]] bool blocked() const noexcept;
   /// The peer has shut this socket: stop sending, read what is left.
   void hang_up(Flow& flow);
   /// A tile can be peeked that no peek() has shown yet.

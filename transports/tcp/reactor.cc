@@ -15,7 +15,7 @@ namespace {
 
 // Up to this many links it is cheaper to ask each one's first socket for bytes than to ask epoll which socket to ask.
 constexpr std::size_t kDirectLinks = 2;
-// How often epoll is asked all the same: blocked sends and further sockets report only there.
+// How often epoll is asked all the same: further sockets, and links that nobody looks at, report only there.
 constexpr unsigned kCollectEvery = 8;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
@@ -46,6 +46,7 @@ Result<bool> Reactor::add(TcpLink& link) {
   }
   links_.push_back(&link);
   holding_.reserve(links_.size());
+  wanted_.reserve(links_.size());
   std::size_t flows = 0;
   for (TcpLink* known : links_) flows += known->flows().size();
   ready_.reserve(flows);
@@ -57,6 +58,7 @@ Result<bool> Reactor::add(TcpLink& link) {
 void Reactor::remove(TcpLink& link) noexcept {
   std::erase(links_, &link);
   std::erase(holding_, &link);
+  std::erase(wanted_, &link);
   std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
 }
 
@@ -85,6 +87,17 @@ void Reactor::hold(TcpLink& link) {
   holding_.push_back(&link);
 }
 
+void Reactor::want(TcpLink& link) {
+  if (link.wanted) return;
+  link.wanted = true;
+  wanted_.push_back(&link);
+}
+
+void Reactor::forget_wanted() noexcept {
+  for (TcpLink* link : wanted_) link->wanted = false;
+  wanted_.clear();
+}
+
 bool Reactor::send_held() {
   bool moved = false;
   for (TcpLink* link : holding_) moved |= link->send_held();
@@ -100,8 +113,11 @@ void Reactor::note_closing() noexcept {
 bool Reactor::progress() {
   bool moved = send_held();
   moved |= read_ready();
-  if (!moved && links_.size() <= kDirectLinks) moved = read_directly();
-  if (!moved || ++calls_since_collect_ >= kCollectEvery) {
+  const bool few = wanted_.size() <= kDirectLinks &&
+                   std::none_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->blocked(); });
+  if (!moved && few) moved = read_wanted();
+  forget_wanted();
+  if ((!moved && !few) || ++calls_since_collect_ >= kCollectEvery) {
     moved |= collect();
     moved |= read_ready();
   }
@@ -126,14 +142,13 @@ bool Reactor::read_ready() {
   return moved;
 }
 
-bool Reactor::read_directly() {
+bool Reactor::read_wanted() {
   bool moved = false;
-  for (TcpLink* link : links_) {
+  for (TcpLink* link : wanted_) {
     Flow& flow = link->flows().front();
-    if (!flow.ended && !flow.queued && link->has_room(flow)) {
-      moved |= link->receive(flow);
-      if (flow.readable && link->has_room(flow)) enqueue(flow);
-    }
+    if (flow.ended || flow.queued || !link->has_room(flow)) continue;
+    moved |= link->receive(flow);
+    if (flow.readable && link->has_room(flow)) enqueue(flow);
   }
   return moved;
 }
@@ -165,6 +180,7 @@ bool Reactor::collect() {
 }
 
 bool Reactor::prepare_wait() {
+  forget_wanted();  // whoever is about to sleep looks at all links
   news_ |= send_held();
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;

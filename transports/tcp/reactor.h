@@ -33,6 +33,8 @@ class Reactor {
   void enqueue(Flow& flow);
   /// The link has small tiles that the next progress() or prepare_wait() sends.
   void hold(TcpLink& link);
+  /// Somebody has looked for a tile of this link and found none: the next progress() asks its socket first.
+  void want(TcpLink& link);
   /// A link breaks: look after it more often, and report it.
   void note_closing() noexcept;
 
@@ -51,7 +53,8 @@ class Reactor {
   bool send_held();
   bool collect();
   bool read_ready();
-  bool read_directly();
+  bool read_wanted();
+  void forget_wanted() noexcept;
   bool watch_links();
   void set_timer(long period_ms) noexcept;
 
@@ -62,6 +65,7 @@ class Reactor {
   std::vector<TcpLink*> links_;
   std::vector<Flow*> ready_;
   std::vector<TcpLink*> holding_;
+  std::vector<TcpLink*> wanted_;
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
 };
