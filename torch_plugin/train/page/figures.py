@@ -53,7 +53,12 @@ def _last_epochs(rows):
     return list({(setting(row), contestant(row)): row for row in rows}.values())
 
 
-def _bars(rows, value, label, title, form="%.3g", bottom=None):
+def _short(value):
+    """Three digits, and never a power of ten."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _bars(rows, value, label, title, bottom=None):
     """Groups of bars: a group a setting, a bar a contestant, a line of panels for every PER_LINE settings. With `bottom` a bar has two parts: what
     training waited for, solid, and `value` above it, hatched."""
     rows = [row for row in _last_epochs(rows) if value(row) is not None]
@@ -76,7 +81,7 @@ def _bars(rows, value, label, title, form="%.3g", bottom=None):
             bars = axes.bar(places, [value(row) for row in mine], width * 0.92, bottom=lower, edgecolor=INK, linewidth=0.4,
                             color="none" if bottom else colour, hatch="///" if bottom else hatch,
                             label=None if bottom else name)
-            axes.bar_label(bars, [form % (low + value(row)) for low, row in zip(lower, mine)], fontsize=7)
+            axes.bar_label(bars, [_short(low + value(row)) for low, row in zip(lower, mine)], fontsize=7)
         axes.set_xticks(range(len(shown)), shown, fontsize=8)
         axes.set_xlim(-0.6, columns - 0.4)
         axes.margins(y=0.12)
