@@ -21,7 +21,10 @@ constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction'
 constexpr std::size_t kMaxFold = 256;
 constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
 
-constexpr int kTilesPerPass = 16;   // that go to one link before what has come is looked at
+// That go to one link before what has come is looked at. Of a message that is larger than a cache one tile: what is sent and
+// what has come is moved on while it is warm.
+constexpr int kTilesPerPass = 16;
+constexpr std::size_t kWarmBytes = 1 << 20;
 constexpr int kExpressLooks = 100;  // a microsecond or two
 
 using Clock = std::chrono::steady_clock;
@@ -208,7 +211,11 @@ bool Executor::start_and_send() {
   moved |= advance_window_call();
   if (!on_links()) return retire_completed() || moved;
   for (LinkState& state : links_) {
-    for (int tiles = 0; tiles < kTilesPerPass && !state.senders.empty() && advance_send(state); ++tiles) moved = true;
+    state.passed_large = false;
+    for (int tiles = 0; tiles < kTilesPerPass && !state.passed_large; ++tiles) {
+      if (state.senders.empty() || !advance_send(state)) break;
+      moved = true;
+    }
   }
   return moved;
 }

@@ -132,8 +132,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
     Link* link = nullptr;
     Mesh::Wire* wire = nullptr;
     int peer = -1;
-    bool paused = false;     // the peer wants no more tiles of ours
-    Aside* aside = nullptr;  // tiles that have been moved off the link; null: never any
+    bool paused = false;        // the peer wants no more tiles of ours
+    bool passed_large = false;  // it has just taken a tile of a large message
+    Aside* aside = nullptr;     // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
