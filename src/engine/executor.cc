@@ -448,7 +448,7 @@ bool Executor::advance_window_call() {
     record(*call, group_.rank, Stage::node_reduce, call->plan->key.collective.input_bytes(), begin);
   }
   if (result.odd_rank >= 0) return fail(mismatch(result.sequence, result.ours, result.odd_rank, result.theirs));
-  if (!result.failure.ok()) return fail(result.failure);
+  if (Status failure = window_calls_.take_failure(); !failure.ok()) return fail(std::move(failure));
   if (result.to_links != nullptr) start_on_links(result.to_links);
   return result.moved;
 }

@@ -241,7 +241,7 @@ WindowCalls::Advance WindowCalls::advance_meeting(Operation* operation) {
   const std::uint64_t flag = flag_of(*operation);
   if (mine.left.load(std::memory_order_relaxed) < flag) {  // only we write it
     if (!begin_writing()) return result;                   // we shall hear why
-    const bool done = operation->plan->shared_fold ? fold_some(operation) : move_some(operation, result);
+    const bool done = operation->plan->shared_fold ? fold_some(operation) : move_some(operation);
     end_writing();
     result.moved = true;
     if (!done) return result;
@@ -373,13 +373,13 @@ bool WindowCalls::fold_some(Operation* operation) {
 }
 
 /// As many bytes as fit between two looks at deadlines and failures; true when all moves are done.
-bool WindowCalls::move_some(Operation* operation, Advance& result) {
+bool WindowCalls::move_some(Operation* operation) {
   const std::vector<WindowMove>& moves = operation->plan->moves;
   std::size_t room = kBytesPerPass;
   for (; move_ < moves.size(); ++move_, moved_bytes_ = 0) {
     const std::size_t bytes = std::min(room, moves[move_].size_bytes - moved_bytes_);
-    if (bytes > 0) result.failure = move(operation, moves[move_], moved_bytes_, bytes);
-    if (!result.failure.ok()) return false;
+    if (bytes > 0) failure_ = move(operation, moves[move_], moved_bytes_, bytes);
+    if (!failure_.ok()) return false;
     room -= bytes;
     moved_bytes_ += bytes;
     if (moved_bytes_ < moves[move_].size_bytes) return false;

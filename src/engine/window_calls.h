@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/device/device.h"
@@ -76,7 +77,6 @@ class WindowCalls {
     std::uint64_t sequence = 0;
     CallSignature theirs;
     CallSignature ours;
-    Status failure;  ///< set: a peer's memory cannot be reached
 
     /// `flag`: that of the call.
     void set_odd(std::size_t rank, const CallSignature& its, std::uint64_t flag, const CallSignature& own) noexcept {
@@ -88,6 +88,8 @@ class WindowCalls {
   };
   /// Does what can be done for the oldest call.
   Advance advance();
+  /// Why a peer's memory could not be reached in advance(); ok where it could.
+  Status take_failure() { return std::exchange(failure_, Status()); }
 
   /// Whether `operation` is the oldest call, this rank has entered it, and it still waits for `rank`.
   [[nodiscard]] bool awaits(const internal::Operation& operation, int rank) noexcept;
@@ -129,7 +131,7 @@ class WindowCalls {
   /// Starts this rank's part, once all have entered.
   void begin_part(internal::Operation* operation);
   bool fold_some(internal::Operation* operation);
-  bool move_some(internal::Operation* operation, Advance& result);
+  bool move_some(internal::Operation* operation);
   /// Copies `bytes` of a move from `done_bytes` on.
   Status move(internal::Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes);
   /// Between the two this rank may write into the memory of others. False: one of them has given up.
@@ -154,9 +156,10 @@ class WindowCalls {
   const internal::Operation* met_in_ = nullptr;  // null until all have met
   std::size_t move_ = 0;                         // under way
   std::size_t moved_bytes_ = 0;                  // of it
-  std::vector<const std::byte*> inputs_;         // by rank
-  std::vector<std::byte*> outputs_;              // by rank
-  std::vector<const std::byte*> operands_;       // by rank; scratch
+  Status failure_;
+  std::vector<const std::byte*> inputs_;    // by rank
+  std::vector<std::byte*> outputs_;         // by rank
+  std::vector<const std::byte*> operands_;  // by rank; scratch
   std::size_t folded_elements_ = 0;
   alignas(64) std::array<std::byte, kBlockBytes> block_;
 };
