@@ -445,7 +445,9 @@ bool Executor::advance_window_call() {
   const Operation* call = window_calls_.front();
   const WindowCalls::Advance result = window_calls_.advance();
   if (Recorder::on() && result.moved && call->open_instructions == 0) [[unlikely]] {
-    record(*call, group_.rank, Stage::node_reduce, call->plan->key.collective.input_bytes(), begin);
+    const bool folds = call->plan->shared_fold || call->plan->window_part.folds;
+    record(*call, group_.rank, folds ? Stage::node_reduce : Stage::node_gather, call->plan->key.collective.input_bytes(),
+           begin);
   }
   if (result.odd_rank >= 0) return fail(mismatch(result.sequence, result.ours, result.odd_rank, result.theirs));
   if (Status failure = window_calls_.take_failure(); !failure.ok()) return fail(std::move(failure));
