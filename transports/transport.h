@@ -150,6 +150,10 @@ class Transport {
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}
 
+  /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
+  /// those of the parent as they are. The links are alive; nothing else is called there but destructors.
+  virtual void leave_to_parent() noexcept {}
+
   /// Bytes of buffers held for the links of this end.
   [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
 };

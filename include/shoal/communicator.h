@@ -219,6 +219,17 @@ class Communicator {
   /// exist, or leaves this rank out.
   Result<std::unique_ptr<Communicator>> group(std::span<const int> ranks);
 
+  /// After a failure, a communicator of those who are left: the ranks of this one, in their order, but for those whose
+  /// processes have died or left the job, and those in `without` (the same list on all ranks: late ones, for example).
+  /// Collective over these; this communicator may be closed or open. Returns when all of them have met; a rank that dies
+  /// meanwhile is left out, too. The new communicator uses the connections that exist, and can be shrunk in turn. Source:
+  /// MPI-5.0's and ULFM's MPI_Comm_shrink; here nobody has to agree on a failure first.
+  ///
+  /// Errors: invalid_argument for a `without` that names this rank or one that does not exist; timeout (`timeout`, or the
+  /// communicator's) with the ranks that have not come, which `without` can leave out the next time.
+  Result<std::unique_ptr<Communicator>> shrink(std::span<const int> without = {},
+                                               std::optional<std::chrono::milliseconds> timeout = {});
+
   /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank.
   void abort(const std::string& reason);
   /// ok, or why the communicator is closed.

@@ -160,6 +160,12 @@ shoal_status shoal_comm_split(shoal_comm_t comm, int color, int key, shoal_comm_
  * the same list; nobody waits for anybody. On failure *group is NULL. */
 shoal_status shoal_comm_group(shoal_comm_t comm, const int* ranks, size_t count, shoal_comm_t* group);
 
+/* After a failure, a communicator of those who are left: the ranks of `comm`, in their order, but for those whose processes
+ * have died or left the job, and the `count` ranks in `without` (the same on all ranks; may be NULL where count is 0).
+ * Collective over these, also where `comm` is closed. `timeout_ms`: 0 for that of `comm`. On failure *left is NULL;
+ * SHOAL_TIMEOUT names the ranks that have not come. */
+shoal_status shoal_comm_shrink(shoal_comm_t comm, const int* without, size_t count, int64_t timeout_ms, shoal_comm_t* left);
+
 /* Fails what is in flight (SHOAL_ABORTED), tells the other ranks, and gives everything back. Works of the communicator stay
  * valid until they are freed. NULL is ignored. */
 void shoal_comm_destroy(shoal_comm_t comm);

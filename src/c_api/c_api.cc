@@ -336,6 +336,17 @@ shoal_status shoal_comm_group(shoal_comm_t comm, const int* ranks, size_t count,
                  [&] { return deliver(comm->communicator->group(std::span(ranks, count)), group); });
 }
 
+shoal_status shoal_comm_shrink(shoal_comm_t comm, const int* without, size_t count, int64_t timeout_ms, shoal_comm_t* left) {
+  Checks checks(__func__);
+  checks.out("left", left).not_null("comm", comm);
+  if (count != 0) checks.not_null("without", without);
+  return guarded(checks, [&] {
+    const auto timeout =
+        timeout_ms == 0 ? std::nullopt : std::optional<std::chrono::milliseconds>(std::chrono::milliseconds(timeout_ms));
+    return deliver(comm->communicator->shrink(std::span(without, count), timeout), left);
+  });
+}
+
 void shoal_comm_destroy(shoal_comm_t comm) { delete comm; }
 
 shoal_status shoal_comm_abort(shoal_comm_t comm, const char* reason) {

@@ -14,6 +14,8 @@ void add_simulate_command(CLI::App& app, int* exit_status);
 void add_explain_command(CLI::App& app, int* exit_status);
 /// `shoal tune`: measures the algorithms between the ranks of a job.
 void add_tune_command(CLI::App& app, int* exit_status);
+/// `shoal doctor`: what the jobs of this host are doing, and who holds them up.
+void add_doctor_command(CLI::App& app, int* exit_status);
 /// `shoal env`: every setting, its value and where that comes from.
 void add_env_command(CLI::App& app, int* exit_status);
 

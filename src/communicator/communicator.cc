@@ -97,12 +97,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
                     fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
     }
     if (Status status = check(launch->rank, launch->size, options); !status.ok()) return status;
-    auto wired = wire_up(opened->store.get(), launch->rank, launch->size, opened->key, options);
+    auto wired = wire_up(opened->store.get(), launch->rank, launch->size, opened->key, launch->job, options);
     if (!wired.ok()) return wired.status();
     return std::unique_ptr<Communicator>(
         new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
   }
-  auto wired = wire_up(nullptr, 0, 1, Key{}, options);
+  auto wired = wire_up(nullptr, 0, 1, Key{}, {}, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -112,7 +112,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int ran
   if (Status status = check(rank, size, options); !status.ok()) return status;
   const auto key = job_key();
   if (!key.ok()) return key.status();
-  auto wired = wire_up(&store, rank, size, key->key, options);
+  auto wired = wire_up(&store, rank, size, key->key, setting("SHOAL_JOB_ID"), options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -356,6 +356,13 @@ Result<std::unique_ptr<Communicator>> Communicator::group(std::span<const int> r
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), impl_->options())));
+}
+
+Result<std::unique_ptr<Communicator>> Communicator::shrink(std::span<const int> without,
+                                                           std::optional<std::chrono::milliseconds> timeout) {
+  auto left = impl_->shrink(without, timeout.value_or(impl_->options().timeout));
+  if (!left.ok()) return left.status();
+  return std::unique_ptr<Communicator>(new Communicator(std::move(left).value()));
 }
 
 void Communicator::abort(const std::string& reason) {

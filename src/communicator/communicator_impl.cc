@@ -1,6 +1,7 @@
 #include "src/communicator/communicator_impl.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdio>
 #include <limits>
@@ -49,6 +50,7 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
 CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
     : executor_(std::move(wired.executor)),
       transports_(std::move(wired.transports)),
+      strict_(wired.strict),
       tuned_(std::move(wired.tuned)),
       options_(std::move(options)) {
   if (executor_->rank() == 0 && setting("SHOAL_EXPLAIN") == "1") statistics_ = std::make_unique<CallStatistics>();
@@ -123,11 +125,46 @@ Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
   }
   auto executor = Executor::create(executor_->mesh(), executor_->group().subset(members, made_before));
   if (!executor.ok()) return executor.status();
-  WiredRanks group{std::move(executor).value(), {}, {}};
+  WiredRanks group{std::move(executor).value(), {}, strict_, {}};
   group.transports = group.executor->transports();
   // The table is about the shape that it was looked up for.
   if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
   return group;
+}
+
+Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<const int> without,
+                                                                   std::chrono::milliseconds timeout) {
+  const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "shrink: " + std::move(what)); };
+  const int size = executor_->topology().ranks();
+  for (const int rank : without) {
+    if (rank < 0 || rank >= size) return invalid(fmt::format("rank {} is not a rank; the ranks are 0 to {}", rank, size - 1));
+    if (rank == executor_->rank()) return invalid(fmt::format("rank {} is this rank itself", rank));
+  }
+  if (timeout.count() <= 0) return invalid(fmt::format("a timeout of {} ms is not positive", timeout.count()));
+  const auto deadline = Clock::now() + timeout;
+  // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
+  // and comes to the group in which the others wait.
+  for (std::vector<int> tried;;) {
+    std::vector<int> members = executor_->present();  // ranks of the job
+    std::erase_if(members, [&](int job_rank) {
+      return std::ranges::any_of(
+          without, [&](int rank) { return executor_->group().members[static_cast<std::size_t>(rank)] == job_rank; });
+    });
+    Mesh& mesh = *executor_->mesh();
+    auto executor = Executor::create(executor_->mesh(), mesh.next_group_of(members));
+    if (!executor.ok()) return executor.status();
+    WiredRanks wired{std::move(executor).value(), {}, strict_, {}};
+    wired.transports = wired.executor->transports();
+    auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
+    CallOptions patience;
+    patience.timeout =
+        std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+    Status met = left->run(left->barrier_call(), patience);
+    if (met.ok()) return left;
+    if (Clock::now() >= deadline || members == tried)
+      return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
+    tried = std::move(members);
+  }
 }
 
 CommunicatorImpl::Call CommunicatorImpl::barrier_call() noexcept {
@@ -192,7 +229,34 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
   return {};
 }
 
+// In direct and one_shot every element is folded from the contributions themselves, in rank order (for a reduce: those of the
+// others, then the root's), wherever the ranks are.
+Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, std::string_view forced) const {
+  constexpr std::array<std::string_view, 2> kInRankOrder{"one_shot", "direct"};
+  if (!forced.empty()) {
+    const auto algorithm = find_algorithm(forced);
+    if (!algorithm.ok()) return algorithm.status();
+    if (std::ranges::find(kInRankOrder, (*algorithm)->name) == kInRankOrder.end()) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("{} was asked for, but with SHOAL_NUMERICS=strict a {} is one_shot or direct: in other "
+                                "algorithms the result depends on where the ranks are",
+                                forced, to_string(collective.kind)));
+    }
+    return select(executor_->topology(), collective, forced);
+  }
+  std::optional<Choice> best;
+  for (const std::string_view name : kInRankOrder) {
+    const auto choice = select(executor_->topology(), collective, name);
+    if (!choice.ok()) continue;
+    if (!best || choice->predicted_us < best->predicted_us) best = *choice;
+  }
+  if (!best) return select(executor_->topology(), collective, "direct");  // says why not
+  best->basis = ChoiceBasis::model;
+  return *best;
+}
+
 Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::string_view forced) {
+  if (strict_ && reduces(collective.kind) && is_floating(collective.type)) return choose_strictly(collective, forced);
   const TunedShape* tuned = tuned_ ? &*tuned_ : nullptr;
   if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned);
   // Counts may differ in every call, and choosing takes longer than most of them: what one was chosen for serves all of its

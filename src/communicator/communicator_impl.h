@@ -49,6 +49,8 @@ class CommunicatorImpl {
 
   /// What a communicator of `ranks` of this one is made of. Errors: as Communicator::group().
   Result<WiredRanks> make_group(std::span<const int> ranks);
+  /// As Communicator::shrink().
+  Result<std::unique_ptr<CommunicatorImpl>> shrink(std::span<const int> without, std::chrono::milliseconds timeout);
   [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
 
   [[nodiscard]] Call barrier_call() noexcept;
@@ -61,6 +63,8 @@ class CommunicatorImpl {
   /// ok, and whether the call is in place; or what is wrong with its arguments.
   Status check(const Call& call, const CallOptions& options, bool& in_place) const;
   Result<Choice> choose(const Collective& collective, std::string_view forced);
+  /// For a call whose bits may not depend on where the ranks are.
+  [[nodiscard]] Result<Choice> choose_strictly(const Collective& collective, std::string_view forced) const;
   Status check_message(const Message& message, std::size_t count, const CallOptions& options) const;
   /// The Plan of the last call of its kind where this call is the same, in buffers that may be others; else null. What check()
   /// would say of the call has been said of that one, but for the buffers.
@@ -72,6 +76,7 @@ class CommunicatorImpl {
 
   std::shared_ptr<Executor> executor_;
   std::string transports_;
+  bool strict_;
   std::optional<TunedShape> tuned_;
   CommunicatorOptions options_;
   std::mutex groups_mutex_;

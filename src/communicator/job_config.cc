@@ -68,6 +68,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"sockets_per_peer", config.sockets_per_peer},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
+              {"numerics", static_cast<std::uint8_t>(config.numerics)},
               {"tuned", config.tuned},
               {"salt", config.salt},
               {"check", check_value(link_key(job_key, config))}}
@@ -96,6 +97,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");
+  config.numerics = static_cast<Numerics>(read.number("numerics", 0, static_cast<std::uint64_t>(Numerics::strict)));
   config.tuned = read.flag("tuned");
   config.salt = read.text("salt", kSaltBytes);
   const std::string check = read.text("check", kSaltBytes);

@@ -12,6 +12,9 @@
 
 namespace shoal {
 
+/// What the bits of a sum may depend on: see README.md, "Which bits".
+enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
+
 struct JobConfig {
   std::uint64_t job_id = 0;
   std::string algorithm;
@@ -21,6 +24,7 @@ struct JobConfig {
   int sockets_per_peer = 1;
   bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;
+  Numerics numerics = Numerics::measured;
   bool tuned = false;  ///< there is a table of measured times, and rank 0 has it
   std::string salt;    ///< random text that makes the keys of this job's links others than those of any job before it
 };

@@ -70,6 +70,16 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
+  const std::string numerics = setting("SHOAL_NUMERICS");
+  if (numerics == "repeatable") {
+    config.numerics = Numerics::repeatable;
+  } else if (numerics == "strict") {
+    config.numerics = Numerics::strict;
+  } else if (!numerics.empty()) {
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_NUMERICS='{}' is neither repeatable nor strict", numerics));
+  }
+  // What was measured differs from run to run, and with it what is chosen.
+  if (config.numerics != Numerics::measured) config.probe = false;
   // Rank 0 alone reports; a malformed value is everybody's error all the same.
   if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
@@ -148,7 +158,8 @@ Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, int local_rank,
 
 }  // namespace
 
-Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, CommunicatorOptions& options) {
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
+                           CommunicatorOptions& options) {
   const auto deadline = Clock::now() + options.timeout;
   MeshParts parts;
   parts.rank = rank;
@@ -163,7 +174,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, Com
     parts.topology = Topology::uniform(1, 1);
     auto executor = make_executor(std::move(parts), 0, 1);
     if (!executor.ok()) return executor.status();
-    return WiredRanks{std::move(executor).value(), "local", {}};
+    return WiredRanks{std::move(executor).value(), "local", false, {}};
   }
 
   const auto decision = agree_on_config(*store, rank, options, key, deadline);
@@ -190,6 +201,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, Com
     parts.topology.cores_per_node = *cores;
     parts.cores = static_cast<int>(*cores);
   }
+
+  auto ledger = Ledger::create({config->job_id, job, rank, parts.topology.node_of_rank}, parts.topology.local_rank(rank) == 0);
+  if (!ledger.ok()) return ledger.status();
+  parts.ledger = std::move(ledger).value();
 
   Wiring control;
   Wiring shm;
@@ -261,7 +276,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, Com
 
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
 
-  WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), {}};
+  WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), config->numerics == Numerics::strict, {}};
   if (config->tuned) {
     auto tuned = agree_on_tuning(*store, rank, decision->table, parts.topology, wired.transports, deadline);
     if (!tuned.ok()) return tuned.status();

@@ -19,13 +19,16 @@ namespace shoal {
 struct WiredRanks {
   std::shared_ptr<Executor> executor;
   std::string transports;           ///< that the ranks use together: transports_between()
+  bool strict = false;              ///< only Programs whose bits do not depend on where ranks are: SHOAL_NUMERICS=strict
   std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, where it has these ranks
 };
 
 /// Finds out who is where, chooses a transport for every pair of ranks, connects, measures the links, and registers the result
 /// with the progress thread. Collective over the ranks of `store` (null for a job of one). Rank 0's algorithm, transports and
 /// settings count for everybody and are written back to `options`. The links prove themselves by a key that is made of `key`,
-/// the job's, and of what rank 0 publishes in the store. Takes at most options.timeout; errors name the rank that is missing.
-Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, CommunicatorOptions& options);
+/// the job's, and of what rank 0 publishes in the store. `job` is what users call the job, for its ledger. Takes at most
+/// options.timeout; errors name the rank that is missing.
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
+                           CommunicatorOptions& options);
 
 }  // namespace shoal

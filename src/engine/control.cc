@@ -45,9 +45,11 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
       moved = true;
       const auto kind = static_cast<Kind>(arrival->header.edge);
       if (kind == Kind::abort) {
-        messages.push_back({kind, arrival->header.communicator, rank, parse_abort(rank, arrival->data)});
+        messages.push_back({kind, arrival->header.communicator, rank, parse_abort(rank, arrival->data), {}});
+      } else if (kind == Kind::waits) {
+        messages.push_back({kind, arrival->header.communicator, rank, {}, {arrival->data.begin(), arrival->data.end()}});
       } else if (kind == Kind::farewell || kind == Kind::goodbye) {
-        messages.push_back({kind, arrival->header.communicator, rank, {}});
+        messages.push_back({kind, arrival->header.communicator, rank, {}, {}});
         peer.gone |= kind == Kind::goodbye;
       }
       peer.link->release();
@@ -55,7 +57,7 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
     if (!peer.link->status().ok()) {
       peer.failed = true;
       moved = true;
-      if (!peer.gone) messages.push_back({Kind::death, 0, rank, peer.link->status()});
+      if (!peer.gone) messages.push_back({Kind::death, 0, rank, peer.link->status(), {}});
     }
   }
   return moved;
@@ -104,6 +106,10 @@ void ControlPlane::send_abort(std::uint32_t communicator, std::span<const int> r
 
 void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int> ranks) {
   send(Kind::farewell, communicator, &ranks, {});
+}
+
+void ControlPlane::send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what) {
+  send(Kind::waits, communicator, &ranks, std::string(reinterpret_cast<const char*>(what.data()), what.size()));
 }
 
 void ControlPlane::send_goodbye() { send(Kind::goodbye, 0, nullptr, {}); }

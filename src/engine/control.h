@@ -25,11 +25,13 @@ class ControlPlane {
       farewell = 2,  ///< leaves the communicator in order
       goodbye = 3,   ///< leaves all communicators in order
       death = 4,     ///< has broken its connection without a goodbye: `status` says how
+      waits = 5,     ///< has waited for long in a call of the communicator: `payload` says for whom
     };
     Kind kind = Kind::abort;
     std::uint32_t communicator = 0;  ///< of an abort or a farewell
     int rank = 0;
     Status status;
+    std::vector<std::byte> payload;
   };
 
   /// `links` are connected through `transport`; one to every other rank (none for a job of one).
@@ -42,6 +44,8 @@ class ControlPlane {
   void send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause);
   /// Tells them that this rank leaves `communicator` in order.
   void send_farewell(std::uint32_t communicator, std::span<const int> ranks);
+  /// Tells them what this rank waits for.
+  void send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what);
   /// Tells every peer that this rank leaves altogether.
   void send_goodbye();
 

@@ -1,6 +1,7 @@
 #include "src/engine/executor.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -69,7 +70,9 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
       left_(group_.members.size()),
       messages_(*mesh_, group_),
-      watchdog_(mesh_->warn_after()) {
+      ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
+      watchdog_(mesh_->warn_after()),
+      heard_(group_.members.size()) {
   std::size_t tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
@@ -135,10 +138,11 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     mesh_->leave_seat();
     return std::nullopt;
   }
-  ledger_[sequence % kLedgerSize] = plan.signature;
+  ledger_.start(sequence, plan.signature);
   ++next_start_;
   const auto attempt = window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
   if (attempt == WindowCalls::Attempt::ended) {
+    ledger_.end();
     mesh_->leave_seat();
     return Status();
   }
@@ -168,7 +172,7 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
 }
 
 void Executor::start(Operation* operation) {
-  ledger_[operation->sequence() % kLedgerSize] = operation->plan->signature;
+  ledger_.start(operation->sequence(), operation->plan->signature);
   active_.push(operation);
   if (closed()) return;
   // The windows carry signature and data; the links have no part in it.
@@ -458,7 +462,10 @@ bool Executor::advance_window_call() {
 bool Executor::finish_messages(const Status& outcome) {
   if (messages_.ended().empty()) return false;
   std::vector<Operation*>& ended = messages_.ended();
-  for (std::size_t i = 0; i < ended.size(); ++i) finish(ended[i], outcome);
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    if (outcome.ok()) ledger_.end_message();
+    finish(ended[i], outcome);
+  }
   ended.clear();
   return true;
 }
@@ -500,6 +507,7 @@ bool Executor::retire_completed() {
     for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
     active_.pop();
     if (operation->on_links) --calls_on_links_;
+    if (complete) ledger_.end();
     finish(operation, complete ? Status() : status());
     moved = true;
   }
@@ -523,6 +531,7 @@ void Executor::close(const Status& cause) {
     const std::scoped_lock lock(cause_mutex_);
     if (!cause_.ok()) return;
     cause_ = cause;
+    ledger_.fail(cause);
   }
   closed_.store(true, std::memory_order_seq_cst);
   mesh_->tend_to_closed();
@@ -555,7 +564,17 @@ bool Executor::end_calls() {
   return finish_messages(status()) || moved;
 }
 
+void Executor::leave_to_parent() {
+  // Some other thread, which does not exist here, may have held the mutex.
+  const std::unique_lock lock(cause_mutex_, std::try_to_lock);
+  if (lock.owns_lock() && cause_.ok())
+    cause_ = {StatusCode::aborted, "the communicator belongs to the parent of this process, which was made by fork()"};
+  announced_ = true;
+  closed_.store(true);
+}
+
 void Executor::shut_down() {
+  if (mesh_->left_to_parent()) return;
   mesh_->take_seat();
   mesh_->progress();  // what has come to its end by now ends well; takes in the inbox
   if (!idle() && !closed()) {
@@ -602,6 +621,14 @@ std::string Executor::transports() const {
   return names_of(mesh_->transports(), [&](std::uint32_t t) {
     return std::any_of(links_.begin(), links_.end(), [&](const LinkState& state) { return state.wire->transport == t; });
   });
+}
+
+std::vector<int> Executor::present() const {
+  const std::vector<int> there = mesh_->present();
+  std::vector<int> members;
+  std::ranges::copy_if(group_.members, std::back_inserter(members),
+                       [&](int job_rank) { return std::ranges::binary_search(there, job_rank); });
+  return members;
 }
 
 std::size_t Executor::aside_bytes() const {

@@ -14,6 +14,7 @@
 
 #include <shoal/status.h>
 
+#include "src/engine/ledger.h"
 #include "src/engine/mesh.h"
 #include "src/engine/messages.h"
 #include "src/engine/operation.h"
@@ -74,6 +75,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void close(const Status& cause);
   /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the Mesh. Once, as the last call.
   void shut_down();
+  /// In a child of fork(): closes without a word. See Mesh::leave_to_parent().
+  void leave_to_parent();
   [[nodiscard]] Status status() const;
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
@@ -91,10 +94,15 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// Bytes of tiles that have been moved aside for this communicator.
   [[nodiscard]] std::size_t aside_bytes() const;
 
+  /// The ranks of the job that are in this communicator, in its order, and have not died or left. Any thread.
+  [[nodiscard]] std::vector<int> present() const;
+
   // For the Mesh.
   /// Takes a call in that is to be started when its turn has come.
   void enqueue(internal::Operation* operation) {
-    operation->is_message() ? messages_.enqueue(operation) : waiting_.push_back(operation);
+    if (!operation->is_message()) return waiting_.push_back(operation);
+    ledger_.start_message();
+    messages_.enqueue(operation);
   }
   /// Nothing is in flight.
   [[nodiscard]] bool idle() const noexcept { return active_.empty() && waiting_.empty() && messages_.size() == 0; }
@@ -113,6 +121,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
   /// `job_rank` has said farewell to this communicator, or is gone altogether.
   void peer_left(int job_rank);
+  /// `job_rank` has said for whom it waits.
+  void peer_waits(int job_rank, std::span<const std::byte> what);
   /// `job_rank` has died, if it is one of ours: closes.
   void peer_died(int job_rank, const Status& how);
 
@@ -194,6 +204,21 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
+  struct Late {
+    std::vector<int> absent;  // not in the call
+    std::vector<int> slow;    // in it, but data is missing
+  };
+  [[nodiscard]] Late late_ranks(const internal::Operation& operation);
+  /// What ranks tell each other when they have waited for long, as it lies in memory.
+  struct Wait {
+    std::uint64_t sequence = ~std::uint64_t{0};
+    RankSet absent;
+    RankSet slow;
+  };
+  void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
+  /// Whom `rank` waits for in call `sequence`, as it has said, followed to the end: " (waits for rank 3, that for rank 1)"; or
+  /// nothing.
+  [[nodiscard]] std::string whom_it_waits_for(int rank, std::uint64_t sequence) const;
   /// "; not in the call: rank 3".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string name_of(int rank) const;
@@ -220,9 +245,13 @@ class Executor : public std::enable_shared_from_this<Executor> {
   RingQueue<internal::Operation*> active_;     // started, by sequence
   std::size_t calls_on_links_ = 0;             // of the active ones
   std::uint64_t next_start_ = 0;
-  static constexpr std::size_t kLedgerSize = 256;
-  std::array<CallSignature, kLedgerSize> ledger_{};  // of the latest started calls, by sequence
+  LedgerEntry ledger_;  // the latest started calls
   Watchdog watchdog_;
+  std::vector<Wait> heard_;                           // of each rank, the latest
+  std::uint64_t told_sequence_ = ~std::uint64_t{0};   // the oldest call when a wait was last looked at
+  std::chrono::steady_clock::duration tell_after_{};  // of waiting; doubles
+  std::chrono::steady_clock::time_point tell_since_{};
+  std::chrono::steady_clock::time_point tell_at_{};         // zero: nothing to tell
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};

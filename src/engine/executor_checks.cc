@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
+constexpr Clock::duration kTellAfter = std::chrono::milliseconds(400);
 
 std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
   return fmt::format("call {} ({})", sequence, to_string(signature));
@@ -113,9 +114,9 @@ bool Executor::check_stray_calls() {
     if (head == nullptr) continue;
     const auto sequence = past_call(head->header.sequence);
     const auto theirs = signature_in(*head);
-    if (!sequence || !theirs) continue;                         // a call that we have not made yet
-    if (ledger_[*sequence % kLedgerSize] == *theirs) continue;  // a shared fold that will take the links
-    fail(mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.peer, *theirs));
+    if (!sequence || !theirs) continue;                // a call that we have not made yet
+    if (ledger_.call(*sequence) == *theirs) continue;  // a shared fold that will take the links
+    fail(mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
     return true;
   }
   return false;
@@ -124,7 +125,7 @@ bool Executor::check_stray_calls() {
 // The call that a 32-bit sequence number on the wire means, if we have made it and still know it.
 std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) const noexcept {
   const auto ahead = static_cast<std::int32_t>(wire_sequence - static_cast<std::uint32_t>(next_start_));
-  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerSize)) return std::nullopt;
+  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerCalls)) return std::nullopt;
   return next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
 }
 
@@ -134,7 +135,7 @@ Status Executor::out_of_step(const LinkState& state, const Arrival& head, const 
   const auto theirs = signature_in(head);
   const auto sequence = past_call(head.header.sequence);
   if (theirs && sequence && *sequence < operation.sequence()) {
-    return mismatch(*sequence, ledger_[*sequence % kLedgerSize], state.peer, *theirs);
+    return mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs);
   }
   return {StatusCode::mismatch,
           fmt::format("{} is in {}, but {} is in call {}{}; every rank must make the same calls in the same order",
@@ -179,6 +180,13 @@ bool Executor::check_deadlines() {
   const auto now = Clock::now();
   if (active_.size() > 0) {
     Operation& oldest = *active_.front();
+    ledger_.wait(oldest.sequence(), false, now, [&](LedgerPage& page) {
+      const Late late = late_ranks(oldest);
+      page.absent = page.slow = {};
+      for (const int rank : late.absent) page.absent.insert(rank);
+      for (const int rank : late.slow) page.slow.insert(rank);
+    });
+    tell_wait(oldest, now);
     if (const auto waited = watchdog_.look(oldest.sequence(), now)) {
       fmt::print(stderr, "shoal: rank {} has waited {:.0f} s in {}{}\n", group_.rank,
                  std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.plan->signature),
@@ -196,6 +204,14 @@ bool Executor::check_deadlines() {
 // Messages that are late, or whose peer is gone.
 bool Executor::check_messages() {
   const auto now = Clock::now();
+  if (const auto& live = messages_.live(); active_.size() == 0 && !live.empty()) {
+    const Operation& oldest = *live.front();
+    ledger_.wait(oldest.sequence(), true, now, [&](LedgerPage& page) {
+      page.absent = page.slow = {};
+      if (const int peer = oldest.message.peer; peer >= 0) page.slow.insert(peer);
+      set_text(page.words, Messages::describe(oldest));
+    });
+  }
   for (Operation* operation : messages_.live()) {
     const internal::Message& m = operation->message;
     if (now >= operation->deadline()) {
@@ -228,6 +244,7 @@ Clock::time_point Executor::next_check() const noexcept {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
+  if (active_.size() > 0 && tell_at_ != Clock::time_point{}) until = std::min(until, tell_at_);
   return until;
 }
 
@@ -249,26 +266,81 @@ std::string Executor::late_report(const Operation& operation) {
                      name_of(group_.rank), who_is_late(operation));
 }
 
-std::string Executor::who_is_late(const Operation& operation) {
-  std::string absent;
-  std::string slow;
-  const auto name = [&](std::string& list, int rank) { list += (list.empty() ? "" : ", ") + name_of(rank); };
-  for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
-    if (window_calls_.awaits(operation, peer)) name(absent, peer);
+void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
+  if (mesh_->control() == nullptr) return;
+  if (oldest.sequence() != told_sequence_) {
+    told_sequence_ = oldest.sequence();
+    tell_since_ = now;
+    // Early enough to be heard before a short deadline.
+    tell_after_ = std::clamp((oldest.deadline() - now) / 3, Clock::duration(std::chrono::milliseconds(20)), kTellAfter);
+    tell_at_ = now + tell_after_;
   }
-  const bool over_links = absent.empty() && !operation.published;
+  if (now < tell_at_) return;
+  tell_after_ *= 2;
+  tell_at_ = tell_since_ + tell_after_;
+  const Late late = late_ranks(oldest);
+  Wait mine{oldest.sequence(), {}, {}};
+  for (const int rank : late.absent) mine.absent.insert(rank);
+  for (const int rank : late.slow) mine.slow.insert(rank);
+  mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&mine, 1)));
+}
+
+void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
+  const LinkState* state = link_to(job_rank);
+  if (state == nullptr || what.size() != sizeof(Wait)) return;
+  std::memcpy(&heard_[static_cast<std::size_t>(state->peer)], what.data(), sizeof(Wait));
+}
+
+std::string Executor::whom_it_waits_for(int rank, std::uint64_t sequence) const {
+  std::string words;
+  std::vector<bool> met(heard_.size());
+  met[static_cast<std::size_t>(group_.rank)] = true;
+  for (int at = rank; !met[static_cast<std::size_t>(at)];) {
+    met[static_cast<std::size_t>(at)] = true;
+    const Wait& its = heard_[static_cast<std::size_t>(at)];
+    if (its.sequence != sequence) break;
+    int next = -1;
+    for (const RankSet* set : {&its.absent, &its.slow}) {
+      for (int peer = 0; next < 0 && peer < group_.topology.ranks(); ++peer) {
+        if (set->contains(peer)) next = peer;
+      }
+    }
+    if (next < 0) break;
+    words += (words.empty() ? " (waits for " : ", that for ") + name_of(next);
+    at = next;
+  }
+  return words.empty() ? words : words + ")";
+}
+
+Executor::Late Executor::late_ranks(const Operation& operation) {
+  Late late;
+  for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
+    if (window_calls_.awaits(operation, peer)) late.absent.push_back(peer);
+  }
+  const bool over_links = late.absent.empty() && !operation.published;
   for (std::size_t i = 0; over_links && i < operation.links.size(); ++i) {
     const int peer = links_[operation.plan->links[i].link].peer;
     if (!operation.links[i].call_received) {
-      name(absent, peer);
+      late.absent.push_back(peer);
     } else if (operation.links[i].receive_index < operation.plan->links[i].receives.size()) {
-      name(slow, peer);
+      late.slow.push_back(peer);
     }
   }
+  return late;
+}
+
+std::string Executor::who_is_late(const Operation& operation) {
+  const Late late = late_ranks(operation);
+  const auto names = [&](const std::vector<int>& ranks) {
+    std::string list;
+    for (const int rank : ranks)
+      list += (list.empty() ? "" : ", ") + name_of(rank) + whom_it_waits_for(rank, operation.sequence());
+    return list;
+  };
   std::string report;
-  if (!absent.empty()) report += fmt::format("; not in the call: {}", absent);
-  if (!slow.empty()) report += fmt::format("; in the call but data still missing: {}", slow);
-  if (absent.empty() && slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
+  if (!late.absent.empty()) report += fmt::format("; not in the call: {}", names(late.absent));
+  if (!late.slow.empty()) report += fmt::format("; in the call but data still missing: {}", names(late.slow));
+  if (late.absent.empty() && late.slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
   return report;
 }
 

@@ -125,6 +125,36 @@ void Mesh::detach(Executor& executor) {
   if (attached_.empty() && parts_.control != nullptr) parts_.control->send_goodbye();
 }
 
+std::vector<int> Mesh::present() {
+  take_seat();
+  check();  // what has come on the control plane by now
+  std::vector<int> ranks;
+  for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (!gone_[at] && dead_[at].ok()) ranks.push_back(rank);
+  }
+  leave_seat();
+  return ranks;
+}
+
+Group Mesh::next_group_of(const std::vector<int>& members) {
+  std::uint32_t made_before = 0;
+  {
+    const std::scoped_lock lock(groups_mutex_);
+    made_before = groups_made_[members]++;
+  }
+  // Other numbers than those of groups that are made without a failure.
+  constexpr std::uint32_t kAfterFailures = 0x80000000;
+  return Group::whole(*this).subset(members, kAfterFailures + made_before);
+}
+
+void Mesh::leave_to_parent() noexcept {
+  left_to_parent_ = true;
+  for (const auto& transport : parts_.transports) transport->leave_to_parent();
+  if (parts_.control != nullptr && parts_.control->transport() != nullptr) parts_.control->transport()->leave_to_parent();
+  for (Executor* executor : attached_) executor->leave_to_parent();
+}
+
 void Mesh::wake_driver() noexcept {
   if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
 }
@@ -268,6 +298,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
   } else if (Executor* executor = find(message.communicator); executor != nullptr) {
     if (message.kind == Kind::abort) executor->close(message.status);
     if (message.kind == Kind::farewell) executor->peer_left(message.rank);
+    if (message.kind == Kind::waits) executor->peer_waits(message.rank, message.payload);
   } else if (!is_retired(message.communicator) && (early_.size() < kMaxForeign || early_.contains(message.communicator))) {
     Early& early = early_[message.communicator];
     if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,6 +20,7 @@
 #include "src/device/device.h"
 #include "src/engine/aside.h"
 #include "src/engine/control.h"
+#include "src/engine/ledger.h"
 #include "src/engine/operation.h"
 #include "src/engine/waiter.h"
 #include "src/topology/topology.h"
@@ -26,6 +29,7 @@
 namespace shoal {
 
 class Executor;
+struct Group;
 
 /// What a Mesh works with; see wire_up for how it comes about.
 struct MeshParts {
@@ -36,6 +40,7 @@ struct MeshParts {
   std::vector<std::uint32_t> transport_of_link;
   std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
   const Device* device = nullptr;
+  std::shared_ptr<Ledger> ledger;           ///< where calls are written down; null: nowhere
   int cores = 1;                            ///< cores that the ranks of this node may use together
   std::chrono::milliseconds warn_after{0};  ///< a call that waits so long for others is worth a line on stderr; zero: never
   /// Whether tiles that stand in the way of other communicators are moved aside. Off only in a test that shows what for.
@@ -72,6 +77,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   [[nodiscard]] std::chrono::milliseconds warn_after() const noexcept { return parts_.warn_after; }
   [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
   [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }
+  [[nodiscard]] const std::shared_ptr<Ledger>& ledger() const noexcept { return parts_.ledger; }
   [[nodiscard]] std::span<const std::unique_ptr<Transport>> transports() const noexcept { return parts_.transports; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   /// The ranks of this node have a core each.
@@ -86,6 +92,18 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void detach(Executor& executor);
   /// No executor is attached. By the holder of the seat.
   [[nodiscard]] bool deserted() const noexcept { return attached_.empty(); }
+
+  /// In a child of fork(), which has none of this process's connections: every communicator is closed, and nothing is said to
+  /// anybody.
+  void leave_to_parent() noexcept;
+  [[nodiscard]] bool left_to_parent() const noexcept { return left_to_parent_; }
+
+  /// The ranks of the job that have neither died nor left it, as far as is known here. Takes the seat: any thread that does not
+  /// hold it.
+  std::vector<int> present();
+  /// A group of `members` (ranks of the job, ascending or not) with a number that all of them work out alike, where all ask for
+  /// groups of these members equally often. Any thread.
+  Group next_group_of(const std::vector<int>& members);
 
   // Links; by the holder of the seat.
   /// No other communicator uses the links.
@@ -191,6 +209,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::size_t foreign_asides_ = 0;
   std::vector<bool> gone_;    // by rank: has said goodbye
   std::vector<Status> dead_;  // by rank: how
+
+  bool left_to_parent_ = false;
+  std::mutex groups_mutex_;
+  std::map<std::vector<int>, std::uint32_t> groups_made_;  // by next_group_of()
 
   std::atomic<bool> seat_{false};
   std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to

@@ -37,8 +37,16 @@ int core_for(int local_rank, int local_size) {
 ProgressThread& ProgressThread::instance() {
   // Never destroyed: communicators may outlive every static object, and a thread that sleeps costs nothing at exit.
   static std::atomic<ProgressThread*> current = [] {
-    // A child of fork() has no such thread, and must not share the descriptor that wakes it with its parent and siblings.
-    ::pthread_atfork(nullptr, nullptr, [] { current.store(new ProgressThread(), std::memory_order_release); });
+    // A child of fork() has no such thread, and must not share the descriptor that wakes it with its parent and siblings. The
+    // list of meshes must be whole there.
+    ::pthread_atfork([] { current.load()->mutex_.lock(); }, [] { current.load()->mutex_.unlock(); },
+                     [] {
+                       static ProgressThread* of_parent = nullptr;  // its meshes stay: nothing of them may be destroyed here
+                       of_parent = current.load();
+                       of_parent->mutex_.unlock();
+                       for (const auto& mesh : of_parent->meshes_) mesh->leave_to_parent();
+                       current.store(new ProgressThread(), std::memory_order_release);
+                     });
     return new ProgressThread();
   }();
   return *current.load(std::memory_order_acquire);

@@ -13,6 +13,9 @@ bool serves(const Collective& collective, std::string_view algorithm, int ranks)
     case CollectiveKind::all_reduce:
       return algorithm == "one_shot";
     case CollectiveKind::reduce:
+      // The Program folds what the others give, rounds, and then folds in what the root has: of narrow types other bits come of
+      // one fold.
+      return (algorithm == "direct" && (size_of(collective.type) >= 4 || !is_floating(collective.type))) || ranks <= 2;
     case CollectiveKind::reduce_scatter:
       return algorithm == "direct" || ranks <= 2;
     case CollectiveKind::all_to_all:
@@ -85,7 +88,11 @@ std::optional<WindowPart> window_part(const Collective& collective, std::string_
       break;
     case CollectiveKind::reduce:
       part.gives_bytes = at_root ? 0 : message;
-      if (at_root) take_from_all([&](int) { return Take{0, 0, 0, message}; });
+      if (at_root) {
+        take_from_all([&](int) { return Take{0, 0, 0, message}; });
+        // The root's own comes last, as in the Program.
+        std::rotate(part.takes.begin() + rank, part.takes.begin() + rank + 1, part.takes.end());
+      }
       break;
     case CollectiveKind::gather:
       part.gives_bytes = at_root ? 0 : share_of(rank);

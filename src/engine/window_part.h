@@ -25,8 +25,8 @@ struct WindowPart {
   OneShotPlace place = OneShotPlace::in_slot;
   bool folds = false;           ///< all that is taken makes one result; else each is copied to its place
   std::size_t gives_bytes = 0;  ///< of the own input, from its start; 0 where the others need nothing of this rank
-  /// In ascending order of the ranks, this one among them where its own input counts. Of no bytes where only the agreement
-  /// matters. Ranks that do not appear are not waited for.
+  /// In the order in which they are folded: of the ranks, this one among them where its own input counts; the root's last. Of
+  /// no bytes where only the agreement matters. Ranks that do not appear are not waited for.
   std::vector<Take> takes;
   int own_take = -1;  ///< which of them is this rank's own; -1: none
 };

@@ -23,6 +23,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_WARN_AFTER", "20",
             "seconds that a call waits for other ranks before a line on standard error says for whom; again each time that "
             "doubles"},
+    Setting{"SHOAL_LEDGER", "",
+            "folder in which each rank writes down which call it is in, for shoal doctor; off: nowhere. Default: shoal-UID in "
+            "XDG_RUNTIME_DIR or /tmp"},
     Setting{"SHOAL_ALGORITHM", "",
             "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
     Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
@@ -37,6 +40,10 @@ constexpr std::array kSettings{
     Setting{"SHOAL_TUNING", "",
             "file of measured times, made by shoal tune, that the Selector prefers to its model (rank 0's counts)"},
     Setting{"SHOAL_EXPLAIN", "0", "1: rank 0 says at the end which algorithms ran, why, and predicted against measured times"},
+    Setting{
+        "SHOAL_NUMERICS", "",
+        "repeatable: choose algorithms by the shape of the job alone, so that every run gives the same bits; strict: the same "
+        "bits wherever the ranks are placed, too (rank 0's counts). Default: by measured links"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
 };
 

@@ -106,6 +106,7 @@ class TcpTransport final : public Transport {
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets), options_.tile_bytes,
                                 options_.tiles_per_socket);
       if (!link.ok()) return link.status();
+      links_.push_back(link->get());
       links.push_back(std::move(*link));
     }
     return links;
@@ -115,6 +116,14 @@ class TcpTransport final : public Transport {
   [[nodiscard]] int wait_fd() const noexcept override { return reactor_->wait_fd(); }
   bool prepare_wait() override { return reactor_->prepare_wait(); }
   void finish_wait() override { reactor_->finish_wait(); }
+  void leave_to_parent() noexcept override {
+    for (TcpLink* link : links_) {
+      for (Flow& flow : link->flows()) {
+        flow.ended = true;
+        flow.socket.reset();
+      }
+    }
+  }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reactor_->memory_bytes(); }
 
  private:
@@ -141,6 +150,7 @@ class TcpTransport final : public Transport {
   const TcpOptions options_;
   Listeners listeners_;
   std::shared_ptr<Reactor> reactor_;
+  std::vector<TcpLink*> links_;  // for leave_to_parent() only
 };
 
 Status check(const TcpOptions& options) {

@@ -1,0 +1,168 @@
+// `shoal doctor`: what the jobs of this host are doing, who holds them up, and what to do.
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "src/cli/commands.h"
+#include "src/cli/diagnosis.h"
+#include "src/cli/job_view.h"
+
+namespace shoal {
+namespace {
+
+using Life = RankView::Life;
+
+constexpr int kExitFound = 1;
+constexpr std::size_t kShortestId = 4;
+
+struct DoctorOptions {
+  std::string job;
+  std::string folder;
+  double patience_s = 1;
+};
+
+std::string clock_time(std::int64_t system_ns) {
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}", fmt::localtime(static_cast<std::time_t>(system_ns / 1'000'000'000)));
+}
+
+std::string life_of(const RankView& rank) {
+  switch (rank.life) {
+    case Life::running:
+      return rank.letter == 'R' ? "runs" : "sleeps";
+    case Life::stopped:
+      return "stopped";
+    case Life::dead:
+      return "dead";
+    case Life::unknown:
+      break;
+  }
+  return "elsewhere";  // in a container with processes of its own
+}
+
+std::string shown(const JobView& job) {
+  return job.name.empty() || job.name == job.id ? job.id : fmt::format("{} ({})", job.id, job.name);
+}
+
+std::string waited_for(const CommunicatorView& communicator) {
+  if (!communicator.wait) return "-";
+  const auto names = [&](const std::vector<int>& ranks) {
+    std::vector<int> in_job;
+    for (const int rank : ranks) in_job.push_back(job_rank(communicator, rank));
+    return words_for_ranks(in_job);
+  };
+  const auto& wait = *communicator.wait;
+  std::string text;
+  if (!wait.absent.empty()) text = names(wait.absent) + " to come";
+  if (!wait.slow.empty()) text += fmt::format("{}data of {}", text.empty() ? "" : "; ", names(wait.slow));
+  return text.empty() ? "-" : text;
+}
+
+void print_row(const std::string& rank, const std::string& process, const std::string& host, const std::string& state,
+               const std::string& since, const std::string& waits_for, const std::string& call) {
+  fmt::print("{:<5} {:<8} {:<16} {:<9} {:>9}  {:<24} {}\n", rank, process, host, state, since, waits_for, call);
+}
+
+void print_rank(const RankView& rank) {
+  bool first = true;
+  const auto row = [&](const std::string& since, const std::string& waits_for, const std::string& call) {
+    print_row(first ? std::to_string(rank.rank) : "", first ? std::to_string(rank.pid) : "", first ? rank.host : "",
+              first ? life_of(rank) : "", since, waits_for, call);
+    first = false;
+  };
+  for (const CommunicatorView& each : rank.communicators) {
+    const std::string since = each.wait ? fmt::format("{:.1f} s", each.wait->seconds) : "-";
+    if (each.cause) {
+      row(clock_time(each.cause->at_ns).substr(11), "-", fmt::format("{}: {}", to_string(each.cause->code), each.cause->text));
+    } else if (each.in_call()) {
+      const std::uint64_t more = each.started - each.ended - 1;
+      row(since, waited_for(each),
+          fmt::format("in {}{}", words_for_call(each, each.current()), more == 0 ? "" : fmt::format(" and {} more", more)));
+    } else if (each.messages_open) {
+      row(since, waited_for(each), each.message.empty() ? "in a send or recv" : "in a " + each.message);
+    } else if (each.number == 0) {
+      row("-", "-", each.started == 0 ? "no call yet" : "after " + words_for_call(each, each.started - 1));
+    }
+  }
+  if (rank.communicators.empty()) row("-", "-", "still starting up, or has left the job");
+  if (first) row("-", "-", "has left the communicator of all ranks");
+}
+
+int print_job(const JobView& job, const DoctorOptions& options) {
+  fmt::print("job {}: {} of {} ranks seen from this host, started {}\n", shown(job), job.seen.size(), job.ranks,
+             clock_time(job.started_ns));
+  print_row("rank", "process", "host", "state", "since", "waits for", "what");
+  for (const RankView& rank : job.seen) print_rank(rank);
+  const Diagnosis found = diagnose(job, options.patience_s);
+  if (found.sentence.empty()) {
+    fmt::print("nothing is wrong: no rank has waited for {:g} s\n", options.patience_s);
+    return 0;
+  }
+  fmt::print("culprit: {}\n", found.sentence);
+  if (!found.suggestion.empty()) fmt::print("to do: {}\n", found.suggestion);
+  return kExitFound;
+}
+
+void list_jobs(const std::vector<JobView>& jobs, const DoctorOptions& options) {
+  fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
+  for (const JobView& job : jobs) {
+    const Diagnosis found = diagnose(job, options.patience_s);
+    fmt::print("{:<34} {:<10} {:<20} {}\n", shown(job), fmt::format("{} of {}", job.seen.size(), job.ranks),
+               clock_time(job.started_ns), found.sentence.empty() ? "well" : found.sentence);
+  }
+}
+
+int run_doctor(const DoctorOptions& options) {
+  const std::string folder = options.folder.empty() ? ledger_folder() : options.folder;
+  if (folder.empty()) {
+    fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; name the folder of the ledgers by --folder\n");
+    return kExitFound;
+  }
+  std::vector<std::string> complaints;
+  const std::vector<JobView> jobs = read_jobs(folder, complaints);
+  for (const std::string& complaint : complaints) fmt::print(stderr, "shoal doctor: {}\n", complaint);
+  if (options.job.empty()) {
+    if (jobs.empty()) {
+      fmt::print(
+          "no jobs: nothing is written down in {}. Jobs that ended in order leave nothing; SHOAL_LEDGER and XDG_RUNTIME_DIR "
+          "of the job say where it writes\n",
+          folder);
+    } else {
+      list_jobs(jobs, options);
+    }
+    return 0;
+  }
+  int status = 0;
+  bool any = false;
+  for (const JobView& job : jobs) {
+    const bool by_id = options.job.size() >= kShortestId && job.id.starts_with(options.job);
+    if (!by_id && job.name != options.job) continue;
+    if (std::exchange(any, true)) fmt::print("\n");
+    status = std::max(status, print_job(job, options));
+  }
+  if (any) return status;
+  fmt::print(stderr, "shoal doctor: no job '{}' in {}; shoal doctor lists those that are there\n", options.job, folder);
+  return kExitFound;
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, int* exit_status) {
+  auto options = std::make_shared<DoctorOptions>();
+  auto* command =
+      app.add_subcommand("doctor",
+                         "Lists the jobs of this host, running, hung or dead; of one of them shows each rank's call, since "
+                         "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
+  command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
+  command->add_option("--folder", options->folder, "where the ledgers are, instead of what SHOAL_LEDGER says");
+  command->add_option("--patience", options->patience_s, "seconds that a rank may wait before something is wrong")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->callback([options, exit_status] { *exit_status = run_doctor(*options); });
+}
+
+}  // namespace shoal

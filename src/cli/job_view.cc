@@ -1,0 +1,140 @@
+#include "src/cli/job_view.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+#include <fmt/format.h>
+
+namespace shoal {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <std::size_t Room>
+std::string text_of(const std::array<char, Room>& room) {
+  std::string text(room.data(), ::strnlen(room.data(), Room));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';  // ends up on a terminal
+  }
+  return text;
+}
+
+std::vector<int> ranks_in(const RankSet& set, int ranks) {
+  std::vector<int> list;
+  for (int rank = 0; rank < ranks && rank < static_cast<int>(kLedgerMembers); ++rank) {
+    if (set.contains(rank)) list.push_back(rank);
+  }
+  return list;
+}
+
+CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
+  CommunicatorView view;
+  view.number = page.communicator;
+  view.ranks = std::max(0, page.ranks);
+  view.rank = std::clamp(page.rank, 0, std::max(0, view.ranks - 1));
+  const auto told = std::min<std::size_t>(static_cast<std::size_t>(view.ranks), kLedgerMembers);
+  view.members.assign(page.members.begin(), page.members.begin() + static_cast<std::ptrdiff_t>(told));
+  view.started = page.started.load();
+  view.ended = std::min(view.started, page.ended.load());
+  view.messages_open = page.messages.load() > page.messages_ended.load();
+  const std::uint64_t since = page.waiting_since_ns.load();
+  const bool is_message = page.waiting_is_message != 0;
+  // What has been written of a wait that is over stays there.
+  const bool call_waits = !is_message && page.waiting_sequence >= view.ended && page.waiting_sequence < view.started;
+  if (since != 0 && (is_message ? view.messages_open && view.started == view.ended : call_waits)) {
+    view.wait = CommunicatorView::Wait{page.waiting_sequence, is_message,
+                                       std::max(0.0, 1e-9 * static_cast<double>(now_ns - static_cast<std::int64_t>(since))),
+                                       ranks_in(page.absent, view.ranks), ranks_in(page.slow, view.ranks)};
+    if (is_message) view.message = text_of(page.words);
+  }
+  if (page.state.load() == kLedgerFailed) {
+    const bool known = page.cause_code > 0 && page.cause_code <= static_cast<std::uint32_t>(StatusCode::internal);
+    view.cause = CommunicatorView::Cause{known ? static_cast<StatusCode>(page.cause_code) : StatusCode::internal,
+                                         page.cause_at_ns, text_of(page.cause)};
+  }
+  const std::uint64_t remembered = std::min<std::uint64_t>(view.started, kLedgerCalls);
+  for (std::uint64_t call = view.started - remembered; call < view.started; ++call)
+    view.calls.push_back(page.calls[call % kLedgerCalls]);
+  return view;
+}
+
+}  // namespace
+
+std::optional<CallSignature> CommunicatorView::call(std::uint64_t sequence) const noexcept {
+  const std::uint64_t first = started - calls.size();
+  if (sequence < first || sequence >= started) return std::nullopt;
+  return calls[sequence - first];
+}
+
+const RankView* JobView::find(int rank) const noexcept {
+  const auto found = std::ranges::find(seen, rank, &RankView::rank);
+  return found == seen.end() ? nullptr : &*found;
+}
+
+Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
+  const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
+  auto header = std::make_unique<LedgerHeader>();
+  if (file.size() < kLedgerHeaderBytes) return refuse("it is too short for a ledger");
+  std::memcpy(header.get(), file.data(), sizeof *header);
+  if (header->magic != kLedgerMagic) return refuse("it is no ledger");
+  if (header->version != kLedgerVersion || header->page_bytes != sizeof(LedgerPage) || header->pages > kLedgerPages)
+    return refuse(fmt::format("it is of another version of shoal (form {})", header->version));
+  if (file.size() < kLedgerHeaderBytes + header->pages * sizeof(LedgerPage)) return refuse("its end is missing");
+
+  job.id = ledger_job_name(header->job_id);
+  job.name = text_of(header->job);
+  job.ranks = std::clamp(header->ranks, 0, 1 << 20);
+  job.started_ns = header->system_ns;
+  const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kLedgerMembers);
+  job.node_of_rank.assign(header->node_of_rank.begin(), header->node_of_rank.begin() + static_cast<std::ptrdiff_t>(told));
+
+  RankView rank;
+  rank.rank = header->rank;
+  rank.pid = header->pid;
+  rank.host = text_of(header->host);
+  if (header->pid > 0 && header->pid_namespace == own_pid_namespace()) {
+    const ProcessState process = process_state(header->pid);
+    rank.letter = process.letter;
+    const bool same = process.letter != '\0' && process.started == header->pid_started;
+    const bool stopped = process.letter == 'T' || process.letter == 't';
+    rank.life = !same ? RankView::Life::dead : stopped ? RankView::Life::stopped : RankView::Life::running;
+  }
+  auto page = std::make_unique<LedgerPage>();
+  for (std::uint32_t i = 0; i < header->pages; ++i) {
+    std::memcpy(static_cast<void*>(page.get()), file.data() + kLedgerHeaderBytes + i * sizeof(LedgerPage), sizeof(LedgerPage));
+    if (page->state.load() != 0) rank.communicators.push_back(view_of(*page, now_ns));
+  }
+  return rank;
+}
+
+std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::string>& complaints) {
+  std::vector<JobView> jobs;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.is_directory(error)) continue;
+    JobView job;
+    for (const auto& file : fs::directory_iterator(entry.path(), error)) {
+      std::ifstream in(file.path(), std::ios::binary);
+      const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      auto rank =
+          read_ledger(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
+      if (rank.ok()) {
+        job.seen.push_back(std::move(rank).value());
+      } else if (fs::exists(file.path(), error)) {
+        complaints.push_back(fmt::format("{}: {}", file.path().string(), rank.status().message()));
+      }
+    }
+    std::ranges::sort(job.seen, {}, &RankView::rank);
+    if (!job.seen.empty()) jobs.push_back(std::move(job));
+  }
+  std::ranges::sort(jobs, std::greater{}, &JobView::started_ns);
+  return jobs;
+}
+
+}  // namespace shoal

@@ -1,0 +1,260 @@
+#include "src/engine/ledger.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/settings/settings.h"
+
+namespace shoal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kKeepDeadJobs = std::chrono::hours(24);
+constexpr std::size_t kMaxDeadJobs = 32;
+
+template <typename Clock>
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+/// Makes `folder` where it is missing; it must belong to this user alone.
+Status own_folder(const std::string& folder) {
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_error("SHOAL_LEDGER: make " + folder, errno);
+  struct stat found {};
+  if (::lstat(folder.c_str(), &found) != 0) return system_error("SHOAL_LEDGER: look at " + folder, errno);
+  if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0) {
+    return {
+        StatusCode::invalid_argument,
+        fmt::format("SHOAL_LEDGER: {} is not a folder that this user alone may write to; name another one, or off", folder)};
+  }
+  return {};
+}
+
+/// Whether some process still writes to a ledger in `folder`, as far as can be seen from here.
+bool in_use(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(folder, error)) {
+    LedgerHeader header;
+    std::ifstream in(file.path(), std::ios::binary);
+    if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kLedgerMagic) continue;
+    if (header.pid_namespace != own_pid_namespace()) return true;
+    const ProcessState process = process_state(header.pid);
+    if (process.letter != '\0' && process.started == header.pid_started) return true;
+  }
+  return false;
+}
+
+/// Removes the folders of jobs that have been dead for long, or that are too many.
+void clean(const std::string& root) {
+  std::error_code error;
+  std::vector<std::pair<fs::file_time_type, fs::path>> jobs;
+  for (const auto& job : fs::directory_iterator(root, error)) {
+    if (job.is_directory(error) && !job.is_symlink(error)) jobs.emplace_back(job.last_write_time(error), job.path());
+  }
+  std::ranges::sort(jobs);
+  const auto limit = fs::file_time_type::clock::now() - kKeepDeadJobs;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const bool old = jobs[i].first < limit || jobs.size() - i > kMaxDeadJobs;
+    if (old && !in_use(jobs[i].second)) fs::remove_all(jobs[i].second, error);
+  }
+}
+
+// Those whose processes may end without destroying them.
+struct Living {
+  std::mutex mutex;
+  std::vector<Ledger*> ledgers;
+};
+Living& living() {
+  static auto* const all = [] {
+    auto* made = new Living;  // never destroyed: used at the end of the process
+    std::atexit([] {
+      const std::scoped_lock lock(living().mutex);
+      for (Ledger* ledger : living().ledgers) ledger->leave_file_of_ended_process();
+    });
+    return made;
+  }();
+  return *all;
+}
+
+}  // namespace
+
+ProcessState process_state(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // The second field is the program's name in parentheses, and may hold anything.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) return {};
+  ProcessState state;
+  state.letter = text[name_end + 2];
+  std::size_t at = name_end + 2;
+  constexpr int kFieldsToStart = 19;  // from the third, the state, to the 22nd
+  for (int field = 0; field < kFieldsToStart && at != std::string::npos; ++field) at = text.find(' ', at + 1);
+  if (at != std::string::npos) state.started = std::strtoull(text.c_str() + at, nullptr, 10);
+  if (state.letter == 'Z' || state.letter == 'X') state.letter = '\0';  // ended, and nobody has asked how
+  return state;
+}
+
+std::uint64_t own_pid_namespace() {
+  struct stat found {};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
+std::string ledger_folder() {
+  const std::string wanted = setting("SHOAL_LEDGER");
+  if (wanted == "off") return {};
+  if (!wanted.empty()) return wanted;
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  struct stat found {};
+  const bool there = runtime != nullptr && *runtime == '/' && ::stat(runtime, &found) == 0 && S_ISDIR(found.st_mode);
+  return fmt::format("{}/shoal-{}", there ? runtime : "/tmp", ::geteuid());
+}
+
+std::string ledger_job_name(std::uint64_t job_id) { return fmt::format("{:016x}", job_id); }
+
+Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool cleans) {
+  const std::string root = ledger_folder();
+  if (root.empty()) return std::shared_ptr<Ledger>();
+  // Nobody has asked for a file: a full or read-only disk is no reason to stop a job.
+  const bool wanted = !setting("SHOAL_LEDGER").empty();
+  const auto refuse = [&](Status status) -> Result<std::shared_ptr<Ledger>> {
+    if (wanted) return status;
+    return std::shared_ptr<Ledger>();
+  };
+  const std::string folder = root + "/" + ledger_job_name(owner.job_id);
+  if (Status status = own_folder(root); !status.ok()) return refuse(std::move(status));
+  if (cleans) clean(root);
+  if (Status status = own_folder(folder); !status.ok()) return refuse(std::move(status));
+  const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return refuse(system_error("SHOAL_LEDGER: write " + path, errno));
+  // Blocks are taken now: a write to a mapping for which the disk has no room would end the process.
+  int error = ::ftruncate(fd, static_cast<off_t>(kLedgerFileBytes)) == 0 ? 0 : errno;
+  if (error == 0) error = ::posix_fallocate(fd, 0, kLedgerHeaderBytes + sizeof(LedgerPage));
+  void* memory = MAP_FAILED;
+  if (error == 0) {
+    memory = ::mmap(nullptr, kLedgerFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) error = errno;
+  }
+  if (error != 0) {
+    ::close(fd);
+    ::unlink(path.c_str());
+    ::rmdir(folder.c_str());
+    return refuse(system_error("SHOAL_LEDGER: write " + path, error));
+  }
+  auto* header = new (memory) LedgerHeader;
+  header->pid = ::getpid();
+  header->rank = owner.rank;
+  header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
+  header->pid_started = process_state(header->pid).started;
+  header->pid_namespace = own_pid_namespace();
+  header->job_id = owner.job_id;
+  header->system_ns = now_ns<std::chrono::system_clock>();
+  header->steady_ns = now_ns<std::chrono::steady_clock>();
+  std::array<char, 128> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  set_text(header->job, owner.job);
+  set_text(header->host, host.data());
+  for (std::size_t rank = 0; rank < std::min(owner.node_of_rank.size(), kLedgerMembers); ++rank)
+    header->node_of_rank[rank] = static_cast<std::uint16_t>(owner.node_of_rank[rank]);
+  header->pages = kLedgerPages;
+  return std::shared_ptr<Ledger>(new Ledger(path, fd, static_cast<std::byte*>(memory)));
+}
+
+Ledger::Ledger(std::string path, int fd, std::byte* memory) noexcept
+    : path_(std::move(path)), fd_(fd), memory_(memory), pid_(::getpid()) {
+  const std::scoped_lock lock(living().mutex);
+  living().ledgers.push_back(this);
+}
+
+Ledger::~Ledger() {
+  {
+    const std::scoped_lock lock(living().mutex);
+    std::erase(living().ledgers, this);
+  }
+  bool failed = false;
+  for (std::uint32_t i = 0; i < kLedgerPages; ++i) failed |= page(i)->state.load() == kLedgerFailed;
+  if (!failed) remove_file();
+  ::munmap(memory_, kLedgerFileBytes);
+  ::close(fd_);
+}
+
+bool Ledger::of_this_process() const noexcept { return ::getpid() == pid_; }
+
+LedgerPage* Ledger::page(std::uint32_t index) const noexcept {
+  return reinterpret_cast<LedgerPage*>(memory_ + kLedgerHeaderBytes + index * sizeof(LedgerPage));
+}
+
+LedgerPage* Ledger::take_page() noexcept {
+  for (std::uint32_t i = 0; i < kLedgerPages; ++i) {
+    const auto offset = static_cast<off_t>(kLedgerHeaderBytes + i * sizeof(LedgerPage));
+    // Holes read as zero, so looking at a page that was never used takes no room on the disk.
+    if (page(i)->state.load() != 0) continue;
+    if (::posix_fallocate(fd_, offset, sizeof(LedgerPage)) != 0) return nullptr;
+    std::uint32_t free = 0;
+    if (page(i)->state.compare_exchange_strong(free, kLedgerOpen)) return page(i);
+  }
+  return nullptr;
+}
+
+void Ledger::remove_file() noexcept {
+  if (!of_this_process()) return;
+  ::unlink(path_.c_str());
+  ::rmdir(path_.substr(0, path_.rfind('/')).c_str());  // succeeds for the last rank
+}
+
+void Ledger::leave_file_of_ended_process() noexcept {
+  bool worth_a_look = false;
+  for (std::uint32_t i = 0; i < kLedgerPages; ++i) {
+    const LedgerPage& one = *page(i);
+    worth_a_look |= one.state.load() == kLedgerFailed ||
+                    (one.state.load() == kLedgerOpen &&
+                     (one.started.load() != one.ended.load() || one.messages.load() != one.messages_ended.load()));
+  }
+  if (!worth_a_look) remove_file();
+}
+
+LedgerEntry::LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communicator, int rank, std::span<const int> members)
+    : ledger_(std::move(ledger)), page_(ledger_ == nullptr ? nullptr : ledger_->take_page()) {
+  if (page_ == nullptr) {
+    own_ = std::make_unique<LedgerPage>();
+    page_ = own_.get();
+    page_->state.store(kLedgerOpen);
+  }
+  page_->started.store(0), page_->ended.store(0), page_->messages.store(0), page_->messages_ended.store(0);
+  page_->waiting_since_ns.store(0);
+  page_->communicator = communicator;
+  page_->rank = rank;
+  page_->ranks = static_cast<std::int32_t>(members.size());
+  page_->cause_code = 0;
+  std::copy_n(members.begin(), std::min(members.size(), kLedgerMembers), page_->members.begin());
+}
+
+LedgerEntry::~LedgerEntry() {
+  const bool of_parent = ledger_ != nullptr && !ledger_->of_this_process();
+  if (page_->state.load() == kLedgerOpen && !of_parent) page_->state.store(0);
+}
+
+void LedgerEntry::fail(const Status& cause) noexcept {
+  page_->cause_code = static_cast<std::uint32_t>(cause.code());
+  page_->cause_at_ns = now_ns<std::chrono::system_clock>();
+  set_text(page_->cause, cause.message());
+  page_->state.store(kLedgerFailed, std::memory_order_release);
+}
+
+}  // namespace shoal

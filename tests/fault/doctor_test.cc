@@ -1,0 +1,384 @@
+// `shoal doctor` on real jobs: running, hung, dead and finished ones.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/cli/diagnosis.h"
+#include "src/cli/job_view.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRanks = 3;
+constexpr int kOdd = 1;  // the rank that holds the others up
+
+std::string ledgers_in(const std::string& directory) { return directory + "/ledgers"; }
+
+CommunicatorOptions over(const std::string& transports) {
+  CommunicatorOptions options;
+  options.transports = transports;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+Status reduce(Communicator& c, std::size_t count) {
+  std::vector<float> data(count);
+  return c.all_reduce(data.data(), data.data(), count, DataType::float32, ReduceOp::sum);
+}
+
+void tell(const std::string& directory, const std::string& what) { std::ofstream(directory + "/" + what) << "yes"; }
+bool hear(const std::string& directory, const std::string& what) {
+  const auto until = Clock::now() + std::chrono::seconds(50);
+  while (!fs::exists(directory + "/" + what) && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return fs::exists(directory + "/" + what);
+}
+
+/// What the doctor says of the only job in `directory` as soon as `enough` holds of it, or after a long time.
+std::string ask(const std::string& directory, const std::function<bool(const JobView&, const std::string&)>& enough) {
+  std::string last = "no job";
+  for (const auto until = Clock::now() + std::chrono::seconds(30); Clock::now() < until;) {
+    std::vector<std::string> complaints;
+    const auto jobs = read_jobs(ledgers_in(directory), complaints);
+    if (!complaints.empty()) return complaints.front();
+    if (jobs.size() == 1) {
+      last = diagnose(jobs.front(), 0.3).sentence;
+      if (enough(jobs.front(), last)) return last;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return "in vain: " + last;
+}
+
+/// The ranks run `body`; beside them a process observes, and says what it has seen. Both may use the directory.
+struct Watched {
+  std::vector<testing::RankOutcome> ranks;
+  std::string seen;
+  std::string left;  ///< names of ledgers that were there at the end
+};
+Watched watch(const std::string& transports, const std::function<Status(Communicator&, const std::string& directory)>& body,
+              const std::function<std::string(const std::string& directory)>& observer) {
+  auto outcomes = testing::run_ranks(kRanks + 1, [&](int rank, int, const std::string& directory) -> std::string {
+    if (rank == kRanks) return observer(directory);
+    ::setenv("SHOAL_LEDGER", ledgers_in(directory).c_str(), 1);
+    auto communicator = testing::join(directory, rank, kRanks, over(transports));
+    if (!communicator.ok()) return communicator.status().to_string();
+    const Status status = body(**communicator, directory);
+    return status.ok() ? "" : status.to_string();
+  });
+  Watched watched;
+  watched.seen = outcomes.back().output;
+  outcomes.pop_back();
+  watched.ranks = std::move(outcomes);
+  return watched;
+}
+
+class Doctor : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Doctor, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Doctor, NamesTheRankThatHasNotCome) {
+  const auto watched = watch(
+      GetParam(),
+      [](Communicator& c, const std::string& directory) {
+        for (int k = 0; k < 5; ++k) {
+          if (const Status status = reduce(c, 1000); !status.ok()) return status;
+        }
+        if (c.rank() == kOdd && !hear(directory, "seen")) return Status(StatusCode::timeout, "nobody has seen it");
+        return reduce(c, 70000);
+      },
+      [](const std::string& directory) {
+        std::string said = ask(directory, [](const JobView& job, const std::string& words) {
+          // Both others wait, and say for whom.
+          return job.seen.size() == kRanks && words.find("ranks 0 and 2 have waited for it") != std::string::npos;
+        });
+        tell(directory, "seen");
+        return said;
+      });
+  EXPECT_THAT(watched.seen, AllOf(HasSubstr(fmt::format("rank 1 (process {}", watched.ranks[kOdd].pid)),
+                                  HasSubstr("is not in call 5 (all_reduce float32 x 70000 sum)"),
+                                  HasSubstr("between its calls, after call 4 (all_reduce float32 x 1000 sum)")));
+  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+}
+
+TEST_P(Doctor, NamesAStoppedRankAndWhatItsGroupWaitsFor) {
+  const auto watched = watch(
+      GetParam(),
+      [](Communicator& c, const std::string&) {
+        auto group = c.split(c.rank() == 0 ? 0 : 1, -c.rank());  // ranks 2 and 1 of the job, in this order
+        if (!group.ok()) return group.status();
+        if (c.rank() == kOdd) ::raise(SIGSTOP);
+        const Status status = reduce(**group, 2000);
+        return status.ok() ? c.barrier() : status;
+      },
+      [](const std::string& directory) {
+        pid_t stopped = 0;
+        std::string said = ask(directory, [&](const JobView& job, const std::string& words) {
+          const RankView* odd = job.find(kOdd);
+          if (odd != nullptr && odd->life == RankView::Life::stopped) stopped = odd->pid;
+          return stopped != 0 &&
+                 words.find("(all_reduce float32 x 2000 sum) of the group of ranks 2 and 1") != std::string::npos;
+        });
+        ::kill(stopped, SIGCONT);
+        return said;
+      });
+  EXPECT_THAT(watched.seen, AllOf(HasSubstr("rank 1 (process"), HasSubstr("is stopped by a signal")));
+  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");  // it wakes, and all is well
+}
+
+TEST_P(Doctor, NamesARankThatWasKilledFromTheFilesThatAreLeft) {
+  std::string said;
+  const auto outcomes = testing::run_ranks(2, [&](int part, int, const std::string& directory) -> std::string {
+    if (part == 1) {
+      if (!hear(directory, "over")) return "the job did not end";
+      return ask(directory, [](const JobView& job, const std::string&) { return job.seen.size() == kRanks; });
+    }
+    // The job, in processes of its own, so that all of it has ended before anybody looks.
+    const auto ranks = testing::run_ranks(kRanks, [&](int rank, int size, const std::string& store) -> std::string {
+      ::setenv("SHOAL_LEDGER", ledgers_in(directory).c_str(), 1);
+      auto communicator = testing::join(store, rank, size, over(GetParam()));
+      if (!communicator.ok()) return communicator.status().to_string();
+      Status status;
+      for (int k = 0; status.ok(); ++k) {
+        if (k == 20 && rank == kOdd) ::kill(::getpid(), SIGKILL);
+        status = reduce(**communicator, 3000);
+      }
+      return status.to_string();
+    });
+    tell(directory, "over");
+    return ranks[0].output;
+  });
+  EXPECT_THAT(outcomes[0].output, HasSubstr("rank 1"));
+  EXPECT_THAT(outcomes[1].output, AllOf(HasSubstr("rank 1 (process"), HasSubstr("ended without a word"),
+                                        HasSubstr("between its calls, after call 19")));
+}
+
+TEST_P(Doctor, ShowsTheFirstErrorOfAJobWhoseRanksDisagree) {
+  const auto watched = watch(
+      GetParam(),
+      [](Communicator& c, const std::string& directory) {
+        const Status status = reduce(c, c.rank() == kOdd ? 4000 : 5000);
+        hear(directory, "seen");
+        return status;
+      },
+      [](const std::string& directory) {
+        std::string said = ask(directory, [](const JobView&, const std::string& words) { return !words.empty(); });
+        tell(directory, "seen");
+        return said;
+      });
+  EXPECT_THAT(watched.seen, AllOf(HasSubstr("failed first of those seen here, with mismatch"), HasSubstr("rank 1"),
+                                  HasSubstr("float32 x 4000 sum"), HasSubstr("float32 x 5000 sum")));
+}
+
+TEST_P(Doctor, NamesTheRankThatAMessageWaitsFor) {
+  const auto watched = watch(
+      GetParam(),
+      [](Communicator& c, const std::string& directory) {
+        std::vector<float> data(100);
+        if (c.rank() == 0) return c.recv(data.data(), 100, DataType::float32, kOdd, 7);
+        if (!hear(directory, "seen")) return Status(StatusCode::timeout, "nobody has seen it");
+        return c.rank() == kOdd ? c.send(data.data(), 100, DataType::float32, 0, 7) : Status();
+      },
+      [](const std::string& directory) {
+        std::string said =
+            ask(directory, [](const JobView&, const std::string& words) { return words.find("recv of") != std::string::npos; });
+        tell(directory, "seen");
+        return said;
+      });
+  EXPECT_THAT(watched.seen, AllOf(HasSubstr("rank 1"), HasSubstr("recv of float32 x 100 from rank 1 (tag 7)")));
+  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+}
+
+TEST_P(Doctor, AJobThatRunsWellIsWellAndLeavesNothingWhenItEnds) {
+  std::string left;
+  const auto watched = watch(
+      GetParam(),
+      [](Communicator& c, const std::string& directory) {
+        Status status = reduce(c, 1000);
+        tell(directory, fmt::format("ready.{}", c.rank()));
+        if (!hear(directory, "seen")) return Status(StatusCode::timeout, "nobody has seen it");
+        return status;
+      },
+      [](const std::string& directory) -> std::string {
+        for (int rank = 0; rank < kRanks; ++rank) hear(directory, fmt::format("ready.{}", rank));
+        std::vector<std::string> complaints;
+        const auto jobs = read_jobs(ledgers_in(directory), complaints);
+        if (jobs.size() != 1 || jobs[0].seen.size() != kRanks) return "not all ranks are there";
+        struct stat folder {};
+        ::stat(ledgers_in(directory).c_str(), &folder);
+        if ((folder.st_mode & 0777) != 0700) return "others may read it";
+        const std::string said = diagnose(jobs[0], 0.001).sentence;
+        tell(directory, "seen");
+        for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) {
+          if (fs::is_empty(ledgers_in(directory))) return said;
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        return "the ledgers stay";
+      });
+  EXPECT_EQ(watched.seen, "");
+  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+}
+
+// How a process may end with its communicator undestroyed, and whether its ledger stays.
+TEST(Ledger, StaysWhereAProcessEndsWithoutAWordAndGoesWhereItExits) {
+  for (const bool in_order : {true, false}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_LEDGER", ledgers_in(directory).c_str(), 1);
+      auto communicator = testing::join(directory, rank, size, over("shm"));
+      if (!communicator.ok()) return communicator.status().to_string();
+      if (const Status status = reduce(**communicator, 10); !status.ok()) return status.to_string();
+      if (rank == 1) {
+        static_cast<void>(communicator->release());
+        in_order ? std::exit(0) : ::_exit(0);
+      }
+      for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) {
+        std::vector<std::string> complaints;
+        const auto jobs = read_jobs(ledgers_in(directory), complaints);
+        const RankView* other = jobs.empty() ? nullptr : jobs[0].find(1);
+        if (in_order && other == nullptr) return {};
+        if (!in_order && other != nullptr && other->life == RankView::Life::dead)
+          return diagnose(jobs[0], 1).sentence.find("rank 1 (process") == 0 ? ""
+                                                                            : "not named: " + diagnose(jobs[0], 1).sentence;
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      return in_order ? "its ledger stays" : "it is not seen to be dead";
+    });
+    EXPECT_EQ(outcomes[0].output, "") << (in_order ? "exit" : "_exit");
+  }
+}
+
+TEST(Ledger, OffMeansNoFileAndAFolderThatDoesNotServeIsAnError) {
+  const auto start = [](const char* wanted, const std::function<void(const std::string&)>& prepare) {
+    return testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      const std::string folder = *wanted == '\0' ? directory + "/ledgers" : wanted;
+      ::setenv("SHOAL_LEDGER", folder.c_str(), 1);
+      ::setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
+      if (prepare) prepare(folder);
+      auto communicator = testing::join(directory, rank, size, over("shm"));
+      if (!communicator.ok()) return communicator.status().to_string();
+      const Status status = reduce(**communicator, 10);
+      return fmt::format("{} {}", status.to_string(), fs::exists(fmt::format("{}/shoal-{}", directory, ::geteuid())));
+    });
+  };
+  for (const auto& outcome : start("off", {})) EXPECT_EQ(outcome.output, "ok false");
+  const auto others = start("", [](const std::string& folder) {
+    ::mkdir(folder.c_str(), 0777);
+    ::chmod(folder.c_str(), 0777);
+  });
+  for (const auto& outcome : others)
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("invalid_argument"), HasSubstr("this user alone may write")));
+}
+
+// A disk that takes no more: where nobody asked for the ledger the job goes on without, else it says so.
+TEST(Ledger, AFullDiskIsNoReasonToStopAJobThatHasNotAskedForIt) {
+  for (const bool asked : {false, true}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      const std::string disk = fmt::format("{}/disk.{}", directory, rank);
+      ::mkdir(disk.c_str(), 0700);
+      const bool apart = ::unshare(CLONE_NEWNS) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
+      if (!apart || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+          ::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=8k,mode=0700") != 0)
+        return "may not mount";
+      ::setenv(asked ? "SHOAL_LEDGER" : "XDG_RUNTIME_DIR", disk.c_str(), 1);
+      auto communicator = testing::join(directory, rank, size, over("shm"));
+      if (!communicator.ok()) return communicator.status().to_string();
+      return reduce(**communicator, 100).to_string();
+    });
+    for (const auto& outcome : outcomes) {
+      if (outcome.output == "may not mount") GTEST_SKIP() << "this process may not mount a small disk";
+      if (asked) {
+        EXPECT_THAT(outcome.output,
+                    AllOf(HasSubstr("system_error"), HasSubstr("SHOAL_LEDGER"), HasSubstr("No space left on device")));
+      } else {
+        EXPECT_EQ(outcome.output, "ok");
+      }
+    }
+  }
+}
+
+TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemoved) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    const std::string root = ledgers_in(directory);
+    ::setenv("SHOAL_LEDGER", root.c_str(), 1);
+    if (rank == 0) {
+      ::mkdir(root.c_str(), 0700);
+      for (int job = 0; job < 100; ++job) {
+        fs::create_directory(fmt::format("{}/{:016x}", root, job));
+        std::ofstream(fmt::format("{}/{:016x}/rank.0", root, job)) << "what is left of a job";
+      }
+    }
+    auto communicator = testing::join(directory, rank, size, over("shm"));
+    if (!communicator.ok()) return communicator.status().to_string();
+    const auto left = std::distance(fs::directory_iterator(root), fs::directory_iterator());
+    if (left > 40) return fmt::format("{} folders are left", left);
+    return (*communicator)->barrier().ok() ? "" : "no barrier";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+TEST(DoctorCommand, ShowsATableWithTheCulpritAndSaysSoByItsStatus) {
+  const auto run = [](const std::string& arguments, int* status) {
+    const std::string command = fmt::format("{} doctor {} 2>&1", SHOAL_PROGRAM, arguments);
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    std::string text;
+    char part[4096];
+    while (pipe != nullptr && std::fgets(part, sizeof part, pipe) != nullptr) text += part;
+    *status = WEXITSTATUS(::pclose(pipe));
+    return text;
+  };
+  int status = 0;
+  const auto watched = watch(
+      "tcp",
+      [](Communicator& c, const std::string& directory) {
+        if (const Status first = reduce(c, 10); !first.ok()) return first;
+        if (c.rank() == kOdd && !hear(directory, "seen")) return Status(StatusCode::timeout, "nobody has seen it");
+        return reduce(c, 20);
+      },
+      [&](const std::string& directory) {
+        std::string id;
+        ask(directory, [&](const JobView& job, const std::string& words) {
+          id = job.id;
+          return words.find("is not in call 1") != std::string::npos;
+        });
+        const std::string folder = "--folder " + ledgers_in(directory);
+        std::string text;
+        int found = 0;
+        int other = 0;
+        for (const auto& arguments : {folder, folder + " --patience 0.2 --job " + id.substr(0, 6)})
+          text += run(arguments, &found);
+        run(folder + " --job 123", &other);
+        tell(directory, "seen");
+        return fmt::format("{} {}\n{}", found, other, text);
+      });
+  EXPECT_THAT(watched.seen, AllOf(HasSubstr("1 1\n"), HasSubstr("3 of 3"), HasSubstr("rank 1 to come"),
+                                  HasSubstr("in call 1 (all_reduce float32 x 20 sum)"), HasSubstr("culprit: rank 1 (process"),
+                                  HasSubstr("to do: gdb -p")));
+  EXPECT_THAT(run("--folder " + std::string(SHOAL_PROGRAM) + ".none", &status), HasSubstr("no jobs"));
+  EXPECT_EQ(status, 0);
+  EXPECT_THAT(run("--patience -1", &status), HasSubstr("--patience"));
+  EXPECT_EQ(status, 2);
+}
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,174 @@
+// Jobs over TCP on a system that is short of everything: interrupted calls, no memory for packets, send buffers of a few
+// kilobytes (so every write is short and every other one finds no room), no descriptors, and a wall clock that jumps by hours.
+// Every seed ends with right results or, where a job cannot start, with an error that says what is missing.
+//
+// The test puts itself in front of the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how
+// many.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/call_model.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace {
+
+std::atomic<bool> faults{false};
+std::atomic<bool> memory_faults{false};    // not while connections are made: there a failed one is given up
+std::atomic<std::uint32_t> state{1};       // of the generator below
+std::atomic<int> no_descriptor_after{-1};  // sockets; negative: never
+std::atomic<std::uint64_t> injected{0};
+
+/// True once in `every`, by xorshift32 (Marsaglia 2003).
+bool chance(std::uint32_t every) {
+  std::uint32_t x = state.load(std::memory_order_relaxed);
+  x ^= x << 13;
+  x ^= x >> 17;
+  x ^= x << 5;
+  state.store(x, std::memory_order_relaxed);
+  const bool yes = faults.load(std::memory_order_relaxed) && x % every == 0;
+  if (yes) injected.fetch_add(1, std::memory_order_relaxed);
+  return yes;
+}
+
+int fail_with(int error) {
+  errno = error;
+  return -1;
+}
+
+int small_buffers(int fd) {
+  if (fd < 0 || !faults.load()) return fd;
+  const int bytes = 4096;
+  ::syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  return fd;
+}
+
+bool out_of_descriptors() {
+  const int left = no_descriptor_after.load();
+  if (!faults.load() || left < 0) return false;
+  if (left > 0) no_descriptor_after.store(left - 1);
+  return left == 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  if (chance(40)) return fail_with(EINTR);
+  if (chance(60)) return fail_with(ENOBUFS);
+  return ::syscall(SYS_sendmsg, fd, message, flags);
+}
+ssize_t recv(int fd, void* buffer, size_t bytes, int flags) {
+  if (chance(40)) return fail_with(EINTR);
+  if (memory_faults && chance(60)) return fail_with(ENOMEM);
+  return ::syscall(SYS_recvfrom, fd, buffer, bytes, flags, nullptr, nullptr);
+}
+int socket(int domain, int type, int protocol) noexcept {
+  if (out_of_descriptors()) return fail_with(EMFILE);
+  return small_buffers(static_cast<int>(::syscall(SYS_socket, domain, type, protocol)));
+}
+int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+  if (chance(4)) return fail_with(EINTR);
+  return small_buffers(static_cast<int>(::syscall(SYS_accept4, fd, address, length, flags)));
+}
+int setsockopt(int fd, int level, int name, const void* value, socklen_t length) noexcept {
+  if (faults.load() && level == SOL_SOCKET && name == SO_SNDBUF) return 0;
+  return static_cast<int>(::syscall(SYS_setsockopt, fd, level, name, value, length));
+}
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const int result = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME && faults.load()) time->tv_sec += chance(2) ? 7200 : -7200;
+  return result;
+}
+
+}  // extern "C"
+
+namespace shoal {
+namespace {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t kSeeds = 4;
+#else
+constexpr std::uint64_t kSeeds = 24;
+#endif
+
+std::string run_calls(Communicator& c, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (int k = 0; k < 12; ++k) {
+    const testing::ModelCall call = testing::random_call(random, c.size(), k % 4 == 0 ? 100'000 : 2'000);
+    const testing::ModelBuffers buffers(call, c.rank());
+    auto work = testing::make_call(c, call, buffers);
+    const Status status = work.ok() ? work->wait() : work.status();
+    if (!status.ok()) return fmt::format("call {} ({}): {}", k, call.text(), status.to_string());
+    if (const std::string wrong = buffers.check(); !wrong.empty())
+      return fmt::format("WRONG RESULT of {}: {}", call.text(), wrong);
+  }
+  return {};
+}
+
+void begin_faults(std::uint64_t seed, int rank) {
+  state.store(static_cast<std::uint32_t>(seed * 2654435761U + static_cast<std::uint32_t>(rank) + 1) | 1U);
+  faults.store(true);
+}
+
+TEST(Exhaustion, EverySeedGivesRightResults) {
+  const char* one = std::getenv("SHOAL_TEST_SEED");
+  const char* many = std::getenv("SHOAL_TEST_SEEDS");
+  const std::uint64_t first = one == nullptr ? 0 : std::strtoull(one, nullptr, 10);
+  const std::uint64_t count = one != nullptr ? 1 : many == nullptr ? kSeeds : std::strtoull(many, nullptr, 10);
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
+    const int ranks = 2 + static_cast<int>(seed % 3);
+    const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_SOCKETS_PER_PEER", seed % 2 == 0 ? "1" : "3", 1);
+      ::setenv("SHOAL_PROBE", "0", 1);
+      begin_faults(seed, rank);
+      CommunicatorOptions options;
+      options.transports = "tcp";
+      options.timeout = std::chrono::seconds(60);
+      auto communicator = testing::join(directory, rank, size, options);
+      if (!communicator.ok()) return "create: " + communicator.status().to_string();
+      memory_faults.store(true);
+      const std::string wrong = run_calls(**communicator, seed);
+      // The interposed functions are those that the library calls.
+      return wrong.empty() && injected.load() == 0 ? "no faults" : wrong;
+    });
+    for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "") << "seed " << seed;
+  }
+  std::cout << count << " seeds from " << first << "\n";
+}
+
+TEST(Exhaustion, WithoutDescriptorsAJobDoesNotStartAndSaysWhy) {
+  for (const int after : {0, 2}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_PROBE", "0", 1);
+      if (rank == 0) no_descriptor_after.store(after);
+      faults.store(true);
+      CommunicatorOptions options;
+      options.transports = "tcp";
+      options.timeout = std::chrono::milliseconds(1500);
+      return testing::join(directory, rank, size, options).status().to_string();
+    });
+    EXPECT_THAT(outcomes[0].output, ::testing::HasSubstr("Too many open files")) << "after " << after;
+    EXPECT_THAT(outcomes[1].output, ::testing::HasSubstr("rank 0")) << "after " << after;
+  }
+}
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,235 @@
+// What user programs do around a communicator: fork, exit, signals, several jobs on one host, abort from another thread.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/fault/victims.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::Board;
+using ::testing::HasSubstr;
+using testing::Victims;
+using Clock = std::chrono::steady_clock;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kSlack = 5;
+#else
+constexpr double kSlack = 1;
+#endif
+
+std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
+/// A sum of `count` elements, checked.
+Status sum(Communicator& c, std::size_t count, int k) {
+  std::vector<std::int32_t> data(count);
+  for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<std::int32_t>(i) + k + c.rank();
+  const Status status = c.all_reduce(data.data(), data.data(), count, DataType::int32, ReduceOp::sum);
+  if (!status.ok()) return status;
+  const int ranks = c.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    if (data[i] != ranks * (static_cast<std::int32_t>(i) + k) + ranks * (ranks - 1) / 2)
+      return {StatusCode::internal, fmt::format("WRONG RESULT in call {}", k)};
+  }
+  return {};
+}
+
+void expect_all_ok(Victims& job) {
+  EXPECT_EQ(job.wait(30 * kSlack), "") << "hung";
+  for (int rank = 0; rank < job.size(); ++rank) {
+    const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(to_string(one.code), "ok") << "rank " << rank << ": " << one.text.data();
+  }
+}
+
+class Lifecycle : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Lifecycle, ::testing::Values("shm", "tcp"),
+                         [](const auto& info) { return std::string(info.param); });
+
+std::unique_ptr<Communicator> of_the_program;  // destroyed at exit, in a child of fork() as well
+
+TEST_P(Lifecycle, ChildrenOfForkDisturbNobody) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    CommunicatorOptions options;
+    options.transports = GetParam();
+    auto made = testing::join(directory, rank, size, options);
+    if (!made.ok()) return made.status().to_string();
+    of_the_program = std::move(made).value();
+    Communicator& c = *of_the_program;
+    const std::vector<float> none(4);
+    std::vector<float> some(4);
+    // The progress thread runs, too.
+    auto work = c.all_reduce_async(none.data(), some.data(), 4, DataType::float32, ReduceOp::sum);
+    if (!work.ok() || !work->wait().ok()) return "the first call failed";
+    for (int k = 0; k < 12; ++k) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        if (k % 3 == 0) ::_exit(0);
+        if (k % 3 == 1) ::execl("/bin/true", "true", nullptr);
+        std::vector<float> data(4);
+        const Status status = c.all_reduce(data.data(), data.data(), 4, DataType::float32, ReduceOp::sum);
+        // exit() destroys the communicator here, too.
+        std::exit(status.code() == StatusCode::aborted && status.message().find("fork()") != std::string::npos ? 0 : 3);
+      }
+      if (const Status status = sum(c, 1000 + 5000 * static_cast<std::size_t>(k % 2), k); !status.ok())
+        return status.to_string();
+      int ended = 0;
+      ::waitpid(child, &ended, 0);
+      if (ended != 0) return fmt::format("the child of round {} ended with {}", k, ended);
+    }
+    const Status last = sum(c, 10, 0);
+    of_the_program.reset();
+    return last.ok() ? "" : last.to_string();
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+}
+
+// As those of a data loader do.
+TEST_P(Lifecycle, ADeadRankIsNoticedThoughItsChildLives) {
+  Victims job(3, GetParam(), std::chrono::seconds(60), [](Communicator& c, Board&) {
+    if (c.rank() == 1 && ::fork() == 0) {
+      ::sleep(60);
+      ::_exit(0);
+    }
+    for (int k = 0;; ++k) {
+      if (const Status status = sum(c, 2000, k); !status.ok()) return status;
+    }
+  });
+  ASSERT_TRUE(job.all_joined());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto killed_ns = now_ns();
+  ::kill(job.pid(1), SIGKILL);
+  EXPECT_EQ(job.wait(30 * kSlack), "") << "hung";
+  EXPECT_FALSE(job.nothing_runs()) << "the child has gone, so nothing was tested";
+  for (const std::size_t rank : {0U, 2U}) {
+    const Board::Rank& one = job.board().ranks[rank];
+    EXPECT_EQ(to_string(one.code), "peer_failed") << one.text.data();
+    EXPECT_THAT(one.text.data(), HasSubstr("rank 1"));
+    EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - killed_ns), 1 * kSlack);
+  }
+}
+
+TEST_P(Lifecycle, ARankThatExitsWithoutDestroyingIsNamed) {
+  for (const bool in_order : {true, false}) {
+    Victims job(3, GetParam(), std::chrono::seconds(60), [in_order](Communicator& c, Board& board) {
+      for (int k = 0;; ++k) {
+        if (k == 20 && c.rank() == 2) {
+          board.mark_ns.store(now_ns());
+          in_order ? std::exit(0) : ::_exit(0);
+        }
+        if (const Status status = sum(c, 100, k); !status.ok()) return status;
+      }
+    });
+    EXPECT_EQ(job.wait(30 * kSlack), "") << "hung";
+    for (const std::size_t rank : {0U, 1U}) {
+      const Board::Rank& one = job.board().ranks[rank];
+      EXPECT_EQ(to_string(one.code), "peer_failed") << one.text.data();
+      EXPECT_THAT(one.text.data(), HasSubstr("rank 2"));
+      EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load()), 1 * kSlack);
+    }
+    EXPECT_TRUE(job.nothing_runs());
+  }
+}
+
+// System calls are interrupted all the time.
+TEST_P(Lifecycle, SignalsOfTheProgramDisturbNoCall) {
+  Victims job(3, GetParam(), std::chrono::seconds(60), [](Communicator& c, Board&) -> Status {
+    static std::atomic<int> heard{0};
+    struct sigaction action {};
+    action.sa_handler = [](int) { heard.fetch_add(1); };
+    ::sigaction(SIGALRM, &action, nullptr);  // without SA_RESTART
+    const itimerval often{{0, 500}, {0, 500}};
+    ::setitimer(ITIMER_REAL, &often, nullptr);
+    const auto until = Clock::now() + std::chrono::milliseconds(400);
+    Status status;
+    std::int32_t enough = 0;
+    for (int k = 0; status.ok() && enough == 0; ++k) {
+      status = sum(c, k % 2 == 0 ? 50 : 60000, k);
+      enough = c.rank() == 0 && Clock::now() > until ? 1 : 0;
+      if (status.ok()) status = c.broadcast(&enough, 1, DataType::int32, 0);
+    }
+    const itimerval never{};
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    if (status.ok() && heard.load() < 20) return {StatusCode::internal, fmt::format("only {} signals", heard.load())};
+    return status;
+  });
+  expect_all_ok(job);
+}
+
+TEST_P(Lifecycle, TwoJobsOnOneHostKnowNothingOfEachOther) {
+  const auto body = [](Communicator& c, Board&) -> Status {
+    for (int k = 0; k < 200; ++k) {
+      if (const Status status = sum(c, static_cast<std::size_t>(1 + 37 * k), k); !status.ok()) return status;
+    }
+    return {};
+  };
+  Victims one(3, GetParam(), std::chrono::seconds(60), body);
+  Victims other(2, GetParam(), std::chrono::seconds(60), body);
+  expect_all_ok(one);
+  expect_all_ok(other);
+}
+
+TEST_P(Lifecycle, AnAbortFromAnyThreadUnblocksEverybodyAtOnce) {
+  // Whoever is aborted from waits in a call, as the others do; the call needs a rank that is busy elsewhere.
+  for (const bool other_thread : {true, false}) {
+    std::vector<double> delays;
+    for (int round = 0; round < 3; ++round) {
+      Victims job(4, GetParam(), std::chrono::seconds(60), [other_thread](Communicator& c, Board& board) {
+        std::vector<float> data(100000);
+        std::thread aborter;
+        const auto abort_now = [&] {
+          board.mark_ns.store(now_ns());
+          c.abort("the loss is not a number");
+        };
+        const auto later = std::chrono::milliseconds(60);
+        if (c.rank() == 3) {  // busy elsewhere: it is told in its next call
+          std::this_thread::sleep_for(later);
+          if (!other_thread) abort_now();
+          std::this_thread::sleep_for(5 * later);
+          return c.barrier();
+        }
+        if (c.rank() == 0 && other_thread) {
+          aborter = std::thread([&] {
+            std::this_thread::sleep_for(later);
+            abort_now();
+          });
+        }
+        const Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+        if (aborter.joinable()) aborter.join();
+        return status;
+      });
+      EXPECT_EQ(job.wait(30 * kSlack), "") << "hung";
+      const std::int64_t aborted_ns = job.board().mark_ns.load();
+      double slowest = 0;
+      for (int rank = 0; rank < 4; ++rank) {
+        const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
+        EXPECT_EQ(to_string(one.code), "aborted") << one.text.data();
+        EXPECT_THAT(one.text.data(), HasSubstr("the loss is not a number"));
+        EXPECT_THAT(one.text.data(), HasSubstr(other_thread ? "rank 0" : "rank 3"));
+        if (rank != 3) slowest = std::max(slowest, 1e-9 * static_cast<double>(one.at_ns - aborted_ns));
+      }
+      delays.push_back(slowest);
+    }
+    // The best of three: what the machine does beside it is not what is tested.
+    EXPECT_LT(*std::ranges::min_element(delays), 0.1 * kSlack) << (other_thread ? "own thread" : "other rank");
+  }
+}
+
+}  // namespace
+}  // namespace shoal

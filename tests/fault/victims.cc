@@ -1,0 +1,132 @@
+#include "tests/fault/victims.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <new>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool rename_host(const std::string& name) {
+  if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return false;
+  return ::sethostname(name.data(), name.size()) == 0;
+}
+
+void run_rank(int rank, int size, const std::string& wire, std::chrono::milliseconds timeout, const std::string& folder,
+              const Victims::Body& body, Board& board) {
+  ::setenv("SHOAL_LEDGER", (folder + "/ledgers").c_str(), 1);
+  ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what is tested
+  if (std::freopen(fmt::format("{}/stderr.{}", folder, rank).c_str(), "w", stderr) == nullptr) ::_exit(2);
+  std::setvbuf(stderr, nullptr, _IONBF, 0);
+  CommunicatorOptions options;
+  options.timeout = timeout;
+  options.transports = wire == "mixed" ? "shm,tcp" : wire;
+  Board::Rank& mine = board.ranks[static_cast<std::size_t>(rank)];
+  Status status;
+  if (wire == "mixed" && !rename_host(fmt::format("shoal-test-{}", rank % 2)))
+    status = Status(StatusCode::unsupported, "the host keeps its name");
+  auto communicator = status.ok() ? join(folder, rank, size, options) : status;
+  if (communicator.ok()) {
+    board.joined.fetch_add(1);
+    status = body(**communicator, board);
+  } else {
+    status = communicator.status();
+  }
+  mine.code = status.code();
+  mine.at_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  status.message().copy(mine.text.data(), mine.text.size() - 1);
+  mine.ended.store(true);
+}
+
+}  // namespace
+
+bool may_rename_host() {
+  return run_ranks(1, [](int, int, const std::string&) -> std::string { return rename_host("shoal-test") ? "" : "no"; })[0]
+      .output.empty();
+}
+
+Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body) {
+  char pattern[] = "/tmp/shoal-test-XXXXXX";
+  folder_ = ::mkdtemp(pattern);
+  void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::abort();
+  board_ = new (memory) Board();
+  for (int rank = 0; rank < size; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::setpgid(0, pids_.empty() ? 0 : pids_.front());
+      run_rank(rank, size, wire, timeout, folder_, body, *board_);
+      ::_exit(0);
+    }
+    ::setpgid(pid, pids_.empty() ? pid : pids_.front());
+    pids_.push_back(pid);
+    reaped_.push_back(false);
+  }
+}
+
+Victims::~Victims() {
+  if (!nothing_runs()) ::kill(-pids_.front(), SIGKILL);
+  wait(10);
+  ::munmap(board_, sizeof(Board));
+  std::error_code error;
+  std::filesystem::remove_all(folder_, error);
+}
+
+std::string Victims::heard(int rank) const {
+  std::ifstream file(fmt::format("{}/stderr.{}", folder_, rank));
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+bool Victims::all_joined(double seconds) const {
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+  while (board_->joined.load() < size()) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (board_->ranks[static_cast<std::size_t>(rank)].ended.load()) return false;
+    }
+    if (Clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+std::string Victims::wait(double seconds) {
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+  std::string killed;
+  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+    while (!reaped_[rank]) {
+      int status = 0;
+      const pid_t got = ::waitpid(pids_[rank], &status, WNOHANG);
+      reaped_[rank] = got == pids_[rank] || (got < 0 && errno == ECHILD);
+      if (reaped_[rank]) break;
+      if (Clock::now() > until) {
+        killed += fmt::format("{}rank {}", killed.empty() ? "" : ", ", rank);
+        ::kill(pids_[rank], SIGKILL);
+        ::waitpid(pids_[rank], &status, 0);
+        reaped_[rank] = true;
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(500));
+    }
+  }
+  return killed;
+}
+
+bool Victims::nothing_runs() const { return ::kill(-pids_.front(), 0) != 0 && errno == ESRCH; }
+
+}  // namespace shoal::testing

@@ -1,0 +1,71 @@
+// Jobs whose ranks something happens to from outside: killed or stopped at any moment.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <shoal/communicator.h>
+
+namespace shoal::testing {
+
+inline constexpr int kMostVictims = 8;
+
+/// What the ranks of a job tell the process that watches them; shared memory.
+struct Board {
+  std::atomic<int> joined{0};            ///< ranks that have a communicator
+  std::atomic<std::uint64_t> calls{0};   ///< that rank 0 has made
+  std::atomic<std::int64_t> mark_ns{0};  ///< steady clock: a moment that the body tells
+  std::atomic<bool> enough{false};       ///< set by the watcher: rank 0 ends the job
+  struct Rank {
+    std::atomic<bool> ended{false};
+    StatusCode code = StatusCode::ok;
+    std::int64_t at_ns = 0;  ///< steady clock, when the body returned
+    std::array<char, 1024> text{};
+  };
+  std::array<Rank, kMostVictims> ranks;
+};
+
+/// A job of `size` processes in a process group of their own, with files in a folder that goes with the object.
+///
+/// `wire`: "shm", "tcp", or "mixed": ranks of two hosts by name, odd and even ones. A rank makes a communicator, counts as
+/// joined, runs `body`, tells its Status, and destroys the communicator. Standard error goes to a file of each rank.
+class Victims {
+ public:
+  using Body = std::function<Status(Communicator&, Board&)>;
+  Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body);
+  /// Kills what is left.
+  ~Victims();
+  Victims(const Victims&) = delete;
+  Victims& operator=(const Victims&) = delete;
+
+  [[nodiscard]] Board& board() const { return *board_; }
+  [[nodiscard]] int size() const { return static_cast<int>(pids_.size()); }
+  [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const std::string& folder() const { return folder_; }
+  [[nodiscard]] std::string ledgers() const { return folder_ + "/ledgers"; }
+  [[nodiscard]] std::string heard(int rank) const;  ///< what it has said on standard error so far
+  /// Waits until all have joined. False: `seconds` have passed, or a rank has ended before.
+  [[nodiscard]] bool all_joined(double seconds = 30) const;
+  /// Waits for the ends of all processes; kills those that last longer, and says which. Empty: all have ended by themselves.
+  std::string wait(double seconds);
+  /// No process of the job is there any more, children of its ranks included.
+  [[nodiscard]] bool nothing_runs() const;
+
+ private:
+  std::string folder_;
+  Board* board_;
+  std::vector<pid_t> pids_;
+  std::vector<bool> reaped_;
+};
+
+/// Whether this process may give itself another host name, which "mixed" needs.
+bool may_rename_host();
+
+}  // namespace shoal::testing

@@ -1,0 +1,44 @@
+// Ledgers of ranks, as `shoal doctor` finds them: half written, of a dead process, or no ledgers at all.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "src/cli/diagnosis.h"
+#include "src/cli/job_view.h"
+
+using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
+
+// The first byte says where the others lie in a ledger of one page: in front as they are, behind a header that is right, or in
+// the page's first lines and in its calls.
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static std::vector<std::byte> file(kLedgerHeaderBytes + sizeof(LedgerPage));
+  std::ranges::fill(file, std::byte{0});
+  LedgerHeader header{};
+  header.pages = 1;
+  header.ranks = 4;
+  std::memcpy(file.data(), &header, sizeof header);
+  std::byte* const page = file.data() + kLedgerHeaderBytes;
+  const std::uint8_t place = size == 0 ? 0 : data[0] % 4;
+  const std::uint8_t* bytes = size == 0 ? data : data + 1;
+  const std::size_t count = size == 0 ? 0 : size - 1;
+  const auto put = [&](std::byte* at) {
+    std::memcpy(at, bytes, std::min<std::size_t>(count, static_cast<std::size_t>(file.data() + file.size() - at)));
+  };
+  if (place == 0) put(file.data());
+  if (place == 1) put(file.data() + offsetof(LedgerHeader, pid));
+  if (place >= 2) put(page);
+  if (place == 3) put(page + offsetof(LedgerPage, calls));
+
+  JobView job;
+  for (int copy = 0; copy < 2; ++copy) {
+    auto rank = read_ledger(file, 1'000'000'000'000, job);
+    if (!rank.ok()) return 0;
+    rank->life = static_cast<RankView::Life>(count % 4);
+    job.seen.push_back(std::move(rank).value());
+  }
+  const Diagnosis found = diagnose(job, 1e-9);
+  if (found.sentence.empty() && !found.suggestion.empty()) std::abort();
+  return 0;
+}

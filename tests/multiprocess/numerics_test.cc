@@ -1,0 +1,205 @@
+// Which bits a sum has: the same in every run whatever the timing, the sockets and the transport; with SHOAL_NUMERICS=strict
+// the same wherever the ranks are, too.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/multiprocess/ranks.h"
+#include "tests/multiprocess/shared_buffer.h"
+
+namespace shoal {
+namespace {
+
+constexpr int kRanks = 6;
+constexpr int kRoot = 2;
+
+/// How a job is run. None of it may change a bit.
+struct Circumstances {
+  std::string title = {};
+  std::string transports = "shm";
+  std::string algorithm = {};
+  std::vector<int> host_of_rank = {};  ///< by name; empty: one host
+  std::map<std::string, std::string> environment = {};
+  bool jitter = false;  ///< ranks come to every call at other times
+  bool shared = false;  ///< buffers from mem_alloc
+};
+
+/// What `rank` gives: values of a wide range, so that another order of additions gives other bits. Any type of 16 .. 64 bits.
+std::vector<std::byte> contribution(int rank, std::size_t count, DataType type, std::uint64_t seed) {
+  std::mt19937_64 random(seed * 1000 + static_cast<std::uint64_t>(rank));
+  std::vector<std::byte> bytes(count * size_of(type));
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t bits = random();
+    const double value =
+        std::ldexp(static_cast<double>(bits >> 12) / static_cast<double>(1ULL << 52) - 0.5, static_cast<int>(bits % 12) - 6);
+    const auto put = [&](auto number) { std::memcpy(bytes.data() + i * sizeof number, &number, sizeof number); };
+    switch (type) {
+      case DataType::float64:
+        put(value);
+        break;
+      case DataType::float32:
+        put(static_cast<float>(value));
+        break;
+      case DataType::bfloat16:  // the upper half of a float32
+        put(static_cast<std::uint16_t>((bits >> 20 & 0x807F) | (121 + bits % 10) << 7));
+        break;
+      default:  // float16
+        put(static_cast<std::uint16_t>((bits >> 20 & 0x83FF) | (11 + bits % 8) << 10));
+    }
+  }
+  return bytes;
+}
+
+/// FNV-1a.
+std::uint64_t hash_of(std::uint64_t hash, const void* data, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211ULL;
+  return hash;
+}
+
+/// The sum as SHOAL_NUMERICS=strict promises it: in rank order; of a reduce, the root's last.
+std::vector<float> in_rank_order(std::size_t count, std::uint64_t seed, int last) {
+  std::vector<float> sum;
+  for (int i = 0; i < kRanks + 1; ++i) {
+    const int rank = i == kRanks ? last : i;
+    if (rank < 0 || (i < kRanks && rank == last)) continue;
+    const auto bytes = contribution(rank, count, DataType::float32, seed);
+    std::vector<float> values(count);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    if (sum.empty()) {
+      sum = values;
+    } else {
+      for (std::size_t k = 0; k < count; ++k) sum[k] += values[k];
+    }
+  }
+  return sum;
+}
+
+/// Calls of all kinds that reduce; "bits: ..." with a number made of all results of this rank, or what went wrong.
+std::string run_calls(Communicator& c, const Circumstances& how, bool in_order) {
+  std::mt19937_64 mood(static_cast<std::uint64_t>(::getpid()));
+  std::uint64_t hash = 14695981039346656037ULL;
+  std::uint64_t seed = 0;
+  CallOptions options;
+  if (!how.algorithm.empty()) options.algorithm = how.algorithm.c_str();
+  for (const DataType type : {DataType::float32, DataType::float64, DataType::float16, DataType::bfloat16}) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg}) {
+      if (op == ReduceOp::avg && type != DataType::float32) continue;
+      for (const std::size_t count : {1UL, 40UL, 3000UL, 20000UL}) {
+        const std::size_t bytes = count * kRanks * size_of(type);  // room for every call
+        const testing::TestBuffer<unsigned char> input(bytes, how.shared);
+        const testing::TestBuffer<unsigned char> output(bytes, how.shared);
+        const auto call = [&](std::size_t elements, const char* what, auto&& make, std::size_t results,
+                              int last) -> std::string {
+          const auto mine = contribution(c.rank(), elements, type, ++seed);
+          std::memcpy(input.data(), mine.data(), mine.size());
+          if (how.jitter) ::usleep(static_cast<useconds_t>(mood() % 700));
+          if (const Status status = make(); !status.ok()) return status.to_string();
+          hash = hash_of(hash, output.data(), results * size_of(type));
+          if (!in_order || type != DataType::float32 || op != ReduceOp::sum || results == 0) return {};
+          const auto right = in_rank_order(elements, seed, last);
+          const std::size_t first = results < elements ? static_cast<std::size_t>(c.rank()) * results : 0;
+          if (std::memcmp(output.data(), right.data() + first, results * sizeof(float)) == 0) return {};
+          return fmt::format("{} of {} elements is not folded in rank order", what, elements);
+        };
+        std::string wrong = call(
+            count, "all_reduce", [&] { return c.all_reduce(input.data(), output.data(), count, type, op, options); }, count,
+            -1);
+        if (wrong.empty())
+          wrong = call(
+              count * kRanks, "reduce_scatter",
+              [&] { return c.reduce_scatter(input.data(), output.data(), count, type, op, options); }, count, -1);
+        if (wrong.empty() && how.algorithm.empty())
+          wrong = call(
+              count, "reduce", [&] { return c.reduce(input.data(), output.data(), count, type, op, kRoot); },
+              c.rank() == kRoot ? count : 0, kRoot);
+        if (!wrong.empty()) return wrong;
+      }
+    }
+  }
+  return fmt::format("bits: {:016x}", hash);
+}
+
+std::string join_lines(const std::vector<testing::RankOutcome>& outcomes) {
+  std::string text;
+  for (const auto& outcome : outcomes) text += outcome.output + "\n";
+  return text;
+}
+
+/// What the ranks say, one line each.
+std::string bits_of(const Circumstances& how, bool in_order = false) {
+  return join_lines(testing::run_ranks(kRanks, [&](int rank, int size, const std::string& directory) -> std::string {
+    for (const auto& [name, value] : how.environment) ::setenv(name.c_str(), value.c_str(), 1);
+    if (!how.host_of_rank.empty()) {
+      if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return "no UTS namespaces";
+      const std::string name = fmt::format("shoal-test-{}", how.host_of_rank[static_cast<std::size_t>(rank)]);
+      if (::sethostname(name.data(), name.size()) != 0) return "no host name";
+    }
+    CommunicatorOptions options;
+    options.transports = how.transports;
+    auto communicator = testing::join(directory, rank, size, options);
+    if (!communicator.ok()) return communicator.status().to_string();
+    return run_calls(**communicator, how, in_order);
+  }));
+}
+
+TEST(Numerics, TheSameBitsWhateverTimingSocketsAndTransport) {
+  const auto repeatable = [](Circumstances how) {
+    how.environment["SHOAL_NUMERICS"] = "repeatable";
+    return how;
+  };
+  const std::string bits = bits_of(repeatable({.title = "shm"}));
+  ASSERT_THAT(bits, ::testing::HasSubstr("bits: "));
+  for (const Circumstances& how :
+       {Circumstances{.title = "again, with jitter", .jitter = true},
+        Circumstances{.title = "buffers from mem_alloc", .shared = true}, Circumstances{.title = "tcp", .transports = "tcp"},
+        Circumstances{.title = "tcp, jitter", .transports = "tcp", .jitter = true},
+        Circumstances{.title = "tcp, three sockets", .transports = "tcp", .environment = {{"SHOAL_SOCKETS_PER_PEER", "3"}}}}) {
+    EXPECT_EQ(bits_of(repeatable(how)), bits) << how.title;
+  }
+}
+
+TEST(Numerics, AnAlgorithmGivesTheSameBitsOverEveryTransport) {
+  std::map<std::string, std::string> of_algorithm;
+  for (const char* algorithm : {"direct", "ring", "circulant"}) {
+    const std::string bits = bits_of({.title = algorithm, .algorithm = algorithm});
+    ASSERT_THAT(bits, ::testing::HasSubstr("bits: ")) << algorithm;
+    EXPECT_EQ(bits_of({.title = algorithm, .transports = "tcp", .algorithm = algorithm, .jitter = true}), bits) << algorithm;
+    of_algorithm[bits] = algorithm;
+  }
+  EXPECT_EQ(of_algorithm.size(), 3U) << "the values do not tell orders of additions apart, so nothing is tested";
+}
+
+TEST(Numerics, StrictMeansTheSameBitsWhereverTheRanksAre) {
+  const std::string one_host = bits_of({.title = "one host", .environment = {{"SHOAL_NUMERICS", "strict"}}}, true);
+  ASSERT_THAT(one_host, ::testing::HasSubstr("bits: "));
+  EXPECT_THAT(one_host, ::testing::Not(::testing::HasSubstr("rank order")));
+  for (const std::vector<int>& places :
+       {std::vector{0, 0, 0, 1, 1, 1}, std::vector{0, 1, 1, 2, 0, 2}, std::vector{0, 1, 2, 3, 4, 5}}) {
+    const std::string bits = bits_of(
+        {.title = "hosts", .transports = "", .host_of_rank = places, .environment = {{"SHOAL_NUMERICS", "strict"}}}, true);
+    if (bits.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
+    EXPECT_EQ(bits, one_host) << ::testing::PrintToString(places);
+  }
+}
+
+TEST(Numerics, StrictRefusesAlgorithmsThatDependOnThePlaceAndNonsenseIsRefused) {
+  const Circumstances ring{.title = "", .algorithm = "ring", .environment = {{"SHOAL_NUMERICS", "strict"}}};
+  EXPECT_THAT(bits_of(ring), ::testing::AllOf(::testing::HasSubstr("ring was asked for"), ::testing::HasSubstr("strict")));
+  EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "exact"}}}),
+              ::testing::HasSubstr("SHOAL_NUMERICS='exact' is neither repeatable nor strict"));
+}
+
+}  // namespace
+}  // namespace shoal
