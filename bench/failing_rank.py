@@ -170,6 +170,8 @@ def main(name, scenario, rank, size, folder):
                 if not sum_of(COUNT, k):
                     tell("wrong", call=k)
         tell("done")
+        if name == "openmpi":
+            library.library.MPI_Finalize()  # else mpirun ends those that are not done yet
     except Exception as error:  # whatever the library throws is what is looked for
         tell("error", text=str(error))
     out.close()

@@ -216,9 +216,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
     RankSet slow;
   };
   void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
-  /// Whom `rank` waits for in call `sequence`, as it has said, followed to the end: " (waits for rank 3, that for rank 1)"; or
-  /// nothing.
-  [[nodiscard]] std::string whom_it_waits_for(int rank, std::uint64_t sequence) const;
+  /// Ranks that hold up this one, directly or by others that have said for whom they wait, and that have said nothing
+  /// themselves.
+  [[nodiscard]] std::vector<int> silent_ranks(const Late& late, std::uint64_t sequence) const;
   /// "; not in the call: rank 3".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string name_of(int rank) const;

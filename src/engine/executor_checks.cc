@@ -291,25 +291,25 @@ void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
   std::memcpy(&heard_[static_cast<std::size_t>(state->peer)], what.data(), sizeof(Wait));
 }
 
-std::string Executor::whom_it_waits_for(int rank, std::uint64_t sequence) const {
-  std::string words;
+std::vector<int> Executor::silent_ranks(const Late& late, std::uint64_t sequence) const {
   std::vector<bool> met(heard_.size());
   met[static_cast<std::size_t>(group_.rank)] = true;
-  for (int at = rank; !met[static_cast<std::size_t>(at)];) {
-    met[static_cast<std::size_t>(at)] = true;
-    const Wait& its = heard_[static_cast<std::size_t>(at)];
-    if (its.sequence != sequence) break;
-    int next = -1;
-    for (const RankSet* set : {&its.absent, &its.slow}) {
-      for (int peer = 0; next < 0 && peer < group_.topology.ranks(); ++peer) {
-        if (set->contains(peer)) next = peer;
-      }
+  std::vector<int> silent;
+  std::vector<int> next = late.absent;
+  next.insert(next.end(), late.slow.begin(), late.slow.end());
+  while (!next.empty()) {
+    const int rank = next.back();
+    next.pop_back();
+    if (met[static_cast<std::size_t>(rank)]) continue;
+    met[static_cast<std::size_t>(rank)] = true;
+    const Wait& its = heard_[static_cast<std::size_t>(rank)];
+    if (its.sequence != sequence) silent.push_back(rank);
+    for (int peer = 0; its.sequence == sequence && peer < group_.topology.ranks(); ++peer) {
+      if (its.absent.contains(peer) || its.slow.contains(peer)) next.push_back(peer);
     }
-    if (next < 0) break;
-    words += (words.empty() ? " (waits for " : ", that for ") + name_of(next);
-    at = next;
   }
-  return words.empty() ? words : words + ")";
+  std::ranges::sort(silent);
+  return silent;
 }
 
 Executor::Late Executor::late_ranks(const Operation& operation) {
@@ -333,13 +333,19 @@ std::string Executor::who_is_late(const Operation& operation) {
   const Late late = late_ranks(operation);
   const auto names = [&](const std::vector<int>& ranks) {
     std::string list;
-    for (const int rank : ranks)
-      list += (list.empty() ? "" : ", ") + name_of(rank) + whom_it_waits_for(rank, operation.sequence());
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + name_of(rank);
     return list;
   };
   std::string report;
   if (!late.absent.empty()) report += fmt::format("; not in the call: {}", names(late.absent));
   if (!late.slow.empty()) report += fmt::format("; in the call but data still missing: {}", names(late.slow));
+  // Of those named so far some may only wait for others.
+  std::vector<int> named = late.absent;
+  named.insert(named.end(), late.slow.begin(), late.slow.end());
+  std::ranges::sort(named);
+  const std::vector<int> silent = silent_ranks(late, operation.sequence());
+  if (!silent.empty() && silent != named)
+    report += fmt::format("; these wait in turn, but of {} nothing is heard", names(silent));
   if (late.absent.empty() && late.slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
   return report;
 }
