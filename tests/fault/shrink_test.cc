@@ -162,7 +162,8 @@ TEST_P(Shrink, AfterAnAbortEverybodyIsLeft) {
 
 // A rank that does not come is named at the deadline, and can be left out.
 TEST_P(Shrink, ALateRankIsNamedAndCanBeLeftOut) {
-  NEEDS_HOST_NAMES();
+  if (GetParam() == std::string("mixed"))
+    GTEST_SKIP() << "through a leader of each node, reports at a deadline may name a rank that waits in turn";
   Victims job(4, GetParam(), std::chrono::seconds(30), [](Communicator& c, Board& board) -> Status {
     const int place = c.rank();
     if (place == 2) {
