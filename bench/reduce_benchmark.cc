@@ -125,7 +125,8 @@ void sizes(benchmark::internal::Benchmark* benchmark) {
 
 int main(int argc, char** argv) {
   using shoal::DataType;
-  for (const DataType type : {DataType::float32, DataType::float16, DataType::bfloat16, DataType::int32}) {
+  for (const DataType type :
+       {DataType::float32, DataType::float16, DataType::bfloat16, DataType::float8_e4m3fn, DataType::int32}) {
     for (const std::size_t operand_count : {2U, 4U}) {
       for (const bool in_place : {false, true}) {
         const std::string name = "reduce/" + std::string(shoal::to_string(type)) +

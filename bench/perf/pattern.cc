@@ -11,51 +11,67 @@
 namespace shoal::perf {
 namespace {
 
-/// Format of a 16-bit floating type: the bits of the fraction, and the exponent's bias.
+/// Format of a floating type of 16 or 8 bits.
 struct ShortFloat {
+  int bits;
   int fraction_bits;
   int bias;
+  bool finite;  ///< no infinity: only the largest pattern is special, a NaN
 };
-constexpr ShortFloat kFloat16{10, 15};
-constexpr ShortFloat kBfloat16{7, 127};
 
-std::uint16_t encode_short(ShortFloat format, double value) {
-  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (value == 0) return sign;
-  int exponent = 0;
-  const double fraction = std::frexp(std::fabs(value), &exponent);  // in [0.5, 1)
-  const auto bits = static_cast<std::uint32_t>(std::lround(std::ldexp(fraction * 2 - 1, format.fraction_bits)));
-  const auto biased = static_cast<std::uint32_t>(exponent - 1 + format.bias);
-  return static_cast<std::uint16_t>(sign | ((biased << format.fraction_bits) + bits));
+ShortFloat short_float(DataType type) {
+  switch (type) {
+    case DataType::float16:
+      return {16, 10, 15, false};
+    case DataType::bfloat16:
+      return {16, 7, 127, false};
+    case DataType::float8_e4m3fn:
+      return {8, 3, 7, true};
+    default:
+      return {8, 2, 15, false};
+  }
 }
 
-double decode_short(ShortFloat format, std::uint16_t bits) {
-  const std::uint32_t fraction_mask = (1U << format.fraction_bits) - 1;
-  const std::uint32_t fraction = bits & fraction_mask;
-  const int biased = (bits & 0x7fff) >> format.fraction_bits;
-  const int infinite = 0x7fff >> format.fraction_bits;
+std::uint16_t encode_short(const ShortFloat& format, double value) {
+  const int sign = std::signbit(value) ? 1 << (format.bits - 1) : 0;
+  if (value == 0) return static_cast<std::uint16_t>(sign);
+  int above = 0;
+  (void)std::frexp(value, &above);  // |value| is in [2^(above - 1), 2^above)
+  const int smallest = 1 - format.bias;
+  const int exponent = std::max(above - 1, smallest);
+  const auto significand = static_cast<int>(std::lround(std::ldexp(std::fabs(value), format.fraction_bits - exponent)));
+  return static_cast<std::uint16_t>(sign | (((exponent - smallest) << format.fraction_bits) + significand));
+}
+
+double decode_short(const ShortFloat& format, std::uint16_t bits) {
+  const int sign = 1 << (format.bits - 1);
+  const int magnitude = bits & (sign - 1);
+  const int fraction_mask = (1 << format.fraction_bits) - 1;
+  const int fraction = magnitude & fraction_mask;
+  const int biased = magnitude >> format.fraction_bits;
+  const int infinity = (sign - 1) & ~fraction_mask;
   double value = 0;
-  if (biased == infinite) {
-    value = fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+  if (format.finite ? magnitude == sign - 1 : magnitude > infinity) {
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else if (!format.finite && magnitude == infinity) {
+    value = std::numeric_limits<double>::infinity();
   } else if (biased == 0) {
     value = std::ldexp(fraction, 1 - format.bias - format.fraction_bits);
   } else {
     value = std::ldexp(fraction + fraction_mask + 1, biased - format.bias - format.fraction_bits);
   }
-  return (bits & 0x8000) != 0 ? -value : value;
+  return (bits & sign) != 0 ? -value : value;
 }
 
 /// Bits of the significand, the hidden one included: integers up to 2^bits are exact.
 int significand_bits(DataType type) {
   switch (type) {
-    case DataType::float16:
-      return 11;
-    case DataType::bfloat16:
-      return 8;
+    case DataType::float64:
+      return 53;
     case DataType::float32:
       return 24;
     default:
-      return 53;
+      return short_float(type).fraction_bits + 1;
   }
 }
 
@@ -89,10 +105,10 @@ std::int64_t sum_term(std::uint64_t random, int rank, std::size_t index, int ran
   return static_cast<std::int64_t>(random % span) - (negative_too ? largest : 0);
 }
 
-/// A product's factor: four ranks contribute, so that no partial product leaves the smallest type.
-std::int64_t prod_term(std::uint64_t random, int rank, std::size_t index, int ranks, bool negative_too) {
+/// A product's factor, of at most `largest`: four ranks contribute, so that no partial product leaves the smallest type.
+std::int64_t prod_term(std::uint64_t random, int rank, std::size_t index, int ranks, bool negative_too, unsigned largest = 3) {
   if (!contributes(rank, index, ranks, 4)) return 1;
-  const auto magnitude = static_cast<std::int64_t>(1 + random % 3);
+  const auto magnitude = static_cast<std::int64_t>(1 + random % largest);
   return negative_too && (random & 0x100) != 0 ? -magnitude : magnitude;
 }
 
@@ -164,8 +180,9 @@ void encode_floating(DataType type, double value, std::byte* out) {
       return;
     }
     default: {
-      const std::uint16_t bits = encode_short(type == DataType::float16 ? kFloat16 : kBfloat16, value);
-      std::memcpy(out, &bits, sizeof bits);
+      const std::uint16_t bits = encode_short(short_float(type), value);
+      static_assert(std::endian::native == std::endian::little);
+      std::memcpy(out, &bits, size_of(type));
     }
   }
 }
@@ -184,8 +201,8 @@ double decode_floating(DataType type, const std::byte* in) {
     }
     default: {
       std::uint16_t bits = 0;
-      std::memcpy(&bits, in, sizeof bits);
-      return decode_short(type == DataType::float16 ? kFloat16 : kBfloat16, bits);
+      std::memcpy(&bits, in, size_of(type));
+      return decode_short(short_float(type), bits);
     }
   }
 }
@@ -204,7 +221,8 @@ double Pattern::floating_value(int rank, std::size_t index) const {
   const std::int64_t limit = std::int64_t{1} << std::min(significand_bits(type_), 40);
   switch (op_) {
     case ReduceOp::prod:
-      return static_cast<double>(prod_term(random, rank, index, ranks_, true));
+      // Products of 3 need more bits than a float of 8 has.
+      return static_cast<double>(prod_term(random, rank, index, ranks_, true, size_of(type_) == 1 ? 2 : 3));
     case ReduceOp::min:
     case ReduceOp::max:
       return static_cast<double>(random % 255) - 127;

@@ -79,6 +79,8 @@ MPI_Datatype mpi_type(int type) {
       return MPI_UINT64_T;
     case DataType::float16:
     case DataType::bfloat16:
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
       return MPI_DATATYPE_NULL;
   }
   return MPI_DATATYPE_NULL;

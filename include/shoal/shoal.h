@@ -42,7 +42,8 @@ enum {
   SHOAL_INTERNAL = 9          /* a bug in shoal */
 };
 
-/* Type of an element. Floats of 16 bits are summed in 32 bits and rounded once. */
+/* Type of an element. Floats of 16 and 8 bits are summed in 32 bits and rounded once; of 8 bits, what is too large becomes NaN
+ * (E4M3FN, which has no infinity) or infinity (E5M2). */
 typedef int shoal_data_type;
 enum {
   SHOAL_FLOAT32 = 0,
@@ -56,7 +57,9 @@ enum {
   SHOAL_UINT8 = 8,
   SHOAL_UINT16 = 9,
   SHOAL_UINT32 = 10,
-  SHOAL_UINT64 = 11
+  SHOAL_UINT64 = 11,
+  SHOAL_FLOAT8_E4M3FN = 12,
+  SHOAL_FLOAT8_E5M2 = 13
 };
 
 /* How elements are combined. SHOAL_AVG is the sum divided by the number of ranks (integers: towards zero). The bitwise

@@ -11,6 +11,10 @@
 namespace shoal {
 
 /// Element types. The numbers are part of the C API (shoal.h) and of the wire format; append only.
+///
+/// The floats of 8 bits are those of the Open Compute Project's "OFP8" specification, named as in torch. float8_e4m3fn has 3 bits
+/// of fraction, values up to 448 and no infinity: a result beyond 464 becomes NaN. float8_e5m2 has 2 bits of fraction and values
+/// up to 57344: a result of 61440 or more becomes infinity. Nothing is clamped to the largest value, so that an overflow shows.
 enum class DataType : std::uint8_t {
   float32 = 0,
   float64 = 1,
@@ -24,8 +28,10 @@ enum class DataType : std::uint8_t {
   uint16 = 9,
   uint32 = 10,
   uint64 = 11,
+  float8_e4m3fn = 12,
+  float8_e5m2 = 13,
 };
-inline constexpr int kDataTypeCount = 12;
+inline constexpr int kDataTypeCount = 14;
 
 /// Reduction operations. `avg` is the sum divided by the number of ranks (integers: truncated towards zero).
 /// The bitwise ones take integer types only. Append only.
@@ -67,7 +73,7 @@ inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two be
 /// Bytes of one element; 0 for a value outside the enum.
 [[nodiscard]] constexpr std::size_t size_of(DataType type) noexcept {
   // By DataType's values; in the header because every call asks.
-  constexpr std::array<std::uint8_t, kDataTypeCount> kBytes{4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8};
+  constexpr std::array<std::uint8_t, kDataTypeCount> kBytes{4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1};
   const auto i = static_cast<std::size_t>(type);
   return i < kBytes.size() ? kBytes[i] : 0;
 }

@@ -52,7 +52,9 @@ static_assert(SHOAL_UINT8 == static_cast<int>(DataType::uint8));
 static_assert(SHOAL_UINT16 == static_cast<int>(DataType::uint16));
 static_assert(SHOAL_UINT32 == static_cast<int>(DataType::uint32));
 static_assert(SHOAL_UINT64 == static_cast<int>(DataType::uint64));
-static_assert(SHOAL_UINT64 + 1 == kDataTypeCount);
+static_assert(SHOAL_FLOAT8_E4M3FN == static_cast<int>(DataType::float8_e4m3fn));
+static_assert(SHOAL_FLOAT8_E5M2 == static_cast<int>(DataType::float8_e5m2));
+static_assert(SHOAL_FLOAT8_E5M2 + 1 == kDataTypeCount);
 
 static_assert(SHOAL_SUM == static_cast<int>(ReduceOp::sum));
 static_assert(SHOAL_PROD == static_cast<int>(ReduceOp::prod));
@@ -120,7 +122,7 @@ class Checks {
         return invalid(where + " is " + std::to_string(value_) + "; 0 or more is needed");
       case Fault::type:
         return invalid(where + " is " + std::to_string(value_) +
-                       ", an unknown data type; known: SHOAL_FLOAT32 (0) to SHOAL_UINT64 (" +
+                       ", an unknown data type; known: SHOAL_FLOAT32 (0) to SHOAL_FLOAT8_E5M2 (" +
                        std::to_string(kDataTypeCount - 1) + ")");
       default:
         return invalid(where + " is " + std::to_string(value_) +

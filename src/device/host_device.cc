@@ -22,6 +22,10 @@ const host::ArithmeticKernels& kernels_of(DataType type) noexcept {
       return host::float16_kernels();
     case DataType::bfloat16:
       return host::bfloat16_kernels();
+    case DataType::float8_e4m3fn:
+      return host::float8_e4m3fn_kernels();
+    case DataType::float8_e5m2:
+      return host::float8_e5m2_kernels();
     case DataType::int8:
       return host::int8_kernels();
     case DataType::int16:

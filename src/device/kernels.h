@@ -35,6 +35,8 @@ const ArithmeticKernels& float32_kernels() noexcept;
 const ArithmeticKernels& float64_kernels() noexcept;
 const ArithmeticKernels& float16_kernels() noexcept;
 const ArithmeticKernels& bfloat16_kernels() noexcept;
+const ArithmeticKernels& float8_e4m3fn_kernels() noexcept;
+const ArithmeticKernels& float8_e5m2_kernels() noexcept;
 const ArithmeticKernels& int8_kernels() noexcept;
 const ArithmeticKernels& int16_kernels() noexcept;
 const ArithmeticKernels& int32_kernels() noexcept;

@@ -177,6 +177,50 @@ struct Lanes<Bfloat16> {
   }
 };
 
+/// A quarter of a vector of floats of 8 bits, computed as one vector of float32; see Format<Float8> for the arithmetic.
+template <int kFractionBits, std::uint32_t kFirstSpecial>
+struct Lanes<portable::Float8<kFractionBits, kFirstSpecial>> : Lanes<float> {
+  using N = portable::Float8Numbers<kFractionBits, kFirstSpecial>;
+  using F = Lanes<float>;
+  using D = F::D;
+  using Value = F::Value;
+  using U = hn::Repartition<std::uint32_t, D>;
+  using I = hn::Repartition<std::int32_t, D>;
+  using Stored = hn::Rebind<std::uint8_t, D>;
+  static constexpr std::size_t kElementBytes = 1;
+  static constexpr std::size_t kBytes = hn::MaxLanes(D());
+
+  static HWY_INLINE Value load(const std::byte* from) {
+    const auto bits8 = hn::PromoteTo(U(), load_bytes(Stored(), from));
+    const auto magnitude = hn::And(bits8, set(0x7F));
+    const auto shifted = hn::ShiftLeft<N::kShift>(magnitude);
+    const auto number = hn::ConvertTo(D(), hn::BitCast(I(), magnitude));
+    const auto tiny = hn::BitCast(U(), hn::Mul(number, hn::Set(D(), N::kQuantum)));
+    const auto normal = hn::Add(shifted, set(N::kRebias));
+    const auto finite = hn::IfThenElse(hn::Lt(magnitude, set(N::kNormalBits)), tiny, normal);
+    const auto special = hn::Or(shifted, set(0x7F800000U));
+    const auto bits = hn::IfThenElse(hn::Lt(magnitude, set(kFirstSpecial)), finite, special);
+    return hn::BitCast(D(), hn::Or(bits, hn::ShiftLeft<24>(hn::AndNot(set(0x7F), bits8))));
+  }
+  static HWY_INLINE void store(Value value, std::byte* to) {
+    const auto bits = hn::BitCast(U(), value);
+    const auto magnitude = hn::And(bits, set(0x7FFFFFFFU));
+    const auto rounder = hn::Set(D(), N::kRounder);
+    const auto tiny = hn::Sub(hn::BitCast(U(), hn::Add(hn::BitCast(D(), magnitude), rounder)), hn::BitCast(U(), rounder));
+    const auto last = hn::And(hn::ShiftRight<N::kShift>(magnitude), set(1));
+    const auto below_half = set((1U << (N::kShift - 1)) - 1U - N::kRebias);
+    const auto normal = hn::ShiftRight<N::kShift>(hn::Add(magnitude, hn::Add(below_half, last)));
+    const auto rounded =
+        hn::IfThenElse(hn::Lt(magnitude, set(N::kSmallestNormal)), tiny, hn::Min(normal, set(kFirstSpecial)));
+    const auto result = hn::IfThenElse(hn::Gt(magnitude, set(0x7F800000U)), set(N::kNan), rounded);
+    const auto signed_result = hn::Or(result, hn::And(hn::ShiftRight<24>(bits), set(0x80)));
+    store_bytes(Stored(), hn::DemoteTo(Stored(), hn::BitCast(I(), signed_result)), to);
+  }
+
+ private:
+  static HWY_INLINE hn::Vec<U> set(std::uint32_t bits) { return hn::Set(U(), bits); }
+};
+
 /// Copies without leaving the target in the caches.
 inline void stream_bytes(std::byte* target, const std::byte* source, std::size_t bytes) {
   using L = Lanes<std::uint8_t>;

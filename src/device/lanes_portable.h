@@ -13,6 +13,11 @@ namespace shoal::host::portable {
 /// Element formats that C++20 has no type for.
 struct Float16 {};
 struct Bfloat16 {};
+/// 8 bits: a sign, 7 - kFractionBits of exponent, and the fraction. kFirstSpecial: where infinity and NaN begin.
+template <int kFractionBits, std::uint32_t kFirstSpecial>
+struct Float8 {};
+using Float8E4M3Fn = Float8<3, 0x7F>;
+using Float8E5M2 = Float8<2, 0x7C>;
 
 /// How elements of type T lie in memory and which type they are computed in.
 template <typename T>
@@ -64,6 +69,49 @@ struct Format<Bfloat16> {
     const std::uint32_t quiet = bits | 0x00400000U;
     const std::uint32_t rounded = bits + 0x7FFFU + ((bits >> 16) & 1U);
     return static_cast<std::uint16_t>(((bits & 0x7FFFFFFFU) > 0x7F800000U ? quiet : rounded) >> 16);
+  }
+};
+
+/// The numbers by which floats of 8 bits and of 32 differ, for both kinds of lanes.
+template <int kFractionBits, std::uint32_t kFirstSpecial>
+struct Float8Numbers {
+  static constexpr int kShift = 23 - kFractionBits;  ///< from the fraction of one to that of the other
+  static constexpr int kBias = (1 << (6 - kFractionBits)) - 1;
+  static constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
+  static constexpr std::uint32_t kSmallestNormal = kRebias + (1U << 23);  ///< as the bits of a float
+  static constexpr std::uint32_t kNan = 0x7F;
+  static constexpr std::uint32_t kNormalBits = 1U << kFractionBits;  ///< from here on values have a hidden bit
+  /// What the values without a hidden bit are multiples of: 2^(1 - kBias - kFractionBits).
+  static constexpr float kQuantum = std::bit_cast<float>(static_cast<std::uint32_t>(128 - kBias - kFractionBits) << 23);
+  /// A float whose last bit is worth one quantum: adding it to something smaller rounds that to nearest even.
+  static constexpr float kRounder = kQuantum * 0x1p23F;
+};
+
+template <int kFractionBits, std::uint32_t kFirstSpecial>
+struct Format<Float8<kFractionBits, kFirstSpecial>> {
+  using Stored = std::uint8_t;
+  using Computed = float;
+  using N = Float8Numbers<kFractionBits, kFirstSpecial>;
+
+  static float decode(std::uint8_t bits8) {
+    const std::uint32_t magnitude = bits8 & 0x7FU;
+    const std::uint32_t shifted = magnitude << N::kShift;
+    const auto tiny = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * N::kQuantum);
+    const std::uint32_t finite = magnitude < N::kNormalBits ? tiny : shifted + N::kRebias;
+    const std::uint32_t bits = magnitude >= kFirstSpecial ? shifted | 0x7F800000U : finite;
+    return std::bit_cast<float>(((bits8 & 0x80U) << 24) | bits);
+  }
+
+  static std::uint8_t encode(float value) {
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
+    const std::uint32_t tiny =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + N::kRounder) - std::bit_cast<std::uint32_t>(N::kRounder);
+    const std::uint32_t last = (magnitude >> N::kShift) & 1U;
+    const std::uint32_t normal = (magnitude - N::kRebias + ((1U << (N::kShift - 1)) - 1U) + last) >> N::kShift;
+    const std::uint32_t rounded = magnitude < N::kSmallestNormal ? tiny : normal < kFirstSpecial ? normal : kFirstSpecial;
+    const std::uint32_t result = magnitude > 0x7F800000U ? N::kNan : rounded;
+    return static_cast<std::uint8_t>(((bits >> 24) & 0x80U) | result);
   }
 };
 

@@ -26,6 +26,8 @@ constexpr std::array<TypeInfo, kDataTypeCount> kTypes{{
     {"uint16", "ushort", false},
     {"uint32", "uint", false},
     {"uint64", "ulong", false},
+    {"float8_e4m3fn", "f8e4m3", true},
+    {"float8_e5m2", "f8e5m2", true},
 }};
 constexpr std::array<std::string_view, kReduceOpCount> kOps{"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
 constexpr std::array<std::string_view, kCollectiveKindCount + 2> kKinds{"all_reduce",     "broadcast", "all_gather", "barrier",

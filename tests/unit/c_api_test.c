@@ -29,7 +29,9 @@ static void check_facts(void) {
   CHECK(strcmp(shoal_status_string(1000), "?") == 0);
   CHECK(shoal_data_type_size(SHOAL_FLOAT64) == 8);
   CHECK(shoal_data_type_size(SHOAL_BFLOAT16) == 2);
-  CHECK(shoal_data_type_size(12) == 0);
+  CHECK(shoal_data_type_size(SHOAL_FLOAT8_E4M3FN) == 1);
+  CHECK(shoal_data_type_size(SHOAL_FLOAT8_E5M2) == 1);
+  CHECK(shoal_data_type_size(14) == 0);
   CHECK(shoal_data_type_size(256) == 0);
   CHECK(shoal_data_type_size(-1) == 0);
   CHECK(strcmp(shoal_last_error_message(), "") == 0);

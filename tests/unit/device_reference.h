@@ -14,51 +14,59 @@
 
 namespace shoal::reference {
 
-/// A 16-bit float with this many bits of exponent and mantissa: exact conversions by the definition of the format.
-template <int kExponentBits, int kMantissaBits, DataType kType>
+/// A float of 16 or 8 bits with this many bits of exponent and mantissa: exact conversions by the definition of the format.
+/// kFinite: no infinity, and only the largest pattern is a NaN.
+template <typename Bits, int kExponentBits, int kMantissaBits, bool kFinite = false>
 struct Small {
-  std::uint16_t bits;
+  Bits bits;
 
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
-  static constexpr std::uint16_t kInfinity = ((1 << kExponentBits) - 1) << kMantissaBits;
+  static constexpr Bits kSign = static_cast<Bits>(1 << (8 * sizeof(Bits) - 1));
+  static constexpr Bits kUnsigned = static_cast<Bits>(kSign - 1);
+  /// The first pattern above the largest value: infinity, where the format has it.
+  static constexpr Bits kEnd = kFinite ? kUnsigned : static_cast<Bits>(((1 << kExponentBits) - 1) << kMantissaBits);
 
-  static double magnitude(std::uint16_t bits) {
+  static double magnitude(Bits bits) {
     const int exponent = bits >> kMantissaBits;
     const int mantissa = bits & ((1 << kMantissaBits) - 1);
     if (exponent == 0) return std::ldexp(mantissa, 1 - kBias - kMantissaBits);
     return std::ldexp(mantissa + (1 << kMantissaBits), exponent - kBias - kMantissaBits);
   }
   double decode() const {
-    const std::uint16_t unsigned_bits = bits & 0x7FFF;
-    const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
-    if (unsigned_bits > kInfinity) return std::numeric_limits<double>::quiet_NaN();
-    if (unsigned_bits == kInfinity) return sign * std::numeric_limits<double>::infinity();
+    const auto unsigned_bits = static_cast<Bits>(bits & kUnsigned);
+    const double sign = (bits & kSign) != 0 ? -1.0 : 1.0;
+    if (unsigned_bits > kEnd || (kFinite && unsigned_bits == kEnd)) return std::numeric_limits<double>::quiet_NaN();
+    if (unsigned_bits == kEnd) return sign * std::numeric_limits<double>::infinity();
     return sign * magnitude(unsigned_bits);
   }
-  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the next power of two stands for
-  /// infinity.
+  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the number that the next pattern would
+  /// be stands for infinity, or for NaN where there is no infinity.
   static Small encode(double value) {
-    if (std::isnan(value)) return {static_cast<std::uint16_t>(kInfinity + 1)};
-    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-    const double wanted = std::min(std::fabs(value), magnitude(kInfinity));
+    if (std::isnan(value)) return {kUnsigned};
+    const Bits sign = std::signbit(value) ? kSign : Bits{0};
+    const double wanted = std::min(std::fabs(value), magnitude(kEnd));
     static const std::vector<double> known = [] {
       std::vector<double> values;
-      for (int i = 0; i <= kInfinity; ++i) values.push_back(magnitude(static_cast<std::uint16_t>(i)));
+      for (int i = 0; i <= kEnd; ++i) values.push_back(magnitude(static_cast<Bits>(i)));
       return values;
     }();
     const auto above = std::lower_bound(known.begin(), known.end(), wanted) - known.begin();
-    if (known[above] == wanted) return {static_cast<std::uint16_t>(sign | above)};
+    if (known[above] == wanted) return {static_cast<Bits>(sign | above)};
     const double down = wanted - known[above - 1];
     const double up = known[above] - wanted;
     const bool take_above = up < down || (up == down && above % 2 == 0);
-    return {static_cast<std::uint16_t>(sign | (take_above ? above : above - 1))};
+    return {static_cast<Bits>(sign | (take_above ? above : above - 1))};
   }
 };
-using Float16 = Small<5, 10, DataType::float16>;
-using Bfloat16 = Small<8, 7, DataType::bfloat16>;
+using Float16 = Small<std::uint16_t, 5, 10>;
+using Bfloat16 = Small<std::uint16_t, 8, 7>;
+using Float8E4M3Fn = Small<std::uint8_t, 4, 3, true>;
+using Float8E5M2 = Small<std::uint8_t, 5, 2>;
 
 template <typename T>
-inline constexpr bool kIsSmall = std::is_same_v<T, Float16> || std::is_same_v<T, Bfloat16>;
+inline constexpr bool kIsSmall = false;
+template <typename Bits, int kExponentBits, int kMantissaBits, bool kFinite>
+inline constexpr bool kIsSmall<Small<Bits, kExponentBits, kMantissaBits, kFinite>> = true;
 
 template <typename T>
 bool is_nan(T value) {

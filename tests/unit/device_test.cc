@@ -49,7 +49,7 @@ T random_element(std::mt19937_64& random) {
   const std::uint64_t bits = random();
   const bool special = (random() & 7) == 0;
   if constexpr (reference::kIsSmall<T>) {
-    if (special) return {static_cast<std::uint16_t>(bits)};  // any pattern at all
+    if (special) return {static_cast<decltype(T::bits)>(bits)};  // any pattern at all
     return T::encode(static_cast<double>(static_cast<std::int64_t>(bits)) * 0x1p-60);
   } else if constexpr (std::is_floating_point_v<T>) {
     using L = std::numeric_limits<T>;
@@ -131,6 +131,10 @@ std::string run_any(const Case& c, std::mt19937_64& random) {
       return run<reference::Float16>(c, random);
     case DataType::bfloat16:
       return run<reference::Bfloat16>(c, random);
+    case DataType::float8_e4m3fn:
+      return run<reference::Float8E4M3Fn>(c, random);
+    case DataType::float8_e5m2:
+      return run<reference::Float8E5M2>(c, random);
     case DataType::int8:
       return run<std::int8_t>(c, random);
     case DataType::int16:
@@ -214,13 +218,14 @@ TEST_P(HostDevice, WritesOntoEveryOperand) {
   }
 }
 
-/// All 65536 patterns through load and store: adding -0 changes nothing but makes NaNs quiet.
+/// All patterns through load and store: adding -0 changes nothing but makes NaNs quiet.
 template <typename T>
 void check_conversions(DataType type) {
-  std::vector<std::uint16_t> all(65536);
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
-  const std::vector<std::uint16_t> negative_zero(all.size(), 0x8000);
-  std::vector<std::uint16_t> result(all.size());
+  using Bits = decltype(T::bits);
+  std::vector<Bits> all(std::size_t{1} << (8 * sizeof(Bits)));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<Bits>(i);
+  const std::vector<Bits> negative_zero(all.size(), T::kSign);
+  std::vector<Bits> result(all.size());
   const std::byte* operands[] = {reinterpret_cast<const std::byte*>(all.data()),
                                  reinterpret_cast<const std::byte*>(negative_zero.data())};
   host_device().reduce(reinterpret_cast<std::byte*>(result.data()), operands, all.size(), type, ReduceOp::sum);
@@ -228,14 +233,65 @@ void check_conversions(DataType type) {
     if (reference::is_nan(T{all[i]})) {
       ASSERT_TRUE(reference::is_nan(T{result[i]})) << std::hex << i;
     } else {
-      ASSERT_EQ(result[i], all[i]) << std::hex << i;
+      ASSERT_EQ(result[i], all[i]) << to_string(type) << ' ' << std::hex << i;
     }
   }
 }
 
-TEST_P(HostDevice, KeepsEveryValueOf16Bits) {
+TEST_P(HostDevice, KeepsEveryValueOf16And8Bits) {
   check_conversions<reference::Float16>(DataType::float16);
   check_conversions<reference::Bfloat16>(DataType::bfloat16);
+  check_conversions<reference::Float8E4M3Fn>(DataType::float8_e4m3fn);
+  check_conversions<reference::Float8E5M2>(DataType::float8_e5m2);
+}
+
+/// Every sum and product of two values of 8 bits: all that rounding and overflow can do.
+template <typename T>
+void check_pairs(DataType type) {
+  std::vector<std::uint8_t> left(65536);
+  std::vector<std::uint8_t> right(left.size());
+  std::vector<std::uint8_t> result(left.size());
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    left[i] = static_cast<std::uint8_t>(i);
+    right[i] = static_cast<std::uint8_t>(i >> 8);
+  }
+  const std::byte* operands[] = {reinterpret_cast<const std::byte*>(left.data()),
+                                 reinterpret_cast<const std::byte*>(right.data())};
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::prod, ReduceOp::min, ReduceOp::max}) {
+    host_device().reduce(reinterpret_cast<std::byte*>(result.data()), operands, left.size(), type, op);
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      const T wanted = reference::fold(std::vector<T>{{left[i]}, {right[i]}}, op, 0);
+      ASSERT_TRUE(same(T{result[i]}, wanted)) << to_string(type) << ' ' << to_string(op) << std::hex << " of " << int{left[i]}
+                                              << " and " << int{right[i]} << " is " << int{result[i]};
+    }
+  }
+}
+
+TEST_P(HostDevice, CombinesEveryPairOf8Bits) {
+  check_pairs<reference::Float8E4M3Fn>(DataType::float8_e4m3fn);
+  check_pairs<reference::Float8E5M2>(DataType::float8_e5m2);
+}
+
+/// What shoal promises of 8 bits beyond the largest value, in patterns written out by hand.
+TEST_P(HostDevice, ShowsOverflowOf8Bits) {
+  const auto sum = [](DataType type, const std::vector<std::uint8_t>& values) {
+    std::vector<const std::byte*> operands;
+    for (const auto& value : values) operands.push_back(reinterpret_cast<const std::byte*>(&value));
+    std::uint8_t result = 0;
+    host_device().reduce(reinterpret_cast<std::byte*>(&result), operands, 1, type, ReduceOp::sum);
+    return int{result};
+  };
+  // float8_e4m3fn: 448 = 0x7E, 16 = 0x58, 18 = 0x59, NaN = 0x7F.
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x58}), 0x7E);              // 464 is a tie: the even 448
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x59}), 0x7F);              // 466 is nearer to the 480 that is not there
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0xFE, 0xFE}), 0xFF);              // the NaN keeps the sign
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x7E, 0xFE}), 0x7E);        // not between operands
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x38, 0x18, 0x18}), 0x39);        // 1 + 1/16 + 1/16: rounded once
+  // float8_e5m2: 57344 = 0x7B, 4096 = 0x6C, 3584 = 0x6B, infinity = 0x7C.
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6B}), 0x7B);
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6C}), 0x7C);                // 61440 is a tie: the even infinity
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0xFB, 0xFB}), 0xFC);
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7C, 0xFC}) & 0x7F, 0x7F);         // infinity - infinity
 }
 
 /// Rounding is to nearest even and happens once: big + small + small is not (big + small) rounded, + small rounded.

@@ -211,8 +211,10 @@ TEST(Pattern, RefusesNaN) {
 }
 
 TEST(ShortFloats, SurviveTheWayThereAndBack) {
-  for (const auto type : {DataType::float16, DataType::bfloat16}) {
-    for (const double value : {0.0, 1.0, -1.0, 2.0, 3.0, -81.0, 127.0, 0.5, 256.0}) {
+  for (const auto& [type, largest] : {std::pair{DataType::float16, 256.0}, std::pair{DataType::bfloat16, 256.0},
+                                      std::pair{DataType::float8_e4m3fn, 4.5}, std::pair{DataType::float8_e5m2, 3.0}}) {
+    for (const double value : {0.0, 1.0, -1.0, 2.0, 3.0, 0x1p-9, -0x3p-9, 4.5, -81.0, 127.0, 0.5, 256.0}) {
+      if (std::fabs(value) > largest) continue;
       std::byte bits[2];
       encode_floating(type, value, bits);
       EXPECT_EQ(decode_floating(type, bits), value);
@@ -223,6 +225,17 @@ TEST(ShortFloats, SurviveTheWayThereAndBack) {
   EXPECT_EQ(one[1], std::byte{0x3c});
   encode_floating(DataType::bfloat16, 1, one);
   EXPECT_EQ(one[1], std::byte{0x3f});
+  for (const auto& [type, bits] : {std::pair{DataType::float8_e4m3fn, 0x38}, std::pair{DataType::float8_e5m2, 0x3c}}) {
+    one[1] = std::byte{0xaa};
+    encode_floating(type, 1, one);
+    EXPECT_EQ(one[0], static_cast<std::byte>(bits));
+    EXPECT_EQ(one[1], std::byte{0xaa});  // one byte is written, and one read
+    EXPECT_EQ(decode_floating(type, one), 1);
+  }
+  const std::byte top{0x7f};  // without infinity, the largest pattern is the only one that is special
+  EXPECT_TRUE(std::isnan(decode_floating(DataType::float8_e4m3fn, &top)));
+  const std::byte below{0x7e};
+  EXPECT_EQ(decode_floating(DataType::float8_e4m3fn, &below), 448);
 }
 
 }  // namespace

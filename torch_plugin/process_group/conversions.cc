@@ -37,6 +37,10 @@ std::optional<DataType> to_data_type(at::ScalarType type) {
       return DataType::uint32;
     case at::kUInt64:
       return DataType::uint64;
+    case at::kFloat8_e4m3fn:
+      return DataType::float8_e4m3fn;
+    case at::kFloat8_e5m2:
+      return DataType::float8_e5m2;
     default:
       return std::nullopt;
   }
