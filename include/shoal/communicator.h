@@ -41,6 +41,10 @@ class Work {
   [[nodiscard]] Status status() const;
   /// Calls `callback` once with the outcome: at once in this thread if the operation has ended, else later in the thread that
   /// ended it. One callback an operation; a second replaces nothing and is refused with invalid_argument.
+  ///
+  /// A callback may make calls with `_async`. It must not wait: the thread that runs it is the one that moves everybody's data.
+  /// Blocking calls, and wait() for something that is still in flight, are refused in it with invalid_argument, and nothing is
+  /// started. Nor may it destroy a communicator or wait in other ways for an operation of this process to end.
   Status on_completion(std::function<void(const Status&)> callback);
   /// Position of the call on its communicator, from 0; sends and receives are counted on their own.
   [[nodiscard]] std::uint64_t sequence() const noexcept;

@@ -50,6 +50,7 @@ Status Work::wait() {
   if (operation_ == nullptr) return {};
   // The deadline ends the operation through whoever drives it; the bound below is for a driver that is itself held up.
   operation_->executor()->wait(operation_, std::chrono::steady_clock::time_point::max());
+  if (!operation_->done()) return internal::waits_in_callback("Work::wait");
   return operation_->outcome();
 }
 
@@ -57,6 +58,7 @@ Status Work::wait_for(std::chrono::nanoseconds timeout) {
   if (operation_ == nullptr) return {};
   operation_->executor()->wait(operation_, std::chrono::steady_clock::now() + timeout);
   if (operation_->done()) return operation_->outcome();
+  if (Operation::in_callback()) return internal::waits_in_callback("Work::wait_for");
   return {StatusCode::timeout, fmt::format("call {} is still in flight after {} ms", operation_->sequence(),
                                            std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count())};
 }

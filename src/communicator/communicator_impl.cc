@@ -47,6 +47,13 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
 
 }  // namespace
 
+Status waits_in_callback(std::string_view call) {
+  return {StatusCode::invalid_argument,
+          fmt::format("{}: a callback of on_completion must not wait: its thread is the one that moves data; make the call with "
+                      "_async, or from another thread",
+                      call)};
+}
+
 CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
     : executor_(std::move(wired.executor)),
       transports_(std::move(wired.transports)),
@@ -86,6 +93,7 @@ Status CommunicatorImpl::check_message(const Message& message, std::size_t count
 
 Status CommunicatorImpl::run_message(const Message& message, std::size_t count, const CallOptions& options) {
   if (Status status = check_message(message, count, options); !status.ok()) return status;
+  if (Operation::in_callback()) return waits_in_callback(message.is_send ? "send" : "recv");
   Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
   executor_->run(operation);
   // Between group_begin() and group_end() it has not even started; its outcome is the group's.
@@ -322,6 +330,8 @@ Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) n
 }
 
 Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
+  if (Operation::in_callback())
+    return waits_in_callback(to_string(call.barrier ? CollectiveKind::barrier : call.collective.kind));
   const auto timeout = options.timeout.value_or(options_.timeout);
   std::unique_ptr<Plan> owned;
   Plan* plan = repeated(call, options);

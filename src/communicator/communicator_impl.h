@@ -22,6 +22,9 @@
 
 namespace shoal::internal {
 
+/// The error of `call`, which would wait in a callback of Work::on_completion.
+Status waits_in_callback(std::string_view call);
+
 /// Checks calls, finds or makes their Plans, hands them to the Executor. Thread rule: any thread.
 class CommunicatorImpl {
  public:

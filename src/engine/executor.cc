@@ -162,6 +162,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
 
 void Executor::wait(Operation* operation, Clock::time_point deadline) {
   if (CallGroup::open()) CallGroup::flush();
+  if (Operation::in_callback()) return;  // it would wait for itself
   while (!operation->done() && Clock::now() < deadline) {
     if (mesh_->seat_wanted()) {
       std::this_thread::yield();

@@ -13,6 +13,8 @@ shoal::Plan::~Plan() {
 
 namespace shoal::internal {
 
+__attribute__((tls_model("initial-exec"))) thread_local int Operation::callbacks_ = 0;
+
 Operation* Operation::acquire(Plan* plan, std::unique_ptr<Plan> owned_plan) {
   if (owned_plan != nullptr) return new Operation(plan, std::move(owned_plan), false);
   for (auto& entry : plan->pool) {
@@ -121,7 +123,10 @@ void Operation::finish(Status outcome) {
   // seq_cst store and load: either we see the sleeper, or it sees the state before it sleeps.
   state_.store(kDone, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
-  if (has_callback) std::exchange(callback_, nullptr)(outcome_);
+  if (!has_callback) return;
+  ++callbacks_;
+  std::exchange(callback_, nullptr)(outcome_);
+  --callbacks_;
 }
 
 std::size_t Operation::allowed_bytes(std::uint32_t index) const noexcept {

@@ -73,6 +73,9 @@ class Operation {
   /// Sleeps until done() or `deadline`.
   void sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
   Status set_callback(std::function<void(const Status&)> callback);
+  /// Whether this thread is in a callback of an Operation that it has just ended. It has the driver's seat then, so nothing that
+  /// it waited for would go on.
+  [[nodiscard]] static bool in_callback() noexcept { return callbacks_ != 0; }
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
   [[nodiscard]] const std::shared_ptr<Executor>& executor() const noexcept { return executor_; }
   [[nodiscard]] std::chrono::steady_clock::time_point deadline() const noexcept { return deadline_; }
@@ -106,6 +109,8 @@ class Operation {
   static constexpr std::uint32_t kRunning = 0;
   static constexpr std::uint32_t kDone = 1;
   enum CallbackState : int { kNoCallback, kCallbackSet, kFinished };
+
+  static thread_local int callbacks_;  ///< of this thread, one inside of the other
 
   bool is_message_ = false;
   std::unique_ptr<Plan> owned_plan_;  // where the plan is not cached

@@ -127,6 +127,62 @@ TEST(Communicator, CallbacksRunOnceWithTheOutcome) {
   });
 }
 
+// The thread of a callback drives everybody's calls: one that waits there would wait for ever.
+TEST(Communicator, CallbacksMayStartCallsButNotWait) {
+  for (const char* transports : {"shm", "tcp"}) {
+    CommunicatorOptions options;
+    options.transports = transports;
+    expect_ranks(2, options, [](Communicator& c) -> std::string {
+      std::int32_t value = 1;
+      std::int32_t inner = 1;
+      Work inner_work;
+      std::string wrong;
+      std::atomic<bool> called{c.rank() == 1};
+      if (c.rank() == 1) {  // until the callback of rank 0 is set
+        if (const Status status = c.recv(&inner, 1, DataType::int32, 0); !status.ok()) return status.to_string();
+      }
+      auto work = c.all_reduce_async(&value, &value, 1, DataType::int32, ReduceOp::sum);
+      if (!work.ok()) return work.status().to_string();
+      const auto refused = [&](const char* what, const Status& status) {
+        if (status.code() == StatusCode::invalid_argument && status.message().find("must not wait") != std::string::npos) return;
+        wrong += fmt::format("{}: {}; ", what, status.to_string());
+      };
+      const auto callback = [&](const Status& status) {
+        if (!status.ok()) wrong = status.to_string();
+        std::int32_t other = 1;
+        refused("all_reduce", c.all_reduce(&other, &other, 1, DataType::int32, ReduceOp::sum));
+        refused("barrier", c.barrier());
+        refused("send", c.send(&other, 1, DataType::int32, 1));
+        refused("recv", c.recv(&other, 1, DataType::int32, 1));
+        auto started = c.all_reduce_async(&inner, &inner, 1, DataType::int32, ReduceOp::sum);
+        if (started.ok()) {
+          inner_work = *started;
+          refused("wait", inner_work.wait());
+          refused("wait_for", inner_work.wait_for(std::chrono::seconds(1)));
+          if (inner_work.is_completed()) wrong += "a call that the other rank has not made has ended";
+        } else {
+          wrong += started.status().to_string();
+        }
+        called = true;
+      };
+      if (c.rank() == 0) {
+        if (const Status set = work->on_completion(callback); !set.ok()) return set.to_string();
+        if (const Status status = c.send(&inner, 1, DataType::int32, 1); !status.ok()) return status.to_string();
+      }
+      if (const Status status = work->wait(); !status.ok()) return status.to_string();
+      while (!called) std::this_thread::yield();
+      if (c.rank() == 1) {
+        auto started = c.all_reduce_async(&inner, &inner, 1, DataType::int32, ReduceOp::sum);
+        if (!started.ok()) return started.status().to_string();
+        inner_work = *started;
+      }
+      if (const Status status = inner_work.wait(); !status.ok()) return status.to_string();
+      if (value != 2 || inner != 2) wrong += fmt::format("sums {} and {}", value, inner);
+      return wrong;
+    });
+  }
+}
+
 TEST(Communicator, BroadcastAllGatherBarrier) {
   for (const char* transports : {"shm", "tcp"}) {
     CommunicatorOptions options;

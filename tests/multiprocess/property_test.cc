@@ -1,5 +1,5 @@
-// Random sequences of collectives on a communicator and on groups of it, in flight together, some between group_begin and
-// group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and on real
+// Random sequences of collectives and messages on a communicator and on groups of it, in flight together, some between
+// group_begin and group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and on real
 // processes.
 //
 // SHOAL_TEST_SEED=n runs the one sequence n on every group of ranks; SHOAL_TEST_SEEDS=n changes how many run in all.
@@ -20,13 +20,16 @@
 #include <fmt/format.h>
 
 #include "tests/multiprocess/call_model.h"
+#include "tests/multiprocess/message_model.h"
 #include "tests/multiprocess/ranks.h"
 
 namespace shoal {
 namespace {
 
+using testing::MessagePart;
 using testing::ModelBuffers;
 using testing::ModelCall;
+using testing::ModelMessages;
 
 constexpr std::uint64_t kSequences = 2000;   // on threads
 constexpr std::uint64_t kOnProcesses = 100;  // of each group
@@ -61,6 +64,36 @@ Status make_group(Communicator& world, std::mt19937_64& random, std::unique_ptr<
   return {};
 }
 
+/// One step of a sequence, a collective or messages, and this rank's part in it.
+struct Step {
+  const Scope* on = nullptr;
+  bool sends = false;
+  ModelCall call;
+  ModelMessages messages;
+  std::unique_ptr<ModelBuffers> buffers;
+  std::unique_ptr<MessagePart> part;
+  Work work;
+
+  Status post() {
+    Communicator& communicator = *on->communicator;
+    if (sends) {
+      part = std::make_unique<MessagePart>(messages, communicator.rank());
+      return part->post(communicator);
+    }
+    buffers = std::make_unique<ModelBuffers>(call, communicator.rank());
+    auto started = testing::make_call(communicator, call, *buffers);
+    if (!started.ok()) return started.status();
+    work = *std::move(started);
+    return {};
+  }
+  /// Waits; empty where all is as the model says.
+  std::string finish() {
+    if (sends) return part->finish();
+    if (const Status status = work.wait(); !status.ok()) return status.to_string();
+    return buffers->check();
+  }
+};
+
 /// One sequence: the same on every rank. Those in flight together are waited for in an order of the rank's own.
 std::string run_sequence(Communicator& world, std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -75,38 +108,37 @@ std::string run_sequence(Communicator& world, std::uint64_t seed) {
   }
   const std::size_t largest = random() % 4 == 0 ? 60'000 : 2'000;
   const bool together = random() % 4 == 0;
-  std::vector<ModelCall> calls(1 + random() % 6);
-  std::vector<Communicator*> on;
-  for (ModelCall& call : calls) {
-    const Scope& scope = scopes[random() % scopes.size()];
-    call = testing::random_call(random, scope.size, largest);
-    on.push_back(scope.communicator);
+  std::vector<Step> steps(1 + random() % 6);
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    Step& step = steps[k];
+    step.on = &scopes[random() % scopes.size()];
+    step.sends = random() % 4 == 0;
+    if (step.sends) {
+      step.messages = testing::random_messages(random, step.on->size, largest, static_cast<int>(k));
+    } else {
+      step.call = testing::random_call(random, step.on->size, largest);
+    }
   }
-  std::vector<std::unique_ptr<ModelBuffers>> buffers(calls.size());
-  std::vector<Work> works(calls.size());
   const auto error = [&](std::size_t k, const std::string& what) {
-    return fmt::format("seed {} rank {} of {} call {} on {} ranks{} ({}): {}", seed, world.rank(), world.size(), k,
-                       calls[k].ranks, together ? ", between begin and end" : "", calls[k].text(), what);
+    return fmt::format("seed {} rank {} of {} step {} on {} ranks{} ({}): {}", seed, world.rank(), world.size(), k,
+                       steps[k].on->size, together ? ", between begin and end" : "",
+                       steps[k].sends ? steps[k].messages.text() : steps[k].call.text(), what);
   };
   if (together) Communicator::group_begin();
-  for (std::size_t k = 0; k < calls.size(); ++k) {
-    if (on[k] == nullptr) continue;
-    buffers[k] = std::make_unique<ModelBuffers>(calls[k], on[k]->rank());
-    auto work = testing::make_call(*on[k], calls[k], *buffers[k]);
-    if (!work.ok()) return error(k, work.status().to_string());
-    works[k] = *work;
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    if (steps[k].on->communicator == nullptr) continue;
+    if (const Status status = steps[k].post(); !status.ok()) return error(k, status.to_string());
   }
   if (together) {
     if (const Status status = Communicator::group_end(); !status.ok()) return error(0, status.to_string());
   }
-  std::vector<std::size_t> order(calls.size());
+  std::vector<std::size_t> order(steps.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::mt19937_64 own(seed * 31 + static_cast<std::uint64_t>(world.rank()));
   std::shuffle(order.begin(), order.end(), own);
   for (const std::size_t k : order) {
-    if (on[k] == nullptr) continue;
-    if (const Status status = works[k].wait(); !status.ok()) return error(k, status.to_string());
-    if (const std::string wrong = buffers[k]->check(); !wrong.empty()) return error(k, wrong);
+    if (steps[k].on->communicator == nullptr) continue;
+    if (const std::string wrong = steps[k].finish(); !wrong.empty()) return error(k, wrong);
   }
   std::shuffle(groups.begin(), groups.end(), own);
   while (!groups.empty()) groups.pop_back();
