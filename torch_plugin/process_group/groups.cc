@@ -14,6 +14,8 @@ c10::intrusive_ptr<ProcessGroupShoal> ProcessGroupShoal::subgroup(const c10::int
                                                                   const std::vector<int>& ranks,
                                                                   c10::intrusive_ptr<Options> options) {
   check_alive();
+  if (options && options->timeout.count() <= 0)
+    refuse("new_group", "a timeout of " + std::to_string(options->timeout.count()) + " ms is not positive");
   Result<std::unique_ptr<Communicator>> made = communicator_->group(ranks);
   if (!made.ok()) throw_status("new_group", made.status());
   return c10::make_intrusive<ProcessGroupShoal>(std::move(made).value(), store, std::move(options));

@@ -1,12 +1,14 @@
 #include "torch_plugin/process_group/work_shoal.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ParallelGuard.h>
 
 #include "torch_plugin/process_group/call_scope.h"
+#include "torch_plugin/process_group/callback_threads.h"
 #include "torch_plugin/process_group/conversions.h"
 
 namespace shoal::torch {
@@ -27,6 +29,13 @@ void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
     ended_ = steady_clock::now();
     kind_ = kind;
   }
+  int level = 0;
+  if (callback_level_.compare_exchange_strong(level, kEnding)) return mark(failure);
+  auto self = c10::intrusive_ptr<WorkBase>::reclaim_copy(this);
+  CallbackThreads::run(level, [self, failure] { self->mark(failure); });
+}
+
+void WorkBase::mark(const std::exception_ptr& failure) {
   // The future first: who wakes from wait() may ask for its value at once.
   if (failure) {
     future_->setError(failure);
@@ -34,6 +43,17 @@ void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
     future_->markCompleted(c10::IValue(outputs_));
   }
   finish(failure);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkBase::getFuture() {
+  const auto may_wait = callbacks_may_wait.load(std::memory_order_relaxed);
+  if (may_wait != nullptr && may_wait()) {
+    int level = 0;
+    callback_level_.compare_exchange_strong(level, CallbackThreads::own_level() + 1);
+    // It is just ending elsewhere: callbacks attached before it is marked would run there.
+    while (level == kEnding && !future_->completed()) std::this_thread::yield();
+  }
+  return future_;
 }
 
 bool WorkBase::isSuccess() const {
@@ -105,9 +125,11 @@ bool WorkShoal::wait(milliseconds timeout) {
   // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other
   // thread.
   if (timeout == kNoTimeout) {
-    (void)operation_.wait();
+    const Status status = operation_.wait();
+    if (!operation_.is_completed()) throw_status(name_, status);  // this is shoal's thread, in a callback
   } else {
-    (void)operation_.wait_for(timeout);
+    const Status status = operation_.wait_for(timeout);
+    if (status.code() == StatusCode::invalid_argument && !operation_.is_completed()) throw_status(name_, status);
     // Let c10d say that time is up, in its words.
     timeout = operation_.is_completed() ? kNoTimeout : milliseconds(1);
   }

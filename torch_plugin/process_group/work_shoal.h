@@ -1,6 +1,7 @@
 // Operations in flight, as c10d sees them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -19,7 +20,8 @@ namespace shoal::torch {
 /// What every work of this backend has: a future that can be used before the end, a duration, an order of ending.
 ///
 /// It ends in this order: the future is marked, waiters wake. No lock of this class is held while user code (callbacks of the
-/// future) runs. Thread rule: every method may be called from any thread.
+/// future) runs. It runs in shoal's thread and must not wait there; where callbacks_may_wait says so of who asks for the future, in
+/// one of CallbackThreads. Thread rule: every method may be called from any thread.
 class WorkBase : public c10d::Work {
  public:
   WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
@@ -27,7 +29,7 @@ class WorkBase : public c10d::Work {
 
   bool isSuccess() const override;
   std::vector<at::Tensor> result() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /// A future of the number of a c10d::WorkResult; it never fails.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   /// Milliseconds from the call to its end. Throws before the end.
@@ -41,6 +43,11 @@ class WorkBase : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 
  private:
+  void mark(const std::exception_ptr& failure);
+
+  static constexpr int kEnding = -1;
+  /// Level of CallbackThreads in which this ends; 0: where it happens to end; kEnding: it is too late to change that.
+  std::atomic<int> callback_level_{0};
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point ended_;
   c10d::WorkResult kind_ = c10d::WorkResult::UNKNOWN;

@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "torch_plugin/process_group/callback_threads.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace {
@@ -46,6 +47,9 @@ PYBIND11_DECLARE_HOLDER_TYPE(T, GilReleasingPtr<T>, true)
 PYBIND11_MODULE(_C, module) {
   using shoal::torch::ProcessGroupShoal;
   using Options = ProcessGroupShoal::Options;
+
+  // Only Python code holds Python's lock when it asks for a future.
+  shoal::torch::callbacks_may_wait = [] { return PyGILState_Check() != 0; };
 
   module.doc() = "The shoal backend of torch.distributed; import shoal, not this.";
 
