@@ -1,11 +1,14 @@
-"""DistributedDataParallel over the backend "shoal" trains as one process does."""
+"""DistributedDataParallel over the backend "shoal" trains as one process does: buckets, unused and sparse gradients, c10d's reducer by
+itself, communication hooks of the user's and of PyTorch's own."""
 import unittest
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import cases
+from process_group_test import check, expect
 from ranks import run_ranks
 
 STEPS = 5
@@ -47,6 +50,157 @@ def train_as_rank(rank, size, options):
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
+class TwoHeads(torch.nn.Module):
+    """The second head's result may be left out of the loss, its parameters out of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.body = torch.nn.Linear(6, 8).double()
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(8, 3).double() for _ in range(2))
+
+    def forward(self, given, both):
+        hidden = self.body(given).relu()
+        return self.heads[0](hidden), self.heads[1](hidden) if both else None
+
+
+def inputs(rank, size, step):
+    """The same rows for any number of ranks: a share of 12."""
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(12, 6, generator=generator, dtype=torch.float64)[12 * rank // size: 12 * (rank + 1) // size]
+
+
+def ignored_output(rank, size):
+    """A result that nobody uses: its head gets no gradient of use, the rest is that of one process."""
+    for both, options in ((True, {"find_unused_parameters": True}), (False, {"find_unused_parameters": True}), (True, {})):
+        model = DistributedDataParallel(TwoHeads(), **options)
+        alone = TwoHeads()
+        for step in range(4):
+            for net, share in ((model, inputs(rank, size, step)), (alone, inputs(0, 1, step))):
+                net.zero_grad()
+                first, second = net(share, both)
+                loss = first.square().mean() + (0 if options or second is None else 0 * second.sum())
+                loss.backward()
+            for found, wanted in zip(model.module.parameters(), alone.parameters()):
+                if wanted.grad is None:  # DDP leaves what no rank has used as it was
+                    check(found.grad is None or not found.grad.any(), "an unused parameter has a gradient")
+                else:
+                    torch.testing.assert_close(found.grad, wanted.grad)
+
+
+def sparse_gradients(rank, size, as_view):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(SEED)
+            self.table = torch.nn.EmbeddingBag(10, 4, sparse=True)
+            self.head = torch.nn.Linear(4, 1)
+
+        def forward(self, words):
+            return self.head(self.table(words))
+
+    words = torch.randint(10, (6 * size, 3), generator=torch.Generator().manual_seed(SEED))
+    model, alone = DistributedDataParallel(Net(), gradient_as_bucket_view=as_view), Net()
+    for _ in range(3):
+        model.zero_grad()
+        alone.zero_grad()
+        model(words[6 * rank: 6 * (rank + 1)]).square().mean().backward()
+        alone(words).square().mean().backward()
+        check(model.module.table.weight.grad.is_sparse, "the table's gradient is sparse")
+        for found, wanted in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(found.grad.to_dense(), wanted.grad.to_dense())
+
+
+def hooks(rank, size):
+    """Hooks that chain callbacks, one that waits in a callback, one that fails, and what may not be a hook."""
+    share = inputs(rank, size, 0)
+    alone = TwoHeads()
+    alone(inputs(0, 1, 0), True)[0].square().mean().backward()
+    world = dist.group.WORLD
+
+    def chained(state, bucket):
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / size).then(lambda done: done.value() * 1)
+
+    def waiting(state, bucket):
+        """Twice the mean, less the mean of what is the mean everywhere: a second call that the first one's callback waits for."""
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+
+        def again(done):
+            mean = done.value()[0] / size
+            whole = dist.all_reduce(mean.clone(), async_op=True).get_future().wait()[0]
+            other = mean.clone()
+            dist.all_reduce(other)  # and one that blocks
+            return 2 * mean - (whole + other) / (2 * size)
+
+        return future.then(again)
+
+    for hook in (chained, waiting, default_hooks.allreduce_hook):
+        model = DistributedDataParallel(TwoHeads())
+        model.register_comm_hook(None, hook)
+        for _ in range(3):
+            model.zero_grad()
+            result = model(share, True)
+            (result[0].square().mean() + 0 * result[1].sum()).backward()
+        for found, wanted in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(found.grad, torch.zeros_like(found) if wanted.grad is None else wanted.grad)
+    expect(RuntimeError, "can only be called once", lambda: model.register_comm_hook(None, chained))
+    expect(TypeError, "must be callable", lambda: DistributedDataParallel(TwoHeads()).register_comm_hook(None, 1))
+
+    def no_future(state, bucket):
+        return bucket.buffer()
+
+    model = DistributedDataParallel(TwoHeads())
+    model.register_comm_hook(None, no_future)
+    expect(RuntimeError, "Future", lambda: model(share, True)[0].sum().backward())
+    dist.barrier(group=world)
+
+
+def compressed(rank, size, backend):
+    """PowerSGD, whose callbacks wait for two further calls in turn: the losses, and the weights at the end."""
+    group = dist.group.WORLD if backend == "shoal" else dist.new_group(backend=backend)
+    torch.manual_seed(SEED)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(24, 24), torch.nn.ReLU(), torch.nn.Linear(24, 4)),
+                                    process_group=group)
+    state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(12):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        given = torch.randn(16, 24, generator=generator)
+        optimizer.zero_grad()
+        loss = (model(given) - given[:, :4]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def reducer(rank, size):
+    """c10d's Reducer by itself: one bucket, and a bucket for each type."""
+    for per_type in (False, True):
+        model = TwoHeads()
+        if per_type:
+            model.heads.float()
+        parameters = list(model.parameters())
+        buckets = [[0, 1], [2, 3, 4, 5]] if per_type else [list(range(6))]
+        driver = dist.Reducer(parameters, buckets, [1 << 20] * len(buckets), dist.group.WORLD)
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for step in range(3):
+            hidden = model.body(inputs(rank, size, step)).relu().to(model.heads[0].weight.dtype)
+            result = model.heads[0](hidden).square().mean() + model.heads[1](hidden).mean()
+            optimizer.zero_grad()
+            driver.prepare_for_backward([result])
+            result.backward()
+            optimizer.step()
+        sums = [parameter.detach().clone() for parameter in parameters]
+        for whole, parameter in zip(sums, parameters):
+            dist.all_reduce(whole)
+            torch.testing.assert_close(whole / size, parameter.detach())
+            check(parameter.grad.abs().sum() > 0, "there was a gradient")
+
+
 class Ddp(unittest.TestCase):
     def check(self, size, **options):
         alone = network()
@@ -71,6 +225,28 @@ class Ddp(unittest.TestCase):
 
     def test_static_graph(self):
         self.check(2, static_graph=True)
+
+    def test_ignored_outputs(self):
+        run_ranks(2, ignored_output)
+
+    def test_sparse_gradients(self):
+        for as_view in (False, True):
+            run_ranks(2, sparse_gradients, as_view)
+
+    def test_reducer(self):
+        run_ranks(3, reducer)
+
+    def test_hooks(self):
+        run_ranks(2, hooks)
+
+    def test_powersgd(self):
+        """Losses like Gloo's, and the same weights on every rank."""
+        ours, theirs = run_ranks(2, compressed, "shoal"), run_ranks(2, compressed, "gloo")
+        for (losses, _), (wanted, _) in zip(ours, theirs):
+            torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted), rtol=1e-3, atol=1e-3)
+            self.assertLess(losses[-1], losses[0])
+        for first, second in zip(ours[0][1], ours[1][1]):
+            torch.testing.assert_close(torch.from_numpy(first), torch.from_numpy(second), rtol=0, atol=0)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import shoal
 from ranks import run_ranks
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 SIZES = (1, 2, 3, 4)
 COUNT = 1237
@@ -65,7 +66,63 @@ def all_reduce_bool(rank, size):
         check(bool((tensor.view(torch.uint8) <= 1).all()), f"bool {op} holds something else than 0 and 1")
 
 
+def reduce_bool(rank, size):
+    given = [torch.arange(4 * size) % (r + 2) == 0 for r in range(size)]
+    whole = torch.stack(given)
+    for op, wanted in (("SUM", whole.any(0)), ("MIN", whole.all(0))):
+        tensor = given[rank].clone()
+        dist.reduce(tensor, dst=size - 1, op=getattr(dist.ReduceOp, op))
+        check(torch.equal(tensor, wanted if rank == size - 1 else given[rank]), f"reduce of bool, {op}")
+        share = torch.zeros(4, dtype=torch.bool)
+        dist.reduce_scatter_tensor(share, given[rank].clone(), op=getattr(dist.ReduceOp, op))
+        check(torch.equal(share, wanted[4 * rank: 4 * rank + 4]), f"reduce_scatter of bool, {op}")
+
+
+def reduce_float8(rank, size):
+    """Small whole numbers, which two bits of fraction hold, and averages rounded once as torch rounds them."""
+    for dtype in FLOAT8:
+        wide = [pattern(r, torch.float32, 5 * size) for r in range(size)]
+        for op in ("SUM", "PRODUCT", "MIN", "MAX", "AVG"):
+            expected = reduced(op, wide).to(torch.float32).to(dtype).float()
+            tensor = wide[rank].to(dtype)
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+            check(tensor.dtype == dtype and torch.equal(tensor.float(), expected), f"all_reduce {op} of {dtype}")
+            tensor = wide[rank].to(dtype)
+            dist.reduce(tensor, dst=0, op=getattr(dist.ReduceOp, op))
+            check(torch.equal(tensor.float(), expected if rank == 0 else wide[rank]), f"reduce {op} of {dtype}")
+            share = torch.zeros(5).to(dtype)
+            dist.reduce_scatter_tensor(share, wide[rank].to(dtype), op=getattr(dist.ReduceOp, op))
+            check(torch.equal(share.float(), expected[5 * rank: 5 * rank + 5]), f"reduce_scatter {op} of {dtype}")
+        # Beyond the largest number: NaN or infinity, as torch's own conversion makes of the sum, and never a number.
+        largest = torch.finfo(dtype).max
+        tensor = torch.full((70,), largest).to(dtype)
+        dist.all_reduce(tensor)
+        wanted = torch.full((70,), size * largest).to(dtype).float()
+        check(torch.equal(tensor.float(), wanted) or bool(tensor.float().isnan().all() and wanted.isnan().all()), f"overflow of {dtype}")
+        tensor = torch.full((3,), float("nan") if rank == 0 else 1.0).to(dtype)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        check(bool(tensor.float().isnan().all()), f"the largest of {dtype} with a NaN is a NaN")
+        expect(ValueError, "not defined on Float8", lambda: dist.all_reduce(tensor, op=dist.ReduceOp.BOR))
+    others = torch.ones(4).to(torch.float8_e4m3fnuz)
+    expect(ValueError, "not defined on Float8_e4m3fnuz", lambda: dist.all_reduce(others))
+    dist.broadcast(others, src=0)  # but any type can be moved
+
+
 def all_reduce_complex(rank, size):
+    for dtype, part in ((torch.complex64, torch.float32), (torch.complex128, torch.float64)):
+        tensor = torch.complex(pattern(rank, part), -pattern(rank, part))
+        group = dist.group.WORLD._get_backend(torch.device("cpu"))
+        average = dist.AllreduceOptions()
+        average.reduceOp = dist.ReduceOp.AVG
+        group.allreduce([tensor], average).wait()
+        mean = sum(pattern(r, part) for r in range(size)) / size
+        check(tensor.dtype == dtype and torch.equal(tensor, torch.complex(mean, -mean)), f"average of {dtype}")
+        dist.reduce(tensor, dst=0)
+        wanted = mean * size if rank == 0 else mean
+        torch.testing.assert_close(tensor, torch.complex(wanted, -wanted))
+        for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+            average.reduceOp = op
+            expect(ValueError, "not defined on Complex", lambda: group.allreduce([tensor], average))
     tensor = torch.complex(pattern(rank, torch.float32), -pattern(rank, torch.float32))
     dist.all_reduce(tensor)
     total = sum(pattern(r, torch.float32) for r in range(size))
@@ -460,6 +517,12 @@ class ProcessGroup(unittest.TestCase):
 
     def test_all_reduce_bool(self):
         self.on_all_sizes(all_reduce_bool)
+
+    def test_reduce_bool(self):
+        self.on_all_sizes(reduce_bool, (1, 3))
+
+    def test_reduce_floats_of_8_bits(self):
+        self.on_all_sizes(reduce_float8)
 
     def test_all_reduce_complex(self):
         self.on_all_sizes(all_reduce_complex, (1, 3))

@@ -1,0 +1,412 @@
+"""What c10d's own tests ask of Gloo, asked of this backend in our words: which calls are refused, how, and what becomes of the group;
+empty tensors; a thousand calls outstanding; groups made by their members alone; DDP's reducer and communication hooks.
+
+Where a call is refused, Gloo is asked the same in the same process: the kind of exception must be the one that it raises."""
+import unittest
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, ReduceScatterOptions
+
+import cases
+import shoal
+from process_group_test import check, expect
+from ranks import run_ranks
+
+STRESS = 1000
+CPU = torch.device("cpu")
+
+
+def backend(group=None):
+    return (group or dist.group.WORLD)._get_backend(CPU)
+
+
+def options(kind, **fields):
+    made = kind()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def rooted(kind, root, tensor=0):
+    made = options(kind, rootRank=root)
+    if tensor:
+        made.rootTensor = tensor
+    return made
+
+
+def bad_calls(rank, size):
+    """(what, words that the message holds, the call on a backend). Every rank makes them all; none may start anything."""
+    one, two = torch.ones(1), torch.ones(2)
+    other = torch.ones(1, dtype=torch.int64)
+    rows = torch.eye(2).to_sparse_csr()
+    meta = torch.ones(1, device="meta")
+    reduce, broadcast, all_reduce = dist.ReduceOptions, dist.BroadcastOptions, dist.AllreduceOptions
+    coalesced = dist.AllreduceCoalescedOptions()
+    calls = []
+
+    def add(what, words, call):
+        calls.append((what, words, call))
+
+    for root in (-1, size):
+        add(f"broadcast from {root}", "invalid root rank", lambda g, r=root: g.broadcast([one], rooted(broadcast, r)))
+        add(f"reduce to {root}", "invalid root rank", lambda g, r=root: g.reduce([one], rooted(reduce, r)))
+        add(f"gather to {root}", "invalid root rank", lambda g, r=root: g.gather([], [one], rooted(dist.GatherOptions, r)))
+        add(f"scatter from {root}", "invalid root rank", lambda g, r=root: g.scatter([one], [], rooted(dist.ScatterOptions, r)))
+    add("broadcast of another tensor", "invalid root tensor", lambda g: g.broadcast([one], rooted(broadcast, 0, 1)))
+    add("reduce of another tensor", "invalid root tensor", lambda g: g.reduce([one], rooted(reduce, 0, 1)))
+
+    add("all_reduce of nothing", "requires non-empty tensor list", lambda g: g.allreduce([], all_reduce()))
+    add("all_reduce of two types", "tensor", lambda g: g.allreduce([one, other], all_reduce()))
+    add("all_reduce of two sizes", "tensor", lambda g: g.allreduce([one, two], all_reduce()))
+    add("coalesced all_reduce of nothing", "requires non-empty tensor list", lambda g: g.allreduce_coalesced([], coalesced))
+    add("coalesced all_reduce of two types", "type", lambda g: g.allreduce_coalesced([one, other], coalesced))
+    add("all_reduce of compressed rows", "", lambda g: g.allreduce([rows], all_reduce()))
+    add("all_reduce on a device of no backend", "", lambda g: g.allreduce([meta], all_reduce()))
+    add("bits of floats", "", lambda g: g.allreduce([one], options(all_reduce, reduceOp=dist.ReduceOp.BAND)))
+
+    add("all_gather of nothing", "tensor list", lambda g: g.allgather([[one] * size], [], AllgatherOptions()))
+    add("all_gather into nothing", "list", lambda g: g.allgather([], [one], AllgatherOptions()))
+    add("all_gather into too few", "list", lambda g: g.allgather([[one] * (size - 1)], [one], AllgatherOptions()))
+    add("all_gather into too many", "list", lambda g: g.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
+    add("all_gather of two types", "invalid tensor type",
+        lambda g: g.allgather([[one] * (size - 1) + [other]], [one], AllgatherOptions()))
+    add("all_gather of two sizes", "invalid tensor size",
+        lambda g: g.allgather([[one] * (size - 1) + [two]], [one], AllgatherOptions()))
+    add("coalesced all_gather of nothing", "requires non-empty input tensor list",
+        lambda g: g.allgather_coalesced([[one]] * size, [], AllgatherOptions()))
+    add("coalesced all_gather into too few lists", "output lists should be equal to world size",
+        lambda g: g.allgather_coalesced([[one]] * (size - 1), [one], AllgatherOptions()))
+    add("coalesced all_gather into too short a list", "invalid output size",
+        lambda g: g.allgather_coalesced([[one]] * (size - 1) + [[]], [one], AllgatherOptions()))
+    add("coalesced all_gather of two types", "invalid tensor type",
+        lambda g: g.allgather_coalesced([[other]] * size, [one], AllgatherOptions()))
+
+    to_this, to_next = rooted(dist.GatherOptions, rank), rooted(dist.GatherOptions, (rank + 1) % size)
+    add("gather of nothing", "tensor list", lambda g: g.gather([], [], rooted(dist.GatherOptions, 0)))
+    add("gather of two", "tensor list", lambda g: g.gather([], [one, one], rooted(dist.GatherOptions, 0)))
+    add("gather at the root into nothing", "output list", lambda g: g.gather([], [one], to_this))
+    add("gather at the root into two lists", "output list", lambda g: g.gather([[one] * size] * 2, [one], to_this))
+    add("gather at the root into too few", "incorrect output list size", lambda g: g.gather([[one] * (size - 1)], [one], to_this))
+    add("gather of two types", "invalid tensor type", lambda g: g.gather([[one] * (size - 1) + [other]], [one], to_this))
+    add("gather of two sizes", "invalid tensor size", lambda g: g.gather([[one] * (size - 1) + [two]], [one], to_this))
+    from_this, from_next = rooted(dist.ScatterOptions, rank), rooted(dist.ScatterOptions, (rank + 1) % size)
+    add("scatter into nothing", "tensor list", lambda g: g.scatter([], [], rooted(dist.ScatterOptions, 0)))
+    add("scatter into two", "tensor list", lambda g: g.scatter([one, one], [], rooted(dist.ScatterOptions, 0)))
+    add("scatter at the root of nothing", "input list", lambda g: g.scatter([one], [], from_this))
+    add("scatter at the root of two lists", "input list", lambda g: g.scatter([one], [[one] * size] * 2, from_this))
+    add("scatter at the root of too many", "incorrect input list size",
+        lambda g: g.scatter([one], [[one] * (size + 1)], from_this))
+    add("scatter of two types", "invalid tensor type", lambda g: g.scatter([one], [[one] * (size - 1) + [other]], from_this))
+    add("scatter of two sizes", "invalid tensor size", lambda g: g.scatter([one], [[one] * (size - 1) + [two]], from_this))
+    if size > 1:
+        add("gather elsewhere with a list", "requires empty output on non-root", lambda g: g.gather([[one] * size], [one], to_next))
+        add("scatter elsewhere with a list", "requires empty input on non-root",
+            lambda g: g.scatter([one], [[one] * size], from_next))
+
+    negative = timedelta(seconds=-1)
+    add("all_to_all of too few", "", lambda g: g.alltoall([one], [one] * (size + 1), AllToAllOptions()))
+    add("splits of another sum", "split", lambda g: g.alltoall_base(one.clone(), one, [2] * size, [1] * size, AllToAllOptions()))
+    add("uneven all_to_all", "", lambda g: g.alltoall_base(torch.ones(2 * size + 1), torch.ones(2 * size + 1), [], [],
+                                                         AllToAllOptions()) if size > 1 else g.allreduce([], all_reduce()))
+    return calls, [("a negative timeout", "not positive", lambda g: g.allreduce([one], options(all_reduce, timeout=negative))),
+                   ("reduce_scatter of too few", "input list size",
+                    lambda g: g.reduce_scatter([one], [[one] * (size + 1)], ReduceScatterOptions())),
+                   ("reduce_scatter of two types", "invalid tensor type",
+                    lambda g: g.reduce_scatter([one], [[one] * (size - 1) + [other]] if size > 1 else [[other]], ReduceScatterOptions())),
+                   ("reduce_scatter_tensor of too many", "same size", lambda g: g._reduce_scatter_base(one, torch.ones(size + 1))),
+                   ("all_gather_into_tensor of too many", "tensor size", lambda g: g._allgather_base(torch.ones(size + 1), one)),
+                   ("send to nobody", "invalid rank", lambda g: g.send([one], size, 0)),
+                   ("send to itself", "this rank itself", lambda g: g.send([one], rank, 0)),
+                   ("recv from nobody", "invalid rank", lambda g: g.recv([one], -2, 0)),
+                   ("send of nothing", "non-empty tensor list", lambda g: g.send([], (rank + 1) % size, 0)),
+                   ("send of two", "single-element", lambda g: g.send([one, one], (rank + 1) % size, 0)),
+                   ("send of compressed rows", "dense", lambda g: g.send([rows], (rank + 1) % size, 0)),
+                   ("broadcast of a sparse tensor", "dense", lambda g: g.broadcast([torch.eye(2).to_sparse()], broadcast())),
+                   ("a negative timeout of the group", "a timeout of", lambda g: g.set_timeout(negative))]
+
+
+def raised(call, group):
+    try:
+        call(group)
+    except Exception as error:  # noqa: BLE001  (its kind is what is asked)
+        return error
+    return None
+
+
+def refusals(rank, size):
+    gloo = backend(dist.new_group(backend="gloo"))
+    asked_of_both, asked_of_shoal = bad_calls(rank, size)
+    wrong = []
+    for what, words, call in asked_of_both + asked_of_shoal:
+        ours = raised(call, backend())
+        if ours is None:
+            wrong.append(f"{what}: no error")
+            continue
+        if not isinstance(ours, ValueError) or words not in str(ours).lower():
+            wrong.append(f"{what}: {type(ours).__name__}, no {words!r} in {ours}")
+    for what, words, call in asked_of_both:
+        theirs = raised(call, gloo)
+        # Gloo takes several tensors a rank, of one size; and some of its checks are internal ones, with RuntimeError.
+        if theirs is not None and not isinstance(theirs, (ValueError, RuntimeError)):
+            wrong.append(f"{what}: Gloo raises {type(theirs).__name__}")
+        if isinstance(theirs, ValueError) and words not in str(theirs).lower():
+            wrong.append(f"{what}: Gloo says {theirs}")
+    check(not wrong, "\n".join(wrong))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    check(torch.equal(tensor, torch.full((3,), float(size))), "the group is as usable as before")
+
+
+def refusals_of_the_front(rank, size):
+    """What torch.distributed itself refuses reaches no backend; what it lets through to a group without this rank, neither."""
+    one = torch.ones(1)
+    pair = dist.new_group([0, 1])
+    if rank == 2:
+        check(dist.get_rank(pair) == -1, "rank 2 is in no pair")
+        before = torch.ones(1)
+        check(dist.all_reduce(before, group=pair) is None and before.item() == 1, "a call on a group without this rank does nothing")
+    else:
+        expect(ValueError, "not part of group", lambda: dist.broadcast(one, src=2, group=pair))
+        dist.barrier(group=pair)
+    mixed = [torch.ones(1)] * (size - 1) + [torch.ones(1).int()]
+    expect(ValueError, "different dtypes", lambda: dist.all_gather(mixed, one))
+    expect(ValueError, "complex tensors", lambda: dist.all_reduce(torch.ones(1, dtype=torch.cfloat), op=dist.ReduceOp.MAX))
+    expect(TypeError, "timeout argument must be of type", lambda: dist.new_group(timeout=-1))
+    expect(ValueError, "not positive", lambda: dist.new_group(timeout=timedelta(seconds=-5)))
+    expect(RuntimeError, "meta", lambda: dist.all_reduce(torch.ones(1, device="meta")))
+    dist.all_reduce(one)
+    check(one.item() == size, "the group is as usable as before")
+    world = dist.group.WORLD
+    dist.destroy_process_group()
+    expect(ValueError, "has not been initialized", lambda: dist.all_reduce(one))
+    expect(RuntimeError, "destroyed", lambda: world._get_backend(CPU).allreduce([one], dist.AllreduceOptions()))
+
+
+def mismatches(rank, size):
+    """Ranks that disagree: an error on each, that names both sides. Each in a group of its own, which it closes; no other."""
+    def tensor(count, dtype=torch.float32):
+        return torch.ones(count, dtype=dtype)
+
+    mine = rank == 0
+    for large in (1, 20_000):
+        more = large + 1
+        n = more if mine else large
+        cases_of = {
+            "all_reduce of other counts": lambda g: dist.all_reduce(tensor(n), group=g),
+            "all_reduce of other types": lambda g: dist.all_reduce(tensor(large, torch.int32 if mine else torch.float32), group=g),
+            "all_reduce with another operation":
+                lambda g: dist.all_reduce(tensor(large), op=dist.ReduceOp.MAX if mine else dist.ReduceOp.SUM, group=g),
+            "broadcast of other counts": lambda g: dist.broadcast(tensor(n), src=0, group=g),
+            "broadcast from another root": lambda g: dist.broadcast(tensor(large), src=0 if mine else 1, group=g),
+            "reduce of other counts": lambda g: dist.reduce(tensor(n), dst=0, group=g),
+            "all_gather of other counts": lambda g: dist.all_gather([tensor(n) for _ in range(size)], tensor(n), group=g),
+            "reduce_scatter of other counts": lambda g: dist.reduce_scatter_tensor(tensor(n), tensor(size * n), group=g),
+            "gather of other counts":
+                lambda g: dist.gather(tensor(n), [tensor(n) for _ in range(size)] if rank == 0 else None, dst=0, group=g),
+            "scatter of other counts":
+                lambda g: dist.scatter(tensor(n), [tensor(n) for _ in range(size)] if rank == 0 else None, src=0, group=g),
+            "another call": lambda g: dist.all_reduce(tensor(large), group=g) if mine else dist.broadcast(tensor(large), 1, group=g),
+            "messages of other counts":
+                lambda g: dist.send(tensor(large), 1, group=g) if mine else dist.recv(tensor(more), 0, group=g),
+        }
+        for what, call in cases_of.items():
+            group = dist.new_group()
+
+            def until_it_shows(call=call, group=group):
+                call(group)
+                dist.barrier(group=group)  # who only sends in a call does not wait for the others
+
+            try:
+                until_it_shows()
+            except dist.DistBackendError as error:
+                text = str(error)
+                check("rank 0" in text and "rank 1" in text, f"{what}, {large}: not both sides in {text}")
+            else:
+                raise AssertionError(f"{what}, {large}: no error")
+    total = tensor(2)
+    dist.all_reduce(total)
+    check(torch.equal(total, torch.full((2,), float(size))), "no other group was closed")
+
+
+def empty(rank, size):
+    nothing = [torch.ones(0, 3) for _ in range(size)]
+    dist.all_reduce(nothing[0])
+    dist.broadcast(nothing[0], src=size - 1)
+    dist.reduce(nothing[0], dst=0)
+    dist.all_gather(nothing, torch.ones(0, 3))
+    dist.all_gather_into_tensor(torch.ones(0, 3), torch.ones(0, 3))
+    dist.reduce_scatter(nothing[0], nothing)
+    dist.reduce_scatter_tensor(torch.ones(0), torch.ones(0))
+    dist.gather(nothing[0], nothing if rank == 0 else None, dst=0)
+    dist.scatter(nothing[0], nothing if rank == 0 else None, src=0)
+    dist.all_to_all_single(torch.ones(0), torch.ones(0))
+    dist.all_to_all(nothing, [torch.ones(0, 3) for _ in range(size)])
+    dist.all_reduce_coalesced([torch.ones(0), torch.ones(2)])
+    if size > 1:
+        works = [dist.isend(torch.ones(0), (rank + 1) % size), dist.irecv(torch.ones(0), (rank - 1) % size)]
+        for work in works:
+            work.wait()
+    check(all(tensor.shape == (0, 3) for tensor in nothing), "shapes are as they were")
+
+
+def outstanding(rank, size):
+    """A thousand calls of each kind on their way at once, waited for in the opposite order."""
+    total = size * (size - 1) / 2
+
+    def each(make, verify):
+        calls = [make(i) for i in range(STRESS)]
+        for i in reversed(range(STRESS)):
+            calls[i][0].wait()
+        for i, (_, result) in enumerate(calls):
+            verify(i, result)
+
+    def started(make, result):
+        return lambda i: (lambda held: (make(i, held), held))(result(i))
+
+    def equal(kind, wanted):
+        def verify(i, result):
+            found = torch.stack(result) if isinstance(result, list) else result
+            expected = torch.as_tensor(wanted(i), dtype=torch.float32)
+            check(torch.equal(found.flatten(), expected.expand_as(found).flatten()), f"{kind} {i}: {found} is not {expected}")
+        return verify
+
+    def column(start):
+        return torch.arange(float(size))[:, None] + start
+
+    each(started(lambda i, t: dist.all_reduce(t, async_op=True), lambda i: torch.full((3,), float(rank + i))),
+         equal("all_reduce", lambda i: total + size * i))
+    each(started(lambda i, t: dist.all_reduce_coalesced([t], async_op=True), lambda i: torch.full((3,), float(rank + i))),
+         equal("coalesced all_reduce", lambda i: total + size * i))
+    each(started(lambda i, t: dist.broadcast(t, src=i % size, async_op=True), lambda i: torch.full((3,), float(rank + i))),
+         equal("broadcast", lambda i: i % size + i))
+    each(started(lambda i, t: dist.reduce(t, dst=i % size, async_op=True), lambda i: torch.full((3,), float(rank + i))),
+         equal("reduce", lambda i: total + size * i if i % size == rank else rank + i))
+    each(started(lambda i, t: dist.all_gather(t, torch.full((2,), float(rank + i)), async_op=True),
+                 lambda i: [torch.zeros(2) for _ in range(size)]), equal("all_gather", column))
+    each(started(lambda i, t: dist.reduce_scatter_tensor(t, torch.full((2 * size,), float(rank + i)), async_op=True),
+                 lambda i: torch.zeros(2)), equal("reduce_scatter", lambda i: total + size * i))
+    each(started(lambda i, t: dist.scatter(t, list(torch.arange(2.0 * size).view(size, 2) + i) if i % size == rank else None,
+                                           src=i % size, async_op=True), lambda i: torch.zeros(2)),
+         equal("scatter", lambda i: torch.tensor([2.0 * rank, 2.0 * rank + 1]) + i))
+    each(started(lambda i, t: dist.all_to_all_single(t, torch.arange(float(size)) + size * rank + i, async_op=True),
+                 lambda i: torch.zeros(size)), equal("all_to_all", lambda i: torch.arange(float(size)) * size + rank + i))
+    gathers = []
+    for i in range(STRESS):
+        parts = [torch.zeros(2) for _ in range(size)] if i % size == rank else None
+        gathers.append((dist.gather(torch.full((2,), float(rank + i)), parts, dst=i % size, async_op=True), parts))
+    for i, (work, parts) in enumerate(gathers):
+        work.wait()
+        if parts is not None:
+            equal("gather", column)(i, parts)
+
+
+def everybody_with_everybody(rank, size):
+    """Sends before receives, of all with all, and only then somebody waits."""
+    works, got = [], {}
+    for peer in range(size):
+        if peer != rank:
+            works.append(dist.isend(torch.full((5,), float(10 * rank + peer)), peer))
+    for peer in range(size):
+        if peer != rank:
+            got[peer] = torch.zeros(5)
+            works.append(dist.irecv(got[peer], peer))
+    for work in works:
+        work.wait()
+    for peer, tensor in got.items():
+        check(torch.equal(tensor, torch.full((5,), float(10 * peer + rank))), f"from {peer}")
+
+
+def barrier_after_calls(rank, size):
+    """Calls that were started before a barrier that has ended are over, here and elsewhere."""
+    tensors = [torch.full((1000,), float(rank)) for _ in range(100)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    dist.barrier()
+    for i in reversed(range(100)):
+        works[i].wait()
+        check(torch.equal(tensors[i], torch.full((1000,), size * (size - 1) / 2)), f"call {i}")
+
+
+def made_by_members(rank, size):
+    """new_group(use_local_synchronization=True): only members call it, and two groups of the same ranks are two."""
+    ranks = [1, 3]
+    if rank in ranks:
+        first = dist.new_group(ranks, use_local_synchronization=True)
+        second = dist.new_group(ranks, use_local_synchronization=True)
+        check(dist.get_process_group_ranks(first) == ranks and first is not second, "two groups")
+        tensors = [torch.full((4,), float(rank)), torch.full((4,), float(10 * rank))]
+        order = (0, 1) if rank == 1 else (1, 0)  # their calls are independent of each other
+        works = [dist.all_reduce(tensors[i], group=(first, second)[i], async_op=True) for i in order]
+        for work in works:
+            work.wait()
+        check([tensor[0].item() for tensor in tensors] == [4, 40], f"sums {tensors}")
+    else:
+        check(dist.new_group(ranks, use_local_synchronization=True) == dist.GroupMember.NON_GROUP_MEMBER, "not a member")
+    dist.barrier()
+
+
+def registered(rank, size):
+    check(dist.is_backend_available("shoal") and dist.Backend.SHOAL == "shoal", "the backend is known")
+    check(dist.get_backend() == "shoal" and dist.get_backend_config() == "cpu:shoal", f"{dist.get_backend_config()}")
+    check(dist.Backend.default_device_backend_map["cpu"] == "gloo", "CPU tensors have Gloo by default as before")
+    shoal.register()  # once more does nothing
+    by_device = dist.new_group(backend="cpu:shoal")
+    check(isinstance(backend(by_device), shoal.ProcessGroupShoal), "named by device")
+    dist.barrier(group=by_device)
+    expect(TypeError, "pg_options must be shoal.Options", lambda: dist.new_group(pg_options=object()))
+
+
+def broadcast_coalesced(rank, size):
+    """c10d's own helper: many tensors of several types in pieces of at most 256 bytes."""
+    def made(r):
+        return [torch.full((n,), r + 1, dtype=dtype) for n in (1, 7, 60, 100) for dtype in (torch.float32, torch.float64, torch.int64)]
+
+    for root in range(size):
+        tensors = made(rank)
+        dist._broadcast_coalesced(dist.group.WORLD, tensors, 256, root)
+        check(all(torch.equal(found, wanted) for found, wanted in zip(tensors, made(root))), f"from {root}")
+
+
+class Refusals(unittest.TestCase):
+    def test_bad_calls_are_refused_as_gloo_refuses_them(self):
+        for size in (1, 2, 3):
+            with self.subTest(ranks=size):
+                run_ranks(size, refusals)
+
+    def test_what_torch_refuses_itself_and_what_follows(self):
+        run_ranks(3, refusals_of_the_front)
+
+    def test_ranks_that_disagree(self):
+        run_ranks(2, mismatches)
+
+
+class Calls(unittest.TestCase):
+    def test_empty_tensors(self):
+        for size in (1, 2, 3):
+            with self.subTest(ranks=size):
+                run_ranks(size, empty)
+
+    def test_a_thousand_outstanding(self):
+        run_ranks(3, outstanding)
+
+    def test_everybody_with_everybody(self):
+        run_ranks(4, everybody_with_everybody)
+
+    def test_barrier_after_calls(self):
+        run_ranks(3, barrier_after_calls)
+
+    def test_broadcast_coalesced(self):
+        run_ranks(2, broadcast_coalesced)
+
+
+class Groups(unittest.TestCase):
+    def test_made_by_their_members(self):
+        run_ranks(4, made_by_members)
+
+    def test_registration(self):
+        run_ranks(2, registered)
+
+
+if __name__ == "__main__":
+    cases.main()
