@@ -137,6 +137,43 @@ def abandoned_block(rank, size):
     check(torch.equal(inside, torch.full((4,), size * size * (size - 1) / 2)), "a block after the abandoned one")
 
 
+def told_of_ends(rank, size):
+    """The completion hook hears of every call, in order, and may make calls itself."""
+    group, world = dist.new_group(), dist.group.WORLD
+    told = []
+
+    def hook(info):
+        if info.seq == 3:
+            dist.barrier(group=group)  # on every rank: it may wait
+        told.append((info.seq, info.op_type, info.active_duration >= timedelta(0), info.time_finished >= info.time_started))
+
+    expect(ValueError, "no hook", world._wait_for_pending_works)
+    backend()._enable_collectives_timing() if hasattr(backend(), "_enable_collectives_timing") else world._enable_collectives_timing()
+    first = backend()._get_sequence_number_for_group()
+    world._register_on_completion_hook(hook)
+    expect(ValueError, "already", lambda: world._register_on_completion_hook(hook))
+    works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
+    dist.broadcast(torch.ones(3), src=0)
+    for work in works:
+        work.wait()
+    world._wait_for_pending_works()
+    check([seq for seq, *_ in told] == list(range(first + 1, first + 22)), f"told of {[seq for seq, *_ in told]}")
+    check(all(measured and ordered for *_, measured, ordered in told), "times make sense")
+    check(str(told[0][1]).endswith("ALLREDUCE") and str(told[20][1]).endswith("BROADCAST"), f"{told[0][1]}, {told[20][1]}")
+
+
+def merged(rank, size):
+    """Two groups that do not know each other become one."""
+    store = dist.distributed_c10d._get_default_store()
+    half = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1], use_local_synchronization=True)
+    if rank >= 2:
+        time.sleep(0.1)
+    whole = half.merge_remote_group(dist.PrefixStore("merged/", store), size, timedelta(seconds=30))
+    tensor = torch.tensor([1.0])
+    whole.allreduce([tensor]).wait()
+    check(whole.size() == size and tensor.item() == size, f"the sum of the new group of {whole.size()}: {tensor.item()}")
+
+
 def barrier_that_names(rank, size, missing, wait_all):
     shoal.monitored_barrier()
     shoal.monitored_barrier(timeout=timedelta(seconds=20))
@@ -190,6 +227,12 @@ class Work(unittest.TestCase):
 
     def test_lazy_views(self):
         run_ranks(2, lazy_views)
+
+    def test_completion_hook(self):
+        run_ranks(2, told_of_ends)
+
+    def test_groups_merge(self):
+        run_ranks(4, merged)
 
     def test_coalesced_calls(self):
         for size in (1, 2, 3):

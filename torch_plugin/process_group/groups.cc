@@ -63,4 +63,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::shrink(const std::vector<st
   return subgroup(store, ranks, options_for(ranks, options));
 }
 
+c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                           const c10::intrusive_ptr<c10d::Backend::Options>& wanted,
+                                                           const int& rank, const int& size) {
+  auto options = options_for({}, wanted);  // the old numbers of the members say nothing about the new group
+  for (int member = 0; member < size; ++member) options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
+  return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, std::move(options));
+}
+
 }  // namespace shoal::torch

@@ -76,8 +76,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
     entry = recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, peer.rank, peer.sending,
                               sequence, call.inputs, call.outputs, options.timeout.value_or(options_->timeout)});
   }
+  const c10d::OpType type = call.type;
   auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
   work->follow(std::move(operation).value(), std::move(entry));
+  if (completion_hook_) completion_hook_->follow(*work, type, sequence);
   if (coalesced_) coalesced_->works.push_back(work);
   return work;
 }
@@ -110,6 +112,17 @@ Tensor ProcessGroupShoal::allocateTensor(long size, at::TensorOptions options) {
   if (!memory.ok()) C10_THROW_ERROR(DistBackendError, "shoal allocate_tensor: " + memory.status().message());
   return at::from_blob(
       *memory, {size}, [](void* piece) { static_cast<void>(mem_free(piece)); }, options);
+}
+
+void ProcessGroupShoal::registerOnCompletionHook(CompletionHook::Function&& hook) {
+  if (completion_hook_) refuse("registerOnCompletionHook", "there is a hook already");
+  onCompletionHook_ = hook;  // what hasHooks() looks at
+  completion_hook_ = std::make_unique<CompletionHook>(std::move(hook));
+}
+
+void ProcessGroupShoal::waitForPendingWorks() {
+  if (!completion_hook_) refuse("waitForPendingWorks", "no hook has been registered");
+  completion_hook_->wait();
 }
 
 void ProcessGroupShoal::abort() {

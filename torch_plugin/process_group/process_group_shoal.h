@@ -15,6 +15,7 @@
 
 #include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/capabilities.h"
+#include "torch_plugin/process_group/completion_hook.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/work_shoal.h"
 
@@ -140,6 +141,12 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags = 0,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& options = nullptr) override;
 
+  /// A group of this one's members and others, `size` in all, that meet at `store`; this rank is number `rank` there. It has links
+  /// of its own. Collective over the new group.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank,
+                                          const int& size) override;
+
   /// A tensor in memory that the ranks of a host share (shoal::mem_alloc): what is reduced there is not copied first. Contents
   /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. Throws c10::ValueError for another device.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT(google-runtime-int): torch's signature
@@ -147,6 +154,14 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Every rank counts its own calls from zero, so there is nothing to agree on.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return calls_; }
+
+  /// Every duration is measured anyhow.
+  void enableCollectivesTiming() override {}
+  /// From now on tells `hook` of every call of this group when it has ended, well or not, one after the other in a thread of its
+  /// own. Before the calls, and once: a second one throws c10::ValueError.
+  void registerOnCompletionHook(CompletionHook::Function&& hook) override;
+  /// Returns when the hook has been told of every call so far. Throws c10::ValueError where there is no hook.
+  void waitForPendingWorks() override;
 
   /// Fails what is in flight, here and on every other rank, and every later call.
   void abort() override;
@@ -206,6 +221,7 @@ class ProcessGroupShoal final : public c10d::Backend {
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
   };
   std::unique_ptr<Coalesced> coalesced_;  ///< while coalescing
+  std::unique_ptr<const CompletionHook> completion_hook_;
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
 };
