@@ -1,5 +1,6 @@
 // Groups on real processes: splits, overlapping groups in flight at once, destruction in any order, errors that stay inside.
 #include <gmock/gmock.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -209,18 +210,33 @@ std::size_t open_descriptors() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
+/// Bytes that this process has from malloc; zero under sanitizers, which do not count them so.
+std::size_t heap_bytes() {
+  const auto all = ::mallinfo2();
+  return all.uordblks + all.hblkhd;
+}
+
+std::size_t threads() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
 TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
   expect_ranks(3, over(GetParam()), [](Communicator& c) -> std::string {
     if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     const std::size_t descriptors = open_descriptors();
     const std::size_t memory = c.memory_bytes();
+    const std::size_t heap = heap_bytes();
     std::vector<std::unique_ptr<Communicator>> groups;
     for (int k = 0; k < 64; ++k) {
       auto group = c.split(0, k % 2 == 0 ? c.rank() : -c.rank());
       if (!group.ok()) return group.status().to_string();
       groups.push_back(std::move(*group));
     }
+    const std::size_t made = heap_bytes() - heap;
     std::vector<std::vector<std::int32_t>> buffers(64, std::vector<std::int32_t>(5000, c.rank() + 1));
+    const std::size_t heap_between = heap_bytes();
+    const std::size_t threads_between = threads();
     std::vector<Work> works;
     for (std::size_t k = 0; k < 64; ++k) {
       const std::size_t g = c.rank() == 1 ? 63 - k : k;
@@ -234,6 +250,15 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     for (const auto& buffer : buffers) {
       if (std::count(buffer.begin(), buffer.end(), 6) != 5000) return "wrong sum";
     }
+    works.clear();
+    const std::size_t used = heap_bytes() - heap_between;
+    if (c.rank() == 0)
+      fmt::print("64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each, no descriptor, no thread\n", GetParam(),
+                 made >> 10, used >> 10);
+    // Those of a call each hold a Plan and an Operation, and scratch memory that the next call of any group uses.
+    if (made > 64 * (std::size_t{32} << 10)) return fmt::format("64 groups hold {} bytes", made);
+    if (used > 64 * (std::size_t{64} << 10)) return fmt::format("64 groups hold {} bytes more after a call each", used);
+    if (threads() > threads_between + 1) return fmt::format("{} threads became {}", threads_between, threads());
     if (open_descriptors() != descriptors) return fmt::format("{} descriptors became {}", descriptors, open_descriptors());
     if (c.memory_bytes() != memory) return fmt::format("{} bytes became {}", memory, c.memory_bytes());
     std::size_t of_groups = 0;
