@@ -129,7 +129,8 @@ void Executor::run(Operation* operation) {
 }
 
 std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
-  if (!plan.one_shot_window || plan.meter != nullptr || !window_calls_.available() || CallGroup::open() ||
+  const bool alone = plan.ranks == 1;
+  if ((!alone && (!plan.one_shot_window || !window_calls_.available())) || plan.meter != nullptr || CallGroup::open() ||
       !mesh_->try_take_seat())
     return std::nullopt;
   std::uint64_t sequence = next_start_;
@@ -140,6 +141,14 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   }
   ledger_.start(sequence, plan.signature);
   ++next_start_;
+  if (alone) {  // every call is a copy, and a broadcast not even that
+    if (input != nullptr && input != output) {
+      mesh_->device().copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
+                           plan.key.collective.message_bytes(1));
+    }
+    mesh_->leave_seat();
+    return Status();
+  }
   const auto attempt = window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
   if (attempt == WindowCalls::Attempt::ended) {
     ledger_.end();

@@ -65,8 +65,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void post(internal::Operation* operation);
   /// Starts `operation` and returns when it is done.
   void run(internal::Operation* operation);
-  /// run() without an Operation, for a small call over windows while nothing else is in flight. Its outcome; nothing where it
-  /// cannot be done so, and then nothing has been done. `plan` is cached.
+  /// run() without an Operation, for a small call over windows, or one of a single rank, while nothing else is in flight. Its
+  /// outcome; nothing where it cannot be done so, and then nothing has been done. `plan` is cached.
   std::optional<Status> try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output);
   /// Blocks until `operation` is done or `deadline`; drives if nobody does.
   void wait(internal::Operation* operation, std::chrono::steady_clock::time_point deadline);
