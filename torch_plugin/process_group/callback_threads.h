@@ -1,7 +1,6 @@
 // Where callbacks of futures run that may wait for other calls.
 #pragma once
 
-#include <atomic>
 #include <functional>
 
 namespace shoal::torch {
@@ -19,9 +18,5 @@ class CallbackThreads {
   /// The level of the calling thread; 0 for every thread that is not one of these.
   [[nodiscard]] static int own_level() noexcept;
 };
-
-/// Whether callbacks that the calling thread may be about to attach to a future may wait. Null: no. The Python module sets it:
-/// what Python code attaches may, what torch's C++ code attaches does not.
-inline std::atomic<bool (*)()> callbacks_may_wait{nullptr};
 
 }  // namespace shoal::torch

@@ -45,15 +45,11 @@ void WorkBase::mark(const std::exception_ptr& failure) {
   finish(failure);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> WorkBase::getFuture() {
-  const auto may_wait = callbacks_may_wait.load(std::memory_order_relaxed);
-  if (may_wait != nullptr && may_wait()) {
-    int level = 0;
-    callback_level_.compare_exchange_strong(level, CallbackThreads::own_level() + 1);
-    // It is just ending elsewhere: callbacks attached before it is marked would run there.
-    while (level == kEnding && !future_->completed()) std::this_thread::yield();
-  }
-  return future_;
+void WorkBase::let_callbacks_wait() {
+  int level = 0;
+  callback_level_.compare_exchange_strong(level, CallbackThreads::own_level() + 1);
+  // It is just ending elsewhere: callbacks attached before it is marked would run there.
+  while (level == kEnding && !future_->completed()) std::this_thread::yield();
 }
 
 bool WorkBase::isSuccess() const {

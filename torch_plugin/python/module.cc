@@ -4,7 +4,6 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "torch_plugin/process_group/callback_threads.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace {
@@ -44,12 +43,31 @@ class GilReleasingPtr {
 
 PYBIND11_DECLARE_HOLDER_TYPE(T, GilReleasingPtr<T>, true)
 
+namespace {
+
+/// What Python sees of a work: c10d's class, but the callbacks that it attaches to the future may wait for other calls.
+template <typename T>
+void define_work(py::module_& module, const char* name) {
+  const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Work");
+  py::class_<T, GilReleasingPtr<T>>(module, name, base, "A torch.distributed.Work of the shoal backend.")
+      .def(
+          "get_future",
+          [future_of = base.attr("get_future")](const py::object& self) {
+            {
+              T& work = self.cast<T&>();
+              const py::gil_scoped_release unlocked;
+              work.let_callbacks_wait();
+            }
+            return future_of(self);
+          },
+          "A torch.futures.Future of the result. Its callbacks may wait for other calls.");
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_C, module) {
   using shoal::torch::ProcessGroupShoal;
   using Options = ProcessGroupShoal::Options;
-
-  // Only Python code holds Python's lock when it asks for a future.
-  shoal::torch::callbacks_may_wait = [] { return PyGILState_Check() != 0; };
 
   module.doc() = "The shoal backend of torch.distributed; import shoal, not this.";
 
@@ -62,6 +80,9 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "is_open", [](ProcessGroupShoal& self) { return self.getError() == c10d::ErrorType::SUCCESS; },
           "Whether nothing has failed or aborted the group yet.");
+
+  define_work<shoal::torch::WorkShoal>(module, "Work");
+  define_work<shoal::torch::WorkTogether>(module, "CoalescedWork");
 
   py::class_<Options, c10::intrusive_ptr<Options>>(
       module, "Options", py::module_::import("torch._C._distributed_c10d").attr("Backend").attr("Options"),
