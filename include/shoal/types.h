@@ -12,9 +12,10 @@ namespace shoal {
 
 /// Element types. The numbers are part of the C API (shoal.h) and of the wire format; append only.
 ///
-/// The floats of 8 bits are those of the Open Compute Project's "OFP8" specification, named as in torch. float8_e4m3fn has 3 bits
-/// of fraction, values up to 448 and no infinity: a result beyond 464 becomes NaN. float8_e5m2 has 2 bits of fraction and values
-/// up to 57344: a result of 61440 or more becomes infinity. Nothing is clamped to the largest value, so that an overflow shows.
+/// The floats of 8 bits are those of the Open Compute Project's "OFP8" specification, named as in torch. float8_e4m3fn has 3
+/// bits of fraction, values up to 448 and no infinity: a result beyond 464 becomes NaN. float8_e5m2 has 2 bits of fraction and
+/// values up to 57344: a result of 61440 or more becomes infinity. Nothing is clamped to the largest value, so that an overflow
+/// shows.
 enum class DataType : std::uint8_t {
   float32 = 0,
   float64 = 1,

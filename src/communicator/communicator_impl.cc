@@ -48,10 +48,11 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
 }  // namespace
 
 Status waits_in_callback(std::string_view call) {
-  return {StatusCode::invalid_argument,
-          fmt::format("{}: a callback of on_completion must not wait: its thread is the one that moves data; make the call with "
-                      "_async, or from another thread",
-                      call)};
+  return {
+      StatusCode::invalid_argument,
+      fmt::format("{}: a callback of on_completion must not wait: its thread is the one that moves data; make the call with "
+                  "_async, or from another thread",
+                  call)};
 }
 
 CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)

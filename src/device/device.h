@@ -24,15 +24,15 @@ class Device {
   /// target[i] = operands[0][i] op operands[1][i] op ..., folded in the order of `operands`, for i < count.
   ///
   /// `target` may be equal to any operand, but not overlap one otherwise. One or more operands (one: a copy).
-  /// Floats of 16 and of 8 bits accumulate in float32 with one rounding at the end, to nearest even; other types fold in their own type, integers
-  /// wrap. `avg` folds as sum; reduce_average() makes its last fold. Buffers need no alignment beyond that of a byte. `min` and
-  /// `max` of floats follow IEEE 754-2019 `minimum` and `maximum`: a NaN in any operand makes the result NaN, and -0 lies below
-  /// +0. Precondition: supports(type, op).
+  /// Floats of 16 and of 8 bits accumulate in float32 with one rounding at the end, to nearest even; other types fold in their
+  /// own type, integers wrap. `avg` folds as sum; reduce_average() makes its last fold. Buffers need no alignment beyond that
+  /// of a byte. `min` and `max` of floats follow IEEE 754-2019 `minimum` and `maximum`: a NaN in any operand makes the result
+  /// NaN, and -0 lies below +0. Precondition: supports(type, op).
   virtual void reduce(std::byte* target, std::span<const std::byte* const> operands, std::size_t count, DataType type,
                       ReduceOp op) const = 0;
 
-  /// target[i] = (operands folded with sum)[i] / divisor: the last fold of an `avg`, with one rounding for floats of 16 and 8 bits.
-  /// Integers divide towards zero.
+  /// target[i] = (operands folded with sum)[i] / divisor: the last fold of an `avg`, with one rounding for floats of 16 and 8
+  /// bits. Integers divide towards zero.
   virtual void reduce_average(std::byte* target, std::span<const std::byte* const> operands, std::size_t count, DataType type,
                               int divisor) const = 0;
 

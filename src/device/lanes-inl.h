@@ -210,8 +210,7 @@ struct Lanes<portable::Float8<kFractionBits, kFirstSpecial>> : Lanes<float> {
     const auto last = hn::And(hn::ShiftRight<N::kShift>(magnitude), set(1));
     const auto below_half = set((1U << (N::kShift - 1)) - 1U - N::kRebias);
     const auto normal = hn::ShiftRight<N::kShift>(hn::Add(magnitude, hn::Add(below_half, last)));
-    const auto rounded =
-        hn::IfThenElse(hn::Lt(magnitude, set(N::kSmallestNormal)), tiny, hn::Min(normal, set(kFirstSpecial)));
+    const auto rounded = hn::IfThenElse(hn::Lt(magnitude, set(N::kSmallestNormal)), tiny, hn::Min(normal, set(kFirstSpecial)));
     const auto result = hn::IfThenElse(hn::Gt(magnitude, set(0x7F800000U)), set(N::kNan), rounded);
     const auto signed_result = hn::Or(result, hn::And(hn::ShiftRight<24>(bits), set(0x80)));
     store_bytes(Stored(), hn::DemoteTo(Stored(), hn::BitCast(I(), signed_result)), to);

@@ -73,8 +73,8 @@ class Operation {
   /// Sleeps until done() or `deadline`.
   void sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
   Status set_callback(std::function<void(const Status&)> callback);
-  /// Whether this thread is in a callback of an Operation that it has just ended. It has the driver's seat then, so nothing that
-  /// it waited for would go on.
+  /// Whether this thread is in a callback of an Operation that it has just ended. It has the driver's seat then, so nothing
+  /// that it waited for would go on.
   [[nodiscard]] static bool in_callback() noexcept { return callbacks_ != 0; }
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
   [[nodiscard]] const std::shared_ptr<Executor>& executor() const noexcept { return executor_; }

@@ -22,6 +22,7 @@
 #include "src/engine/cores.h"
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
+#include "src/selector/selector.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -317,6 +318,33 @@ void run_seed(std::uint64_t seed) {
     }
   });
   EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 15) << "seed " << seed << " ended at its deadline";
+}
+
+// What a group runs is chosen for its own shape, however the whole job lies.
+TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
+  Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2)};  // ranks 0 and 1 on the first node, and so on
+  const Collective large{CollectiveKind::all_reduce, 16 << 20, DataType::float32, ReduceOp::sum, 0};
+  struct Case {
+    std::vector<int> members;
+    std::vector<int> node_of_rank;
+    bool hierarchical;
+  };
+  for (const auto& [members, node_of_rank, hierarchical] : {Case{{4, 5}, {0, 0}, false},                   // on one node
+                                                            Case{{0, 3, 4, 7}, {0, 1, 2, 3}, false},       // one on each
+                                                            Case{{0, 1, 2, 3}, {0, 0, 1, 1}, true},        // even
+                                                            Case{{0, 1, 2, 6, 7}, {0, 0, 1, 2, 2}, true},  // ragged
+                                                            Case{{7, 2, 6, 3}, {0, 1, 0, 1}, true}}) {     // in any order
+    job.rank = members.front();
+    const Group group = job.subset(members, 0);
+    EXPECT_EQ(group.rank, 0);
+    EXPECT_EQ(group.topology.node_of_rank, node_of_rank);
+    const auto choice = select(group.topology, large);
+    ASSERT_TRUE(choice.ok());
+    EXPECT_EQ(choice->algorithm->name.starts_with("hierarchical"), hierarchical) << group.topology.shape();
+    Topology same = Topology::uniform(1, 1);
+    same.node_of_rank = node_of_rank;
+    EXPECT_EQ(choice->algorithm, select(same, large)->algorithm) << group.topology.shape();
+  }
 }
 
 TEST(Groups, EverySeedEndsRight) {

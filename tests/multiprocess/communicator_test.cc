@@ -144,7 +144,8 @@ TEST(Communicator, CallbacksMayStartCallsButNotWait) {
       auto work = c.all_reduce_async(&value, &value, 1, DataType::int32, ReduceOp::sum);
       if (!work.ok()) return work.status().to_string();
       const auto refused = [&](const char* what, const Status& status) {
-        if (status.code() == StatusCode::invalid_argument && status.message().find("must not wait") != std::string::npos) return;
+        if (status.code() == StatusCode::invalid_argument && status.message().find("must not wait") != std::string::npos)
+          return;
         wrong += fmt::format("{}: {}; ", what, status.to_string());
       };
       const auto callback = [&](const Status& status) {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -254,7 +254,8 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     works.clear();
     const std::size_t used = heap_bytes() - heap_between;
     if (c.rank() == 0) {
-      fmt::print("64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each\n", GetParam(), made >> 10, used >> 10);
+      fmt::print("64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each\n", GetParam(), made >> 10,
+                 used >> 10);
       std::fflush(stdout);  // the process ends without doing so
     }
     // Those of a call each hold a Plan and an Operation, and scratch memory that the next call of any group uses.

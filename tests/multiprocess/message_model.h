@@ -88,7 +88,8 @@ class MessagePart {
       }
     }
     if (rank_ != messages_.receiver) return {};
-    std::vector<int> received(1 + static_cast<std::size_t>(*std::max_element(messages_.senders.begin(), messages_.senders.end())));
+    std::vector<int> received(1 +
+                              static_cast<std::size_t>(*std::max_element(messages_.senders.begin(), messages_.senders.end())));
     std::vector<int> wanted = received;
     for (const int sender : messages_.senders) ++wanted[static_cast<std::size_t>(sender)];
     for (std::size_t k = 0; k < messages_.senders.size(); ++k) {

@@ -1,6 +1,6 @@
 // Random sequences of collectives and messages on a communicator and on groups of it, in flight together, some between
-// group_begin and group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and on real
-// processes.
+// group_begin and group_end, against the model of call_model.h: on threads of this process, which the sanitizers see into, and
+// on real processes.
 //
 // SHOAL_TEST_SEED=n runs the one sequence n on every group of ranks; SHOAL_TEST_SEEDS=n changes how many run in all.
 #include <gtest/gtest.h>

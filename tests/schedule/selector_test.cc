@@ -125,28 +125,6 @@ TEST(Selector, ChoosesWhatTheMachineCallsFor) {
             "dissemination");
 }
 
-TEST(Selector, ChoosesForAGroupAsForAJobOfItsShape) {
-  const Topology job = Topology::uniform(4, 2);  // ranks 0 and 1 on the first node, and so on
-  struct Case {
-    std::vector<int> members;
-    std::vector<int> nodes;
-    std::string_view algorithm;
-  };
-  for (const auto& [members, nodes, algorithm] : {Case{{4, 5}, {2}, "direct"},                          // on one node
-                                                  Case{{0, 3, 4, 7}, {1, 1, 1, 1}, "ring"},             // one on each node
-                                                  Case{{0, 1, 2, 3}, {2, 2}, "hierarchical"},           // even
-                                                  Case{{0, 1, 2, 6, 7}, {2, 1, 2}, "hierarchical"}}) {  // ragged
-    const Topology group = job.restricted_to(members);
-    EXPECT_EQ(group.node_of_rank, Topology::ragged(nodes).node_of_rank);
-    EXPECT_EQ(chosen(group, all_reduce(64 << 20)), algorithm) << group.shape();
-    EXPECT_EQ(chosen(group, all_reduce(64 << 20)), chosen(Topology::ragged(nodes), all_reduce(64 << 20)));
-  }
-  // In whatever order the members are named: their nodes are found again.
-  const Topology turned = job.restricted_to(std::vector<int>{7, 2, 6, 3});
-  EXPECT_EQ(turned.node_of_rank, (std::vector<int>{0, 1, 0, 1}));
-  EXPECT_EQ(chosen(turned, all_reduce(64 << 20)), "hierarchical");
-}
-
 TEST(Selector, AlwaysFindsSomething) {
   for (const int ranks : testing::rank_counts()) {
     for (const Topology& topology : testing::topologies(ranks)) {

@@ -130,7 +130,7 @@ static void check_bad_calls(shoal_comm_t comm) {
   CHECK_FAILS(shoal_all_reduce(comm, NULL, &value, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
   CHECK_FAILS(shoal_all_reduce(comm, &value, NULL, 1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "null");
   CHECK_FAILS(shoal_all_reduce(comm, &value, &value, (size_t)-1, SHOAL_FLOAT32, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "count");
-  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, 12, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "unknown data type");
+  CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, 14, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "unknown data type");
   CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, 256, SHOAL_SUM), SHOAL_INVALID_ARGUMENT, "unknown data type");
   CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, -1), SHOAL_INVALID_ARGUMENT, "unknown operation");
   CHECK_FAILS(shoal_all_reduce(comm, &value, &value, 1, SHOAL_FLOAT32, SHOAL_BXOR), SHOAL_INVALID_ARGUMENT, "bxor");

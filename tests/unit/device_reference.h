@@ -39,8 +39,8 @@ struct Small {
     if (unsigned_bits == kEnd) return sign * std::numeric_limits<double>::infinity();
     return sign * magnitude(unsigned_bits);
   }
-  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the number that the next pattern would
-  /// be stands for infinity, or for NaN where there is no infinity.
+  /// The nearest of all values of the format, the even one of two. Beyond the largest one, the number that the next pattern
+  /// would be stands for infinity, or for NaN where there is no infinity.
   static Small encode(double value) {
     if (std::isnan(value)) return {kUnsigned};
     const Bits sign = std::signbit(value) ? kSign : Bits{0};

@@ -282,16 +282,16 @@ TEST_P(HostDevice, ShowsOverflowOf8Bits) {
     return int{result};
   };
   // float8_e4m3fn: 448 = 0x7E, 16 = 0x58, 18 = 0x59, NaN = 0x7F.
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x58}), 0x7E);              // 464 is a tie: the even 448
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x59}), 0x7F);              // 466 is nearer to the 480 that is not there
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0xFE, 0xFE}), 0xFF);              // the NaN keeps the sign
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x7E, 0xFE}), 0x7E);        // not between operands
-  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x38, 0x18, 0x18}), 0x39);        // 1 + 1/16 + 1/16: rounded once
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x58}), 0x7E);        // 464 is a tie: the even 448
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x59}), 0x7F);        // 466 is nearer to the 480 that is not there
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0xFE, 0xFE}), 0xFF);        // the NaN keeps the sign
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x7E, 0x7E, 0xFE}), 0x7E);  // not between operands
+  EXPECT_EQ(sum(DataType::float8_e4m3fn, {0x38, 0x18, 0x18}), 0x39);  // 1 + 1/16 + 1/16: rounded once
   // float8_e5m2: 57344 = 0x7B, 4096 = 0x6C, 3584 = 0x6B, infinity = 0x7C.
   EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6B}), 0x7B);
-  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6C}), 0x7C);                // 61440 is a tie: the even infinity
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7B, 0x6C}), 0x7C);  // 61440 is a tie: the even infinity
   EXPECT_EQ(sum(DataType::float8_e5m2, {0xFB, 0xFB}), 0xFC);
-  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7C, 0xFC}) & 0x7F, 0x7F);         // infinity - infinity
+  EXPECT_EQ(sum(DataType::float8_e5m2, {0x7C, 0xFC}) & 0x7F, 0x7F);  // infinity - infinity
 }
 
 /// Rounding is to nearest even and happens once: big + small + small is not (big + small) rounded, + small rounded.

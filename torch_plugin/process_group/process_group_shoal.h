@@ -141,8 +141,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags = 0,
                                            const c10::intrusive_ptr<c10d::Backend::Options>& options = nullptr) override;
 
-  /// A group of this one's members and others, `size` in all, that meet at `store`; this rank is number `rank` there. It has links
-  /// of its own. Collective over the new group.
+  /// A group of this one's members and others, `size` in all, that meet at `store`; this rank is number `rank` there. It has
+  /// links of its own. Collective over the new group.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank,
                                           const int& size) override;
@@ -157,8 +157,8 @@ class ProcessGroupShoal final : public c10d::Backend {
 
   /// Every duration is measured anyhow.
   void enableCollectivesTiming() override {}
-  /// From now on tells `hook` of every call of this group when it has ended, well or not, one after the other in a thread of its
-  /// own. Before the calls, and once: a second one throws c10::ValueError.
+  /// From now on tells `hook` of every call of this group when it has ended, well or not, one after the other in a thread of
+  /// its own. Before the calls, and once: a second one throws c10::ValueError.
   void registerOnCompletionHook(CompletionHook::Function&& hook) override;
   /// Returns when the hook has been told of every call so far. Throws c10::ValueError where there is no hook.
   void waitForPendingWorks() override;

@@ -20,8 +20,8 @@ namespace shoal::torch {
 /// What every work of this backend has: a future that can be used before the end, a duration, an order of ending.
 ///
 /// It ends in this order: the future is marked, waiters wake. No lock of this class is held while user code (callbacks of the
-/// future) runs. It runs in shoal's thread and must not wait there, unless let_callbacks_wait() has been called. Thread rule: every
-/// method may be called from any thread.
+/// future) runs. It runs in shoal's thread and must not wait there, unless let_callbacks_wait() has been called. Thread rule:
+/// every method may be called from any thread.
 class WorkBase : public c10d::Work {
  public:
   WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
@@ -31,7 +31,8 @@ class WorkBase : public c10d::Work {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   /// Callbacks that are attached to the future from now on may wait: they run in one of CallbackThreads, or at once where this
-  /// has ended already. The Python module calls it for who asks for a future; torch's C++ code, as DDP's reducer, attaches none.
+  /// has ended already. The Python module calls it for who asks for a future; torch's C++ code, as DDP's reducer, attaches
+  /// none.
   void let_callbacks_wait();
   /// A future of the number of a c10d::WorkResult; it never fails.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
