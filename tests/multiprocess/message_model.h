@@ -32,8 +32,8 @@ struct ModelMessages {
   }
 };
 
-/// Messages that make sense among `ranks` ranks. Those that are received from anybody need a tag of their own, above
-/// kDirectTags.
+/// Messages that make sense among `ranks` ranks. Those that are received from anybody have a tag of their own, beyond the
+/// kDirectTags of the others: `own_tag` is one that no other call of the job has.
 inline constexpr int kDirectTags = 3;
 inline ModelMessages random_messages(std::mt19937_64& random, int ranks, std::size_t max_count, int own_tag) {
   const auto pick = [&](std::uint64_t low, std::uint64_t high) { return low + random() % (high - low + 1); };
