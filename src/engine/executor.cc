@@ -146,6 +146,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
       mesh_->device().copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
                            plan.key.collective.message_bytes(1));
     }
+    ledger_.end();
     mesh_->leave_seat();
     return Status();
   }

@@ -184,12 +184,17 @@ bool WindowCalls::take_all(const Contribution& mine, Advance& result) {
       continue;
     }
     const std::span<std::byte> theirs = windows_[take.rank];
-    if (!has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.plan.signature, result)) {
-      // In another call, which takes no such slot?
+    const auto come = [&] {
+      return has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.plan.signature, result);
+    };
+    if (!come()) {
+      // In another call, which takes no such slot? Or has it come and gone on to that since we looked?
       const MeetingSlot& other = meeting_slot(theirs, meetings_);
-      if (result.odd_rank < 0 && other.entered.load(std::memory_order_acquire) >= mine.flag)
-        result.set_odd(take.rank, other.signature, mine.flag, mine.plan.signature);
-      return false;
+      if (result.odd_rank >= 0 || other.entered.load(std::memory_order_acquire) < mine.flag) return false;
+      if (!come()) {
+        if (result.odd_rank < 0) result.set_odd(take.rank, other.signature, mine.flag, mine.plan.signature);
+        return false;
+      }
     }
     operands_[i] = one_shot_data(theirs, room_, one_shots_, part.place) + take.offset_bytes;
   }
@@ -315,7 +320,9 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
     const std::uint64_t seen = theirs.entered.load(std::memory_order_acquire);
     if (seen < flag) {
       const OneShotSlot& other = one_shot_slot(windows_[r], one_shots_);
-      if (other.flag.load(std::memory_order_acquire) >= flag) result.set_odd(r, other.signature.load(), flag, ours);
+      // In another call? Or has it entered and gone on to that since we looked?
+      if (other.flag.load(std::memory_order_acquire) >= flag && theirs.entered.load(std::memory_order_acquire) < flag)
+        result.set_odd(r, other.signature.load(), flag, ours);
       all = false;
       continue;
     }

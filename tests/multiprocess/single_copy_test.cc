@@ -162,6 +162,27 @@ TEST_P(SingleCopy, IsSwitchedOffByASetting) {
   ::unsetenv("SHOAL_SINGLE_COPY");
 }
 
+// Whoever looks for a peer in one call may find it in the next one: it has come and gone on between two looks.
+TEST_P(SingleCopy, SmallCallsAndMovesAreNotTakenForEachOther) {
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    constexpr std::size_t kCount = 6'000;
+    std::vector<std::uint64_t> all(static_cast<std::size_t>(c.size()));
+    std::vector<std::uint64_t> large(kCount);
+    for (std::uint64_t round = 0; round < 3'000; ++round) {
+      const std::uint64_t mine = round + static_cast<std::uint64_t>(c.rank());
+      if (Status status = c.all_gather(&mine, all.data(), 1, DataType::uint64); !status.ok())
+        return fmt::format("round {}: {}", round, status.to_string());
+      const int root = static_cast<int>(round % all.size());
+      if (c.rank() == root) large.assign(kCount, round);
+      if (Status status = c.broadcast(large.data(), kCount, DataType::uint64, root); !status.ok())
+        return fmt::format("round {}: {}", round, status.to_string());
+      if (all.back() != round + all.size() - 1 || large.front() != round || large.back() != round)
+        return fmt::format("round {}: wrong result", round);
+    }
+    return "";
+  });
+}
+
 // Memory from mem_alloc on some ranks, ordinary memory on others.
 TEST_P(SingleCopy, ServesMixturesOfMemory) {
   SKIP_UNLESS_PERMITTED();
