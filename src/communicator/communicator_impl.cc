@@ -152,7 +152,10 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   if (timeout.count() <= 0) return invalid(fmt::format("a timeout of {} ms is not positive", timeout.count()));
   const auto deadline = Clock::now() + timeout;
   // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
-  // and comes to the group in which the others wait.
+  // and comes to the group in which the others wait. Who has only been told that a group failed tries the same one again, and
+  // hears of the death there.
+  constexpr int kSameAgain = 3;
+  int same = 0;
   for (std::vector<int> tried;;) {
     std::vector<int> members = executor_->present();  // ranks of the job
     std::erase_if(members, [&](int job_rank) {
@@ -170,7 +173,8 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
         std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
     Status met = left->run(left->barrier_call(), patience);
     if (met.ok()) return left;
-    if (Clock::now() >= deadline || members == tried)
+    same = members == tried ? same + 1 : 0;
+    if (Clock::now() >= deadline || same == kSameAgain)
       return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
     tried = std::move(members);
   }

@@ -131,7 +131,10 @@ std::vector<int> Mesh::present() {
   std::vector<int> ranks;
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    if (!gone_[at] && dead_[at].ok()) ranks.push_back(rank);
+    // A broken link may be heard of before the death that broke it.
+    const Wire* wire = wire_to(rank);
+    const bool connected = wire == nullptr || wire->link->status().ok();
+    if (!gone_[at] && dead_[at].ok() && connected) ranks.push_back(rank);
   }
   leave_seat();
   return ranks;

@@ -115,22 +115,25 @@ class Train(unittest.TestCase):
             file.write(b"\x1f\x8b\x08\x00")
         self.refused("train-images-idx3-ubyte.gz", "--dataset", "fashion_mnist", "--data", self.folder.name)
 
-    def trained(self, *arguments, ranks=1):
-        done = train(*arguments, *SMALL, ranks=ranks)
+    def trained(self, *arguments, ranks=1, environment=None):
+        done = train(*arguments, *SMALL, ranks=ranks, environment=environment)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done
 
     def test_a_resumed_training_has_the_same_bits(self):
+        # Else an algorithm may be chosen in the second run that adds in another order: the links are measured anew.
+        same_bits = {"SHOAL_NUMERICS": "repeatable"}
         cases_of = ((1, "shoal", ["--optimizer", "adadelta", "--schedule", "cosine"]),
                     (2, "shoal,gloo", ["--optimizer", "adam", "--schedule", "step", "--epochs", "3"]),
                     (3, "shoal", ["--optimizer", "sgd"]))
         for ranks, backends, more in cases_of:
             with self.subTest(ranks=ranks):
-                options = ["--backend", backends, *more]
-                self.trained(*options, "--steps", "5", "--json", self.path("whole.json"), "--checkpoint", self.path("whole.pt"), ranks=ranks)
-                self.trained(*options, "--steps", "3", "--checkpoint", self.path("half.pt"), ranks=ranks)
-                self.trained(*options, "--steps", "5", "--json", self.path("rest.json"), "--checkpoint", self.path("rest.pt"),
-                             "--resume", self.path("half.pt"), ranks=ranks)
+                def trained(*options):
+                    self.trained("--backend", backends, *more, *options, ranks=ranks, environment=same_bits)
+                trained("--steps", "5", "--json", self.path("whole.json"), "--checkpoint", self.path("whole.pt"))
+                trained("--steps", "3", "--checkpoint", self.path("half.pt"))
+                trained("--steps", "5", "--json", self.path("rest.json"), "--checkpoint", self.path("rest.pt"),
+                        "--resume", self.path("half.pt"))
                 for whole, rest in zip(self.rows("whole.json"), self.rows("rest.json"), strict=True):
                     self.assertEqual(rest["step_loss"], whole["step_loss"][3:])
                 expected, found = dict(torch.load(self.path("whole.pt"))), dict(torch.load(self.path("rest.pt")))

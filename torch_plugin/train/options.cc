@@ -93,7 +93,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--json", options.json, "write the results to this file");
   app.add_option("--log", options.log, "write a line of JSON about every turn and every epoch to this file");
   app.add_option("--checkpoint", options.checkpoint, "save to this file after every epoch and at the end");
-  app.add_option("--resume", options.resume, "go on from this checkpoint; the same training, bit for bit");
+  app.add_option("--resume", options.resume,
+                 "go on from this checkpoint; the same training, bit for bit where SHOAL_NUMERICS=repeatable");
   app.add_option("--trace", options.trace,
                  "write what every rank does during one step to this file, for Perfetto or chrome://tracing");
   CLI::App* models = app.add_subcommand("models", "List the networks");

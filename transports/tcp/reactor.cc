@@ -113,11 +113,15 @@ void Reactor::note_closing() noexcept {
 bool Reactor::progress() {
   bool moved = send_held();
   moved |= read_ready();
-  const bool few = wanted_.size() <= kDirectLinks &&
-                   std::none_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->blocked(); });
-  if (!moved && few) moved = read_wanted();
+  bool ask_epoll = ++calls_since_collect_ >= kCollectEvery;
+  if (!moved) {
+    const bool few = wanted_.size() <= kDirectLinks &&
+                     std::none_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->blocked(); });
+    if (few) moved = read_wanted();
+    ask_epoll |= !few;
+  }
   forget_wanted();
-  if ((!moved && !few) || ++calls_since_collect_ >= kCollectEvery) {
+  if (ask_epoll) {
     moved |= collect();
     moved |= read_ready();
   }
