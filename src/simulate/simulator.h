@@ -26,8 +26,8 @@ struct Simulation {
 /// dear). Flows of several senders that meet at one rank get in each other's way a little. Through shared memory it is the
 /// ranks' own cores that move it, once in and once out, beside what they compute: copying and folding take turns on each rank.
 /// Folding an operand takes reduce_us_per_byte on top. Where a node has fewer cores than ranks, what its cores do takes that
-/// much longer, and every hop between its ranks waits for a switch between them. A step hands its result on tile by tile: the
-/// next step starts a tile later and ends no earlier than a tile after it.
+/// much longer, and every hop, the network's too, waits for a switch to the rank that receives. A step hands its result on tile
+/// by tile: the next step starts a tile later and ends no earlier than a tile after it.
 ///
 /// What it does not know: congestion inside the network, memory bandwidth shared by a node, time lost to wake-ups. It ranks
 /// algorithms; it does not promise microseconds.
