@@ -172,8 +172,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     patience.timeout =
         std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
     Status met = left->run(left->barrier_call(), patience);
-    // Aborted: by one who had met everybody. The others have their communicator and will hear of that in it; so shall we.
-    if (met.ok() || met.code() == StatusCode::aborted) return left;
+    if (met.ok()) return left;
     same = members == tried ? same + 1 : 0;
     if (Clock::now() >= deadline || same == kSameAgain)
       return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
