@@ -110,41 +110,38 @@ void ProgressThread::loop() {
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
   }
   Waiter waiter(spare_cores_, /*yields=*/false);
-  std::vector<std::shared_ptr<Mesh>> known;
-  std::vector<Mesh*> driven;
-  std::vector<pollfd> descriptors;
   for (;;) {
     if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
       {
         const std::scoped_lock lock(mutex_);
-        known = meshes_;
+        known_ = meshes_;
       }
-      driven.reserve(known.size());  // what calls need later is taken here
-      descriptors.reserve(1 + kMaxWaitFds * known.size());
+      driven_.reserve(known_.size());  // what calls need later is taken here
+      descriptors_.reserve(1 + kMaxWaitFds * known_.size());
       seen_generation_.store(generation);
       seen_generation_.notify_all();
     }
     news_.store(false, std::memory_order_seq_cst);
-    for (const auto& mesh : known) {
+    for (const auto& mesh : known_) {
       // Whoever wants the seat now will call again when it leaves it.
       if (mesh->seat_wanted() || !mesh->wants_thread.exchange(false) || !mesh->try_take_seat()) continue;
       if (mesh->busy()) {
-        driven.push_back(mesh.get());
+        driven_.push_back(mesh.get());
       } else {
         mesh->leave_seat();
       }
     }
-    if (!driven.empty()) {
+    if (!driven_.empty()) {
       const auto interrupted = [&] {
         return news_.load() || generation_.load() != seen_generation_.load() ||
-               std::any_of(driven.begin(), driven.end(), [](Mesh* m) { return m->seat_wanted(); });
+               std::any_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->seat_wanted(); });
       };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
-      drive(driven, waiter, wake_fd_, descriptors, std::chrono::steady_clock::time_point::max(),
-            [&] { return interrupted() || std::none_of(driven.begin(), driven.end(), [](Mesh* m) { return m->busy(); }); });
+      drive(driven_, waiter, wake_fd_, descriptors_, std::chrono::steady_clock::time_point::max(),
+            [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->busy(); }); });
       sleeps_.store(false, std::memory_order_relaxed);
-      for (Mesh* mesh : driven) mesh->leave_seat();  // those still busy notify this thread again
-      driven.clear();
+      for (Mesh* mesh : driven_) mesh->leave_seat();  // those still busy notify this thread again
+      driven_.clear();
     } else {
       sleeps_.store(true, std::memory_order_seq_cst);
       if (!news_.load(std::memory_order_seq_cst) && generation_.load() == seen_generation_.load()) {

@@ -1,6 +1,8 @@
 // ProgressThread: the process's communication thread; drives the calls that nobody waits for.
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -46,6 +48,10 @@ class ProgressThread {
   bool spare_cores_ = false;
   int pin_to_core_ = -1;
   int wake_fd_ = -1;
+  // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
+  std::vector<std::shared_ptr<Mesh>> known_;
+  std::vector<Mesh*> driven_;
+  std::vector<pollfd> descriptors_;
   std::thread thread_;
 };
 
