@@ -65,6 +65,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"use_shm", config.use_shm},
               {"use_tcp", config.use_tcp},
               {"tile_bytes", config.tile_bytes},
+              {"slow_tile_bytes", config.slow_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
@@ -94,6 +95,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.use_shm = read.flag("use_shm");
   config.use_tcp = read.flag("use_tcp");
   config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
+  config.slow_tile_bytes = read.number("slow_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");

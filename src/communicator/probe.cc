@@ -24,6 +24,7 @@ constexpr int kFewRoundTrips = 3;
 constexpr int kBurst = 16;
 // Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
 // the short ones use up the burst that a shaped link lets through.
+constexpr std::size_t kProbeTileBytes = 64 << 10;
 constexpr std::array kStreamTiles{1, 4, 32};
 constexpr double kRoundTripsUs = 20'000;  // no new round trip after so long
 constexpr double kStreamUs = 50'000;      // no stream that would take longer
@@ -37,7 +38,8 @@ enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop };
 // clock decides how long it takes.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link) : transport_(transport), link_(link), tile_(link.max_tile_bytes()) {}
+  Prober(Transport& transport, Link& link)
+      : transport_(transport), link_(link), tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)) {}
 
   /// `wire`: over a network sending itself costs much.
   std::optional<LinkCost> lead(LinkClass wire) {

@@ -25,6 +25,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kControlTileBytes = 4096;
+constexpr std::size_t kSlowTileBytes = 256 << 10;
+constexpr std::size_t kTcpRoomBytes = 512 << 10;  // to receive, for each socket
 
 // What rank 0 has decided, and what it keeps for itself.
 struct Decision {
@@ -55,12 +57,6 @@ Result<Decision> decide(const CommunicatorOptions& options) {
       start = end + 1;
     }
   }
-  const auto tile = parse_bytes(setting("SHOAL_TILE_BYTES"));
-  if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", setting("SHOAL_TILE_BYTES")));
-  }
-  config.tile_bytes = *tile;
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
@@ -80,6 +76,16 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   }
   // What was measured differs from run to run, and with it what is chosen.
   if (config.numerics != Numerics::measured) config.probe = false;
+  // Strict sums must not depend on the wires: theirs are folded in equal tiles.
+  config.slow_tile_bytes = config.numerics == Numerics::strict ? config.tile_bytes : kSlowTileBytes;
+  if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
+    const auto tile = parse_bytes(wanted);
+    if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", wanted));
+    }
+    config.tile_bytes = config.slow_tile_bytes = *tile;
+  }
   // Rank 0 alone reports; a malformed value is everybody's error all the same.
   if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
@@ -140,8 +146,9 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
   options.interface_or_address =
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
-  options.tile_bytes = config.tile_bytes;
+  options.tile_bytes = config.slow_tile_bytes;
   options.job_id = config.job_id ^ salt;
+  options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
   options.key = derive_key(links, role);
   options.rank = rank;
   options.size = size;
@@ -205,6 +212,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   auto ledger = Ledger::create({config->job_id, job, rank, parts.topology.node_of_rank}, parts.topology.local_rank(rank) == 0);
   if (!ledger.ok()) return ledger.status();
   parts.ledger = std::move(ledger).value();
+  parts.tile_bytes = config->tile_bytes;
 
   Wiring control;
   Wiring shm;

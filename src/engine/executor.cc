@@ -73,7 +73,8 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
       watchdog_(mesh_->warn_after()),
       heard_(group_.members.size()) {
-  std::size_t tile = std::numeric_limits<std::size_t>::max();
+  std::size_t tile = mesh_->tile_bytes();
+  std::size_t slow_tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
@@ -86,6 +87,9 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     state.peer = rank;
     state.outstanding.reserve(kTilesInFlight);
     tile = std::min(tile, wire->link->max_tile_bytes());
+    if (group_.topology.link_class(group_.rank, rank) == LinkClass::network) {
+      slow_tile = std::min(slow_tile, wire->link->max_tile_bytes());
+    }
   }
 
   // Windows serve only where every rank sees every window.
@@ -96,7 +100,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     if (!all || window_calls_.available()) continue;
     window_calls_ = WindowCalls(*transport, group_.rank, ranks, mesh_->device());
   }
-  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, window_calls_.room()};
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, slow_tile, window_calls_.room()};
 }
 
 Executor::~Executor() = default;

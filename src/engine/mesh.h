@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,6 +39,8 @@ struct MeshParts {
   std::vector<std::unique_ptr<Transport>> transports;  ///< data; outlive the links
   std::vector<std::unique_ptr<Link>> links;            ///< one to every other rank
   std::vector<std::uint32_t> transport_of_link;
+  /// Largest piece that moves at once, but on a slow wire.
+  std::size_t tile_bytes = std::numeric_limits<std::size_t>::max();
   std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
   const Device* device = nullptr;
   std::shared_ptr<Ledger> ledger;           ///< where calls are written down; null: nowhere
@@ -74,6 +77,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // Facts; any thread.
   [[nodiscard]] int rank() const noexcept { return parts_.rank; }
+  [[nodiscard]] std::size_t tile_bytes() const noexcept { return parts_.tile_bytes; }
   [[nodiscard]] std::chrono::milliseconds warn_after() const noexcept { return parts_.warn_after; }
   [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
   [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }

@@ -129,7 +129,7 @@ bool Messages::announce(Peer& peer) {
 bool Messages::send_data(Peer& peer) {
   Operation* operation = peer.to_send.front();
   Message& m = operation->message;
-  const std::size_t bytes = std::min(m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes());
+  const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), mesh_.tile_bytes()});
   const TileHeader header{number_on_wire_, m.number, static_cast<std::uint32_t>(Kind::data), static_cast<std::uint32_t>(bytes),
                           m.moved_bytes};
   if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;

@@ -16,6 +16,10 @@ namespace {
 constexpr std::size_t kMinTileBytes = 8 * 1024;          // below this the cost of a tile exceeds what pipelining gains
 constexpr std::size_t kMinNetworkTileBytes = 32 * 1024;  // a network tile costs system calls on both sides
 constexpr std::size_t kTilesPerMessage = 4;              // enough for sender and receiver to overlap
+// A wire that needs longer than this for a byte is waited for, tile by tile, and each time a thread wakes and takes a core from
+// those who compute: fewer, larger tiles. A faster one is fed by the cores, from their caches.
+constexpr double kSlowUsPerByte = 1.0 / 400;
+constexpr std::size_t kTilesPerSlowMessage = 4;  // what waits for the first of them loses little
 
 std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
 
@@ -80,17 +84,26 @@ std::uint64_t fnv1a(std::span<const std::byte> bytes) {
   return hash;
 }
 
-std::uint64_t fingerprint(const Plan& plan, const Program& program, const Topology& topology, std::size_t max_tile_bytes) {
-  const std::string words = fmt::format("{} {} {} {} {}", plan.algorithm, topology.shape(), max_tile_bytes,
-                                        program.message_chunks, plan.shared_moves);
+bool has_slow_wire(const Topology& topology) {
+  return topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte > kSlowUsPerByte;
+}
+
+std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanContext& context) {
+  const std::string words =
+      fmt::format("{} {} {} {} {} {}", plan.algorithm, context.topology->shape(), context.max_tile_bytes,
+                  has_slow_wire(*context.topology) ? context.slow_tile_bytes : 0, program.message_chunks, plan.shared_moves);
   return fnv1a(std::as_bytes(std::span(words)));
 }
 
-// By the message alone: both of its ends must come to the same.
-std::size_t choose_tile(const PlanContext& context, std::size_t message_bytes) {
+// By what both ends of a message know: they must come to the same.
+std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes) {
+  const auto part = [&](std::size_t parts) { return (message_bytes / parts + 4095) / 4096 * 4096; };
   const std::size_t smallest = context.topology->nodes() > 1 ? kMinNetworkTileBytes : kMinTileBytes;
-  const std::size_t wanted = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
-  return std::clamp(wanted, std::min(smallest, context.max_tile_bytes), context.max_tile_bytes);
+  std::size_t largest = context.max_tile_bytes;
+  if (context.topology->link_class(context.rank, peer) == LinkClass::network && has_slow_wire(*context.topology)) {
+    largest = std::clamp(part(kTilesPerSlowMessage), largest, std::max(largest, context.slow_tile_bytes));
+  }
+  return std::clamp(part(kTilesPerMessage), std::min(smallest, largest), largest);
 }
 
 }  // namespace
@@ -211,7 +224,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     Instruction instruction;
     instruction.op = step.op;
     instruction.size_bytes = bytes;
-    instruction.tile_bytes = choose_tile(context, bytes);
+    instruction.tile_bytes = choose_tile(context, has_peer ? step.peer : context.rank, bytes);
     instruction.average = averages && step.completes;
     if (reads_source(step.op)) instruction.source = slice;
     if (writes_target(step.op)) instruction.target = resolve(step.target).first;
@@ -221,7 +234,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
       Instruction& last = plan->instructions.back();
       std::vector<int>& peers = peers_of.back();
       const bool same_target = last.op == StepOp::recv_reduce && lane_of.back() == step.lane && last.size_bytes == bytes &&
-                               last.target.buffer == instruction.target.buffer &&
+                               last.tile_bytes == instruction.tile_bytes && last.target.buffer == instruction.target.buffer &&
                                last.target.offset_bytes == instruction.target.offset_bytes &&
                                instruction.source.buffer == instruction.target.buffer &&
                                instruction.source.offset_bytes == instruction.target.offset_bytes;
@@ -306,7 +319,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
                      collective.root,
                      collective.count,
                      0};
-  plan->signature.plan_fingerprint = fingerprint(*plan, program, *context.topology, context.max_tile_bytes);
+  plan->signature.plan_fingerprint = fingerprint(*plan, program, context);
   if (!collective.counts.empty()) {
     // In an all_to_all every rank has counts of its own.
     const bool shared = collective.kind != CollectiveKind::all_to_all;

@@ -123,7 +123,8 @@ struct PlanContext {
   const Topology* topology = nullptr;
   int rank = 0;
   std::span<const int> link_of_rank;  ///< index of the link to each rank; -1 for the own rank
-  std::size_t max_tile_bytes = 0;     ///< the smallest Link::max_tile_bytes() of the communicator
+  std::size_t max_tile_bytes = 0;     ///< what every link of the communicator takes at once
+  std::size_t slow_tile_bytes = 0;    ///< what every link over the network takes at once, where it is slow
   OneShotRoom window_room;            ///< in the shared windows; none where not all ranks share one
 };
 

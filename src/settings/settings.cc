@@ -29,7 +29,7 @@ constexpr std::array kSettings{
     Setting{"SHOAL_ALGORITHM", "",
             "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
     Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
-    Setting{"SHOAL_TILE_BYTES", "64K", "largest piece that moves at once (rank 0's counts)"},
+    Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, 256K on slow wires"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
     Setting{"SHOAL_SINGLE_COPY", "1",

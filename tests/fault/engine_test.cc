@@ -35,6 +35,7 @@ struct Scenario {
   std::uint64_t seed = 0;
   Topology topology;
   LoopbackOptions wire;
+  std::size_t tile_bytes = 0;  // of what does not go over the network, whose tiles may be larger
   struct Call {
     testing::ModelCall model;
     const Algorithm* algorithm = nullptr;
@@ -51,6 +52,7 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.topology = Topology::ragged(shapes[pick(0, shapes.size() - 1)]);
   scenario.wire.seed = seed;
   scenario.wire.tile_bytes = std::size_t{1} << pick(12, 14);
+  scenario.tile_bytes = pick(0, 1) == 1 ? scenario.wire.tile_bytes : 4096;
   scenario.wire.capacity_tiles = static_cast<int>(pick(2, 5));
   scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
   scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
@@ -92,6 +94,7 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   parts.topology = scenario.topology;
   parts.device = &host_device();
   parts.cores = 1;  // never spin: ranks are threads here
+  if (scenario.tile_bytes != 0) parts.tile_bytes = scenario.tile_bytes;
   std::vector<int> peers;
   for (int r = 0; r < scenario.topology.ranks(); ++r) {
     if (r != rank) peers.push_back(r);

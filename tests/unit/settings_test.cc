@@ -40,13 +40,13 @@ TEST(Settings, TheTableNamesEachVariableOnceWithItsHelp) {
 }
 
 TEST(Settings, TheEnvironmentWinsOverTheDefaultUnlessItIsEmpty) {
-  EXPECT_EQ(setting("SHOAL_TILE_BYTES"), "64K");
+  EXPECT_EQ(setting("SHOAL_TIMEOUT"), "300");
   {
-    const Variable given("SHOAL_TILE_BYTES", "8K");
-    EXPECT_EQ(setting("SHOAL_TILE_BYTES"), "8K");
+    const Variable given("SHOAL_TIMEOUT", "8");
+    EXPECT_EQ(setting("SHOAL_TIMEOUT"), "8");
   }
-  const Variable empty("SHOAL_TILE_BYTES", "");
-  EXPECT_EQ(setting("SHOAL_TILE_BYTES"), "64K");
+  const Variable empty("SHOAL_TIMEOUT", "");
+  EXPECT_EQ(setting("SHOAL_TIMEOUT"), "300");
 }
 
 TEST(SettingsDeathTest, AnUnknownNameIsABugThatShowsAtOnce) {

@@ -138,6 +138,7 @@ JobConfig sample_config() {
   config.algorithm = "ring";
   config.use_shm = false;
   config.tile_bytes = 128 << 10;
+  config.slow_tile_bytes = 512 << 10;
   config.sockets_per_peer = 3;
   config.tuned = true;
   config.salt = "salt";
@@ -151,6 +152,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(to_text(*read, key), to_text(sample_config(), key));
   EXPECT_EQ(read->job_id, ~std::uint64_t{0});
   EXPECT_EQ(read->sockets_per_peer, 3);
+  EXPECT_EQ(read->slow_tile_bytes, std::size_t{512} << 10);
   EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);
 }
 

@@ -214,7 +214,9 @@ bool TcpLink::receive(Flow& flow) {
   if (flow.ended || !has_room(flow)) return false;
   const std::size_t room = flow.ring.size() - (flow.tail - flow.head);
   // About a tile at a time: what was just copied is still in the cache when it is used.
-  const std::size_t want = std::min(room, frame_bytes(tile_bytes_) + (std::size_t{16} << 10));
+  const std::size_t missing =
+      flow.front && !flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head) : 0;
+  const std::size_t want = std::min(room, std::max(missing, kReadBytes) + (std::size_t{16} << 10));
   ssize_t got = 0;
   do {
     got = ::recv(flow.socket.get(), flow.ring.data() + flow.tail % flow.ring.size(), want, MSG_DONTWAIT);

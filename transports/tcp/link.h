@@ -107,8 +107,10 @@ class TcpLink final : public Link {
   static constexpr std::size_t kPullBytes = 64 << 10;
   // Less comes in one or two packets: telling the kernel would cost more than it saves.
   static constexpr std::size_t kWorthwhileLowWater = 4 << 10;
-  // More would make the kernel enlarge the socket's buffer.
-  static constexpr std::size_t kMaxLowWater = 64 << 10;
+  // What a socket reads at once where its front tile is not larger.
+  static constexpr std::size_t kReadBytes = 64 << 10;
+  // More would make the kernel enlarge the socket's buffer further.
+  static constexpr std::size_t kMaxLowWater = 256 << 10;
 
   struct Outgoing {
     std::array<std::byte, kFrameHeaderBytes + kInlineBytes> bytes;

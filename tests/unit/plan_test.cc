@@ -1,0 +1,104 @@
+// Plans: the sizes of the pieces in which messages move.
+#include "src/engine/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/algorithms/algorithm.h"
+
+namespace shoal {
+namespace {
+
+constexpr std::size_t kTile = 64 << 10;
+constexpr std::size_t kSlowTile = 256 << 10;
+constexpr double kOneGigabit = 1.0 / 118;
+constexpr double kTenGigabit = 1.0 / 1180;
+
+struct Made {
+  std::vector<std::unique_ptr<Plan>> of_rank;
+
+  // Of what `rank` exchanges with `peer`, the largest piece; 0 where nothing.
+  [[nodiscard]] std::size_t largest_tile(int rank, int peer) const {
+    const Plan& plan = *of_rank[static_cast<std::size_t>(rank)];
+    std::size_t largest = 0;
+    for (const PlanLink& link : plan.links) {
+      if (link.link != static_cast<std::uint32_t>(peer)) continue;
+      for (const auto& list : {link.sends, link.receives}) {
+        for (const std::uint32_t i : list) largest = std::max(largest, plan.instructions[i].tile_bytes);
+      }
+    }
+    return largest;
+  }
+};
+
+// Links are numbered by the rank at their other end.
+Made make(Topology topology, double us_per_byte, const char* algorithm, std::size_t bytes, std::size_t slow_tile = kSlowTile) {
+  topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte = us_per_byte;
+  Made made;
+  std::vector<int> links(static_cast<std::size_t>(topology.ranks()));
+  std::iota(links.begin(), links.end(), 0);
+  PlanKey key;
+  key.collective.kind = CollectiveKind::all_reduce;
+  key.collective.type = DataType::float32;
+  key.collective.count = bytes / 4;
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    const auto program = build_program(**find_algorithm(algorithm), topology, key.collective, rank);
+    EXPECT_TRUE(program.ok()) << program.status().to_string();
+    auto plan = make_plan({&topology, rank, links, kTile, slow_tile, {}}, key, *program);
+    EXPECT_TRUE(plan.ok()) << plan.status().to_string();
+    made.of_rank.push_back(std::move(plan).value());
+  }
+  return made;
+}
+
+TEST(Plan, LargeMessagesMoveInLargerPiecesOverASlowWireOnly) {
+  const Topology two = Topology::uniform(2, 1);
+  EXPECT_EQ(make(two, kOneGigabit, "one_shot", 4 << 20).largest_tile(0, 1), kSlowTile);
+  EXPECT_EQ(make(two, kTenGigabit, "one_shot", 4 << 20).largest_tile(0, 1), kTile);
+  EXPECT_EQ(make(two, kOneGigabit, "one_shot", 4 << 20, kTile).largest_tile(0, 1), kTile);
+}
+
+TEST(Plan, SenderAndReceiverOverlapWithinAMessageOverASlowWire) {
+  for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{512} << 10}) {
+    const Made made = make(Topology::uniform(2, 1), kOneGigabit, "one_shot", bytes);
+    EXPECT_LE(made.largest_tile(0, 1), std::max(bytes / 4, std::size_t{32} << 10)) << bytes;
+  }
+}
+
+// One node of three, one of two; every pair of ranks exchanges something, and folds mix both kinds of links.
+TEST(Plan, BothEndsOfEveryMessageCutItAlikeAndMemoryKeepsItsPieces) {
+  const Topology ragged = Topology::ragged({3, 2});
+  for (const char* algorithm : {"direct", "ring", "one_shot", "hierarchical(direct,ring)"}) {
+    const Made made = make(ragged, kOneGigabit, algorithm, 24 << 20);
+    bool large = false;
+    for (int a = 0; a < ragged.ranks(); ++a) {
+      EXPECT_EQ(made.of_rank[static_cast<std::size_t>(a)]->signature.plan_fingerprint,
+                made.of_rank[0]->signature.plan_fingerprint);
+      for (int b = 0; b < ragged.ranks(); ++b) {
+        if (a == b) continue;
+        const auto cut = [&](int rank, int peer, bool sends) {
+          std::vector<std::size_t> tiles;
+          const Plan& plan = *made.of_rank[static_cast<std::size_t>(rank)];
+          for (const PlanLink& link : plan.links) {
+            if (link.link != static_cast<std::uint32_t>(peer)) continue;
+            for (const std::uint32_t i : sends ? link.sends : link.receives) tiles.push_back(plan.instructions[i].tile_bytes);
+          }
+          return tiles;
+        };
+        EXPECT_EQ(cut(a, b, true), cut(b, a, false)) << algorithm << " from " << a << " to " << b;
+        if (ragged.link_class(a, b) == LinkClass::network) {
+          large |= made.largest_tile(a, b) == kSlowTile;
+        } else {
+          EXPECT_LE(made.largest_tile(a, b), kTile) << algorithm;
+        }
+      }
+    }
+    EXPECT_TRUE(large) << algorithm;
+  }
+}
+
+}  // namespace
+}  // namespace shoal
