@@ -22,9 +22,9 @@ constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
 constexpr int kBurst = 16;
+constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, where that is less
 // Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
 // the short ones use up the burst that a shaped link lets through.
-constexpr std::size_t kProbeTileBytes = 64 << 10;
 constexpr std::array kStreamTiles{1, 4, 32};
 constexpr double kRoundTripsUs = 20'000;  // no new round trip after so long
 constexpr double kStreamUs = 50'000;      // no stream that would take longer
