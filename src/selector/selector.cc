@@ -16,10 +16,19 @@ constexpr double kAboutEqual = 1.02;
 // this much the one with the fewest messages on the wire wins.
 constexpr std::size_t kMessagesCountBytes = 1 << 20;
 constexpr double kFewerMessages = 1.1;
+// Inside a node, from this size: buffers that all lie in shared memory are folded there, without a copy in or out, by direct only.
+// Where they lie is known when the ranks meet, after the choice, so direct has to be chosen while it is about as fast as others
+// are with copies; without them it takes a half to a fifth.
+constexpr std::size_t kFoldsPayBytes = 32 << 10;
+constexpr double kMayFoldInPlace = 1.25;
 
 bool messages_count(const Topology& topology, const Collective& collective) {
   return collective.kind == CollectiveKind::all_reduce && topology.nodes() > 1 &&
          collective.input_bytes() < kMessagesCountBytes;
+}
+
+bool may_fold_in_place(const Topology& topology, const Collective& collective) {
+  return collective.kind == CollectiveKind::all_reduce && topology.nodes() == 1 && collective.input_bytes() >= kFoldsPayBytes;
 }
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
@@ -106,9 +115,15 @@ Result<Choice> best(const std::vector<Candidate>& candidates, const Topology& to
   if (!best->status.ok()) return best->status;
   const bool measured = best->measured_us.has_value();
   const double limit_us = best->time_us() * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
+  const bool folds = !measured && may_fold_in_place(topology, collective);
+  const double fold_limit_us = candidates.front().time_us() * kMayFoldInPlace;
   for (const Candidate& candidate : candidates) {
-    if (!candidate.status.ok() || candidate.measured_us.has_value() != measured || candidate.time_us() > limit_us) break;
-    if (is_better(candidate, *best, topology, collective)) best = &candidate;
+    if (!candidate.status.ok() || candidate.measured_us.has_value() != measured) break;
+    if (folds && candidate.algorithm->name == kFoldsInPlace && candidate.time_us() <= fold_limit_us) {
+      best = &candidate;
+      break;
+    }
+    if (candidate.time_us() <= limit_us && is_better(candidate, *best, topology, collective)) best = &candidate;
   }
   return Choice{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model};
 }
@@ -125,8 +140,11 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} takes fewer messages or is simpler", name,
-                       verb, choice.predicted_us, fastest.algorithm->name, fastest.time_us(), name);
+    const std::string_view why = name == kFoldsInPlace && choice.predicted_us > fastest.time_us() * kAboutEqual
+                                     ? "folds buffers from mem_alloc in place"
+                                     : "takes fewer messages or is simpler";
+    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} {}", name, verb, choice.predicted_us,
+                       fastest.algorithm->name, fastest.time_us(), name, why);
   }
   const Candidate& second = candidates[1];
   if (fastest.measured_us && !second.measured_us) return fmt::format("{} is the only one that was measured at this size", name);

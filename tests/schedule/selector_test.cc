@@ -125,6 +125,22 @@ TEST(Selector, ChoosesWhatTheMachineCallsFor) {
             "dissemination");
 }
 
+TEST(Selector, PrefersWhatMayFoldInPlace) {
+  // Its lanes make direct a little slower than the ring between two ranks, by what a message costs a core.
+  Topology near = Topology::uniform(1, 2);
+  near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 8;
+  const auto little = explain(near, all_reduce(16 << 20));
+  ASSERT_TRUE(little.ok());
+  EXPECT_EQ(little->candidates.front().algorithm->name, "ring");
+  EXPECT_EQ(little->choice.algorithm->name, "direct") << little->reason;
+  EXPECT_GT(little->choice.predicted_us, 1.02 * little->candidates.front().predicted_us);
+  EXPECT_NE(little->reason.find("in place"), std::string::npos) << little->reason;
+
+  near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 80;
+  EXPECT_EQ(chosen(near, all_reduce(16 << 20)), "ring") << "direct is too far behind";
+  EXPECT_NE(chosen(near, all_reduce(4 << 10)), "direct") << "copies of so little cost little";
+}
+
 TEST(Selector, AlwaysFindsSomething) {
   for (const int ranks : testing::rank_counts()) {
     for (const Topology& topology : testing::topologies(ranks)) {
