@@ -41,11 +41,12 @@ class Prober {
   Prober(Transport& transport, Link& link)
       : transport_(transport), link_(link), tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)) {}
 
-  /// `wire`: over a network sending itself costs much.
-  std::optional<LinkCost> lead(LinkClass wire) {
+  /// `wire`: over a network sending itself costs much. With `latency_only` the rest of the cost is zero.
+  std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
     const auto latency_us = measure_latency();
     if (!latency_us) return std::nullopt;
     LinkCost cost{*latency_us, 0};
+    if (latency_only) return end() ? std::optional(cost) : std::nullopt;
     if (wire == LinkClass::network) {
       const auto overhead_us = measure_overhead();
       if (!overhead_us) return std::nullopt;
@@ -64,8 +65,7 @@ class Prober {
       elapsed_us_per_tile = elapsed_us / tiles;
       us_per_tile = std::max(elapsed_us - 2 * *latency_us, 1.0) / tiles;
     }
-    if (!send(kSmall, kStop)) return std::nullopt;
-    transport_.progress();  // it may have waited for others to travel with
+    if (!end()) return std::nullopt;
     cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
     return cost;
   }
@@ -81,6 +81,12 @@ class Prober {
 
  private:
   static constexpr std::size_t kSmall = 8;
+
+  bool end() {
+    if (!send(kSmall, kStop)) return false;
+    transport_.progress();  // it may have waited for others to travel with
+    return true;
+  }
 
   static double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
 
@@ -170,12 +176,18 @@ double measure_reduction(const Device& device) {
   return best / static_cast<double>(kCount * sizeof(float));
 }
 
-// The ranks that rank 0 probes with: its first peer on its own node and its first elsewhere; -1 for none.
-int probe_partner(const Topology& topology, LinkClass wanted) {
-  for (int peer = 1; peer < topology.ranks(); ++peer) {
-    if (topology.link_class(0, peer) == wanted) return peer;
+// Whom `rank` probes with; -1 for nobody. On a node rank 0 with its first peer. Between nodes the first ranks of every two: all
+// at once, since in a collective all nodes talk at once, and where they share something, as emulated ones share cores, each
+// message waits for the others'.
+int probe_partner(const Topology& topology, int rank, LinkClass wire) {
+  if (wire == LinkClass::network) {
+    const int node = topology.node_of_rank[static_cast<std::size_t>(rank)];
+    const bool has_partner = topology.local_rank(rank) == 0 && (node ^ 1) < topology.nodes();
+    return has_partner ? topology.ranks_of_node(node ^ 1).front() : -1;
   }
-  return -1;
+  const std::vector<int> here = topology.ranks_of_node(0);
+  if (here.size() < 2 || (rank != here[0] && rank != here[1])) return -1;
+  return rank == here[0] ? here[1] : here[0];
 }
 
 }  // namespace
@@ -183,15 +195,14 @@ int probe_partner(const Topology& topology, LinkClass wanted) {
 Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
   Topology& topology = parts.topology;
   if (measure) {
-    for (const LinkClass wire : {LinkClass::shared_memory, LinkClass::network}) {
-      const int partner = probe_partner(topology, wire);
-      if (partner < 0 || (parts.rank != 0 && parts.rank != partner)) continue;
-      const int peer = parts.rank == 0 ? partner : 0;
+    for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
+      const int peer = probe_partner(topology, parts.rank, wire);
+      if (peer < 0) continue;
       const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
       Prober prober(*parts.transports[parts.transport_of_link[index]], **link);
-      const bool leads = parts.rank == 0;
-      const auto cost = leads ? prober.lead(wire) : std::nullopt;
+      const bool leads = parts.rank < peer;
+      const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
       if (leads ? !cost.has_value() : !prober.follow())
         return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
                                                      (*link)->status().ok() ? "no answer" : (*link)->status().message())};

@@ -11,10 +11,10 @@
 namespace shoal {
 
 /// Sets parts.topology's costs, the same on every rank. Rank 0 measures one link of each class that it has (latency by 8-byte
-/// round trips, bandwidth by streams of tiles) and the speed of a reduction, while the others sleep, so the time does not grow
-/// with the ranks: about 25 ms at 1 Gbit/s, and bounded by giving up precision on slower links (less than 200 ms down to
-/// about 10 Mbit/s). With `measure` false only the defaults are agreed on. Collective. Needs the links
-/// unused so far.
+/// round trips, bandwidth by streams of tiles) and the speed of a reduction. During its round trips to another node the other
+/// nodes make some as well, two by two, because in a collective all talk at once. About 25 ms at 1 Gbit/s, and bounded by
+/// giving up precision on slower links (less than 200 ms down to about 10 Mbit/s), for any number of ranks. With `measure`
+/// false only the defaults are agreed on. Collective. Needs the links unused so far.
 Status measure_costs(Store& store, MeshParts& parts, bool measure, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace shoal

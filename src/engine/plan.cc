@@ -307,7 +307,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     auto part = window_part(collective, program.algorithm, plan->ranks, context.rank, context.window_room);
     plan->one_shot_window = part.has_value();
     if (part) plan->window_part = *std::move(part);
-    plan->shared_fold = program.algorithm == kFoldsInPlace && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
+    plan->shared_fold =
+        program.algorithm == kFoldsInPlace && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
     // An algorithm that the call names is run as it is written.
     plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, plan->ranks);
     if (plan->shared_moves) plan->moves = window_moves(collective, plan->ranks, context.rank);

@@ -97,7 +97,8 @@ struct Program {
 };
 
 /// The algorithm whose all_reduce on one node an Engine may run as one fold in place where all buffers lie in shared memory: it
-/// gives every shard to one rank, which folds it in rank order, as that fold does, so that the bits do not depend on the buffers.
+/// gives every shard to one rank, which folds it in rank order, as that fold does, so that the bits do not depend on the
+/// buffers.
 inline constexpr std::string_view kFoldsInPlace = "direct";
 
 /// Every rank's Program for one call.

@@ -16,9 +16,9 @@ constexpr double kAboutEqual = 1.02;
 // this much the one with the fewest messages on the wire wins.
 constexpr std::size_t kMessagesCountBytes = 1 << 20;
 constexpr double kFewerMessages = 1.1;
-// Inside a node, from this size: buffers that all lie in shared memory are folded there, without a copy in or out, by direct only.
-// Where they lie is known when the ranks meet, after the choice, so direct has to be chosen while it is about as fast as others
-// are with copies; without them it takes a half to a fifth.
+// Inside a node, from this size: buffers that all lie in shared memory are folded there, without a copy in or out, by direct
+// only. Where they lie is known when the ranks meet, after the choice, so direct has to be chosen while it is about as fast as
+// others are with copies; without them it takes a half to a fifth.
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
 
