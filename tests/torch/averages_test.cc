@@ -1,85 +1,52 @@
 // Which piece goes when, and what happens when one fails or its owner leaves: on a backend whose operations end by hand.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
 #include <future>
-#include <random>
-#include <set>
 #include <stdexcept>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "torch_plugin/ddp/averages.h"
-#include "torch_plugin/ddp/lane_queue.h"
+#include "torch_plugin/ddp/piece_queue.h"
 
 namespace shoal::ddp {
 namespace {
 
-using Piece = LaneQueue::Piece;
 using Numbers = std::vector<std::size_t>;
 
-TEST(LaneQueue, KeepsTheOrderAndTheWindowOfALane) {
-  LaneQueue queue(1, 2);
-  for (const std::size_t id : {7U, 5U, 6U}) queue.add({0, id});
-  EXPECT_EQ(queue.next(), (Piece{0, 7}));
-  EXPECT_EQ(queue.next(), (Piece{0, 5}));
-  EXPECT_EQ(queue.next(), std::nullopt);
-  queue.ended(0);
-  EXPECT_EQ(queue.next(), (Piece{0, 6}));
-  queue.ended(0);
-  queue.ended(0);
-  EXPECT_EQ(queue.next(), std::nullopt);
+Numbers take_all(PieceQueue& queue) {
+  Numbers taken;
+  while (const auto piece = queue.next()) taken.push_back(*piece);
+  return taken;
 }
 
-TEST(LaneQueue, UrgentPiecesOvertakeWhatWaits) {
-  LaneQueue queue(2, 1);
-  queue.add({1, 0});
-  queue.add({1, 1});
-  EXPECT_EQ(queue.next(), (Piece{1, 0}));
-  queue.add({0, 2});
-  queue.add({0, 3});
-  EXPECT_EQ(queue.next(), (Piece{0, 2})) << "although the other lane is full";
-  queue.ended(1);
-  EXPECT_EQ(queue.next(), std::nullopt) << "an urgent one waits";
-  queue.ended(0);
-  EXPECT_EQ(queue.next(), (Piece{0, 3}));
-  queue.ended(0);
-  EXPECT_EQ(queue.next(), (Piece{1, 1}));
+TEST(PieceQueue, KeepsTheOrderAndTheWindow) {
+  PieceQueue queue(2);
+  queue.add({7, 5});
+  queue.add({6});
+  EXPECT_EQ(take_all(queue), (Numbers{7, 5}));
+  queue.ended();
+  EXPECT_EQ(take_all(queue), (Numbers{6}));
+  queue.ended();
+  queue.ended();
+  EXPECT_EQ(take_all(queue), Numbers());
 }
 
-TEST(LaneQueue, RanksNeverWaitForEachOtherInACircle) {
-  constexpr std::size_t kRanks = 3;
-  constexpr std::size_t kLanes = 3;
-  constexpr std::size_t kPieces = 30;
-  for (unsigned seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    std::vector<LaneQueue> queues(kRanks, LaneQueue(kLanes, 2));
-    std::array<std::size_t, kRanks> added{};
-    std::array<std::set<std::size_t>, kRanks> started;
-    std::set<std::size_t> ended;
-    const auto lane_of = [](std::size_t id) { return id % 7 % kLanes; };
-    while (ended.size() < kPieces) {
-      bool moved = false;
-      for (std::size_t rank = 0; rank < kRanks; ++rank) {
-        for (auto count = random() % 5; count > 0 && added[rank] < kPieces; --count, ++added[rank]) {
-          queues[rank].add({lane_of(added[rank]), added[rank]});
-        }
-        while (const auto piece = queues[rank].next()) started[rank].insert(piece->id);
-        moved |= added[rank] < kPieces;
-      }
-      for (std::size_t id = 0; id < kPieces; ++id) {
-        // A piece ends once it has started on all ranks.
-        if (ended.contains(id) || !std::ranges::all_of(started, [&](const auto& ids) { return ids.contains(id); })) continue;
-        ended.insert(id);
-        for (LaneQueue& queue : queues) queue.ended(lane_of(id));
-        moved = true;
-      }
-      ASSERT_TRUE(moved) << "after " << ended.size() << " pieces";
-    }
-  }
+TEST(PieceQueue, WhatIsHeldComesLastInReverse) {
+  PieceQueue queue(10);
+  queue.add({0, 1});
+  queue.hold({2, 3});
+  queue.add({4});
+  queue.hold({});
+  queue.add({5});
+  queue.hold({6});
+  EXPECT_EQ(take_all(queue), (Numbers{0, 1, 4, 5}));
+  queue.add({7});
+  queue.release();
+  queue.add({8});
+  EXPECT_EQ(take_all(queue), (Numbers{7, 6, 2, 3, 8}));
 }
 
 class HandWork final : public c10d::Work {
@@ -116,76 +83,78 @@ class ByHand final : public c10d::Backend {
 
 constexpr std::size_t kPieceBytes = 10 * sizeof(float);
 
-class AveragesOfTwoLanes : public ::testing::Test {
+class AveragesByHand : public ::testing::Test {
  protected:
-  AveragesOfTwoLanes() {
-    std::vector<Averages::Group> lanes;
-    for (const auto& backend : {urgent_, bulk_}) {
-      const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
-      group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend);
-      group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
-      group->setGroupName("lane");
-      lanes.push_back(group);
-    }
-    averages_ = std::make_unique<Averages>(lanes, 2, kPieceBytes);
+  AveragesByHand() {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
+    group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend_);
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    group->setGroupName("by-hand");
+    averages_ = std::make_unique<Averages>(group, 2, kPieceBytes);
   }
   static at::Tensor bucket(std::int64_t elements) { return at::zeros({elements}); }
+  void end(int pieces) {
+    for (; pieces > 0; --pieces) backend_->end();
+  }
 
-  const c10::intrusive_ptr<ByHand> urgent_ = c10::make_intrusive<ByHand>();
-  const c10::intrusive_ptr<ByHand> bulk_ = c10::make_intrusive<ByHand>();
+  const c10::intrusive_ptr<ByHand> backend_ = c10::make_intrusive<ByHand>();
   std::unique_ptr<Averages> averages_;
 };
 
-TEST_F(AveragesOfTwoLanes, TheEndOfAPieceStartsTheNext) {
-  EXPECT_EQ(averages_->add(bucket(35), 1), 0U);
-  EXPECT_EQ(bulk_->sizes, (Numbers{10, 10}));
-  EXPECT_EQ(averages_->add(bucket(11), 0), 1U);
-  EXPECT_EQ(urgent_->sizes, (Numbers{10, 1}));
-  bulk_->end();
-  bulk_->end();
-  urgent_->end();
-  urgent_->end();
+TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
+  EXPECT_EQ(averages_->add(bucket(42)), 0U);  // 10, 10, 10 | 10, 2
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10}));
+  end(1);
+  EXPECT_EQ(averages_->add(bucket(11)), 1U);  // 10 | 1
+  EXPECT_EQ(averages_->add(bucket(5)), 2U);
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10}));
+  end(3);
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5})) << "the second halves are held";
+  end(1);
+  EXPECT_EQ(averages_->take_finished(), (Numbers{2}));
+  averages_->release();
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5, 1, 10})) << "of the last bucket first";
+  end(1);
   EXPECT_EQ(averages_->take_finished(), (Numbers{1}));
-  EXPECT_EQ(bulk_->sizes, (Numbers{10, 10, 10, 5}));
-  bulk_->end();
-  bulk_->end();
+  end(2);
   EXPECT_EQ(averages_->take_finished(), (Numbers{0}));
   averages_->restart();
-  EXPECT_EQ(averages_->add(bucket(1), 0), 0U);
+  EXPECT_EQ(averages_->add(bucket(1)), 0U);
 }
 
-TEST_F(AveragesOfTwoLanes, PiecesMayEndAtOnce) {
-  bulk_->at_once = true;
-  averages_->add(bucket(95), 1);
-  averages_->add(bucket(5), 1);
-  EXPECT_EQ(bulk_->sizes.size(), 11U);
-  EXPECT_EQ(averages_->take_finished(), (Numbers{0, 1}));
+TEST_F(AveragesByHand, PiecesMayEndAtOnce) {
+  backend_->at_once = true;
+  averages_->add(bucket(95));
+  averages_->add(bucket(5));
+  averages_->release();
+  EXPECT_EQ(backend_->sizes.size(), 11U);
+  EXPECT_EQ(averages_->take_finished(), (Numbers{1, 0}));
 }
 
-TEST_F(AveragesOfTwoLanes, AFailureWakesWhoWaitsAndStays) {
-  averages_->add(bucket(100), 1);
+TEST_F(AveragesByHand, AFailureWakesWhoWaitsAndStays) {
+  averages_->add(bucket(100));
   auto waiter = std::async(std::launch::async, [&] { return averages_->take_finished(); });
-  bulk_->fail();
+  backend_->fail();
   EXPECT_THROW(waiter.get(), std::runtime_error);
-  bulk_->end();
-  EXPECT_EQ(bulk_->sizes.size(), 2U) << "nothing starts any more";
+  backend_->end();
+  EXPECT_EQ(backend_->sizes.size(), 2U) << "nothing starts any more";
   EXPECT_THROW(averages_->take_finished(), std::runtime_error);
   averages_->restart();
-  EXPECT_THROW(averages_->add(bucket(1), 0), std::runtime_error);
+  EXPECT_THROW(averages_->add(bucket(1)), std::runtime_error);
 }
 
-TEST_F(AveragesOfTwoLanes, ACallThatIsRefusedIsAFailure) {
-  urgent_->refuses = true;
-  averages_->add(bucket(1), 0);
+TEST_F(AveragesByHand, ACallThatIsRefusedIsAFailure) {
+  backend_->refuses = true;
+  averages_->add(bucket(1));
   EXPECT_THROW(averages_->take_finished(), std::runtime_error);
 }
 
-TEST_F(AveragesOfTwoLanes, NothingStartsAfterTheEnd) {
-  averages_->add(bucket(100), 1);
+TEST_F(AveragesByHand, NothingStartsAfterTheEnd) {
+  averages_->add(bucket(100));
   averages_.reset();
-  bulk_->end();
-  bulk_->fail();
-  EXPECT_EQ(bulk_->sizes.size(), 2U);
+  backend_->end();
+  backend_->fail();
+  EXPECT_EQ(backend_->sizes.size(), 2U);
 }
 
 }  // namespace

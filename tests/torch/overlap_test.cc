@@ -25,7 +25,6 @@ namespace fs = std::filesystem;
 namespace nn = ::torch::nn;
 
 constexpr int kSteps = 6;
-constexpr std::size_t kLanes = 3;
 constexpr std::uint64_t kSeed = 5;
 
 /// Which layers a Layers network announces.
@@ -65,7 +64,7 @@ class Layers final : public models::ImageClassifier {
   nn::Linear head_;
 };
 
-using Groups = std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, const fs::path& store_file, int rank, int ranks,
                                                   const std::string& name) {
@@ -87,15 +86,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, co
   return group;
 }
 
-Groups make_groups(std::size_t lanes, const std::string& backend, const fs::path& store_file, int rank, int ranks) {
-  Groups groups;
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    groups.push_back(make_group(backend, store_file, rank, ranks, backend + std::to_string(lane)));
-  }
-  return groups;
-}
-
-DataParallelOptions options(Overlap overlap, const Groups& groups) {
+DataParallelOptions options(Overlap overlap) {
   return {.overlap = overlap,
           .make_optimizer =
               [](std::vector<at::Tensor> parameters) {
@@ -103,8 +94,7 @@ DataParallelOptions options(Overlap overlap, const Groups& groups) {
                                                              ::torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
               },
           .bucket_mib = 0.01,
-          .first_bucket_mib = 0.001,
-          .more_lanes = {groups.begin() + 1, groups.end()}};
+          .first_bucket_mib = 0.001};
 }
 
 void make_step(models::ImageClassifier& model, DataParallel& parallel, int rank) {
@@ -134,11 +124,11 @@ void save_state(const models::ImageClassifier& model, const fs::path& path) {
 
 using MakeModel = std::function<std::shared_ptr<models::ImageClassifier>()>;
 
-void train(const Groups& groups, const MakeModel& make, Overlap overlap, const fs::path& result) {
-  const int rank = groups[0]->getRank();
+void train(const Group& group, const MakeModel& make, Overlap overlap, const fs::path& result) {
+  const int rank = group->getRank();
   ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(rank));  // the start must come from rank 0
   const auto model = make();
-  DataParallel parallel(*model, groups[0], options(overlap, groups));
+  DataParallel parallel(*model, group, options(overlap));
   for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, rank);
   parallel.synchronize();
   model->eval();
@@ -189,16 +179,15 @@ class Ranks : public ::testing::Test {
   /// Trains in both ways and compares all ranks' parameters, buffers and answers.
   void expect_same_bits(const std::string& backend, int ranks, const MakeModel& make) {
     run(ranks, [&](int rank) {
-      const Groups groups = make_groups(kLanes, backend, folder_ / "store", rank, ranks);
+      const Group group = make_group(backend, folder_ / "store", rank, ranks, backend);
       const auto file = [&](const char* name) { return folder_ / (name + std::to_string(rank)); };
-      train(groups, make, Overlap::backward, file("waits"));
-      train(groups, make, Overlap::next_forward, file("overlaps"));
-      train({groups[0]}, make, Overlap::next_forward, file("overlaps on one lane"));
+      train(group, make, Overlap::backward, file("waits"));
+      train(group, make, Overlap::next_forward, file("overlaps"));
     });
     const std::string expected = load(folder_ / "waits0");
     ASSERT_GT(expected.size(), 1000U);
     for (int rank = 0; rank < ranks; ++rank) {
-      for (const char* name : {"waits", "overlaps", "overlaps on one lane"}) {
+      for (const char* name : {"waits", "overlaps"}) {
         EXPECT_TRUE(load(folder_ / (name + std::to_string(rank))) == expected) << "rank " << rank << " " << name;
       }
     }
@@ -228,10 +217,10 @@ TEST_F(Ranks, GlooHasTheSameBits) {
 
 TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
   run(1, [&](int) {
-    const Groups groups = make_groups(1, "shoal", folder_ / "store", 0, 1);
+    const Group group = make_group("shoal", folder_ / "store", 0, 1, "shoal");
     for (const Announces announces : {Announces::all, Announces::none, Announces::some}) {
       Layers model(announces);
-      DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
+      DataParallel parallel(model, group, options(Overlap::next_forward));
       for (int step = 0; step < 3; ++step) make_step(model, parallel, 0);
       const at::Tensor before = model.head().detach().clone();
       make_step(model, parallel, 0);
@@ -247,21 +236,21 @@ TEST_F(Ranks, UpdatesWaitForForwardOnlyWhereTheModelAnnounces) {
 
 TEST_F(Ranks, AMissingOptimizerIsAnError) {
   run(1, [&](int) {
-    const Groups groups = make_groups(1, "shoal", folder_ / "store", 0, 1);
+    const Group group = make_group("shoal", folder_ / "store", 0, 1, "shoal");
     Layers model(Announces::all);
-    DataParallelOptions incomplete = options(Overlap::next_forward, groups);
+    DataParallelOptions incomplete = options(Overlap::next_forward);
     incomplete.make_optimizer = {};
-    EXPECT_THROW(DataParallel(model, groups[0], incomplete), c10::ValueError);
-    DataParallel waits(model, groups[0]);
+    EXPECT_THROW(DataParallel(model, group, incomplete), c10::ValueError);
+    DataParallel waits(model, group);
     EXPECT_THROW(waits.step(), c10::ValueError);
   });
 }
 
 TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
   run(2, [&](int rank) {
-    const Groups groups = make_groups(kLanes, "shoal", folder_ / "store", rank, 2);
+    const Group group = make_group("shoal", folder_ / "store", rank, 2, "shoal");
     Layers model(Announces::all);
-    DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
+    DataParallel parallel(model, group, options(Overlap::next_forward));
     for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
     parallel.flush();
     if (rank == 1) return;  // with its process
@@ -278,10 +267,10 @@ TEST_F(Ranks, APeerThatLeavesIsAnErrorAndNobodyHangs) {
 
 TEST_F(Ranks, DestructionDoesNotWaitForWhatIsInFlight) {
   run(2, [&](int rank) {
-    const Groups groups = make_groups(kLanes, "shoal", folder_ / "store", rank, 2);
+    const Group group = make_group("shoal", folder_ / "store", rank, 2, "shoal");
     Layers model(Announces::all);
     {
-      DataParallel parallel(model, groups[0], options(Overlap::next_forward, groups));
+      DataParallel parallel(model, group, options(Overlap::next_forward));
       for (int step = 0; step < 3; ++step) make_step(model, parallel, rank);
       parallel.flush();
       if (rank == 0) make_step(model, parallel, rank);  // nobody answers

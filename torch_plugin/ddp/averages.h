@@ -1,4 +1,4 @@
-// Averages of gradients under way, in lanes of different urgency.
+// Averages of gradients under way.
 #pragma once
 
 #include <condition_variable>
@@ -10,31 +10,38 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "torch_plugin/ddp/lane_queue.h"
+#include "torch_plugin/ddp/piece_queue.h"
 
 namespace shoal::ddp {
 
-/// Sums buckets over all ranks, piece by piece; every end of a piece starts the next one. Each lane of the LaneQueue is a
-/// process group of its own, because calls of one group must be in the same order on every rank and those of two groups need
-/// not.
+/// Sums buckets over all ranks, piece by piece; every end of a piece starts the next one.
+///
+/// Of each bucket the first half goes as soon as there is room, and the second when release() is called, that of the last
+/// bucket first. So about half of a gradient travels beside backward, in backward's order, and the other half beside the next
+/// forward, in the order in which that needs it, without a word between the ranks about it. (Priority by layer, which each rank
+/// would apply by itself, was slower: ranks that are not equally far hold each other's window.)
 ///
 /// The first failure stays: nothing starts any more, and take_finished() throws it.
-/// Thread rule: one thread calls; the backends' threads, in which pieces end, are its own matter.
+///
+/// Sources of the idea: Jayarajan et al., "Priority-based parameter propagation for distributed DNN training" (P3), MLSys 2019;
+/// Peng et al., "A generic communication scheduler for distributed DNN training acceleration" (ByteScheduler), SOSP 2019.
+/// Thread rule: one thread calls; the backend's threads, in which pieces end, are its own matter.
 class Averages {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  /// `lanes`: groups over the same ranks, the most urgent first. At most `window` pieces of at most `piece_bytes` bytes are in
-  /// flight in each.
-  Averages(std::vector<Group> lanes, std::size_t window, std::size_t piece_bytes);
+  /// At most `window` pieces of at most `piece_bytes` bytes are in flight.
+  Averages(Group group, std::size_t window, std::size_t piece_bytes);
   /// Does not wait for what is in flight, which holds its own memory; starts nothing any more.
   ~Averages();
   Averages(const Averages&) = delete;
   Averages& operator=(const Averages&) = delete;
 
-  /// Sums up `bucket`, a vector, in place, as soon as `lane` allows. Collective by lane: the same buckets in the same order.
-  /// Returns the bucket's number: 0, 1, ... Throws the failure.
-  std::size_t add(const at::Tensor& bucket, std::size_t lane);
+  /// Sums up `bucket`, a vector, in place. Collective: the same buckets and releases in the same order. Returns the bucket's
+  /// number: 0, 1, ... Throws the failure.
+  std::size_t add(const at::Tensor& bucket);
+  /// Lets the second halves go.
+  void release();
   /// The numbers of the buckets that have been finished since the last call; blocks until there is one. Only while some are not
   /// finished. Throws the failure.
   std::vector<std::size_t> take_finished();
@@ -50,8 +57,8 @@ class Averages {
   struct Shared {
     std::mutex mutex;
     std::condition_variable changed;
-    std::vector<Group> lanes;
-    LaneQueue queue;
+    Group group;
+    PieceQueue queue;
     std::vector<Piece> pieces;
     std::vector<std::size_t> pieces_left;  // by bucket
     std::vector<std::size_t> finished;     // not yet taken
@@ -59,11 +66,11 @@ class Averages {
     bool starting = false;  // a thread is in start_pieces
     bool stopping = false;  // the destructor waits for that thread
 
-    Shared(std::vector<Group> groups, std::size_t window) : lanes(std::move(groups)), queue(lanes.size(), window) {}
+    Shared(Group pieces_group, std::size_t window) : group(std::move(pieces_group)), queue(window) {}
   };
 
   static void start_pieces(const std::shared_ptr<Shared>& shared);
-  static void end_piece(const std::shared_ptr<Shared>& shared, LaneQueue::Piece piece, std::exception_ptr failure);
+  static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure);
 
   const std::size_t piece_bytes_;
   const std::shared_ptr<Shared> shared_;

@@ -81,9 +81,7 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters_, sizes, sparse);
   std::ranges::reverse(buckets);
   if (defer) {
-    std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes = std::move(options.more_lanes);
-    lanes.insert(lanes.begin(), group_);
-    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, std::move(lanes), options.make_optimizer);
+    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, group_, options.make_optimizer);
   } else if (options.make_optimizer) {
     optimizer_ = options.make_optimizer(parameters_);
   }

@@ -36,9 +36,6 @@ struct DataParallelOptions {
   MakeOptimizer make_optimizer = {};                ///< needed for next_forward and for step()
   std::optional<double> bucket_mib = std::nullopt;  ///< a bucket is sent when it holds this much; 25, or 0.5 with next_forward
   double first_bucket_mib = 1;                      ///< so that communication starts early
-  /// With next_forward: more groups over the same ranks. Each is one more lane, on which gradients travel that forward needs
-  /// later than those of the lanes before it.
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> more_lanes = {};
   bool broadcast_buffers = true;        ///< every training forward starts from rank 0's; else each rank goes on with its own
   bool gradient_as_bucket_view = true;  ///< a gradient is a piece of its bucket, which saves memory and a copy
   bool find_unused_parameters =

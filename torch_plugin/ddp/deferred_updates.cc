@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <limits>
 #include <utility>
 
 namespace shoal::ddp {
@@ -30,28 +29,13 @@ class HandOver final : public c10d::CppCommHookInterface<AddBucket> {
   }
 };
 
-/// Each parameter's lane: an equal share of the bytes for each, a parameter where its middle lies.
-std::vector<std::size_t> deal_to_lanes(const std::vector<at::Tensor>& parameters, std::size_t lanes) {
-  std::size_t all = 0;
-  for (const at::Tensor& parameter : parameters) all += parameter.nbytes();
-  std::vector<std::size_t> lane_of;
-  std::size_t before = 0;
-  for (const at::Tensor& parameter : parameters) {
-    const std::size_t twice_the_middle = 2 * before + parameter.nbytes();
-    lane_of.push_back(std::min(twice_the_middle * lanes / std::max<std::size_t>(2 * all, 1), lanes - 1));
-    before += parameter.nbytes();
-  }
-  return lane_of;
-}
-
 }  // namespace
 
 DeferredUpdates::DeferredUpdates(const ::torch::nn::Module& model, std::vector<at::Tensor> parameters,
-                                 std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes, const MakeOptimizer& make_optimizer)
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer)
     : parameters_(std::move(parameters)),
-      scale_(1.0 / lanes.front()->getSize()),
-      lane_of_(deal_to_lanes(parameters_, lanes.size())),
-      averages_(std::move(lanes), kWindow, kPieceBytes),
+      scale_(1.0 / group->getSize()),
+      averages_(std::move(group), kWindow, kPieceBytes),
       bucket_of_(parameters_.size(), 0),
       announced_(parameters_.size(), false) {
   TORCH_CHECK_VALUE(make_optimizer,
@@ -92,6 +76,7 @@ void DeferredUpdates::begin_backward() {
   all_announced_ = std::ranges::find(announced_, false) == announced_.end();
   buckets_.clear();
   averages_.restart();
+  awaited_ = parameters_.size();
 }
 
 void DeferredUpdates::finish() {
@@ -103,18 +88,18 @@ double DeferredUpdates::take_waited_s() { return std::exchange(waited_s_, 0.0); 
 
 void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
   Bucket added;
-  std::size_t lane = std::numeric_limits<std::size_t>::max();
   for (const at::Tensor& parameter : bucket.getParameters()) {
     const std::size_t index = index_.at(parameter.unsafeGetTensorImpl());
     added.parameters.push_back(index);
     bucket_of_[index] = buckets_.size();
-    lane = std::min(lane, lane_of_[index]);
   }
   // What the reducer does on its own where it has no hook: to scale first, by the reciprocal.
   const at::NoGradGuard no_grad;
   at::Tensor gradients = bucket.getBuffer();
   gradients.mul_(scale_);
-  averages_.add(gradients, lane);
+  averages_.add(gradients);
+  awaited_ -= added.parameters.size();
+  if (awaited_ == 0) averages_.release();
   buckets_.push_back(std::move(added));
 }
 

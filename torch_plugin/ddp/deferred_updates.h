@@ -20,18 +20,17 @@ namespace shoal::ddp {
 /// after backward, bit for bit: the gradients are scaled and summed as the reducer does without a hook, and no parameter is
 /// read in between.
 ///
-/// What forward needs early overtakes what it needs late: with L lanes, parameters are dealt to lanes by their order in the
-/// model, an L-th of the bytes each, and a bucket goes on the lane of its most urgent parameter (see LaneQueue). That is the
-/// same on all ranks, without a word between them. A model that runs its parts in another order is slower, but right.
+/// Half of every bucket travels beside backward, half beside the next forward, what that needs first first (see Averages). A
+/// model that runs its parts in another order than it lists them is slower, but right.
 ///
-/// Collective; throws what the groups' backends throw, and after that again whenever an average is needed. What is in flight
+/// Collective; throws what the group's backend throws, and after that again whenever an average is needed. What is in flight
 /// may outlive the object: it holds its own memory. Thread rule: one thread.
 class DeferredUpdates {
  public:
   /// `model` must outlive the object; `parameters` are those of the reducer, in its order. Makes one optimizer for each, so
-  /// that their state does not depend on how they are grouped into buckets. `lanes`: groups over the same ranks, at least one.
+  /// that their state does not depend on how they are grouped into buckets.
   DeferredUpdates(const ::torch::nn::Module& model, std::vector<at::Tensor> parameters,
-                  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> lanes, const MakeOptimizer& make_optimizer);
+                  c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer);
 
   /// For Reducer::register_comm_hook; must not be called when this object is gone.
   std::unique_ptr<c10d::CommHookInterface> make_hook();
@@ -65,7 +64,7 @@ class DeferredUpdates {
   std::vector<std::unique_ptr<::torch::optim::Optimizer>> optimizers_;  // one a parameter
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_;       // of a parameter
   std::unordered_map<const ::torch::nn::Module*, std::vector<std::size_t>> parameters_of_;
-  std::vector<std::size_t> lane_of_;  // by parameter
+  std::size_t awaited_ = 0;  // parameters whose gradients backward still has to make
   Averages averages_;
 
   std::vector<Bucket> buckets_;         // by the number that averages_ gave them

@@ -14,7 +14,6 @@ namespace shoal::train {
 namespace {
 
 constexpr std::size_t kEvaluationBatch = 64;
-constexpr std::size_t kLanes = 2;  // with next_forward; three and four were slower at 1 Gbit/s
 
 /// Lends a batch's memory to torch without copying it, but to a GPU.
 std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset, at::Device device) {
@@ -55,24 +54,17 @@ Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const Conte
                                                      const TrainOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant(job, wanted, images, options));
   const bool defers = wanted.overlap == "next_forward";
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups;
-  const std::size_t lanes = defers && job.size() > 1 ? kLanes : 1;
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    Result<c10::intrusive_ptr<c10d::ProcessGroup>> group =
-        make_group(job, wanted.backend, wanted.name() + "/" + std::to_string(lane), made->clock_);
-    if (!group.ok()) return group.status();
-    groups.push_back(std::move(group).value());
-  }
+  Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job, wanted.backend, wanted.name(), made->clock_);
+  if (!group.ok()) return group.status();
   ::torch::manual_seed(options.seed);
   made->model_ = model.make(images.channels, images.classes);  // the same start on every device
   made->model_->to(made->device_);
   made->parallel_ = std::make_unique<ddp::DataParallel>(
-      *made->model_, groups.front(),
+      *made->model_, std::move(group).value(),
       ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
                                .make_optimizer = made->optimizers_.maker(options),
                                .bucket_mib = options.bucket_mib,
-                               .first_bucket_mib = options.first_bucket_mib,
-                               .more_lanes = {groups.begin() + 1, groups.end()}});
+                               .first_bucket_mib = options.first_bucket_mib});
   return made;
 }
 

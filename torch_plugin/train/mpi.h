@@ -8,8 +8,8 @@
 namespace shoal::train {
 
 /// A backend over all processes that mpirun started, as `rank` of `size`. Like torch's own for MPI, which its wheels lack, it
-/// makes its calls one after the other in a thread of its own, as blocking calls: MPI's best algorithms have no other form. So
-/// ranks that overlap lanes (next_forward) cannot use it. At most one exists in a process, once.
+/// makes its calls one after the other in a thread of its own, as blocking calls: MPI's best algorithms have no other form.
+/// At most one exists in a process, once.
 ///
 /// Serves all_reduce (sum), broadcast, all_gather and barrier, on contiguous CPU tensors. MPI knows no deadline: wait() waits
 /// for ever, and mpirun ends all ranks when one dies. Thread rule: one thread. Errors: unsupported where this was built without
