@@ -38,8 +38,8 @@ enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop };
 // clock decides how long it takes.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link)
-      : transport_(transport), link_(link), tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)) {}
+  Prober(Transport& transport, Link& link, bool cores_to_spare)
+      : transport_(transport), link_(link), tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)), waits_(cores_to_spare) {}
 
   /// `wire`: over a network sending itself costs much. With `latency_only` the rest of the cost is zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
@@ -121,11 +121,14 @@ class Prober {
   // Waits as calls do, so that it measures what they will see, and a machine whose cores are busy keeps it no longer than them.
   template <typename Ready>
   bool until(Ready ready) {
+    // A new one each time: who has slept through the others' start-up would go on sleeping, since no short look pays.
+    Waiter waiter = waits_;
     while (!ready()) {
       if (!link_.status().ok() || Clock::now() > give_up_) return false;
       if (transport_.progress()) {
-        waiter_.moved();
-      } else if (!ready() && !waiter_.look_again()) {
+        waiter.moved();
+      } else if (!ready() && !waiter.look_again()) {
+        waiter.blocking();
         sleep_unless(ready);
       }
     }
@@ -133,7 +136,6 @@ class Prober {
   }
   template <typename Ready>
   void sleep_unless(Ready ready) {
-    waiter_.blocking();
     pollfd wake{transport_.wait_fd(), POLLIN, 0};
     if (transport_.prepare_wait() && !transport_.progress() && !ready()) ::poll(&wake, 1, wake.fd < 0 ? 0 : kLookMs);
     transport_.finish_wait();
@@ -157,7 +159,7 @@ class Prober {
   Link& link_;
   std::size_t tile_;
   std::uint64_t sent_ = link_.sent_tiles();
-  Waiter waiter_{false};
+  const Waiter waits_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(tile_);
   Clock::time_point give_up_ = Clock::now() + kPatience;
 };
@@ -200,7 +202,7 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
       if (peer < 0) continue;
       const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
-      Prober prober(*parts.transports[parts.transport_of_link[index]], **link);
+      Prober prober(*parts.transports[parts.transport_of_link[index]], **link, has_cores_to_spare(parts));
       const bool leads = parts.rank < peer;
       const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
       if (leads ? !cost.has_value() : !prober.follow())

@@ -34,12 +34,12 @@ void ring_event(int fd) {
   }
 }
 
+}  // namespace
+
 bool has_cores_to_spare(const MeshParts& parts) {
   const auto local = parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(parts.rank)]).size();
   return static_cast<int>(local) <= parts.cores;
 }
-
-}  // namespace
 
 Mesh::Mesh(MeshParts parts)
     : parts_(std::move(parts)),

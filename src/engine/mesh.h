@@ -50,6 +50,9 @@ struct MeshParts {
   bool moves_aside = true;
 };
 
+/// Whether each rank of this node can have a core, so that polling takes none from another.
+bool has_cores_to_spare(const MeshParts& parts);
+
 /// Transports, links and control plane, and who drives them. Every communicator has an Executor; executors reach links through
 /// their Mesh only, which lives as long as the last of them.
 ///
