@@ -16,19 +16,29 @@ constexpr double kAboutEqual = 1.02;
 // this much the one with the fewest messages on the wire wins.
 constexpr std::size_t kMessagesCountBytes = 1 << 20;
 constexpr double kFewerMessages = 1.1;
-// Inside a node, from this size: buffers that all lie in shared memory are folded there, without a copy in or out, by direct
-// only. Where they lie is known when the ranks meet, after the choice, so direct has to be chosen while it is about as fast as
-// others are with copies; without them it takes a half to a fifth.
+// What the model does not know of all_reduces inside a node. From this size: buffers that all lie in shared memory are folded
+// there, without a copy in or out, by direct only. Where they lie is known when the ranks meet, after the choice, so direct has
+// to be chosen while it is about as fast as others are with copies; without them it takes a half to a fifth. Below: one_shot
+// goes through windows that every rank writes and reads once, without the steps, tiles and links that the model counts.
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
+constexpr double kGoesThroughWindows = 1.5;
 
 bool messages_count(const Topology& topology, const Collective& collective) {
   return collective.kind == CollectiveKind::all_reduce && topology.nodes() > 1 &&
          collective.input_bytes() < kMessagesCountBytes;
 }
 
-bool may_fold_in_place(const Topology& topology, const Collective& collective) {
-  return collective.kind == CollectiveKind::all_reduce && topology.nodes() == 1 && collective.input_bytes() >= kFoldsPayBytes;
+/// What is better than the model says, and by how much.
+struct Favourite {
+  std::string_view algorithm;
+  double factor = 1;
+};
+
+Favourite favourite(const Topology& topology, const Collective& collective) {
+  if (collective.kind != CollectiveKind::all_reduce || topology.nodes() > 1) return {};
+  if (collective.input_bytes() >= kFoldsPayBytes) return {kFoldsInPlace, kMayFoldInPlace};
+  return {"one_shot", kGoesThroughWindows};
 }
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
@@ -115,11 +125,11 @@ Result<Choice> best(const std::vector<Candidate>& candidates, const Topology& to
   if (!best->status.ok()) return best->status;
   const bool measured = best->measured_us.has_value();
   const double limit_us = best->time_us() * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
-  const bool folds = !measured && may_fold_in_place(topology, collective);
-  const double fold_limit_us = candidates.front().time_us() * kMayFoldInPlace;
+  const Favourite liked = measured ? Favourite{} : favourite(topology, collective);
+  const double liked_limit_us = candidates.front().time_us() * liked.factor;
   for (const Candidate& candidate : candidates) {
     if (!candidate.status.ok() || candidate.measured_us.has_value() != measured) break;
-    if (folds && candidate.algorithm->name == kFoldsInPlace && candidate.time_us() <= fold_limit_us) {
+    if (candidate.algorithm->name == liked.algorithm && candidate.time_us() <= liked_limit_us) {
       best = &candidate;
       break;
     }
@@ -128,7 +138,7 @@ Result<Choice> best(const std::vector<Candidate>& candidates, const Topology& to
   return Choice{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model};
 }
 
-std::string reason_for(const std::vector<Candidate>& candidates, const Choice& choice) {
+std::string reason_for(const std::vector<Candidate>& candidates, const Choice& choice, const Favourite& liked) {
   const std::string_view name = choice.algorithm->name;
   const Candidate& fastest = candidates.front();
   const std::string_view verb = fastest.measured_us ? "was measured" : "is predicted";
@@ -140,9 +150,9 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    const std::string_view why = name == kFoldsInPlace && choice.predicted_us > fastest.time_us() * kAboutEqual
-                                     ? "folds buffers from mem_alloc in place"
-                                     : "takes fewer messages or is simpler";
+    std::string_view why = "takes fewer messages or is simpler";
+    if (choice.basis == ChoiceBasis::model && name == liked.algorithm && choice.predicted_us > fastest.time_us() * kAboutEqual)
+      why = name == kFoldsInPlace ? "folds buffers from mem_alloc in place" : "goes through shared windows";
     return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} {}", name, verb, choice.predicted_us,
                        fastest.algorithm->name, fastest.time_us(), name, why);
   }
@@ -180,7 +190,7 @@ Result<Explanation> explain(const Topology& topology, const Collective& collecti
       forced ? force(topology, collective, forced_algorithm, tuned) : best(explanation.candidates, topology, collective);
   if (!choice.ok()) return choice.status();
   explanation.choice = *choice;
-  explanation.reason = reason_for(explanation.candidates, explanation.choice);
+  explanation.reason = reason_for(explanation.candidates, explanation.choice, favourite(topology, collective));
   return explanation;
 }
 

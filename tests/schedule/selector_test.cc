@@ -125,7 +125,7 @@ TEST(Selector, ChoosesWhatTheMachineCallsFor) {
             "dissemination");
 }
 
-TEST(Selector, PrefersWhatMayFoldInPlace) {
+TEST(Selector, KnowsWhatSharedMemoryFavours) {
   // Its lanes make direct a little slower than the ring between two ranks, by what a message costs a core.
   Topology near = Topology::uniform(1, 2);
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 8;
@@ -135,6 +135,10 @@ TEST(Selector, PrefersWhatMayFoldInPlace) {
   EXPECT_EQ(little->choice.algorithm->name, "direct") << little->reason;
   EXPECT_GT(little->choice.predicted_us, 1.02 * little->candidates.front().predicted_us);
   EXPECT_NE(little->reason.find("in place"), std::string::npos) << little->reason;
+
+  near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 0.1;
+  EXPECT_EQ(chosen(near, all_reduce(16 << 10)), "one_shot") << "through windows";
+  EXPECT_EQ(chosen(Topology::uniform(1, 8), all_reduce(16 << 10)), "direct") << "eight times the traffic is too much";
 
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 80;
   EXPECT_EQ(chosen(near, all_reduce(16 << 20)), "ring") << "direct is too far behind";
