@@ -526,6 +526,50 @@ TEST(TcpLink, AFrameThatComesByteByByteIsOneTile) {
   link.release();
 }
 
+// A socket reports when the rest of the tile at its head can have come; that rest shrinks whenever somebody looks in between.
+TEST(TcpLink, TheLastBytesOfATileWakeWhoeverSleeps) {
+  constexpr std::uint32_t kTile = 100'000;
+  Played played = play_peer(1, kTile);
+  Transport& transport = *played.end.transport;
+  Link& link = played.end.link(1);
+  const auto bytes = frame(0, kTile, kTile);
+  const std::span<const std::byte> all(bytes);
+  const auto announce_sleep = [&] {
+    while (!transport.prepare_wait()) {
+      transport.finish_wait();
+      transport.progress();
+    }
+  };
+  // Read because somebody wants a tile, not because the socket has reported.
+  const auto read = [&](std::span<const std::byte> part) {
+    play(played.peer[0], part);
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(link.peek(), nullptr);
+      transport.progress();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  read(all.first(30'000));
+  announce_sleep();
+  transport.finish_wait();
+  read(all.subspan(30'000, bytes.size() - 31'000));
+  announce_sleep();
+  play(played.peer[0], all.last(1000));
+  // Nobody wants a tile from here on. A timer wakes as well, once a second, and looks no further than the socket says.
+  const auto start = Clock::now();
+  bool news = false;
+  for (int i = 0; i < 3 && !news; ++i) {
+    pollfd waiting{transport.wait_fd(), POLLIN, 0};
+    ::poll(&waiting, 1, 10'000);
+    transport.finish_wait();
+    transport.progress();
+    news = !transport.prepare_wait();
+    transport.finish_wait();
+  }
+  EXPECT_TRUE(news) << "after " << std::chrono::duration<double>(Clock::now() - start).count() << " s";
+  EXPECT_NE(link.peek(), nullptr);
+}
+
 TEST(TcpLink, HalfATileIsNeverShown) {
   Played played = play_peer(1, 4096);
   const auto bytes = frame(0, 200, 200);

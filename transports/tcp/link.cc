@@ -263,7 +263,8 @@ void TcpLink::examine(Flow& flow) {
 void TcpLink::await_front(Flow& flow) noexcept {
   if (flow.ended || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
-  if (missing >= kWorthwhileLowWater) set_low_water(flow, std::min(missing, kMaxLowWater));
+  // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
+  set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
 }
 
 void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {
