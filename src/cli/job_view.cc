@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -61,6 +62,11 @@ CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
   for (std::uint64_t call = view.started - remembered; call < view.started; ++call)
     view.calls.push_back(page.calls[call % kLedgerCalls]);
   return view;
+}
+
+/// Its owner writes the magic last.
+bool is_being_made(std::string_view file) {
+  return file.substr(0, sizeof kLedgerMagic).find_first_not_of('\0') == std::string_view::npos;
 }
 
 }  // namespace
@@ -126,7 +132,7 @@ std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::strin
           read_ledger(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
       if (rank.ok()) {
         job.seen.push_back(std::move(rank).value());
-      } else if (fs::exists(file.path(), error)) {
+      } else if (!is_being_made(bytes) && fs::exists(file.path(), error)) {
         complaints.push_back(fmt::format("{}: {}", file.path().string(), rank.status().message()));
       }
     }

@@ -119,26 +119,35 @@ class Prober {
   }
 
   // Waits as calls do, so that it measures what they will see, and a machine whose cores are busy keeps it no longer than them.
+  // `ready` may send a tile, so nobody asks again once it has said yes.
   template <typename Ready>
   bool until(Ready ready) {
     // A new one each time: who has slept through the others' start-up would go on sleeping, since no short look pays.
     Waiter waiter = waits_;
-    while (!ready()) {
+    bool done = ready();
+    while (!done) {
       if (!link_.status().ok() || Clock::now() > give_up_) return false;
       if (transport_.progress()) {
         waiter.moved();
-      } else if (!ready() && !waiter.look_again()) {
+      } else if (!waiter.look_again()) {
         waiter.blocking();
-        sleep_unless(ready);
+        done = sleep_unless(ready);
       }
+      if (!done) done = ready();
     }
     return true;
   }
+  /// Whether it became ready before the sleep.
   template <typename Ready>
-  void sleep_unless(Ready ready) {
+  bool sleep_unless(Ready ready) {
     pollfd wake{transport_.wait_fd(), POLLIN, 0};
-    if (transport_.prepare_wait() && !transport_.progress() && !ready()) ::poll(&wake, 1, wake.fd < 0 ? 0 : kLookMs);
+    bool done = false;
+    if (transport_.prepare_wait() && !transport_.progress()) {
+      done = ready();
+      if (!done) ::poll(&wake, 1, wake.fd < 0 ? 0 : kLookMs);
+    }
     transport_.finish_wait();
+    return done;
   }
   bool send(std::size_t bytes, Wish wish) {
     const TileHeader header{0, 0, wish, static_cast<std::uint32_t>(bytes), 0};

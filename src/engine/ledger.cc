@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -157,7 +158,7 @@ Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool cleans) 
     ::rmdir(folder.c_str());
     return refuse(system_error("SHOAL_LEDGER: write " + path, error));
   }
-  auto* header = new (memory) LedgerHeader;
+  auto header = std::make_unique<LedgerHeader>();
   header->pid = ::getpid();
   header->rank = owner.rank;
   header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
@@ -173,6 +174,11 @@ Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool cleans) 
   for (std::size_t rank = 0; rank < std::min(owner.node_of_rank.size(), kLedgerMembers); ++rank)
     header->node_of_rank[rank] = static_cast<std::uint16_t>(owner.node_of_rank[rank]);
   header->pages = kLedgerPages;
+  // The magic comes last: a reader who looks meanwhile finds a file that is still being made.
+  constexpr std::size_t kMagicBytes = sizeof header->magic;
+  std::memcpy(static_cast<std::byte*>(memory) + kMagicBytes, reinterpret_cast<const std::byte*>(header.get()) + kMagicBytes,
+              sizeof *header - kMagicBytes);
+  std::atomic_ref(*static_cast<decltype(header->magic)*>(memory)).store(header->magic, std::memory_order_release);
   return std::shared_ptr<Ledger>(new Ledger(path, fd, static_cast<std::byte*>(memory)));
 }
 
