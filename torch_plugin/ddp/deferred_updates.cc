@@ -105,6 +105,7 @@ void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
 
 /// Updates the parameters of `bucket`, unless that has been done. While its average is missing, others are updated.
 void DeferredUpdates::finish(std::size_t bucket) {
+  if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward broke off: nothing else would let the second halves go
   while (!buckets_[bucket].updated) {
     const auto next = buckets_[bucket].averaged
                           ? buckets_.begin() + static_cast<std::ptrdiff_t>(bucket)
