@@ -111,8 +111,9 @@ class Transport {
   /// readable. False where something new is there already: do not block. New is what the user has not been shown: a tile that
   /// peek() has shown wakes nobody, and room counts only after a try_send() that found none. So do all that can be done first.
   virtual bool prepare_wait() = 0;
-  /// To be called after blocking; drains wait_fd().
-  virtual void finish_wait() = 0;
+  /// To be called after blocking, or instead of it. `readable`: wait_fd() was found readable and is to be drained, or was not
+  /// looked at. Where it was not readable nothing is lost: what comes later makes it so for the next wait.
+  virtual void finish_wait(bool readable) = 0;
 
   /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at
   /// the start, 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no

@@ -325,10 +325,10 @@ class LoopbackTransport final : public Transport {
     own.alarm.arm(due);
     return true;
   }
-  void finish_wait() override {
+  void finish_wait(bool readable) override {
     State::Rank& own = state_->at(rank_);
     own.sleeping.exchange(false, std::memory_order_acq_rel);
-    own.alarm.drain();
+    if (readable) own.alarm.drain();
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {

@@ -243,10 +243,10 @@ class ShmTransport final : public Transport {
     return !news;
   }
 
-  void finish_wait() override {
+  void finish_wait(bool readable) override {
     if (session_ == nullptr) return;
     stop_sleeping();
-    broke_while_waiting_ |= drain_descriptors();
+    if (readable) broke_while_waiting_ |= drain_descriptors();
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
