@@ -230,8 +230,8 @@ void run_or_throw(const shoal_peer_call& call) {
       return;
     }
     case CollectiveKind::reduce: {
-      if (is_root) copy_to_output(call);
-      auto tensors = one(is_root ? call.output : call.input);
+      copy_to_output(call);  // everywhere: Gloo adds up in the tensors of all ranks
+      auto tensors = one(call.output);
       c10d::ReduceOptions options;
       options.reduceOp = *torch_op(call.op);
       options.rootRank = call.root;
