@@ -121,6 +121,11 @@ class Transport {
     static_cast<void>(rank);
     return {};
   }
+  /// Memory that every rank of the transport reads and writes, for windows of communicators that do not have all ranks: zero at
+  /// the start, 64-byte aligned, the same size for all. Empty where the wire has no such thing.
+  [[nodiscard]] virtual std::span<std::byte> common_memory() noexcept { return {}; }
+  /// Ranks that see the windows and that memory, this one included.
+  [[nodiscard]] virtual int window_count() const noexcept { return 0; }
   /// Where `data` lies in the part of this process's memory that every rank of the transport reads and writes; nothing where
   /// not all of it does, or where the ranks share none. Cheap.
   [[nodiscard]] virtual std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept {

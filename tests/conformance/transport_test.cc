@@ -657,6 +657,23 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
   });
 }
 
+TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
+  run([](Rank& rank) {
+    const std::span<std::byte> common = rank.transport().common_memory();
+    EXPECT_EQ(!common.empty(), kind().windows);
+    if (common.empty()) return;
+    EXPECT_EQ(rank.transport().window_count(), rank.size());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(common.data()) % 64, 0U);
+    for (const std::byte byte : common) ASSERT_EQ(byte, std::byte{0});
+    rank.meet();
+    // All add to the last word.
+    std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(common.data() + common.size() - sizeof(std::uint64_t)));
+    for (int i = 0; i < 1000; ++i) word.fetch_add(static_cast<std::uint64_t>(rank.rank()) + 1);
+    rank.meet();
+    EXPECT_EQ(word.load(), 1000U * static_cast<unsigned>(rank.size() * (rank.size() + 1) / 2));
+  });
+}
+
 TEST_P(TransportConformance, UnknownRanksHaveNoWindow) {
   run([](Rank& rank) {
     EXPECT_TRUE(rank.transport().shared_window(-1).empty());
