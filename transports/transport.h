@@ -154,6 +154,11 @@ class Transport {
   /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory.
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}
+  /// The same, but wakes nobody else than `ranks` (this one may be among them).
+  virtual void notify(std::span<const int> ranks) {
+    static_cast<void>(ranks);
+    notify_peers();
+  }
 
   /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
   /// those of the parent as they are. The links are alive; nothing else is called there but destructors.

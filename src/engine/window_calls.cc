@@ -42,6 +42,7 @@ WindowCalls::WindowCalls(Transport& transport, std::vector<std::span<std::byte>>
       rank_(rank),
       windows_(std::move(windows)),
       members_(std::move(members)),
+      everybody_(members_.size() == static_cast<std::size_t>(transport.window_count())),
       room_(windows_.front().size()),
       inputs_(windows_.size()),
       outputs_(windows_.size()),
@@ -102,7 +103,7 @@ WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t s
   if (!try_often([&] { return try_publish(mine, late_or_odd); })) return Attempt::held;
   const bool taken = try_often([&] { return take_all(mine, late_or_odd); });
   // Only now: the fence in it would hold the looks back until the peers' caches have given up our line.
-  transport_->notify_peers();
+  notify();
   return taken ? Attempt::ended : Attempt::published;
 }
 
@@ -112,7 +113,7 @@ WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
   Advance result;
   if (!operation->published) {
     if (!try_publish(mine, result)) return result;
-    transport_->notify_peers();
+    notify();
     operation->published = true;
     result.moved = true;
   }
@@ -254,7 +255,7 @@ WindowCalls::Advance WindowCalls::advance_meeting(Operation* operation) {
     if (!done) return result;
     // release: orders our writes into the peers' outputs, for the acquire below.
     mine.left.store(flag, std::memory_order_release);
-    transport_->notify_peers();
+    notify();
   }
   for (const auto& each : windows_) {
     if (meeting_slot(each, meetings_).left.load(std::memory_order_acquire) < flag) return result;
@@ -294,7 +295,7 @@ void WindowCalls::enter(Operation* operation) {
   // release: orders the rest of the slot, and what the caller wrote into its input, for the peers' acquire in all_entered().
   last_meeting_ = flag_of(*operation);
   mine.entered.store(last_meeting_, std::memory_order_release);
-  transport_->notify_peers();
+  notify();
   operation->published = true;
   // What needs nobody, while the others look at that. Should the call have to take the links, it is done twice.
   move_ = 0;

@@ -112,7 +112,7 @@ class WindowCalls {
     std::byte* output;
   };
   /// False where the slot or the place is still in use, or `odd_rank` is set. The peers that sleep are not woken:
-  /// transport_->notify_peers() comes after.
+  /// notify() comes after.
   bool try_publish(const Contribution& mine, Advance& result);
   /// True when all that this rank takes was there and has been taken; or `odd_rank` is set.
   bool take_all(const Contribution& mine, Advance& result);
@@ -133,6 +133,11 @@ class WindowCalls {
   void begin_part(internal::Operation* operation);
   bool fold_some(internal::Operation* operation);
   bool move_some(internal::Operation* operation);
+  /// Wakes the others of this communicator.
+  void notify() {
+    if (everybody_) return transport_->notify_peers();
+    transport_->notify(members_);
+  }
   [[nodiscard]] int member(int rank) const noexcept { return members_[static_cast<std::size_t>(rank)]; }
   /// Copies `bytes` of a move from `done_bytes` on.
   Status move(internal::Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes);
@@ -147,6 +152,7 @@ class WindowCalls {
   int rank_ = 0;
   std::vector<std::span<std::byte>> windows_;  // of every rank
   std::vector<int> members_;                   // by rank: its number in the transport
+  bool everybody_ = false;                     // all ranks of the transport are members
   OneShotRoom room_;
   RingQueue<internal::Operation*> calls_;  // by sequence; the first is under way
   bool undecided_ = false;

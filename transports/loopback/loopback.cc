@@ -346,6 +346,12 @@ class LoopbackTransport final : public Transport {
     for (const LoopbackLink* link : *links_) state_->wake(link->peer());
   }
 
+  void notify(std::span<const int> ranks) override {
+    for (const int rank : ranks) {
+      if (rank != rank_) state_->wake(rank);
+    }
+  }
+
   /// The channels that this end receives from, and its window.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     const LoopbackOptions& options = state_->options;

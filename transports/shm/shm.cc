@@ -297,6 +297,15 @@ class ShmTransport final : public Transport {
     for (const ShmLink* link : session_->links) link->wake_peer();
   }
 
+  void notify(std::span<const int> ranks) override {
+    if (session_ == nullptr) return;
+    full_fence();  // as in notify_peers()
+    for (const int rank : ranks) {
+      const std::size_t i = position_of(rank);
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+    }
+  }
+
   /// This end's share of the segment: the rings that it receives from, its own window, and its part of the common memory.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
