@@ -351,7 +351,6 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     const std::size_t made = heap_bytes() - heap;
     std::vector<std::vector<std::int32_t>> buffers(64, std::vector<std::int32_t>(5000, c.rank() + 1));
     const std::size_t heap_between = heap_bytes();
-    const std::size_t shared_between = shared_bytes();
     const std::size_t threads_between = threads();
     std::vector<Work> works;
     for (std::size_t k = 0; k < 64; ++k) {
@@ -368,13 +367,17 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     }
     works.clear();
     const std::size_t used = heap_bytes() - heap_between;
-    for (std::size_t k = 0; k < 64; ++k) {  // these go through windows where there are any
+    // Small calls go through windows where there are any. Those before may have touched all slots of all rings.
+    const std::size_t shared_between = shared_bytes();
+    for (std::size_t k = 0; k < 64; ++k) {
       if (std::string error = check_sum(*groups[k], c.rank(), {0, 1, 2}, 1000); !error.empty()) return error;
     }
     const std::size_t touched = shared_bytes() - shared_between;
     if (c.rank() == 0) {
-      fmt::print("64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each, {} KiB of shared memory after two\n",
-                 GetParam(), made >> 10, used >> 10, touched >> 10);
+      fmt::print(
+          "64 groups of 3 over {}: {} KiB when made, {} KiB more after a call each, {} KiB of shared memory after a small one "
+          "each\n",
+          GetParam(), made >> 10, used >> 10, touched >> 10);
       std::fflush(stdout);  // the process ends without doing so
     }
     // Those of a call each hold a Plan and an Operation, and scratch memory that the next call of any group uses.
@@ -382,7 +385,7 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     if (used > 64 * (std::size_t{64} << 10)) return fmt::format("64 groups hold {} bytes more after a call each", used);
     // Of all three ranks: two places for data, and the words beside them.
     if (touched > 64 * 3 * (std::size_t{32} << 10))
-      return fmt::format("64 groups share {} bytes after two calls each", touched);
+      return fmt::format("64 groups share {} bytes after a small call each", touched);
     if (threads() > threads_between + 1) return fmt::format("{} threads became {}", threads_between, threads());
     if (open_descriptors() != descriptors) return fmt::format("{} descriptors became {}", descriptors, open_descriptors());
     if (c.memory_bytes() != memory) return fmt::format("{} bytes became {}", memory, c.memory_bytes());
