@@ -122,6 +122,11 @@ class Transport {
     static_cast<void>(rank);
     return {};
   }
+  /// Memory that every rank of the transport reads and writes, for windows of communicators that do not have all ranks: zero at
+  /// the start, 64-byte aligned, the same size for all. Empty where the wire has no such thing.
+  [[nodiscard]] virtual std::span<std::byte> common_memory() noexcept { return {}; }
+  /// Ranks that see the windows and that memory, this one included.
+  [[nodiscard]] virtual int window_count() const noexcept { return 0; }
   /// Where `data` lies in the part of this process's memory that every rank of the transport reads and writes; nothing where
   /// not all of it does, or where the ranks share none. Cheap.
   [[nodiscard]] virtual std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept {
@@ -150,6 +155,11 @@ class Transport {
   /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory.
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}
+  /// The same, but wakes nobody else than `ranks` (this one may be among them).
+  virtual void notify(std::span<const int> ranks) {
+    static_cast<void>(ranks);
+    notify_peers();
+  }
 
   /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
   /// those of the parent as they are. The links are alive; nothing else is called there but destructors.

@@ -255,6 +255,11 @@ class ShmTransport final : public Transport {
     return segment().window(position);
   }
 
+  [[nodiscard]] std::span<std::byte> common_memory() noexcept override {
+    return session_ == nullptr ? std::span<std::byte>() : segment().common();
+  }
+  [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
+
   [[nodiscard]] std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept override {
     if (session_ == nullptr || session_->arena == nullptr || !all_read_arenas()) return std::nullopt;
     return session_->arena->offset_of(data, bytes);
@@ -292,10 +297,20 @@ class ShmTransport final : public Transport {
     for (const ShmLink* link : session_->links) link->wake_peer();
   }
 
-  /// This end's share of the segment: the rings that it receives from and its own window.
+  void notify(std::span<const int> ranks) override {
+    if (session_ == nullptr) return;
+    full_fence();  // as in notify_peers()
+    for (const int rank : ranks) {
+      const std::size_t i = position_of(rank);
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+    }
+  }
+
+  /// This end's share of the segment: the rings that it receives from, its own window, and its part of the common memory.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
-    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes;
+    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
+           SegmentLayout::kCommonBytesPerRank;
   }
 
  private:
