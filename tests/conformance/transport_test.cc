@@ -674,7 +674,7 @@ TEST_P(TransportConformance, NotifyWakesThoseThatItNames) {
     const bool sleeps = rank.rank() != 0;
     if (sleeps) {
       while (!transport.prepare_wait()) {  // something of the start-up
-        transport.finish_wait();
+        transport.finish_wait(true);
         transport.progress();
       }
     }
@@ -684,7 +684,7 @@ TEST_P(TransportConformance, NotifyWakesThoseThatItNames) {
     if (sleeps) {
       pollfd woken{transport.wait_fd(), POLLIN, 0};
       EXPECT_EQ(::poll(&woken, 1, 0), rank.rank() == 1 ? 1 : 0) << "rank " << rank.rank();
-      transport.finish_wait();
+      transport.finish_wait(true);
     }
     rank.meet();
   });
