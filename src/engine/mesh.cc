@@ -34,10 +34,10 @@ void ring_event(int fd) {
   }
 }
 
-/// Whether poll found `fd` readable, or was not asked about it.
+/// Whether poll found `fd` readable, or was not called. It was not asked about what nobody waits for here.
 bool is_readable(std::span<const pollfd> polled, int fd) {
   const auto found = std::ranges::find(polled, fd, &pollfd::fd);
-  return found == polled.end() || found->revents != 0;
+  return found == polled.end() ? polled.empty() : found->revents != 0;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr std::size_t kWindow = 2;
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
 // The optimizer passes over a slice several times: values, gradients and state of one this size stay in the cache meanwhile. A
 // multiple of all vectors' lengths, so that every element is computed as it would be in the whole parameter.
-constexpr std::int64_t kSliceElements = std::int64_t{64} << 10;
+constexpr std::int64_t kSliceElements = std::int64_t{128} << 10;
 
 using AddBucket = std::function<void(const c10d::GradBucket&)>;
 
