@@ -50,7 +50,8 @@ TEST(Crc32c, HasThePublishedValues) {
 TEST(Crc32c, IsTheSameHoweverItIsMade) {
   std::printf("by %s\n", crc32c_is_fast() ? "instructions" : "tables");
   // Around the lengths at which strands begin, and some beyond.
-  for (const std::size_t size : {1, 7, 8, 9, 383, 384, 385, 767, 768, 3071, 3072, 3073, 3456, 6144, 10007, 12288, 12289, 70001}) {
+  for (const std::size_t size :
+       {1, 7, 8, 9, 383, 384, 385, 767, 768, 3071, 3072, 3073, 3456, 6144, 10007, 12288, 12289, 70001}) {
     const auto data = random_bytes(size + 3);
     for (std::size_t start = 0; start < 3; ++start) {
       const auto part = std::span(data).subspan(start, size);

@@ -151,6 +151,14 @@ std::uint32_t update(std::uint32_t crc, const std::byte* at, std::size_t bytes) 
 
 // What has just been copied is still in the first-level cache, and a whole number of strands.
 constexpr std::size_t kCopyBytes = 12 << 10;
+// Below this memcpy moves vectors. A target that begins a few bytes further into its page than its source makes the string
+// instructions of AMD's processors crawl: 1.8 instead of 40 GB/s.
+constexpr std::size_t kShortCopyBytes = 1536;
+
+std::size_t copy_step(const std::byte* target, const std::byte* source) noexcept {
+  const auto apart = (reinterpret_cast<std::uintptr_t>(target) - reinterpret_cast<std::uintptr_t>(source)) % 4096;
+  return apart != 0 && apart < 64 ? kShortCopyBytes : kCopyBytes;
+}
 
 }  // namespace
 
@@ -158,13 +166,24 @@ std::uint32_t crc32c(std::span<const std::byte> data) noexcept { return ~update(
 
 std::uint32_t copy_with_crc32c(std::byte* target, std::span<const std::byte> data) noexcept {
   std::uint32_t crc = ~0U;
-  for (std::size_t at = 0; at < data.size(); at += kCopyBytes) {
-    const std::size_t bytes = std::min(kCopyBytes, data.size() - at);
+  const std::size_t step = copy_step(target, data.data());
+  for (std::size_t at = 0; at < data.size(); at += step) {
+    const std::size_t bytes = std::min(step, data.size() - at);
     std::memcpy(target + at, data.data() + at, bytes);
     // Of the copy: should the source change meanwhile, what leaves is still what the sum is of.
     crc = update(crc, target + at, bytes);
   }
   return ~crc;
+}
+
+void copy(std::byte* target, std::span<const std::byte> data) noexcept {
+  const std::size_t step = copy_step(target, data.data());
+  if (step == kCopyBytes) {
+    std::memcpy(target, data.data(), data.size());
+    return;
+  }
+  for (std::size_t at = 0; at < data.size(); at += step)
+    std::memcpy(target + at, data.data() + at, std::min(step, data.size() - at));
 }
 
 bool crc32c_is_fast() noexcept { return kFast; }

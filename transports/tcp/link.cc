@@ -3,23 +3,25 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
 #include <cassert>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "transports/tcp/checksum.h"
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/repairs.h"
 
 namespace shoal::tcp {
 namespace {
 
-constexpr std::array<std::byte, kFrameAlignment> kZeros{};
 // A link whose first socket has ended waits this long for bytes on the others.
 constexpr std::chrono::milliseconds kClosingPatience{300};
 // A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
@@ -28,24 +30,27 @@ constexpr std::uint32_t kVanishedMs = 10'000;
 
 }  // namespace
 
-TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes)
-    : reactor_(std::move(reactor)),
-      peer_(peer),
-      peer_address_(std::move(peer_address)),
-      tile_bytes_(tile_bytes),
-      queue_(kQueueTiles) {}
+TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape)
+    : reactor_(std::move(reactor)), peer_(peer), peer_address_(std::move(peer_address)), shape_(shape), queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
-                                               std::vector<Descriptor> sockets, std::size_t tile_bytes,
-                                               std::size_t tiles_per_socket) {
-  std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), tile_bytes));
+                                               std::vector<Descriptor> sockets, const LinkShape& shape) {
+  std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), shape));
+  const std::size_t frame = frame_bytes(shape.tile_bytes);
+  const std::size_t tile_flows = sockets.size() - 1;
+  auto memory = MirrorRing::make(tile_flows * std::max(kOpenBytes, kOpenTiles * frame));
+  if (!memory.ok()) return memory.status();
+  link->memory_ = std::move(*memory);
+  link->growth_ = std::exp2(2.0 / std::max<double>(1, static_cast<double>(tile_flows) - 1));
   link->flows_.reserve(sockets.size());
   for (Descriptor& socket : sockets) {
-    auto ring = MirrorRing::make(tiles_per_socket * frame_bytes(tile_bytes));
-    if (!ring.ok()) return ring.status();
     Flow& flow = link->flows_.emplace_back();
     flow.link = link.get();
     flow.socket = std::move(socket);
+    flow.share_bytes = static_cast<double>(link->memory_.size()) / static_cast<double>(tile_flows);
+    if (link->flows_.size() > tile_flows) continue;
+    auto ring = MirrorRing::make(shape.tiles_per_socket * frame);
+    if (!ring.ok()) return ring.status();
     flow.ring = std::move(*ring);
   }
   const auto added = link->reactor_->add(*link);
@@ -58,44 +63,43 @@ TcpLink::~TcpLink() {
   reactor_->remove(*this);
 }
 
+// Sending
+// -----------------------------------------------------------------------------------------------------------------------
+
 bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data) {
-  assert(header.size_bytes == data.size() && data.size() <= tile_bytes_);
-  if (closing_ || taken_ - sent_ == kQueueTiles) return false;
-  Outgoing& tile = outgoing(taken_);
-  encode(FrameHeader{taken_, header}, data, std::span(tile.bytes).first<kFrameHeaderBytes>());
-  tile.size_bytes = data.size();
-  tile.done = false;
-  if (data.size() <= kInlineBytes) {
-    tile.data = nullptr;
-    if (data.size() > kTinyBytes) {
-      std::memcpy(tile.bytes.data() + kFrameHeaderBytes, data.data(), data.size());
-      const std::size_t end = kFrameHeaderBytes + data.size();
-      std::memset(tile.bytes.data() + end, 0, frame_bytes(data.size()) - end);
-    }
-  } else {
-    tile.data = data.data();
+  assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
+  if (closing_) return false;
+  const std::size_t whole = frame_bytes(data.size());
+  if (taken_ - forgotten_ == kQueueTiles || memory_end_ - memory_begin_ + whole > memory_.size()) {
+    refused_ = true;
+    judge_flows();
+    return false;
   }
+  // As in the rings: a link that keeps up stays within a few warm pages.
+  if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
+  std::byte* frame = memory_.data() + memory_end_ % memory_.size();
+  FrameHeader front{taken_, header, 0};
+  if (data.size() > kTinyBytes) {
+    if (shape_.integrity) {
+      front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
+    } else {
+      copy(frame + kFrameHeaderBytes, data);
+    }
+    const std::size_t end = kFrameHeaderBytes + data.size();
+    std::memset(frame + end, 0, whole - end);
+  }
+  encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));
+  const bool small = data.size() <= kSmallBytes;
+  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false};
+  memory_end_ += whole;
   ++taken_;
   // A small tile waits for what follows it in the same pass of its sender: together they cost one system call and one packet.
-  if (tile.data == nullptr && taken_ - pulled_ < kPullTiles) {
+  if (small && taken_ - pulled_ < kPullTiles) {
     reactor_->hold(*this);
   } else {
     pull_tiles();
   }
   return true;
-}
-
-void TcpLink::keep_copies() {
-  std::erase_if(kept_, [&](const Kept& kept) { return kept.tile < sent_; });
-  for (std::uint64_t i = sent_; i < taken_; ++i) {
-    Outgoing& tile = outgoing(i);
-    const bool kept = std::any_of(kept_.begin(), kept_.end(), [&](const Kept& k) { return k.tile == i; });
-    if (tile.data == nullptr || tile.done || kept) continue;
-    auto copy = std::make_unique_for_overwrite<std::byte[]>(tile.size_bytes);
-    std::memcpy(copy.get(), tile.data, tile.size_bytes);
-    tile.data = copy.get();
-    kept_.push_back({i, std::move(copy)});
-  }
 }
 
 bool TcpLink::send_held() {
@@ -105,64 +109,88 @@ bool TcpLink::send_held() {
   return sent_ != sent || closing_;
 }
 
+// What a flow has under way is late if the flow is slow, and all tiles behind it wait. So whenever the link's memory is full,
+// once for each fill, the flow with the oldest tile loses half of its share, and the others gain: a slow one is soon left with
+// one pull at a time, while flows that are equally fast take turns in being the last.
+void TcpLink::judge_flows() noexcept {
+  if (flows_.size() == 2 || forgotten_ == taken_ || forgotten_ < judged_ || forgotten_ == pulled_) return;
+  judged_ = taken_;
+  const std::size_t last = outgoing(forgotten_).flow;
+  for (std::size_t i = 0; i < tile_flows().size(); ++i) {
+    double& share = flows_[i].share_bytes;
+    share = i == last ? share / 2
+                      : std::clamp(share * growth_, static_cast<double>(kPullBytes), static_cast<double>(memory_.size()));
+  }
+}
+
+bool TcpLink::has_share(const Flow& flow, std::size_t bytes) const noexcept {
+  return flows_.size() == 2 || flow.open_bytes == 0 || static_cast<double>(flow.open_bytes + bytes) <= flow.share_bytes;
+}
+
 Flow* TcpLink::choose_idle_flow() noexcept {
   // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go round.
-  const bool small = outgoing(pulled_).data == nullptr;
-  for (std::size_t i = 0; i < flows_.size(); ++i) {
-    const std::size_t index = small ? i : (next_flow_ + i) % flows_.size();
-    if (!flows_[index].idle()) continue;
-    if (!small) next_flow_ = (index + 1) % flows_.size();
-    return &flows_[index];
+  const bool small = outgoing(pulled_).small;
+  const std::span<Flow> flows = tile_flows();
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    const std::size_t index = small ? i : (next_flow_ + i) % flows.size();
+    Flow& flow = flows[index];
+    if (!flow.idle() || flow.again != flow.again_end || !has_share(flow, outgoing(pulled_).bytes)) continue;
+    if (!small) next_flow_ = (index + 1) % flows.size();
+    return &flow;
   }
   return nullptr;
 }
 
+// Lets the flow pull the next tile that it has to send once more; false where there is none.
+bool TcpLink::pull_again(Flow& flow) noexcept {
+  const std::size_t own = index_of(flow);
+  for (flow.again = std::max(flow.again, forgotten_); flow.again < flow.again_end; ++flow.again) {
+    const Outgoing& tile = outgoing(flow.again);
+    if (tile.flow != own || tile.acknowledged) continue;
+    flow.first = flow.again++;
+    flow.last = flow.again;
+    return true;
+  }
+  flow.again = flow.again_end = 0;
+  return false;
+}
+
 void TcpLink::pull_tiles() {
+  if (again_ && !closing_) {
+    again_ = false;
+    for (Flow& flow : tile_flows()) {
+      while (flow.idle() && pull_again(flow)) write(flow);
+      again_ |= flow.again != flow.again_end;
+    }
+  }
   while (pulled_ < taken_ && !closing_) {
     Flow* flow = choose_idle_flow();
     if (flow == nullptr) return;
+    const auto own = static_cast<std::uint16_t>(index_of(*flow));
     flow->first = pulled_;
-    std::size_t bytes = frame_bytes(outgoing(pulled_++).size_bytes);
+    std::size_t bytes = outgoing(pulled_).bytes;
+    outgoing(pulled_++).flow = own;
     while (pulled_ < taken_ && pulled_ - flow->first < kPullTiles) {
-      bytes += frame_bytes(outgoing(pulled_).size_bytes);
-      if (bytes > kPullBytes) break;
+      Outgoing& next = outgoing(pulled_);
+      if (bytes + next.bytes > kPullBytes) break;
+      bytes += next.bytes;
+      next.flow = own;
       ++pulled_;
     }
+    flow->open_bytes += bytes;
     flow->last = pulled_;
     write(*flow);
   }
 }
 
 void TcpLink::write(Flow& flow) {
-  while (!flow.idle()) {
-    std::array<iovec, 3 * kPullTiles> pieces;
-    std::size_t count = 0;
-    std::size_t offered = 0;
-    std::size_t skip = flow.sent_of_first;
-    const auto add = [&](const std::byte* data, std::size_t bytes) {
-      if (skip >= bytes) {
-        skip -= bytes;
-        return;
-      }
-      pieces[count++] = {const_cast<std::byte*>(data + skip), bytes - skip};
-      offered += bytes - skip;
-      skip = 0;
-    };
-    for (std::uint64_t i = flow.first; i < flow.last; ++i) {
-      const Outgoing& tile = outgoing(i);
-      const std::size_t whole = frame_bytes(tile.size_bytes);
-      if (tile.data == nullptr) {
-        add(tile.bytes.data(), whole);
-      } else {
-        add(tile.bytes.data(), kFrameHeaderBytes);
-        add(tile.data, tile.size_bytes);
-        add(kZeros.data(), whole - kFrameHeaderBytes - tile.size_bytes);
-      }
-    }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t taken = ::sendmsg(flow.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  while (flow.first != flow.last) {
+    // Tiles that were taken one after the other lie so in memory.
+    const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
+    const Outgoing& end = outgoing(flow.last - 1);
+    const std::size_t offered = end.begin + end.bytes - begin;
+    const ssize_t taken =
+        ::send(flow.socket.get(), memory_.data() + begin % memory_.size(), offered, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (taken < 0) {
       if (errno == EINTR) continue;
       // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
@@ -182,36 +210,137 @@ void TcpLink::write(Flow& flow) {
 
 void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
   while (bytes > 0) {
-    const std::size_t left = frame_bytes(outgoing(flow.first).size_bytes) - flow.sent_of_first;
+    const std::size_t left = outgoing(flow.first).bytes - flow.sent_of_first;
     if (bytes < left) {
       flow.sent_of_first += bytes;
       break;
     }
     bytes -= left;
     flow.sent_of_first = 0;
-    outgoing(flow.first++).done = true;
+    outgoing(flow.first++).in_kernel = true;
   }
-  while (sent_ < pulled_ && outgoing(sent_).done) ++sent_;
+  while (sent_ < pulled_ && outgoing(sent_).in_kernel) ++sent_;
 }
 
 bool TcpLink::send_more(Flow& flow) {
-  if (closing_) return false;
+  if (closing_ || flow.down) return false;
+  flow.blocked = false;
+  if (&flow == &word_flow()) {
+    flush_words();
+    tell_received();
+    return false;
+  }
   const std::uint64_t first = flow.first;
   const std::size_t sent_of_first = flow.sent_of_first;
-  flow.blocked = false;
   write(flow);
   if (flow.idle()) pull_tiles();
   return flow.first != first || flow.sent_of_first != sent_of_first || closing_;
 }
 
+// The peer has the tiles of this flow that are below `received`: their memory is free. A peer that claims what has not left
+// this process is not believed.
+void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
+  for (std::uint64_t i = forgotten_; i < std::min(received, pulled_); ++i) {
+    Outgoing& tile = outgoing(i);
+    if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
+    tile.acknowledged = true;
+    flows_[flow].open_bytes -= tile.bytes;
+  }
+  while (forgotten_ < sent_ && outgoing(forgotten_).acknowledged) {
+    memory_begin_ = outgoing(forgotten_).begin + outgoing(forgotten_).bytes;
+    ++forgotten_;
+  }
+}
+
+// Words
+// -------------------------------------------------------------------------------------------------------------------------
+
+bool TcpLink::receive_words(Flow& flow) {
+  bool moved = false;
+  while (!flow.ended && !flow.down) {
+    const ssize_t got = ::recv(flow.socket.get(), words_in_.data() + words_got_, words_in_.size() - words_got_, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    flow.readable = false;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)) break;
+    if (got <= 0) {
+      end_flow(flow, got == 0 ? 0 : errno);
+      return true;
+    }
+    words_got_ += static_cast<std::size_t>(got);
+    std::size_t read = 0;
+    for (; words_got_ - read >= kWordBytes; read += kWordBytes) {
+      const auto word = decode_word(std::span<const std::byte, kWordBytes>(words_in_.data() + read, kWordBytes));
+      if (!word) {
+        distrust(flow, "sent a corrupt word");
+        return true;
+      }
+      hear(*word);
+    }
+    flow.distrusted = 0;
+    words_got_ -= read;
+    std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
+    moved |= std::exchange(refused_, false) || closing_;
+  }
+  return moved;
+}
+
+void TcpLink::hear(const Word& word) {
+  if (word.kind == Word::Kind::goodbye) {
+    left_ = true;
+    const bool ending =
+        std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
+    if (ending) start_closing();
+  } else if (word.socket < tile_flows().size()) {
+    acknowledge(word.socket, word.position);
+    if (!closing_ && pulled_ < taken_) pull_tiles();
+  }
+}
+
+// Tells the peer what it may forget.
+void TcpLink::tell_received() {
+  for (std::size_t i = 0; i < tile_flows().size(); ++i) {
+    Flow& flow = flows_[i];
+    if (flow.told == flow.received) continue;
+    if (word_flow().down || word_flow().ended || words_due_ + kWordBytes > words_out_.size()) return;
+    flow.told = flow.received;
+    say({Word::Kind::received, static_cast<std::uint32_t>(i), flow.received});
+  }
+  untold_bytes_ = untold_tiles_ = 0;
+  flush_words();
+}
+
+void TcpLink::say(const Word& word) {
+  encode(word, std::span<std::byte, kWordBytes>(words_out_.data() + words_due_, kWordBytes));
+  words_due_ += kWordBytes;
+}
+
+void TcpLink::flush_words() {
+  Flow& flow = word_flow();
+  if (words_due_ == 0 || flow.down || flow.ended) return;
+  ssize_t taken = 0;
+  do {
+    taken = ::send(flow.socket.get(), words_out_.data(), words_due_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (taken < 0 && errno == EINTR);
+  if (taken > 0) {
+    words_due_ -= static_cast<std::size_t>(taken);
+    std::memmove(words_out_.data(), words_out_.data() + taken, words_due_);
+  }
+  flow.blocked = words_due_ > 0;  // an end shows in reading
+}
+
+// Receiving
+// ---------------------------------------------------------------------------------------------------------------------
+
 bool TcpLink::has_room(const Flow& flow) const noexcept {
-  if (flow.ended) return false;
+  if (flow.ended || flow.down) return false;
+  if (&flow == &flows_.back()) return true;
   // The front frame always fits. Behind it, small reads into the last free bytes would cost more than they bring.
   return !flow.front_whole || flow.ring.size() - (flow.tail - flow.head) >= flow.ring.size() / 4;
 }
 
 bool TcpLink::receive(Flow& flow) {
-  if (flow.ended || !has_room(flow)) return false;
+  if (&flow == &word_flow()) return receive_words(flow);
+  if (!has_room(flow)) return false;
   const std::size_t room = flow.ring.size() - (flow.tail - flow.head);
   // About a tile at a time: what was just copied is still in the cache when it is used.
   const std::size_t missing =
@@ -247,21 +376,40 @@ void TcpLink::examine(Flow& flow) {
   if (!flow.front) {
     if (arrived < kFrameHeaderBytes) return;
     const std::span<const std::byte, kFrameHeaderBytes> bytes(at, kFrameHeaderBytes);
-    flow.front = decode_frame(bytes, tile_bytes_);
+    flow.front = decode_frame(bytes, shape_.tile_bytes);
     if (!flow.front) {
-      return fail("sent a corrupt tile header: " + describe_bad_frame(bytes, tile_bytes_));
+      return distrust(flow, "sent a corrupt tile header: " + describe_bad_frame(bytes, shape_.tile_bytes));
     }
-    if (flow.front->position < next_) {
-      return fail(fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
+    if (flow.front->position < std::max(next_, flow.received)) {
+      return distrust(flow, fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
     }
   }
-  flow.front_whole = arrived >= frame_bytes(flow.front->tile.size_bytes);
-  if (flow.front_whole) set_low_water(flow, 1);  // what follows may be small
+  const std::size_t whole = frame_bytes(flow.front->tile.size_bytes);
+  if (arrived >= whole) {
+    if (shape_.integrity && !is_sound(flow)) return;
+    flow.front_whole = true;
+    flow.distrusted = 0;
+    flow.received = flow.front->position + 1;
+    untold_bytes_ += whole;
+    if (4 * untold_bytes_ >= memory_.size() || ++untold_tiles_ >= kQueueTiles / 4) tell_received();
+    set_low_water(flow, 1);  // what follows may be small
+  }
   if (next_from_ == nullptr) find_next();
 }
 
+// A payload that was changed on its way is asked for again, by a new connection.
+bool TcpLink::is_sound(Flow& flow) {
+  const std::size_t size = flow.front->tile.size_bytes;
+  if (size <= kTinyBytes) return true;
+  const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
+  if (crc32c({payload, size}) == flow.front->payload_sum) return true;
+  count_repaired_tile();
+  distrust(flow, fmt::format("sent tile {} with a wrong check sum", flow.front->position));
+  return false;
+}
+
 void TcpLink::await_front(Flow& flow) noexcept {
-  if (flow.ended || flow.front_whole || !flow.front) return;
+  if (flow.ended || flow.down || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
   // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
@@ -277,7 +425,7 @@ void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {
 
 void TcpLink::find_next() {
   bool passed = true;
-  for (Flow& flow : flows_) {
+  for (Flow& flow : tile_flows()) {
     if (!flow.front || flow.front->position == next_) passed = false;
     if (!flow.front_whole || flow.front->position != next_) continue;
     next_from_ = &flow;
@@ -288,7 +436,7 @@ void TcpLink::find_next() {
     return;
   }
   // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never come.
-  if (passed && status_.ok()) fail(fmt::format("left out tile {}", next_));
+  if (passed && status_.ok()) distrust(flows_.front(), fmt::format("left out tile {}", next_));
 }
 
 const Arrival* TcpLink::peek() noexcept {
@@ -313,28 +461,117 @@ void TcpLink::release() noexcept {
   if (flow.readable && has_room(flow)) reactor_->enqueue(flow);
 }
 
+// The end of a socket, and of the link
+// --------------------------------------------------------------------------------------------
+
+bool TcpLink::may_resume() const noexcept { return !closing_ && !left_ && !gone_ && reactor_->reconnects(); }
+
 void TcpLink::hang_up(Flow& flow) {
   flow.hung_up = true;
   flow.readable = true;
   if (has_room(flow)) reactor_->enqueue(flow);
   if (closing_) return;
+  // While it is read to its end, a new one is looked for; where the peer is gone that is known before.
+  if (may_resume()) {
+    reactor_->lost(*this, index_of(flow));
+  } else if (&flow != &word_flow()) {
+    start_closing();
+  }
+}
+
+// Nothing is sent any more, what has arrived is still delivered.
+void TcpLink::start_closing() {
+  if (closing_) return;
   closing_ = true;
   watched_since_ = std::chrono::steady_clock::now();
   watched_bytes_ = received_bytes_;
+  for (Flow& flow : flows_) flow.ended |= flow.down;
+  reactor_->forget_lost(*this);
+  if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
   reactor_->note_closing();
 }
 
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
+  // A host that has not answered for so long will not answer now.
+  if (may_resume() && error != ETIMEDOUT) return drop(flow);
   stop_flow(flow);
   hang_up(flow);
-  if (std::all_of(flows_.begin(), flows_.end(), [](const Flow& f) { return f.ended; })) set_broken();
+  if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
+}
+
+// Gives the socket up and has another one looked for. What has arrived stays: should the peer be gone, it is the last of it.
+void TcpLink::drop(Flow& flow) {
+  if (!flow.down) {
+    reactor_->forget(flow);
+    flow.socket.reset();
+    flow.down = true;
+    flow.blocked = flow.readable = flow.hung_up = false;
+    flow.first = flow.last = 0;
+    flow.sent_of_first = 0;
+    if (&flow == &word_flow()) words_got_ = words_due_ = 0;
+  }
+  reactor_->lost(*this, index_of(flow));
+}
+
+// What has arrived beyond the front tile will come again, or cannot be used.
+void TcpLink::cut_short(Flow& flow) noexcept {
+  if (!flow.front_whole) flow.front.reset();
+  flow.tail = flow.head + (flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) : 0);
+}
+
+void TcpLink::distrust(Flow& flow, const std::string& what) {
+  if (may_resume() && ++flow.distrusted < kMostDistrust) {
+    trouble_ = what;
+    cut_short(flow);
+    return drop(flow);
+  }
+  close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
+}
+
+std::optional<std::uint64_t> TcpLink::give_up(std::size_t flow) {
+  if (!may_resume() || flow >= flows_.size()) return {};
+  drop(flows_[flow]);
+  cut_short(flows_[flow]);
+  return flows_[flow].received;
+}
+
+void TcpLink::resume(std::size_t index, Descriptor socket, std::uint64_t received) {
+  if (!may_resume()) return;
+  Flow& flow = flows_[index];
+  flow.socket = std::move(socket);
+  flow.down = false;
+  flow.low_water = 1;
+  if (!reactor_->watch(flow)) return drop(flow);
+  reactor_->enqueue(flow);
+  flow.readable = true;
+  if (&flow == &word_flow()) {
+    for (Flow& each : tile_flows()) each.told = 0;
+    return tell_received();
+  }
+  acknowledge(index, received);
+  flow.again = forgotten_;
+  flow.again_end = pulled_;
+  again_ = true;
+  pull_tiles();
+}
+
+void TcpLink::lose_peer(const std::string& why) {
+  if (closing_) return;
+  gone_ = true;
+  if (!trouble_.empty()) trouble_ = fmt::format("{}, and cannot be reached again: {}", trouble_, why);
+  const bool ending = std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
+  if (ending) start_closing();
 }
 
 void TcpLink::set_broken() {
   if (!status_.ok()) return;
-  const std::string why = closing_error_ == 0 ? "" : ": " + std::generic_category().message(closing_error_);
-  status_ = Status(StatusCode::peer_failed, fmt::format("rank {} closed the connection ({}){}", peer_, peer_address_, why));
+  if (trouble_.empty()) {
+    const std::string why = closing_error_ == 0 ? "" : ": " + std::generic_category().message(closing_error_);
+    status_ = Status(StatusCode::peer_failed, fmt::format("rank {} closed the connection ({}){}", peer_, peer_address_, why));
+  } else {
+    status_ = Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, trouble_));
+  }
   reactor_->note_closing();
 }
 
@@ -342,6 +579,7 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
   if (flow.ended) return;
   flow.ended = true;
   flow.readable = false;
+  if (flow.down) return;
   reactor_->forget(flow);
   if (!reactor_->in_owner()) return;
   // Bytes left unread would turn the orderly end into a reset, which could overtake what this side has sent last. Not by
@@ -353,15 +591,16 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
 }
 
 void TcpLink::close(Status reason) {
+  if (!closing_ && reactor_->in_owner() && words_due_ + kWordBytes <= words_out_.size()) {
+    say({Word::Kind::goodbye, 0, 0});
+    flush_words();
+  }
   closing_ = true;
   for (Flow& flow : flows_) stop_flow(flow);
+  reactor_->forget_lost(*this);
   if (!status_.ok()) return;
   status_ = std::move(reason);
   reactor_->note_closing();
-}
-
-void TcpLink::fail(const std::string& what) {
-  close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
 }
 
 bool TcpLink::watch() {
@@ -391,9 +630,11 @@ bool TcpLink::watch() {
     // Unlike TCP_USER_TIMEOUT this spares a peer that is only slow: it answers each probe of its closed window.
     tcp_info info{};
     socklen_t bytes = sizeof info;
-    if (flow.ended || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
+    if (flow.ended || flow.down || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
     if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries && info.tcpi_last_ack_recv >= kVanishedMs) {
-      fail(fmt::format("has not answered for {:.1f} s: its host or the network is down", info.tcpi_last_ack_recv / 1e3));
+      close(Status(StatusCode::peer_failed,
+                   fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down", peer_,
+                               peer_address_, info.tcpi_last_ack_recv / 1e3)));
       return true;
     }
   }
@@ -405,7 +646,7 @@ bool TcpLink::blocked() const noexcept {
 }
 
 std::size_t TcpLink::memory_bytes() const noexcept {
-  std::size_t bytes = queue_.size() * sizeof(Outgoing);
+  std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
   for (const Flow& flow : flows_) bytes += flow.ring.size();
   return bytes;
 }
