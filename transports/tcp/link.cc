@@ -72,7 +72,6 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   const std::size_t whole = frame_bytes(data.size());
   if (taken_ - forgotten_ == kQueueTiles || memory_end_ - memory_begin_ + whole > memory_.size()) {
     refused_ = true;
-    judge_flows();
     return false;
   }
   // As in the rings: a link that keeps up stays within a few warm pages.
@@ -109,12 +108,11 @@ bool TcpLink::send_held() {
   return sent_ != sent || closing_;
 }
 
-// What a flow has under way is late if the flow is slow, and all tiles behind it wait. So whenever the link's memory is full,
-// once for each fill, the flow with the oldest tile loses half of its share, and the others gain: a slow one is soon left with
-// one pull at a time, while flows that are equally fast take turns in being the last.
+// What a flow has under way is late if the flow is slow, and all tiles behind it wait. So whenever words have come and the
+// link's memory was full before, the flow that still has the oldest tile loses half of its share, and the others gain: a slow
+// one is soon left with one pull at a time, while flows that are equally fast take turns in being the last.
 void TcpLink::judge_flows() noexcept {
-  if (flows_.size() == 2 || forgotten_ == taken_ || forgotten_ < judged_ || forgotten_ == pulled_) return;
-  judged_ = taken_;
+  if (flows_.size() == 2 || forgotten_ == pulled_) return;
   const std::size_t last = outgoing(forgotten_).flow;
   for (std::size_t i = 0; i < tile_flows().size(); ++i) {
     double& share = flows_[i].share_bytes;
@@ -279,6 +277,7 @@ bool TcpLink::receive_words(Flow& flow) {
     flow.distrusted = 0;
     words_got_ -= read;
     std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
+    if (refused_) judge_flows();
     moved |= std::exchange(refused_, false) || closing_;
   }
   return moved;

@@ -206,10 +206,9 @@ class TcpLink final : public Link {
   std::uint64_t sent_ = 0;
   std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
   std::size_t next_flow_ = 0;
-  double growth_ = 1;         ///< of the shares of those that hold nobody up
-  std::uint64_t judged_ = 0;  ///< tiles below this one have been taken into account in the shares
-  bool again_ = false;        ///< some flow may have tiles to send again
-  bool refused_ = false;      ///< a tile was refused for want of room
+  double growth_ = 1;     ///< of the shares of those that hold nobody up
+  bool again_ = false;    ///< some flow may have tiles to send again
+  bool refused_ = false;  ///< a tile was refused for want of room
 
   std::array<std::byte, 32 * kWordBytes> words_in_;
   std::size_t words_got_ = 0;

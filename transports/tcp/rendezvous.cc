@@ -87,6 +87,7 @@ struct Outbound {
   std::string records;  // of the handshake so far
   milliseconds retry = kFirstRetry;
   bool knock = false;
+  std::size_t refusals = 0;         // in a row
   Clock::time_point since;          // of this try
   Clock::time_point failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
 };
@@ -443,19 +444,22 @@ class RealRendezvous final : public Rendezvous {
   }
 
   void retry_lost(Outbound& outbound, int error) {
-    const Peer& peer = peers_[outbound.peer];
+    Peer& peer = peers_[outbound.peer];
     const auto now = Clock::now();
+    const bool refused = error == ECONNREFUSED;
     const bool answered = error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH;
+    outbound.refusals = refused ? outbound.refusals + 1 : 0;
     if (answered && now - outbound.since >= kLongEnough) outbound.failing_since = {};
-    const bool first = outbound.failing_since == Clock::time_point{};
-    if (first) {
+    if (outbound.failing_since == Clock::time_point{}) {
       outbound.failing_since = outbound.since;
       outbound.retry = kFirstRetry;
     }
-    // Where nobody listens there is no process any more.
-    if (error == ECONNREFUSED || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
+    // Where nobody listens any more, at any of its addresses, there is no process.
+    const std::size_t addresses = peer.where.addresses.size();
+    if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
       unreachable_.emplace_back(peer.where.rank, peer.last_error);
-    outbound.until = now + outbound.retry;
+    if (refused || !answered) peer.address = (peer.address + 1) % addresses;
+    outbound.until = refused ? now : now + outbound.retry;
     outbound.retry = std::min(2 * outbound.retry, kLastRetry);
   }
 
