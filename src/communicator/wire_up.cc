@@ -64,6 +64,10 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (integrity != "auto" && integrity != "on" && integrity != "off")
     return Status(StatusCode::invalid_argument, fmt::format("SHOAL_INTEGRITY='{}' is none of auto, on and off", integrity));
   config.integrity = integrity == "on" || (integrity == "auto" && tcp_integrity_is_cheap());
+  const std::string encryption = setting("SHOAL_ENCRYPTION");
+  if (encryption != "on" && encryption != "off")
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
+  config.encryption = encryption == "on";
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 1);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy == 1;
@@ -152,6 +156,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.slow_tile_bytes;
   options.integrity = config.integrity;
+  options.encryption = config.encryption;
   options.job_id = config.job_id ^ salt;
   options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
   options.key = derive_key(links, role);

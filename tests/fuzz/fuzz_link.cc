@@ -44,12 +44,12 @@ class Bytes {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   auto reactor = tcp::Reactor::make();
   if (!reactor.ok()) std::abort();
-  std::vector<tcp::Descriptor> ours;
+  std::vector<tcp::Connection> ours;
   std::vector<tcp::Descriptor> theirs;
   for (std::size_t i = 0; i <= kSockets; ++i) {  // the last is for words
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
-    ours.emplace_back(ends[0]);
+    ours.push_back({tcp::Descriptor(ends[0]), {}});
     theirs.emplace_back(ends[1]);
   }
   auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true});

@@ -312,6 +312,9 @@ TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
   auto sums = options_for(2);
   sums[1].integrity = true;
   expect_mismatch(sums, "SHOAL_INTEGRITY", "1", "0");
+  auto encryption = options_for(2);
+  encryption[0].encryption = true;
+  expect_mismatch(encryption, "SHOAL_ENCRYPTION", "1", "0");
   auto sizes = options_for(2);
   sizes[1].size = 5;
   expect_mismatch(sizes, "job size", "2", "5");

@@ -30,11 +30,12 @@ struct Pair {
   std::unique_ptr<Proxy> proxy;
 
   Pair(int sockets, std::size_t tile_bytes, bool integrity, const Proxy::Judge& judge, bool orderly = false,
-       const std::string& host = "127.0.0.1") {
+       const std::string& host = "127.0.0.1", bool encryption = false) {
     auto options = options_for(2, sockets, tile_bytes);
     std::vector<std::string> addresses;
     for (std::size_t i = 0; i < 2; ++i) {
       options[i].integrity = integrity;
+      options[i].encryption = encryption;
       options[i].interface_or_address = host;
       ends[i].transport = std::move(*make_tcp_transport(options[i]));
       addresses.push_back(ends[i].transport->address());
@@ -136,6 +137,7 @@ struct Wire {
   int sockets;
   bool integrity;
   bool orderly;
+  bool encryption = false;
 };
 
 class TcpRepairs : public testing::TestWithParam<Wire> {};
@@ -151,7 +153,7 @@ TEST_P(TcpRepairs, CutsAtRandomMomentsLoseNothing) {
     left[at] -= pass;
     return pass;
   };
-  Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, wire.orderly);
+  Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, wire.orderly, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
   const auto there = random_bytes(24 << 20, 3);
   const auto back = random_bytes(16 << 20, 4);
@@ -178,7 +180,7 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
     return passage.bytes.size();
   };
   const auto before = tcp::repairs();
-  Pair pair(wire.sockets, 32 << 10, true, judge);
+  Pair pair(wire.sockets, 32 << 10, true, judge, false, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
   const auto there = random_bytes(16 << 20, 5);
   const auto back = random_bytes(16 << 20, 6);
@@ -192,11 +194,11 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, TcpRepairs,
-                         testing::Values(Wire{1, false, false}, Wire{1, true, true}, Wire{2, true, false},
-                                         Wire{4, false, true}),
+                         testing::Values(Wire{1, false, false}, Wire{1, true, true}, Wire{2, true, false}, Wire{4, false, true},
+                                         Wire{1, true, false, true}, Wire{2, false, true, true}),
                          [](const auto& info) {
                            return std::to_string(info.param.sockets) + (info.param.integrity ? "_with_sums" : "_without") +
-                                  (info.param.orderly ? "_closed" : "_reset");
+                                  (info.param.orderly ? "_closed" : "_reset") + (info.param.encryption ? "_encrypted" : "");
                          });
 
 TEST(TcpRepair, WithoutCheckSumsAChangedPayloadDoesArrive) {
@@ -210,6 +212,26 @@ TEST(TcpRepair, WithoutCheckSumsAChangedPayloadDoesArrive) {
   ASSERT_TRUE(pair.connected());
   const auto there = random_bytes(32 << 10, 5);
   EXPECT_NE(pair.exchange(there, {}, 32 << 10), "");
+}
+
+TEST(TcpRepair, NothingOfAnEncryptedTileCanBeRead) {
+  std::string seen;
+  const auto judge = [&](const Passage& passage) {
+    seen += as_text(passage.bytes);
+    return passage.bytes.size();
+  };
+  for (const bool encryption : {false, true}) {
+    seen.clear();
+    const std::string secret = "what nobody on the way may read: " + std::string(3000, '.');
+    {
+      Pair pair(1, 4096, true, judge, false, "127.0.0.1", encryption);
+      ASSERT_TRUE(pair.connected());
+      EXPECT_EQ(pair.exchange(std::as_bytes(std::span(secret)), {}, 4096), "");
+    }
+    EXPECT_GT(seen.size(), secret.size());
+    EXPECT_EQ(seen.find("nobody on the way") == std::string::npos, encryption);
+    EXPECT_EQ(seen.find("TILE") == std::string::npos, encryption) << "headers too";
+  }
 }
 
 void expect_lost(End& end, int peer, const std::string& words, std::chrono::milliseconds limit) {

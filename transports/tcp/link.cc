@@ -1,14 +1,15 @@
 #include "transports/tcp/link.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cassert>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -34,20 +35,18 @@ TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_ad
     : reactor_(std::move(reactor)), peer_(peer), peer_address_(std::move(peer_address)), shape_(shape), queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
-                                               std::vector<Descriptor> sockets, const LinkShape& shape) {
+                                               std::vector<Connection> connections, const LinkShape& shape) {
   std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), shape));
   const std::size_t frame = frame_bytes(shape.tile_bytes);
-  const std::size_t tile_flows = sockets.size() - 1;
+  const std::size_t tile_flows = connections.size() - 1;
   auto memory = MirrorRing::make(tile_flows * std::max(kOpenBytes, kOpenTiles * frame));
   if (!memory.ok()) return memory.status();
   link->memory_ = std::move(*memory);
-  link->growth_ = std::exp2(2.0 / std::max<double>(1, static_cast<double>(tile_flows) - 1));
-  link->flows_.reserve(sockets.size());
-  for (Descriptor& socket : sockets) {
+  link->flows_.reserve(connections.size());
+  for (Connection& connection : connections) {
     Flow& flow = link->flows_.emplace_back();
     flow.link = link.get();
-    flow.socket = std::move(socket);
-    flow.share_bytes = static_cast<double>(link->memory_.size()) / static_cast<double>(tile_flows);
+    link->adopt(flow, std::move(connection));
     if (link->flows_.size() > tile_flows) continue;
     auto ring = MirrorRing::make(shape.tiles_per_socket * frame);
     if (!ring.ok()) return ring.status();
@@ -56,6 +55,12 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
   const auto added = link->reactor_->add(*link);
   if (!added.ok()) return added.status();
   return link;
+}
+
+void TcpLink::adopt(Flow& flow, Connection connection) {
+  flow.socket = std::move(connection.socket);
+  // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
+  if (connection.keys) flow.sealing = std::make_unique<Sealing>(*connection.keys, frame_bytes(shape_.tile_bytes));
 }
 
 TcpLink::~TcpLink() {
@@ -108,35 +113,25 @@ bool TcpLink::send_held() {
   return sent_ != sent || closing_;
 }
 
-// What a flow has under way is late if the flow is slow, and all tiles behind it wait. So whenever words have come and the
-// link's memory was full before, the flow that still has the oldest tile loses half of its share, and the others gain: a slow
-// one is soon left with one pull at a time, while flows that are equally fast take turns in being the last.
-void TcpLink::judge_flows() noexcept {
-  if (flows_.size() == 2 || forgotten_ == pulled_) return;
-  const std::size_t last = outgoing(forgotten_).flow;
-  for (std::size_t i = 0; i < tile_flows().size(); ++i) {
-    double& share = flows_[i].share_bytes;
-    share = i == last ? share / 2
-                      : std::clamp(share * growth_, static_cast<double>(kPullBytes), static_cast<double>(memory_.size()));
-  }
-}
-
-bool TcpLink::has_share(const Flow& flow, std::size_t bytes) const noexcept {
-  return flows_.size() == 2 || flow.open_bytes == 0 || static_cast<double>(flow.open_bytes + bytes) <= flow.share_bytes;
-}
-
 Flow* TcpLink::choose_idle_flow() noexcept {
-  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go round.
+  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go to the socket
+  // that has least on its way: what a slow one has pulled is late, and all tiles behind it wait.
   const bool small = outgoing(pulled_).small;
   const std::span<Flow> flows = tile_flows();
+  Flow* chosen = nullptr;
+  int least = 0;
   for (std::size_t i = 0; i < flows.size(); ++i) {
-    const std::size_t index = small ? i : (next_flow_ + i) % flows.size();
-    Flow& flow = flows[index];
-    if (!flow.idle() || flow.again != flow.again_end || !has_share(flow, outgoing(pulled_).bytes)) continue;
-    if (!small) next_flow_ = (index + 1) % flows.size();
-    return &flow;
+    Flow& flow = flows[small ? i : (next_flow_ + i) % flows.size()];
+    if (!flow.idle() || flow.again != flow.again_end) continue;
+    if (small || flows.size() == 1) return &flow;
+    int under_way = 0;
+    if (::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) under_way = 0;
+    if (chosen != nullptr && under_way >= least) continue;
+    chosen = &flow;
+    least = under_way;
   }
-  return nullptr;
+  if (chosen != nullptr) next_flow_ = (index_of(*chosen) + 1) % flows.size();
+  return chosen;
 }
 
 // Lets the flow pull the next tile that it has to send once more; false where there is none.
@@ -165,44 +160,66 @@ void TcpLink::pull_tiles() {
     Flow* flow = choose_idle_flow();
     if (flow == nullptr) return;
     const auto own = static_cast<std::uint16_t>(index_of(*flow));
+    const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());
     flow->first = pulled_;
     std::size_t bytes = outgoing(pulled_).bytes;
     outgoing(pulled_++).flow = own;
     while (pulled_ < taken_ && pulled_ - flow->first < kPullTiles) {
       Outgoing& next = outgoing(pulled_);
-      if (bytes + next.bytes > kPullBytes) break;
+      if (bytes + next.bytes > most) break;
       bytes += next.bytes;
       next.flow = own;
       ++pulled_;
     }
-    flow->open_bytes += bytes;
     flow->last = pulled_;
     write(*flow);
   }
 }
 
+// The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles that were taken one after the other lie
+// so in memory.
+std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
+  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
+  const Outgoing& end = outgoing(flow.last - 1);
+  return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
+}
+
+// False where the kernel has not taken all; `taken` says how much.
+bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
+  ssize_t count = 0;
+  do {
+    count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  taken = count < 0 ? 0 : static_cast<std::size_t>(count);
+  if (taken == bytes.size()) return true;
+  // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
+  flow.blocked = true;
+  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return false;
+  // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
+  if (closing_error_ == 0) closing_error_ = errno;
+  hang_up(flow);
+  return false;
+}
+
 void TcpLink::write(Flow& flow) {
+  if (flow.sealing != nullptr) return write_sealed(flow);
   while (flow.first != flow.last) {
-    // Tiles that were taken one after the other lie so in memory.
-    const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
-    const Outgoing& end = outgoing(flow.last - 1);
-    const std::size_t offered = end.begin + end.bytes - begin;
-    const ssize_t taken =
-        ::send(flow.socket.get(), memory_.data() + begin % memory_.size(), offered, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (taken < 0) {
-      if (errno == EINTR) continue;
-      // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
-      flow.blocked = true;
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return;
-      // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
-      if (closing_error_ == 0) closing_error_ = errno;
-      return hang_up(flow);
-    }
-    count_sent(flow, static_cast<std::size_t>(taken));
-    if (static_cast<std::size_t>(taken) < offered) {
-      flow.blocked = true;
-      return;
-    }
+    std::size_t taken = 0;
+    const bool all = send_some(flow, due(flow), taken);
+    count_sent(flow, taken);
+    if (!all) return;
+  }
+}
+
+void TcpLink::write_sealed(Flow& flow) {
+  while (flow.first != flow.last) {
+    Sealing& sealing = *flow.sealing;
+    if (sealing.outgoing().empty()) sealing.seal(due(flow));
+    std::size_t taken = 0;
+    const bool all = send_some(flow, sealing.outgoing(), taken);
+    sealing.sent(taken);
+    if (!all) return;
+    count_sent(flow, due(flow).size());
   }
 }
 
@@ -242,7 +259,6 @@ void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
     Outgoing& tile = outgoing(i);
     if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
     tile.acknowledged = true;
-    flows_[flow].open_bytes -= tile.bytes;
   }
   while (forgotten_ < sent_ && outgoing(forgotten_).acknowledged) {
     memory_begin_ = outgoing(forgotten_).begin + outgoing(forgotten_).bytes;
@@ -253,12 +269,36 @@ void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
 // Words
 // -------------------------------------------------------------------------------------------------------------------------
 
+// As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was changed.
+ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
+  for (;;) {
+    Sealing* sealing = flow.sealing.get();
+    if (sealing != nullptr && sealing->waiting_bytes() > 0) {
+      const std::size_t bytes = sealing->waiting_bytes();
+      errno = EAGAIN;
+      if (bytes <= sealing->most_bytes() && bytes > room) return -1;
+      errno = EBADMSG;
+      if (bytes > sealing->most_bytes() || !sealing->open(target)) return -1;
+      return static_cast<ssize_t>(bytes);
+    }
+    const std::span<std::byte> in = sealing == nullptr ? std::span(target, want) : sealing->room();
+    const ssize_t got = ::recv(flow.socket.get(), in.data(), in.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0 || sealing == nullptr) return got;
+    sealing->arrived(static_cast<std::size_t>(got));
+  }
+}
+
 bool TcpLink::receive_words(Flow& flow) {
   bool moved = false;
   while (!flow.ended && !flow.down) {
-    const ssize_t got = ::recv(flow.socket.get(), words_in_.data() + words_got_, words_in_.size() - words_got_, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
+    const std::size_t room = words_in_.size() - words_got_;
+    const ssize_t got = read(flow, words_in_.data() + words_got_, room, room);
     flow.readable = false;
+    if (got < 0 && errno == EBADMSG) {
+      distrust(flow, "sent words that were changed on the way");
+      return true;
+    }
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)) break;
     if (got <= 0) {
       end_flow(flow, got == 0 ? 0 : errno);
@@ -277,7 +317,6 @@ bool TcpLink::receive_words(Flow& flow) {
     flow.distrusted = 0;
     words_got_ -= read;
     std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
-    if (refused_) judge_flows();
     moved |= std::exchange(refused_, false) || closing_;
   }
   return moved;
@@ -315,16 +354,29 @@ void TcpLink::say(const Word& word) {
 
 void TcpLink::flush_words() {
   Flow& flow = word_flow();
-  if (words_due_ == 0 || flow.down || flow.ended) return;
-  ssize_t taken = 0;
-  do {
-    taken = ::send(flow.socket.get(), words_out_.data(), words_due_, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (taken < 0 && errno == EINTR);
-  if (taken > 0) {
-    words_due_ -= static_cast<std::size_t>(taken);
-    std::memmove(words_out_.data(), words_out_.data() + taken, words_due_);
+  std::size_t taken = 0;
+  if (flow.down || flow.ended) return;
+  flow.blocked = false;
+  if (flow.sealing != nullptr) {
+    Sealing& sealing = *flow.sealing;
+    for (bool all = true; all && (words_due_ > 0 || !sealing.outgoing().empty());) {
+      if (sealing.outgoing().empty()) {
+        const std::size_t bytes = std::min(words_due_, sealing.most_bytes() / kWordBytes * kWordBytes);
+        sealing.seal(std::span(words_out_).first(bytes));
+        forget_words(bytes);
+      }
+      all = send_some(flow, sealing.outgoing(), taken);
+      sealing.sent(taken);
+    }
+  } else if (words_due_ > 0) {
+    send_some(flow, std::span(words_out_).first(words_due_), taken);
+    forget_words(taken);
   }
-  flow.blocked = words_due_ > 0;  // an end shows in reading
+}
+
+void TcpLink::forget_words(std::size_t bytes) noexcept {
+  words_due_ -= bytes;
+  std::memmove(words_out_.data(), words_out_.data() + bytes, words_due_);
 }
 
 // Receiving
@@ -333,8 +385,13 @@ void TcpLink::flush_words() {
 bool TcpLink::has_room(const Flow& flow) const noexcept {
   if (flow.ended || flow.down) return false;
   if (&flow == &flows_.back()) return true;
+  const std::size_t free = flow.ring.size() - (flow.tail - flow.head);
+  if (flow.sealing != nullptr) {
+    const std::size_t waiting = flow.sealing->waiting_bytes();
+    return waiting == 0 || waiting > flow.sealing->most_bytes() || waiting <= free;
+  }
   // The front frame always fits. Behind it, small reads into the last free bytes would cost more than they bring.
-  return !flow.front_whole || flow.ring.size() - (flow.tail - flow.head) >= flow.ring.size() / 4;
+  return !flow.front_whole || free >= flow.ring.size() / 4;
 }
 
 bool TcpLink::receive(Flow& flow) {
@@ -345,19 +402,22 @@ bool TcpLink::receive(Flow& flow) {
   const std::size_t missing =
       flow.front && !flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head) : 0;
   const std::size_t want = std::min(room, std::max(missing, kReadBytes) + (std::size_t{16} << 10));
-  ssize_t got = 0;
-  do {
-    got = ::recv(flow.socket.get(), flow.ring.data() + flow.tail % flow.ring.size(), want, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
+  const ssize_t got = read(flow, flow.ring.data() + flow.tail % flow.ring.size(), want, room);
   if (got > 0) {
     flow.tail += static_cast<std::size_t>(got);
-    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up;
+    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up || flow.sealing != nullptr;
     received_bytes_ += static_cast<std::size_t>(got);
     const bool was_whole = flow.front_whole;
     examine(flow);
     return flow.front_whole != was_whole || !status_.ok();
   }
-  flow.readable = false;
+  if (got < 0 && errno == EBADMSG) {
+    count_repaired_tile();
+    distrust(flow, "sent bytes that were changed on the way");
+    return true;
+  }
+  // A record that waits for room is read on when there is.
+  flow.readable = !has_room(flow);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
   if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
     flow.readable = true;
@@ -408,7 +468,7 @@ bool TcpLink::is_sound(Flow& flow) {
 }
 
 void TcpLink::await_front(Flow& flow) noexcept {
-  if (flow.ended || flow.down || flow.front_whole || !flow.front) return;
+  if (flow.ended || flow.down || flow.sealing != nullptr || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
   // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
@@ -535,10 +595,10 @@ std::optional<std::uint64_t> TcpLink::give_up(std::size_t flow) {
   return flows_[flow].received;
 }
 
-void TcpLink::resume(std::size_t index, Descriptor socket, std::uint64_t received) {
+void TcpLink::resume(std::size_t index, Connection connection, std::uint64_t received) {
   if (!may_resume()) return;
   Flow& flow = flows_[index];
-  flow.socket = std::move(socket);
+  adopt(flow, std::move(connection));
   flow.down = false;
   flow.low_water = 1;
   if (!reactor_->watch(flow)) return drop(flow);

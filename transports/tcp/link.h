@@ -13,6 +13,8 @@
 
 #include "transports/tcp/descriptor.h"
 #include "transports/tcp/mirror_ring.h"
+#include "transports/tcp/rendezvous.h"
+#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 #include "transports/transport.h"
 
@@ -34,9 +36,8 @@ struct Flow {
   std::size_t sent_of_first = 0;
   std::uint64_t again = 0;
   std::uint64_t again_end = 0;
-  std::uint64_t open_bytes = 0;  ///< pulled, and not acknowledged
-  double share_bytes = 0;        ///< of the link's memory: open_bytes stays below it, or is one pull
-  bool blocked = false;          ///< the socket took less than offered; it will report when it takes more
+  std::unique_ptr<Sealing> sealing;  ///< where the job encrypts: one that belongs to the socket
+  bool blocked = false;              ///< the socket took less than offered; it will report when it takes more
 
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
@@ -72,7 +73,7 @@ class TcpLink final : public Link {
  public:
   /// Takes connected, non-blocking sockets that have finished the handshake; the last one is for words.
   static Result<std::unique_ptr<TcpLink>> make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
-                                               std::vector<Descriptor> sockets, const LinkShape& shape);
+                                               std::vector<Connection> connections, const LinkShape& shape);
   ~TcpLink() override;
 
   [[nodiscard]] int peer() const noexcept override { return peer_; }
@@ -107,7 +108,7 @@ class TcpLink final : public Link {
   /// where the link is over.
   std::optional<std::uint64_t> give_up(std::size_t flow);
   /// Goes on with a new socket. The peer has the flow's tiles below `received`; what came behind them is sent again.
-  void resume(std::size_t flow, Descriptor socket, std::uint64_t received);
+  void resume(std::size_t flow, Connection connection, std::uint64_t received);
   /// The peer cannot be reached any more.
   void lose_peer(const std::string& why);
   /// A tile can be peeked that no peek() has shown yet.
@@ -160,9 +161,12 @@ class TcpLink final : public Link {
   void pull_tiles();
   bool pull_again(Flow& flow) noexcept;
   Flow* choose_idle_flow() noexcept;
-  void judge_flows() noexcept;
-  [[nodiscard]] bool has_share(const Flow& flow, std::size_t bytes) const noexcept;
+  void adopt(Flow& flow, Connection connection);
   void write(Flow& flow);
+  void write_sealed(Flow& flow);
+  [[nodiscard]] std::span<const std::byte> due(const Flow& flow) noexcept;
+  bool send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken);
+  ssize_t read(Flow& flow, std::byte* target, std::size_t want, std::size_t room);
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
   void acknowledge(std::size_t flow, std::uint64_t received) noexcept;
   bool receive_words(Flow& flow);
@@ -170,6 +174,7 @@ class TcpLink final : public Link {
   void tell_received();
   void say(const Word& word);
   void flush_words();
+  void forget_words(std::size_t bytes) noexcept;
   void examine(Flow& flow);
   bool is_sound(Flow& flow);
   static void set_low_water(Flow& flow, std::size_t bytes) noexcept;
@@ -206,7 +211,6 @@ class TcpLink final : public Link {
   std::uint64_t sent_ = 0;
   std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
   std::size_t next_flow_ = 0;
-  double growth_ = 1;     ///< of the shares of those that hold nobody up
   bool again_ = false;    ///< some flow may have tiles to send again
   bool refused_ = false;  ///< a tile was refused for want of room
 

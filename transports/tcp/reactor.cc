@@ -110,9 +110,9 @@ std::optional<std::uint64_t> Reactor::give_up(int rank, std::size_t socket_index
   return link->give_up(socket_index);
 }
 
-void Reactor::resume(int rank, std::size_t socket_index, Descriptor socket, std::uint64_t received) {
-  tune(socket.get());
-  if (TcpLink* link = link_to(rank)) link->resume(socket_index, std::move(socket), received);
+void Reactor::resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) {
+  tune(connection.socket.get());
+  if (TcpLink* link = link_to(rank)) link->resume(socket_index, std::move(connection), received);
   news_ = true;
 }
 

@@ -69,7 +69,7 @@ class Reactor final : private Rejoining {
 
   // Rejoining
   std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) override;
-  void resume(int rank, std::size_t socket_index, Descriptor socket, std::uint64_t received) override;
+  void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) override;
   void lose_peer(int rank, const std::string& why) override;
   [[nodiscard]] TcpLink* link_to(int rank) const noexcept;
   void rejoin();

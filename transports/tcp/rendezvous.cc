@@ -252,7 +252,7 @@ class RealRendezvous final : public Rendezvous {
 
   // The first socket looks for an address that works; the others follow it there.
   bool may_start(const Outbound& outbound) const noexcept {
-    return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].valid();
+    return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
   }
 
   void wait(bool block) {
@@ -385,14 +385,17 @@ class RealRendezvous final : public Rendezvous {
     expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
     expected.to_rank = self_.from_rank;
     expected.socket_index = static_cast<std::uint16_t>(inbound.index);
-    if (said) expected.received = said->received;
+    if (said) {
+      expected.received = said->received;
+      expected.encryption = said->encryption;  // greeted with and judged; processors may differ
+    }
     if (said != expected || !is_proven(inbound.reader.bytes, key_, inbound.records)) return count_stranger(kUnconfirmed), false;
     inbound.records += as_text(inbound.reader.bytes);
     Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
     // Only now: who confirms is the peer and no recording, so it has given the old connection up.
     if (!fill_in_received(accept, inbound.index)) return false;
     if (send_next(inbound.socket.get(), accept, inbound.records))
-      complete(peer, inbound.index, std::move(inbound.socket), said->received);
+      complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *said), said->received);
     return false;
   }
 
@@ -540,7 +543,7 @@ class RealRendezvous final : public Rendezvous {
     }
     outbound.state = Outbound::State::done;
     peer.sockets.address = peer.where.addresses[peer.address].to_string();
-    complete(peer, outbound.index, std::move(outbound.socket), said->received);
+    complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
   }
 
   // Both ----------------------------------------------------------------------------------------------------------------------
@@ -560,18 +563,27 @@ class RealRendezvous final : public Rendezvous {
     return received.has_value();
   }
 
+  // `records`: greeting and reply first, of the handshake that has made the socket the peer's.
+  Connection connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const {
+    Connection made{std::move(socket), {}};
+    const bool aes = (theirs.encryption & self_.encryption & kHasAes) != 0;
+    if ((self_.encryption & kEncrypted) != 0)
+      made.keys = derive_sealing_keys(key_, records.substr(0, 2 * kHelloBytes), connects, aes);
+    return made;
+  }
+
   // A peer that did not hear that it was accepted proves itself once more; its new connection is the one it uses.
-  void complete(Peer& peer, std::size_t index, Descriptor socket, std::uint64_t received) {
-    report_no_more(socket);
+  void complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
+    report_no_more(made.socket);
     if (rejoining()) {
       peer.lost[index] = false;
       count_repaired_connection();
-      links_->resume(peer.where.rank, index, std::move(socket), received);
+      links_->resume(peer.where.rank, index, std::move(made), received);
       return;
     }
-    if (accepts_from(peer)) remember_address(peer, socket);
-    const bool again = peer.sockets.sockets[index].valid();
-    peer.sockets.sockets[index] = std::move(socket);
+    if (accepts_from(peer)) remember_address(peer, made.socket);
+    const bool again = peer.sockets.sockets[index].socket.valid();
+    peer.sockets.sockets[index] = std::move(made);
     if (again) return;
     --peer.missing;
     --missing_;
@@ -602,7 +614,8 @@ class RealRendezvous final : public Rendezvous {
     return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
            !differ("sockets per peer:", said.sockets, self_.sockets) &&
            !differ("a tile size of", said.tile_bytes, self_.tile_bytes) &&
-           !differ("check sums (SHOAL_INTEGRITY):", said.integrity, self_.integrity);
+           !differ("check sums (SHOAL_INTEGRITY):", said.integrity, self_.integrity) &&
+           !differ("encryption (SHOAL_ENCRYPTION):", said.encryption & kEncrypted, self_.encryption & kEncrypted);
   }
 
   Status late() const {

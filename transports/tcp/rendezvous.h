@@ -14,6 +14,7 @@
 
 #include "transports/tcp/address.h"
 #include "transports/tcp/descriptor.h"
+#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp {
@@ -26,10 +27,16 @@ struct PeerAddress {
   std::vector<SocketAddress> addresses;  ///< best first; not empty
 };
 
+/// A socket that has finished its handshake.
+struct Connection {
+  Descriptor socket;
+  std::optional<SealingKeys> keys;  ///< where the job encrypts
+};
+
 struct PeerSockets {
   int rank = 0;
   std::string address;              ///< where the peer was reached, for messages
-  std::vector<Descriptor> sockets;  ///< non-blocking, by socket index: those for tiles, then the one for words
+  std::vector<Connection> sockets;  ///< non-blocking, by socket index: those for tiles, then the one for words
 };
 
 /// Whose sockets are made anew: the links.
@@ -40,7 +47,7 @@ class Rejoining {
   /// Empty where the link is over.
   virtual std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) = 0;
   /// It is there. The peer has the tiles below `received`.
-  virtual void resume(int rank, std::size_t socket_index, Descriptor socket, std::uint64_t received) = 0;
+  virtual void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) = 0;
   /// The peer refuses, or has been out of reach for too long.
   virtual void lose_peer(int rank, const std::string& why) = 0;
 };

@@ -19,7 +19,8 @@ struct SealingKeys {
   bool aes = false;  ///< both processors have AES-256-GCM in hardware; ChaCha20-Poly1305 otherwise
 };
 
-/// `transcript`: the records of the connection's handshake with the nonces of both sides. `connects`: of its two ends, this one.
+/// `transcript`: the records of the connection's handshake with the nonces of both sides. `connects`: of its two ends, this
+/// one.
 [[nodiscard]] SealingKeys derive_sealing_keys(const Key& key, std::string_view transcript, bool connects, bool aes);
 
 /// This processor can do AES-256-GCM.

@@ -83,15 +83,16 @@ class TcpTransport final : public Transport {
     self.size = static_cast<std::uint32_t>(options_.size);
     self.sockets = static_cast<std::uint16_t>(options_.sockets_per_peer);
     self.integrity = options_.integrity ? 1 : 0;
+    if (options_.encryption) self.encryption = kEncrypted | (has_aes() ? kHasAes : 0);
     self.tile_bytes = static_cast<std::uint32_t>(options_.tile_bytes);
     auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where));
     auto connected = rendezvous->connect_all(deadline);
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
-      for (const Descriptor& socket : peer.sockets) tune(socket.get());
+      for (const Connection& connection : peer.sockets) tune(connection.socket.get());
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity});
+                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }

@@ -24,6 +24,7 @@ struct TcpOptions {
   std::size_t tile_bytes = 128 << 10;  ///< largest payload of a tile, 64 B .. 16 MiB
   std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 2..64
   bool integrity = false;              ///< payloads have check sums; what was changed on the way is sent again
+  bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
   std::uint64_t job_id = 0;            ///< tells this job's ranks from others by accident
   Key key;                             ///< tells them from strangers on purpose
   int rank = 0;

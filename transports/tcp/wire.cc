@@ -73,6 +73,7 @@ HelloRecord encode(const Hello& hello, const Key& key, std::string_view before) 
   store(at + 32, hello.sockets);
   store(at + 34, hello.socket_index);
   store(at + 36, hello.integrity);
+  store(at + 38, hello.encryption);
   store(at + 40, hello.tile_bytes);
   // One or the other: who has proven itself needs no nonce any more.
   if (has_nonce(hello.kind)) {
@@ -107,7 +108,8 @@ std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes)
   hello.to_rank = load<std::uint32_t>(at + 28);
   hello.sockets = load<std::uint16_t>(at + 32);
   hello.socket_index = load<std::uint16_t>(at + 34);
-  hello.integrity = load<std::uint32_t>(at + 36);
+  hello.integrity = load<std::uint16_t>(at + 36);
+  hello.encryption = load<std::uint16_t>(at + 38);
   hello.tile_bytes = load<std::uint32_t>(at + 40);
   if (has_nonce(hello.kind)) {
     std::memcpy(hello.nonce.data(), at + 48, hello.nonce.size());

@@ -32,13 +32,16 @@ struct Hello {
   std::uint32_t size = 0;     ///< ranks of the job
   std::uint16_t sockets = 0;  ///< that carry tiles; one more, the last, carries words
   std::uint16_t socket_index = 0;
-  std::uint32_t integrity = 0;  ///< 1: payloads have check sums
+  std::uint16_t encryption = 0;  ///< a sum of kEncrypted and kHasAes
+  std::uint16_t integrity = 0;   ///< 1: payloads have check sums
   std::uint32_t tile_bytes = 0;
   Nonce nonce{};               ///< of a greeting and a reply
   std::uint64_t received = 0;  ///< of a confirmation and an acceptance: tiles below this number have come on this socket
 
   bool operator==(const Hello&) const = default;
 };
+inline constexpr std::uint16_t kEncrypted = 1;
+inline constexpr std::uint16_t kHasAes = 2;
 inline constexpr std::size_t kHelloBytes = 96;
 using HelloRecord = std::array<std::byte, kHelloBytes>;
 
