@@ -197,6 +197,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const auto decision = agree_on_config(*store, rank, options, key, deadline);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
+  if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
+    return Status(StatusCode::mismatch,
+                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; start all ranks with the same", rank));
+  }
   const Key links = link_key(key, *config);
   options.algorithm = config->algorithm;
 
