@@ -18,6 +18,11 @@
 namespace shoal::tcp_test {
 namespace {
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::uint64_t kSlowdown = 8;
+#else
+constexpr std::uint64_t kSlowdown = 1;
+#endif
 constexpr std::uint64_t kHandshake = 2 * tcp::kHelloBytes;  // each way
 
 Proxy::Judge pass_all() {
@@ -113,7 +118,7 @@ TEST(TcpRepair, ACutAtEveryByteOfASmallExchangeLosesNothing) {
   // Connections 0 and 1 are the first, for tiles and for words; 2 takes the place of the one that was cut, and is cut too.
   constexpr std::uint64_t kMost = kHandshake + 4 * 192;
   for (const bool back_way : {false, true}) {
-    for (std::uint64_t at = 0; at < kMost; at += back_way ? 3 : 1) {
+    for (std::uint64_t at = 0; at < kMost; at += kSlowdown * (back_way ? 3 : 1)) {
       const auto judge = [&](const Passage& passage) {
         const bool first = passage.connection == 0 && at >= kHandshake;
         const bool next = passage.connection == 2;
@@ -129,8 +134,8 @@ TEST(TcpRepair, ACutAtEveryByteOfASmallExchangeLosesNothing) {
   }
   const auto repaired = tcp::repairs().connections - before;
   std::printf("%d cuts, %lu connections made anew\n", cuts, static_cast<unsigned long>(repaired));
-  EXPECT_GT(cuts, 700);
-  EXPECT_GT(repaired, 700U);
+  EXPECT_GT(cuts, static_cast<int>(1000 / kSlowdown));
+  EXPECT_GT(repaired, 1000 / kSlowdown);
 }
 
 struct Wire {
@@ -294,7 +299,7 @@ TEST(TcpRepair, APeerThatIsBusyIsWaitedFor) {
     const auto until = Clock::now() + std::chrono::milliseconds(3500);
     EXPECT_TRUE(drive(sender, [&] { return Clock::now() >= until || !sender.link(busy).status().ok(); }));
     EXPECT_TRUE(sender.link(busy).status().ok()) << sender.link(busy).status().to_string();
-    EXPECT_EQ(pair.proxy->cuts(), busy == 0 ? 1 : 1);
+    EXPECT_EQ(pair.proxy->cuts(), 1);
     std::atomic<bool> arrived = false;
     std::thread driver([&] { EXPECT_TRUE(drive(sender, [&] { return arrived || !sender.link(busy).status().ok(); })); });
     EXPECT_TRUE(drive(receiver, [&] { return receiver.link(other).peek() != nullptr || !receiver.link(other).status().ok(); }));
@@ -351,7 +356,10 @@ TEST(TcpRepair, AWireThatLosesPacketsLosesNoByte) {
   constexpr int kNotPermitted = 77;
   const pid_t child = ::fork();
   if (child == 0) {
-    const char* set_up = "ip link set lo up && tc qdisc add dev lo root netem loss 1% 2>/dev/null";
+    // Where the kernel cannot lose one in a hundred, a queue that is too short for a burst loses some at its end.
+    const char* set_up =
+        "ip link set lo mtu 1500 up && (tc qdisc add dev lo root netem loss 1% || "
+        "tc qdisc add dev lo root tbf rate 200mbit burst 20kb limit 24kb) 2>/dev/null";
     if (::unshare(CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) ::_exit(kNotPermitted);
     if (std::system(set_up) != 0) ::_exit(kNotPermitted);
     int wrong = 0;
@@ -360,6 +368,10 @@ TEST(TcpRepair, AWireThatLosesPacketsLosesNoByte) {
       const auto message = random_bytes(8 << 20, 10);
       wrong = !pair.connected() || !pair.exchange(message, message, 32 << 10).empty();
     }
+    std::fflush(stdout);
+    if (std::system("tc -s qdisc show dev lo | grep -Eo '^qdisc [a-z]+|dropped [1-9][0-9]*' | tr '\\n' ' '; echo;"
+                    "tc -s qdisc show dev lo | grep -q 'dropped [1-9]'") != 0)
+      wrong = 1;  // nothing was lost
     ::_exit(wrong);
   }
   int status = 0;

@@ -47,7 +47,8 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
     Flow& flow = link->flows_.emplace_back();
     flow.link = link.get();
     link->adopt(flow, std::move(connection));
-    if (link->flows_.size() > tile_flows) continue;
+    flow.words = link->flows_.size() > tile_flows;
+    if (flow.words) continue;
     auto ring = MirrorRing::make(shape.tiles_per_socket * frame);
     if (!ring.ok()) return ring.status();
     flow.ring = std::move(*ring);
@@ -116,14 +117,15 @@ bool TcpLink::send_held() {
 Flow* TcpLink::choose_idle_flow() noexcept {
   // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go to the socket
   // that has least on its way: what a slow one has pulled is late, and all tiles behind it wait.
-  const bool small = outgoing(pulled_).small;
   const std::span<Flow> flows = tile_flows();
+  if (flows.size() == 1) return flows[0].idle() && flows[0].again == flows[0].again_end ? flows.data() : nullptr;
+  const bool small = outgoing(pulled_).small;
   Flow* chosen = nullptr;
   int least = 0;
   for (std::size_t i = 0; i < flows.size(); ++i) {
     Flow& flow = flows[small ? i : (next_flow_ + i) % flows.size()];
     if (!flow.idle() || flow.again != flow.again_end) continue;
-    if (small || flows.size() == 1) return &flow;
+    if (small) return &flow;
     int under_way = 0;
     if (::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) under_way = 0;
     if (chosen != nullptr && under_way >= least) continue;
@@ -240,7 +242,7 @@ void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
 bool TcpLink::send_more(Flow& flow) {
   if (closing_ || flow.down) return false;
   flow.blocked = false;
-  if (&flow == &word_flow()) {
+  if (flow.words) {
     flush_words();
     tell_received();
     return false;
@@ -384,18 +386,20 @@ void TcpLink::forget_words(std::size_t bytes) noexcept {
 
 bool TcpLink::has_room(const Flow& flow) const noexcept {
   if (flow.ended || flow.down) return false;
-  if (&flow == &flows_.back()) return true;
+  // The front frame always fits.
+  if (flow.sealing == nullptr && !flow.front_whole) return true;
+  if (flow.words) return true;
   const std::size_t free = flow.ring.size() - (flow.tail - flow.head);
   if (flow.sealing != nullptr) {
     const std::size_t waiting = flow.sealing->waiting_bytes();
     return waiting == 0 || waiting > flow.sealing->most_bytes() || waiting <= free;
   }
-  // The front frame always fits. Behind it, small reads into the last free bytes would cost more than they bring.
-  return !flow.front_whole || free >= flow.ring.size() / 4;
+  // Behind it, small reads into the last free bytes would cost more than they bring.
+  return free >= flow.ring.size() / 4;
 }
 
 bool TcpLink::receive(Flow& flow) {
-  if (&flow == &word_flow()) return receive_words(flow);
+  if (flow.words) return receive_words(flow);
   if (!has_room(flow)) return false;
   const std::size_t room = flow.ring.size() - (flow.tail - flow.head);
   // About a tile at a time: what was just copied is still in the cache when it is used.
@@ -533,7 +537,7 @@ void TcpLink::hang_up(Flow& flow) {
   // While it is read to its end, a new one is looked for; where the peer is gone that is known before.
   if (may_resume()) {
     reactor_->lost(*this, index_of(flow));
-  } else if (&flow != &word_flow()) {
+  } else if (!flow.words) {
     start_closing();
   }
 }
@@ -568,7 +572,7 @@ void TcpLink::drop(Flow& flow) {
     flow.blocked = flow.readable = flow.hung_up = false;
     flow.first = flow.last = 0;
     flow.sent_of_first = 0;
-    if (&flow == &word_flow()) words_got_ = words_due_ = 0;
+    if (flow.words) words_got_ = words_due_ = 0;
   }
   reactor_->lost(*this, index_of(flow));
 }
@@ -604,7 +608,7 @@ void TcpLink::resume(std::size_t index, Connection connection, std::uint64_t rec
   if (!reactor_->watch(flow)) return drop(flow);
   reactor_->enqueue(flow);
   flow.readable = true;
-  if (&flow == &word_flow()) {
+  if (flow.words) {
     for (Flow& each : tile_flows()) each.told = 0;
     return tell_received();
   }
@@ -701,12 +705,15 @@ bool TcpLink::watch() {
 }
 
 bool TcpLink::blocked() const noexcept {
-  return std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.blocked; });
+  for (const Flow& flow : flows_) {
+    if (flow.blocked) return true;
+  }
+  return false;
 }
 
 std::size_t TcpLink::memory_bytes() const noexcept {
   std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
-  for (const Flow& flow : flows_) bytes += flow.ring.size();
+  for (const Flow& flow : flows_) bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());
   return bytes;
 }
 

@@ -26,6 +26,7 @@ class TcpLink;
 /// One socket of a link with the state of both its directions. The last flow of a link carries words, the others tiles.
 struct Flow {
   TcpLink* link = nullptr;
+  bool words = false;  ///< carries these
   Descriptor socket;
   MirrorRing ring;  ///< bytes that arrived and are not released: [head, tail); none for words
 

@@ -239,6 +239,7 @@ bool Reactor::collect() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
+  bool rejoining = false;
   for (int i = 0; i < count; ++i) {
     const std::uint32_t what = events[i].events;
     if (events[i].data.ptr == nullptr) {
@@ -246,7 +247,7 @@ bool Reactor::collect() {
       continue;
     }
     if (events[i].data.ptr == this) {
-      rejoin();
+      rejoining = true;
       continue;
     }
     Flow& flow = *static_cast<Flow*>(events[i].data.ptr);
@@ -261,6 +262,7 @@ bool Reactor::collect() {
     }
     if ((what & EPOLLOUT) != 0 && flow.blocked) moved |= flow.link->send_more(flow);
   }
+  if (rejoining) rejoin();  // last: the events above are those of the sockets that it may replace
   return moved;
 }
 

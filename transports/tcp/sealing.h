@@ -53,6 +53,7 @@ class Sealing {
   [[nodiscard]] bool open(std::byte* target) noexcept;
 
   [[nodiscard]] std::size_t most_bytes() const noexcept { return most_bytes_; }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept { return out_.size() + in_.size(); }
 
  private:
   void make_room() noexcept;
