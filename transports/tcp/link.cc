@@ -180,14 +180,14 @@ void TcpLink::pull_tiles() {
 
 // The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles that were taken one after the other lie
 // so in memory.
-std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
+inline std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
   const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
   const Outgoing& end = outgoing(flow.last - 1);
   return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
 }
 
 // False where the kernel has not taken all; `taken` says how much.
-bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
+inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
   ssize_t count = 0;
   do {
     count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -272,23 +272,32 @@ void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
 // -------------------------------------------------------------------------------------------------------------------------
 
 // As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was changed.
-ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
-  for (;;) {
-    Sealing* sealing = flow.sealing.get();
-    if (sealing != nullptr && sealing->waiting_bytes() > 0) {
-      const std::size_t bytes = sealing->waiting_bytes();
-      errno = EAGAIN;
-      if (bytes <= sealing->most_bytes() && bytes > room) return -1;
-      errno = EBADMSG;
-      if (bytes > sealing->most_bytes() || !sealing->open(target)) return -1;
-      return static_cast<ssize_t>(bytes);
-    }
-    const std::span<std::byte> in = sealing == nullptr ? std::span(target, want) : sealing->room();
+inline ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
+  if (flow.sealing != nullptr) return read_sealed(flow, target, room);
+  ssize_t got = 0;
+  do {
+    got = ::recv(flow.socket.get(), target, want, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  return got;
+}
+
+ssize_t TcpLink::read_sealed(Flow& flow, std::byte* target, std::size_t room) {
+  Sealing& sealing = *flow.sealing;
+  while (sealing.waiting_bytes() == 0) {
+    const std::span<std::byte> in = sealing.room();
     const ssize_t got = ::recv(flow.socket.get(), in.data(), in.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got <= 0 || sealing == nullptr) return got;
-    sealing->arrived(static_cast<std::size_t>(got));
+    if (got <= 0) return got;
+    sealing.arrived(static_cast<std::size_t>(got));
   }
+  const std::size_t bytes = sealing.waiting_bytes();
+  errno = EBADMSG;
+  if (bytes > sealing.most_bytes()) return -1;
+  errno = EAGAIN;
+  if (bytes > room) return -1;
+  if (sealing.open(target)) return static_cast<ssize_t>(bytes);
+  errno = EBADMSG;
+  return -1;
 }
 
 bool TcpLink::receive_words(Flow& flow) {
@@ -605,6 +614,8 @@ void TcpLink::resume(std::size_t index, Connection connection, std::uint64_t rec
   adopt(flow, std::move(connection));
   flow.down = false;
   flow.low_water = 1;
+  closing_error_ = 0;
+  trouble_.clear();
   if (!reactor_->watch(flow)) return drop(flow);
   reactor_->enqueue(flow);
   flow.readable = true;
@@ -705,8 +716,9 @@ bool TcpLink::watch() {
 }
 
 bool TcpLink::blocked() const noexcept {
-  for (const Flow& flow : flows_) {
-    if (flow.blocked) return true;
+  const std::size_t tile_flows = flows_.size() - 1;
+  for (std::size_t i = 0; i < tile_flows; ++i) {
+    if (flows_[i].blocked) return true;
   }
   return false;
 }

@@ -101,7 +101,7 @@ class TcpLink final : public Link {
   bool send_held();
   bool held = false;    ///< stands in the Reactor's list of links with such tiles
   bool wanted = false;  ///< stands in the Reactor's list of links that were peeked in vain
-  /// A socket waits for room in the kernel.
+  /// A socket for tiles waits for room in the kernel.
   [[nodiscard]] bool blocked() const noexcept;
   /// The peer has shut this socket, or it broke: read what is left.
   void hang_up(Flow& flow);
@@ -167,6 +167,7 @@ class TcpLink final : public Link {
   void write_sealed(Flow& flow);
   [[nodiscard]] std::span<const std::byte> due(const Flow& flow) noexcept;
   bool send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken);
+  ssize_t read_sealed(Flow& flow, std::byte* target, std::size_t room);
   ssize_t read(Flow& flow, std::byte* target, std::size_t want, std::size_t room);
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
   void acknowledge(std::size_t flow, std::uint64_t received) noexcept;
