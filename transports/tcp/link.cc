@@ -463,7 +463,7 @@ void TcpLink::examine(Flow& flow) {
     flow.distrusted = 0;
     flow.received = flow.front->position + 1;
     untold_bytes_ += whole;
-    if (4 * untold_bytes_ >= memory_.size() || ++untold_tiles_ >= kQueueTiles / 4) tell_received();
+    if (2 * untold_bytes_ >= memory_.size() || ++untold_tiles_ >= kQueueTiles / 2) tell_received();
     set_low_water(flow, 1);  // what follows may be small
   }
   if (next_from_ == nullptr) find_next();
