@@ -111,8 +111,9 @@ class Transport {
   /// readable. False where something new is there already: do not block. New is what the user has not been shown: a tile that
   /// peek() has shown wakes nobody, and room counts only after a try_send() that found none. So do all that can be done first.
   virtual bool prepare_wait() = 0;
-  /// To be called after blocking; drains wait_fd().
-  virtual void finish_wait() = 0;
+  /// To be called after blocking, or instead of it. `readable`: wait_fd() was found readable and is to be drained, or was not
+  /// looked at. Where it was not readable nothing is lost: what comes later makes it so for the next wait.
+  virtual void finish_wait(bool readable) = 0;
 
   /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at
   /// the start, 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no
@@ -121,6 +122,11 @@ class Transport {
     static_cast<void>(rank);
     return {};
   }
+  /// Memory that every rank of the transport reads and writes, for windows of communicators that do not have all ranks: zero at
+  /// the start, 64-byte aligned, the same size for all. Empty where the wire has no such thing.
+  [[nodiscard]] virtual std::span<std::byte> common_memory() noexcept { return {}; }
+  /// Ranks that see the windows and that memory, this one included.
+  [[nodiscard]] virtual int window_count() const noexcept { return 0; }
   /// Where `data` lies in the part of this process's memory that every rank of the transport reads and writes; nothing where
   /// not all of it does, or where the ranks share none. Cheap.
   [[nodiscard]] virtual std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept {
@@ -149,6 +155,11 @@ class Transport {
   /// Wakes every peer that blocks on its wait_fd() after prepare_wait(); to be called after writing to shared memory.
   /// Orders the writes before the look at who sleeps. Cheap where nobody does.
   virtual void notify_peers() {}
+  /// The same, but wakes nobody else than `ranks` (this one may be among them).
+  virtual void notify(std::span<const int> ranks) {
+    static_cast<void>(ranks);
+    notify_peers();
+  }
 
   /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
   /// those of the parent as they are. The links are alive; nothing else is called there but destructors.

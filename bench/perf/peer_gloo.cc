@@ -101,7 +101,8 @@ std::optional<c10d::ReduceOp::RedOpType> torch_op(int op) {
 }
 
 /// The tensor over a buffer. Kept from call to call, as a training program keeps its own: making one costs a microsecond.
-at::Tensor& tensor_of(const void* data, std::size_t count, int type) {
+/// By value: the next one may move those that are kept.
+at::Tensor tensor_of(const void* data, std::size_t count, int type) {
   using Key = std::tuple<const void*, std::size_t, int>;
   static std::vector<std::pair<Key, at::Tensor>> known;
   const Key key{data, count, type};
@@ -221,15 +222,16 @@ void run_or_throw(const shoal_peer_call& call) {
       return;
     }
     case CollectiveKind::reduce_scatter: {
+      at::Tensor output = tensor_of(call.output, call.count, call.type);
+      at::Tensor input = tensor_of(call.input, all, call.type);
       c10d::ReduceScatterOptions options;
       options.reduceOp = *torch_op(call.op);
-      group._reduce_scatter_base(tensor_of(call.output, call.count, call.type), tensor_of(call.input, all, call.type), options)
-          ->wait();
+      group._reduce_scatter_base(output, input, options)->wait();
       return;
     }
     case CollectiveKind::reduce: {
-      if (is_root) copy_to_output(call);
-      auto tensors = one(is_root ? call.output : call.input);
+      copy_to_output(call);  // everywhere: Gloo adds up in the tensors of all ranks
+      auto tensors = one(call.output);
       c10d::ReduceOptions options;
       options.reduceOp = *torch_op(call.op);
       options.rootRank = call.root;
@@ -255,8 +257,10 @@ void run_or_throw(const shoal_peer_call& call) {
       return;
     }
     case CollectiveKind::all_to_all: {
+      at::Tensor output = tensor_of(call.output, all, call.type);
+      at::Tensor input = tensor_of(call.input, all, call.type);
       std::vector<std::int64_t> equal;
-      group.alltoall_base(tensor_of(call.output, all, call.type), tensor_of(call.input, all, call.type), equal, equal)->wait();
+      group.alltoall_base(output, input, equal, equal)->wait();
       return;
     }
     default:

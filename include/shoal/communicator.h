@@ -70,6 +70,9 @@ struct CommunicatorOptions {
 struct CallOptions {
   std::optional<std::chrono::milliseconds> timeout;  ///< default: the communicator's
   const char* algorithm = nullptr;                   ///< force this one; null = the Selector chooses
+  /// Not null: the call is not made. It is checked as ever, the microseconds that it is predicted to take are added to
+  /// *estimate_us, and the Work is an empty one. Buffers are left alone and no other rank is asked.
+  double* estimate_us = nullptr;
 };
 
 /// What the last call of a kind ran, for reports.

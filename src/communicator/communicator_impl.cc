@@ -94,6 +94,10 @@ Status CommunicatorImpl::check_message(const Message& message, std::size_t count
 
 Status CommunicatorImpl::run_message(const Message& message, std::size_t count, const CallOptions& options) {
   if (Status status = check_message(message, count, options); !status.ok()) return status;
+  if (options.estimate_us != nullptr) {
+    *options.estimate_us += estimated_us(message);
+    return {};
+  }
   if (Operation::in_callback()) return waits_in_callback(message.is_send ? "send" : "recv");
   Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
   executor_->run(operation);
@@ -105,9 +109,24 @@ Status CommunicatorImpl::run_message(const Message& message, std::size_t count, 
 
 Result<Work> CommunicatorImpl::start_message(const Message& message, std::size_t count, const CallOptions& options) {
   if (Status status = check_message(message, count, options); !status.ok()) return status;
+  if (options.estimate_us != nullptr) {
+    *options.estimate_us += estimated_us(message);
+    return Work();
+  }
   Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
   executor_->post(operation);
   return Work(operation);
+}
+
+double CommunicatorImpl::estimated_us(const Message& message) const {
+  const Topology& topology = executor_->topology();
+  double slowest = 0;
+  for (int rank = 0; rank < topology.ranks(); ++rank) {
+    if (message.peer >= 0 && rank != message.peer) continue;
+    const LinkCost& cost = topology.cost[static_cast<std::size_t>(topology.link_class(executor_->rank(), rank))];
+    slowest = std::max(slowest, cost.latency_us + static_cast<double>(message.size_bytes) * cost.us_per_byte);
+  }
+  return slowest;
 }
 
 Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
@@ -334,7 +353,18 @@ Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) n
   return plan;
 }
 
+Status CommunicatorImpl::estimate(const Call& call, const CallOptions& options) {
+  bool in_place = false;
+  if (Status status = check(call, options, in_place); !status.ok()) return status;
+  std::unique_ptr<Plan> owned;
+  const auto plan = find_plan({call.collective, in_place, call.barrier, options.algorithm}, &owned);
+  if (!plan.ok()) return plan.status();
+  *options.estimate_us += (*plan)->predicted_us;
+  return {};
+}
+
 Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
+  if (options.estimate_us != nullptr) return estimate(call, options);
   if (Operation::in_callback())
     return waits_in_callback(to_string(call.barrier ? CollectiveKind::barrier : call.collective.kind));
   const auto timeout = options.timeout.value_or(options_.timeout);
@@ -356,6 +386,11 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
 }
 
 Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& options) {
+  if (options.estimate_us != nullptr) {
+    Status status = estimate(call, options);
+    if (!status.ok()) return status;
+    return Work();
+  }
   std::unique_ptr<Plan> owned;
   const auto plan = plan_for(call, options, &owned);
   if (!plan.ok()) return plan.status();

@@ -74,6 +74,9 @@ class CommunicatorImpl {
   [[nodiscard]] Plan* repeated(const Call& call, const CallOptions& options) noexcept;
   /// Checks the call; its Plan. `owned` is set where that is not cached.
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
+  /// Adds to *options.estimate_us what the call is predicted to take. Errors: as the call's own arguments.
+  Status estimate(const Call& call, const CallOptions& options);
+  [[nodiscard]] double estimated_us(const Message& message) const;
   /// The Plan for `key`; `owned` is set where it is not cached.
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
 

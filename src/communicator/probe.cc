@@ -146,7 +146,7 @@ class Prober {
       done = ready();
       if (!done) ::poll(&wake, 1, wake.fd < 0 ? 0 : kLookMs);
     }
-    transport_.finish_wait();
+    transport_.finish_wait(true);
     return done;
   }
   bool send(std::size_t bytes, Wish wish) {

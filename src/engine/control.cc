@@ -88,12 +88,11 @@ void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<c
     if (!open || std::chrono::steady_clock::now() >= deadline) break;
     if (transport_->progress()) continue;
     if (!transport_->prepare_wait()) {
-      transport_->finish_wait();
+      transport_->finish_wait(true);
       continue;
     }
     pollfd descriptor{transport_->wait_fd(), POLLIN, 0};
-    ::poll(&descriptor, 1, 10);
-    transport_->finish_wait();
+    transport_->finish_wait(::poll(&descriptor, 1, 10) != 0);
   }
   for (Peer& peer : peers_) {
     if (std::exchange(peer.pending, false)) peer.link->keep_copies();

@@ -38,11 +38,11 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
 
     if (for_all([](Mesh& m) { return m.check(); })) continue;
     waiter.blocking();
+    descriptors.clear();  // empty: nobody has looked at them
     bool clear = true;
     for (Mesh* mesh : meshes) clear &= mesh->prepare_wait();
     // One more look after the announcement: what came before it woke nobody.
     if (clear && !progress() && !done()) {
-      descriptors.clear();
       if (extra_fd >= 0) descriptors.push_back({extra_fd, POLLIN, 0});
       auto until = std::min(limit, std::chrono::steady_clock::now() + std::chrono::seconds(1));
       for (Mesh* mesh : meshes) {
@@ -53,7 +53,7 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
       const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       if (timeout > 0) ::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout));
     }
-    for (Mesh* mesh : meshes) mesh->finish_wait();
+    for (Mesh* mesh : meshes) mesh->finish_wait(descriptors);
   }
 }
 

@@ -33,26 +33,27 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 Group Group::whole(const Mesh& mesh) {
-  Group group{0, mesh.rank(), {}, mesh.topology()};
+  Group group{0, mesh.rank(), {}, mesh.topology(), 0};
   for (int rank = 0; rank < group.topology.ranks(); ++rank) group.members.push_back(rank);
   return group;
 }
 
 Group Group::subset(std::span<const int> ranks, std::uint32_t made_before) const {
   Group group;
-  // FNV-1a: the same number on every rank.
-  std::uint32_t hash = 2166136261U;
-  const auto mix = [&hash](std::uint32_t value) {
-    for (int byte = 0; byte < 4; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xFF)) * 16777619U;
+  // FNV-1a: the same numbers on every rank.
+  std::uint64_t hash = 14695981039346656037U;
+  const auto mix = [&hash](std::uint64_t value) {
+    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xFF)) * 1099511628211U;
   };
-  mix(id);
+  mix(key);
   mix(made_before);
   for (const int member : ranks) {
     if (member == rank) group.rank = static_cast<int>(group.members.size());
     group.members.push_back(members[static_cast<std::size_t>(member)]);
-    mix(static_cast<std::uint32_t>(member));
+    mix(static_cast<std::uint64_t>(member));
   }
-  group.id = 1 + hash % (kCommunicatorLimit - 1);  // 0 is the communicator of all ranks
+  group.key = std::max<std::uint64_t>(hash, 1);                                // 0 is the communicator of all ranks,
+  group.id = 1 + static_cast<std::uint32_t>(hash % (kCommunicatorLimit - 1));  // here too
   group.topology = topology.restricted_to(ranks);
   return group;
 }
@@ -92,18 +93,31 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     }
   }
 
-  // Windows serve only where every rank sees every window.
-  const int ranks = group_.topology.ranks();
-  for (const auto& transport : mesh_->transports()) {
-    bool all = group_.topology.nodes() == 1 && group_.id == 0;
-    for (int r = 0; all && r < ranks; ++r) all = !transport->shared_window(r).empty();
-    if (!all || window_calls_.available()) continue;
-    window_calls_ = WindowCalls(*transport, group_.rank, ranks, mesh_->device());
-  }
+  find_windows();
   plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, slow_tile, window_calls_.room()};
 }
 
 Executor::~Executor() = default;
+
+void Executor::find_windows() {
+  if (group_.topology.nodes() != 1) return;
+  // Windows serve only where every rank sees every window.
+  const auto sees_all = [&](const std::unique_ptr<Transport>& transport) {
+    return std::ranges::none_of(group_.members, [&](int member) { return transport->shared_window(member).empty(); });
+  };
+  const auto found = std::ranges::find_if(mesh_->transports(), sees_all);
+  if (found == mesh_->transports().end()) return;
+  Transport& transport = **found;
+  std::vector<std::span<std::byte>> windows;
+  if (group_.id == 0) {
+    for (const int member : group_.members) windows.push_back(transport.shared_window(member));
+  } else if (group_.members.size() > 1) {
+    lease_ = WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.key, group_.members.size());
+    windows = lease_.windows();
+  }
+  if (!windows.empty())
+    window_calls_ = WindowCalls(transport, std::move(windows), group_.members, group_.rank, mesh_->device());
+}
 
 Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
                              void* output) {
@@ -586,6 +600,7 @@ void Executor::leave_to_parent() {
     cause_ = {StatusCode::aborted, "the communicator belongs to the parent of this process, which was made by fork()"};
   announced_ = true;
   closed_.store(true);
+  lease_.abandon();
 }
 
 void Executor::shut_down() {
@@ -604,6 +619,7 @@ void Executor::shut_down() {
     announced_ = true;
     closed_.store(true, std::memory_order_release);
   }
+  lease_.leave();
   mesh_->detach(*this);
   const bool last = mesh_->deserted();
   // Later ends of the connections: the peers see them after the farewell.

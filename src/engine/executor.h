@@ -23,6 +23,7 @@
 #include "src/engine/recorder.h"
 #include "src/engine/ring_queue.h"
 #include "src/engine/watchdog.h"
+#include "src/engine/window_board.h"
 #include "src/engine/window_calls.h"
 
 namespace shoal {
@@ -33,6 +34,7 @@ struct Group {
   int rank = 0;              ///< own, within the group
   std::vector<int> members;  ///< the job's rank of each rank
   Topology topology;         ///< of the members
+  std::uint64_t key = 0;     ///< as `id`, where others than its members may meet it: long enough to be nobody else's
 
   /// All ranks of `mesh`.
   static Group whole(const Mesh& mesh);
@@ -170,6 +172,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// The oldest tile of ours that has come and is not released; null where there is none.
   [[nodiscard]] const Arrival* head(LinkState& state) const noexcept;
   void release(LinkState& state);
+  void find_windows();
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -231,6 +234,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::vector<int> link_of_rank_;
   std::vector<int> link_of_job_rank_;  // -1: not a member, or this rank
   std::vector<LinkState> links_;
+  WindowLease lease_;  // of the windows of a group
   WindowCalls window_calls_;
   std::vector<bool> left_;  // ranks that have said farewell
 

@@ -34,6 +34,12 @@ void ring_event(int fd) {
   }
 }
 
+/// Whether poll found `fd` readable, or was not asked about it.
+bool is_readable(std::span<const pollfd> polled, int fd) {
+  const auto found = std::ranges::find(polled, fd, &pollfd::fd);
+  return found == polled.end() || found->revents != 0;
+}
+
 }  // namespace
 
 bool has_cores_to_spare(const MeshParts& parts) {
@@ -127,6 +133,7 @@ void Mesh::detach(Executor& executor) {
 
 std::vector<int> Mesh::present() {
   take_seat();
+  control_due_ = true;
   check();  // what has come on the control plane by now
   std::vector<int> ranks;
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
@@ -282,6 +289,7 @@ bool Mesh::progress() {
 }
 
 bool Mesh::poll_control() {
+  control_due_ = false;
   if (parts_.control == nullptr) return false;
   messages_.clear();
   const bool moved = parts_.control->poll(messages_);
@@ -310,7 +318,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
 }
 
 bool Mesh::check() {
-  bool moved = poll_control();
+  bool moved = control_due_ && poll_control();
   if (std::exchange(deaths_pending_, false)) {
     for (std::size_t rank = 0; rank < dead_.size(); ++rank) {
       for (Executor* executor : attached_) {
@@ -335,19 +343,25 @@ bool Mesh::prepare_wait() {
     // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would keep us awake.
     for (const Wire& wire : wires_) static_cast<void>(wire.link->peek());
     for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
-    if (parts_.control != nullptr && parts_.control->transport() != nullptr)
-      clear &= parts_.control->transport()->prepare_wait();
+    if (parts_.control != nullptr && parts_.control->transport() != nullptr) {
+      control_due_ |= !parts_.control->transport()->prepare_wait();
+      clear &= !control_due_;
+    }
   }
   driver_sleeps_.store(true, std::memory_order_seq_cst);
   return clear && inbox_.load(std::memory_order_seq_cst) == nullptr && !attention_.load(std::memory_order_seq_cst) &&
          seat_wanted_.load(std::memory_order_seq_cst) == 0;
 }
 
-void Mesh::finish_wait() {
+void Mesh::finish_wait(std::span<const pollfd> polled) {
   driver_sleeps_.store(false, std::memory_order_relaxed);
-  drain_event(kick_fd_);
-  for (const auto& transport : parts_.transports) transport->finish_wait();
-  if (parts_.control != nullptr && parts_.control->transport() != nullptr) parts_.control->transport()->finish_wait();
+  if (is_readable(polled, kick_fd_)) drain_event(kick_fd_);
+  for (const auto& transport : parts_.transports) transport->finish_wait(is_readable(polled, transport->wait_fd()));
+  if (parts_.control == nullptr || parts_.control->transport() == nullptr) return;
+  Transport& control = *parts_.control->transport();
+  const bool readable = is_readable(polled, control.wait_fd());
+  control.finish_wait(readable);
+  control_due_ |= readable;
 }
 
 void Mesh::append_wait_fds(std::vector<pollfd>& out) const {

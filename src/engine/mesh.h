@@ -153,13 +153,15 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   }
   /// Moves what can be moved; true where anything did.
   bool progress();
-  /// The checks that need no hurry: control messages, deadlines, broken links, strays. True where anything changed.
+  /// The checks that need no hurry: control messages, where some are due, deadlines, broken links, strays. True where anything
+  /// changed.
   bool check();
   /// Takes in what peers have said on the control plane; an abort closes the communicator that it is about.
   bool poll_control();
   /// Announces sleep to transports and posters. False: something is there already.
   bool prepare_wait();
-  void finish_wait();
+  /// `polled`: append_wait_fds()'s descriptors, among others, as poll left them; empty where nobody has polled.
+  void finish_wait(std::span<const pollfd> polled);
   void append_wait_fds(std::vector<pollfd>& out) const;
   /// When check() has to run again at the latest.
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
@@ -232,6 +234,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   Waiter caller_waiter_;
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
+  bool control_due_ = true;                      // something may have come on the control plane since it was last asked
   bool deaths_pending_ = false;                  // seen, but the executors do not know yet
 };
 

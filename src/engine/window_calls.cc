@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -34,16 +35,18 @@ std::size_t share_start(std::size_t count, DataType type, int rank, int ranks) {
 
 }  // namespace
 
-WindowCalls::WindowCalls(Transport& transport, int rank, int ranks, const Device& device)
+WindowCalls::WindowCalls(Transport& transport, std::vector<std::span<std::byte>> windows, std::vector<int> members, int rank,
+                         const Device& device)
     : transport_(&transport),
       device_(&device),
       rank_(rank),
-      inputs_(static_cast<std::size_t>(ranks)),
-      outputs_(static_cast<std::size_t>(ranks)),
-      operands_(static_cast<std::size_t>(ranks)) {
-  for (int r = 0; r < ranks; ++r) windows_.push_back(transport.shared_window(r));
-  room_ = OneShotRoom(windows_.front().size());
-}
+      windows_(std::move(windows)),
+      members_(std::move(members)),
+      everybody_(members_.size() == static_cast<std::size_t>(transport.window_count())),
+      room_(windows_.front().size()),
+      inputs_(windows_.size()),
+      outputs_(windows_.size()),
+      operands_(windows_.size()) {}
 
 void WindowCalls::push(Operation* operation) {
   calls_.push(operation);
@@ -100,7 +103,7 @@ WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t s
   if (!try_often([&] { return try_publish(mine, late_or_odd); })) return Attempt::held;
   const bool taken = try_often([&] { return take_all(mine, late_or_odd); });
   // Only now: the fence in it would hold the looks back until the peers' caches have given up our line.
-  transport_->notify_peers();
+  notify();
   return taken ? Attempt::ended : Attempt::published;
 }
 
@@ -110,7 +113,7 @@ WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
   Advance result;
   if (!operation->published) {
     if (!try_publish(mine, result)) return result;
-    transport_->notify_peers();
+    notify();
     operation->published = true;
     result.moved = true;
   }
@@ -252,7 +255,7 @@ WindowCalls::Advance WindowCalls::advance_meeting(Operation* operation) {
     if (!done) return result;
     // release: orders our writes into the peers' outputs, for the acquire below.
     mine.left.store(flag, std::memory_order_release);
-    transport_->notify_peers();
+    notify();
   }
   for (const auto& each : windows_) {
     if (meeting_slot(each, meetings_).left.load(std::memory_order_acquire) < flag) return result;
@@ -292,7 +295,7 @@ void WindowCalls::enter(Operation* operation) {
   // release: orders the rest of the slot, and what the caller wrote into its input, for the peers' acquire in all_entered().
   last_meeting_ = flag_of(*operation);
   mine.entered.store(last_meeting_, std::memory_order_release);
-  transport_->notify_peers();
+  notify();
   operation->published = true;
   // What needs nobody, while the others look at that. Should the call have to take the links, it is done twice.
   move_ = 0;
@@ -340,8 +343,8 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
       outputs_[r] = operation->at({Buffer::output, 0});
       continue;
     }
-    inputs_[r] = transport_->shared_memory(static_cast<int>(r), theirs.input, bytes);
-    outputs_[r] = transport_->shared_memory(static_cast<int>(r), theirs.output, bytes);
+    inputs_[r] = transport_->shared_memory(members_[r], theirs.input, bytes);
+    outputs_[r] = transport_->shared_memory(members_[r], theirs.output, bytes);
     if (inputs_[r] == nullptr || outputs_[r] == nullptr) {
       // Only a rank whose memory has been overwritten names such places.
       result.set_odd(r, theirs.signature, flag, ours);
@@ -405,9 +408,10 @@ Status WindowCalls::move(Operation* operation, const WindowMove& what, std::size
         (reads ? theirs.input : theirs.output) + (reads ? what.source_bytes : what.target_bytes) + done_bytes;
     if ((place & MeetingSlot::kAddress) != 0) {
       const std::uint64_t address = place & ~MeetingSlot::kAddress;
-      return reads ? transport_->copy_from(peer, address, target, bytes) : transport_->copy_to(peer, address, source, bytes);
+      return reads ? transport_->copy_from(member(peer), address, target, bytes)
+                   : transport_->copy_to(member(peer), address, source, bytes);
     }
-    std::byte* shared = transport_->shared_memory(peer, place, bytes);
+    std::byte* shared = transport_->shared_memory(member(peer), place, bytes);
     if (shared == nullptr) {
       return {StatusCode::internal,
               fmt::format("rank {} names a place outside its shared memory; its memory is corrupt", peer)};

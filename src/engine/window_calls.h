@@ -46,8 +46,9 @@ class WindowCalls {
  public:
   /// None: takes() nothing.
   WindowCalls() = default;
-  /// `transport` must show a window of every rank.
-  WindowCalls(Transport& transport, int rank, int ranks, const Device& device);
+  /// `windows`: of every rank of the communicator, in memory that all of them see; `members`: what `transport` calls them.
+  WindowCalls(Transport& transport, std::vector<std::span<std::byte>> windows, std::vector<int> members, int rank,
+              const Device& device);
 
   [[nodiscard]] bool available() const noexcept { return transport_ != nullptr; }
   /// For what one_shot calls give.
@@ -111,7 +112,7 @@ class WindowCalls {
     std::byte* output;
   };
   /// False where the slot or the place is still in use, or `odd_rank` is set. The peers that sleep are not woken:
-  /// transport_->notify_peers() comes after.
+  /// notify() comes after.
   bool try_publish(const Contribution& mine, Advance& result);
   /// True when all that this rank takes was there and has been taken; or `odd_rank` is set.
   bool take_all(const Contribution& mine, Advance& result);
@@ -132,6 +133,12 @@ class WindowCalls {
   void begin_part(internal::Operation* operation);
   bool fold_some(internal::Operation* operation);
   bool move_some(internal::Operation* operation);
+  /// Wakes the others of this communicator.
+  void notify() {
+    if (everybody_) return transport_->notify_peers();
+    transport_->notify(members_);
+  }
+  [[nodiscard]] int member(int rank) const noexcept { return members_[static_cast<std::size_t>(rank)]; }
   /// Copies `bytes` of a move from `done_bytes` on.
   Status move(internal::Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes);
   /// Between the two this rank may write into the memory of others. False: one of them has given up.
@@ -144,6 +151,8 @@ class WindowCalls {
   const Device* device_ = nullptr;
   int rank_ = 0;
   std::vector<std::span<std::byte>> windows_;  // of every rank
+  std::vector<int> members_;                   // by rank: its number in the transport
+  bool everybody_ = false;                     // all ranks of the transport are members
   OneShotRoom room_;
   RingQueue<internal::Operation*> calls_;  // by sequence; the first is under way
   bool undecided_ = false;

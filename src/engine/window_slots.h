@@ -106,6 +106,12 @@ inline MeetingSlot& meeting_slot(std::span<std::byte> window, std::uint64_t coun
   return *reinterpret_cast<MeetingSlot*>(window.data() + window.size() - (2 - count % 2) * sizeof(MeetingSlot));
 }
 
+/// A window as it was at the start, for all who look at it. Nobody does meanwhile.
+inline void clear_window(std::span<std::byte> window) noexcept {
+  std::memset(window.data(), 0, kOneShotSlots * sizeof(OneShotSlot));
+  std::memset(window.data() + window.size() - 2 * sizeof(MeetingSlot), 0, 2 * sizeof(MeetingSlot));
+}
+
 /// What a rank says of writing into the memory of others, for as long as the communicator lives: only it changes the word.
 inline std::atomic<std::uint64_t>& window_guard(std::span<std::byte> window) noexcept { return meeting_slot(window, 0).guard; }
 inline constexpr std::uint64_t kGuardWriting = 1;  ///< it may be writing at this moment

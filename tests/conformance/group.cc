@@ -114,13 +114,13 @@ bool Rank::wait(const std::function<bool()>& done, bool look_before_blocking) {
       continue;
     }
     if (look_before_blocking && done()) {
-      transport_->finish_wait();
+      transport_->finish_wait(true);
       return true;
     }
     // As long as the patience: a wake-up that is missed shows as a failure, not as a delay.
     pollfd item{transport_->wait_fd(), POLLIN, 0};
     const bool woken = item.fd < 0 || ::poll(&item, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 0;
-    transport_->finish_wait();
+    transport_->finish_wait(woken);
     if (!woken) {
       ADD_FAILURE() << "rank " << rank_ << " of " << size_ << " was not woken";
       return false;

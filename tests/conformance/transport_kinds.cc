@@ -58,6 +58,7 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
 std::vector<TransportKind> transport_kinds() {
   LoopbackOptions plain;
   plain.window_bytes = 4096;
+  plain.common_bytes = 4096;
   plain.tile_bytes = 16 * 1024;
   plain.capacity_tiles = 4;
   LoopbackOptions faulty = plain;

@@ -2,11 +2,14 @@
 #include "transports/transport.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <time.h>
 
+#include <array>
 #include <atomic>
 #include <cctype>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <tuple>
 
@@ -631,6 +634,8 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
     const auto word = [&](int r) {
       return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data()));
     };
+    std::vector<int> everybody(static_cast<std::size_t>(rank.size()));
+    std::iota(everybody.begin(), everybody.end(), 0);
     const auto everybody_at = [&](std::uint64_t count) {
       for (int r = 0; r < rank.size(); ++r) {
         if (word(r).load(std::memory_order_acquire) < count) return false;
@@ -642,7 +647,11 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
       // The last word of the window rides along: what was written before the count is seen after it.
       std::memcpy(own.data() + own.size() - sizeof(i), &i, sizeof(i));
       word(rank.rank()).store(i, std::memory_order_release);
-      transport.notify_peers();
+      if (i % 2 == 0) {
+        transport.notify_peers();
+      } else {
+        transport.notify(everybody);
+      }
       dawdle(random);
       ASSERT_TRUE(rank.until_window([&] { return everybody_at(i); }));
       rank.meet();
@@ -654,6 +663,47 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
       rank.meet();
     }
     for (int r = 0; r < rank.size(); ++r) EXPECT_EQ(word(r).load(), rounds);
+  });
+}
+
+TEST_P(TransportConformance, NotifyWakesThoseThatItNames) {
+  run([](Rank& rank) {
+    Transport& transport = rank.transport();
+    if (!kind().windows) return;
+    rank.meet();
+    const bool sleeps = rank.rank() != 0;
+    if (sleeps) {
+      while (!transport.prepare_wait()) {  // something of the start-up
+        transport.finish_wait(true);
+        transport.progress();
+      }
+    }
+    rank.meet();
+    if (rank.rank() == 0) transport.notify(std::array{0, 1});
+    rank.meet();
+    if (sleeps) {
+      pollfd woken{transport.wait_fd(), POLLIN, 0};
+      EXPECT_EQ(::poll(&woken, 1, 0), rank.rank() == 1 ? 1 : 0) << "rank " << rank.rank();
+      transport.finish_wait(true);
+    }
+    rank.meet();
+  });
+}
+
+TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
+  run([](Rank& rank) {
+    const std::span<std::byte> common = rank.transport().common_memory();
+    EXPECT_EQ(!common.empty(), kind().windows);
+    if (common.empty()) return;
+    EXPECT_EQ(rank.transport().window_count(), rank.size());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(common.data()) % 64, 0U);
+    for (const std::byte byte : common) ASSERT_EQ(byte, std::byte{0});
+    rank.meet();
+    // All add to the last word.
+    std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(common.data() + common.size() - sizeof(std::uint64_t)));
+    for (int i = 0; i < 1000; ++i) word.fetch_add(static_cast<std::uint64_t>(rank.rank()) + 1);
+    rank.meet();
+    EXPECT_EQ(word.load(), 1000U * static_cast<unsigned>(rank.size() * (rank.size() + 1) / 2));
   });
 }
 

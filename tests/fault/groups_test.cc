@@ -230,6 +230,10 @@ Scenario make_scenario(std::uint64_t seed) {
   scenario.wire.mean_delay = std::chrono::microseconds(pick(0, 2) * 20);
   scenario.wire.refuse_probability = static_cast<double>(pick(0, 2)) * 0.2;
   scenario.wire.late_copy = pick(0, 1) == 1;
+  if (seed % 2 == 1) {  // small calls of groups have another way to go
+    scenario.wire.window_bytes = 8192;
+    scenario.wire.common_bytes = std::size_t{1} << 20;
+  }
   scenario.made_late = pick(0, 1) == 1;
   const std::uint64_t groups = pick(2, 6);
   for (std::uint64_t g = 0; g < groups; ++g) {
@@ -322,7 +326,7 @@ void run_seed(std::uint64_t seed) {
 
 // What a group runs is chosen for its own shape, however the whole job lies.
 TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
-  Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2)};  // ranks 0 and 1 on the first node, and so on
+  Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2), 0};  // ranks 0 and 1 on the first node, and so on
   const Collective large{CollectiveKind::all_reduce, 16 << 20, DataType::float32, ReduceOp::sum, 0};
   struct Case {
     std::vector<int> members;
@@ -344,6 +348,34 @@ TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
     Topology same = Topology::uniform(1, 1);
     same.node_of_rank = node_of_rank;
     EXPECT_EQ(choice->algorithm, select(same, large)->algorithm) << group.topology.shape();
+  }
+}
+
+TEST(Groups, HaveWindowsWhereTheJobHas) {
+  for (const bool windows : {false, true}) {
+    LoopbackOptions wire;
+    wire.window_bytes = windows ? 8192 : 0;
+    wire.common_bytes = windows ? std::size_t{2} << 20 : 0;
+    Job job(3, wire);
+    job.run([&](int rank, Executor& world) {
+      const auto alone = make_group(world, {rank}, 0);
+      EXPECT_EQ(alone->plan_context().window_room.large_bytes, 0U);
+      alone->shut_down();
+      if (rank == 1) return;
+      const auto pair = make_group(world, {2, 0}, 0);
+      EXPECT_EQ(pair->plan_context().window_room.large_bytes > 4096 / 2, windows);
+      const auto again = make_group(*pair, {1, 0}, 0);
+      EXPECT_EQ(again->plan_context().window_room.large_bytes > 4096 / 2, windows);
+      const auto deadline = Clock::now() + std::chrono::seconds(20);
+      Call calls[3];
+      for (Call& call : calls) call.post(*again, sum_of(100), "one_shot", rank + 1, deadline);
+      for (Call& call : calls) {
+        EXPECT_TRUE(call.wait().ok());
+        EXPECT_EQ(std::count(call.buffer.begin(), call.buffer.end(), 4), 100);
+      }
+      again->shut_down();
+      pair->shut_down();
+    });
   }
 }
 

@@ -106,6 +106,19 @@ TEST(Perf, FailsWhenALibraryIsWrongAndCountsTheElements) {
   EXPECT_EQ(results[1]["wrong"], 2048);  // every element on both ranks
 }
 
+TEST(Perf, GlooHasTheRightResultsAtEverySize) {
+  const auto peer = std::filesystem::path(SHOAL_PERF_PROGRAM).parent_path().parent_path() / "lib" / "libshoal_peer_gloo.so";
+  if (!std::filesystem::exists(peer)) GTEST_SKIP() << "this build has no peer gloo (LibTorch and Gloo's headers make one)";
+  // More sizes than tensors that the peer keeps.
+  for (const char* kind :
+       {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter"}) {
+    const Outcome outcome = perf_on(2, std::string("-e 1M -f 4 -n 2 --rounds 2 -w 0 --peer gloo --collective ") + kind);
+    EXPECT_EQ(outcome.code, 0) << kind << "\n" << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("gloo ")) << kind;
+    EXPECT_THAT(outcome.output, HasSubstr("# Out of bounds values : 0 OK")) << kind;
+  }
+}
+
 TEST(Perf, LeavesOutWhatAPeerCannotDo) {
   const Outcome outcome = perf("-d double --peer " SHOAL_WRONG_PEER);
   EXPECT_EQ(outcome.code, 0) << outcome.output;

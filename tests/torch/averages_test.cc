@@ -15,6 +15,7 @@ namespace shoal::ddp {
 namespace {
 
 using Numbers = std::vector<std::size_t>;
+using Parts = std::vector<Averages::Part>;
 
 Numbers take_all(PieceQueue& queue) {
   Numbers taken;
@@ -82,6 +83,7 @@ class ByHand final : public c10d::Backend {
 };
 
 constexpr std::size_t kPieceBytes = 10 * sizeof(float);
+constexpr double kScale = 0.25;
 
 class AveragesByHand : public ::testing::Test {
  protected:
@@ -90,7 +92,7 @@ class AveragesByHand : public ::testing::Test {
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend_);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
     group->setGroupName("by-hand");
-    averages_ = std::make_unique<Averages>(group, 2, kPieceBytes);
+    averages_ = std::make_unique<Averages>(group, kScale, 2, kPieceBytes);
   }
   static at::Tensor bucket(std::int64_t elements) { return at::zeros({elements}); }
   void end(int pieces) {
@@ -111,15 +113,23 @@ TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
   end(3);
   EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5})) << "the second halves are held";
   end(1);
-  EXPECT_EQ(averages_->take_finished(), (Numbers{2}));
+  EXPECT_EQ(averages_->take_finished(true), (Parts{{0, 0, 10}, {0, 10, 10}, {0, 20, 10}, {1, 0, 10}, {2, 0, 5}}));
+  EXPECT_EQ(averages_->take_finished(false), Parts());
   averages_->release();
   EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 10, 5, 1, 10})) << "of the last bucket first";
   end(1);
-  EXPECT_EQ(averages_->take_finished(), (Numbers{1}));
+  EXPECT_EQ(averages_->take_finished(false), (Parts{{1, 10, 1}}));
   end(2);
-  EXPECT_EQ(averages_->take_finished(), (Numbers{0}));
+  EXPECT_EQ(averages_->take_finished(true), (Parts{{0, 30, 10}, {0, 40, 2}}));
   averages_->restart();
   EXPECT_EQ(averages_->add(bucket(1)), 0U);
+}
+
+TEST_F(AveragesByHand, EveryElementIsScaledOnce) {
+  at::Tensor values = at::arange(95, at::kFloat);
+  averages_->add(values);
+  averages_->release();
+  EXPECT_TRUE(values.equal(at::arange(95, at::kFloat) * kScale));
 }
 
 TEST_F(AveragesByHand, PiecesMayEndAtOnce) {
@@ -128,17 +138,17 @@ TEST_F(AveragesByHand, PiecesMayEndAtOnce) {
   averages_->add(bucket(5));
   averages_->release();
   EXPECT_EQ(backend_->sizes.size(), 11U);
-  EXPECT_EQ(averages_->take_finished(), (Numbers{1, 0}));
+  EXPECT_EQ(averages_->take_finished(true).size(), 11U);
 }
 
 TEST_F(AveragesByHand, AFailureWakesWhoWaitsAndStays) {
   averages_->add(bucket(100));
-  auto waiter = std::async(std::launch::async, [&] { return averages_->take_finished(); });
+  auto waiter = std::async(std::launch::async, [&] { return averages_->take_finished(true); });
   backend_->fail();
   EXPECT_THROW(waiter.get(), std::runtime_error);
   backend_->end();
   EXPECT_EQ(backend_->sizes.size(), 2U) << "nothing starts any more";
-  EXPECT_THROW(averages_->take_finished(), std::runtime_error);
+  EXPECT_THROW(averages_->take_finished(true), std::runtime_error);
   averages_->restart();
   EXPECT_THROW(averages_->add(bucket(1)), std::runtime_error);
 }
@@ -146,7 +156,7 @@ TEST_F(AveragesByHand, AFailureWakesWhoWaitsAndStays) {
 TEST_F(AveragesByHand, ACallThatIsRefusedIsAFailure) {
   backend_->refuses = true;
   averages_->add(bucket(1));
-  EXPECT_THROW(averages_->take_finished(), std::runtime_error);
+  EXPECT_THROW(averages_->take_finished(true), std::runtime_error);
 }
 
 TEST_F(AveragesByHand, NothingStartsAfterTheEnd) {

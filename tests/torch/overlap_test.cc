@@ -86,13 +86,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_group(const std::string& backend, co
   return group;
 }
 
-DataParallelOptions options(Overlap overlap) {
+DataParallelOptions options(Overlap overlap, bool slices = false) {
   return {.overlap = overlap,
           .make_optimizer =
               [](std::vector<at::Tensor> parameters) {
                 return std::make_unique<::torch::optim::SGD>(std::move(parameters),
                                                              ::torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(1e-3));
               },
+          .update_slices = slices,
           .bucket_mib = 0.01,
           .first_bucket_mib = 0.001};
 }
@@ -124,11 +125,11 @@ void save_state(const models::ImageClassifier& model, const fs::path& path) {
 
 using MakeModel = std::function<std::shared_ptr<models::ImageClassifier>()>;
 
-void train(const Group& group, const MakeModel& make, Overlap overlap, const fs::path& result) {
+void train(const Group& group, const MakeModel& make, const DataParallelOptions& options, const fs::path& result) {
   const int rank = group->getRank();
   ::torch::manual_seed(kSeed + static_cast<std::uint64_t>(rank));  // the start must come from rank 0
   const auto model = make();
-  DataParallel parallel(*model, group, options(overlap));
+  DataParallel parallel(*model, group, options);
   for (int step = 0; step < kSteps; ++step) make_step(*model, parallel, rank);
   parallel.synchronize();
   model->eval();
@@ -176,18 +177,19 @@ class Ranks : public ::testing::Test {
     }
   }
 
-  /// Trains in both ways and compares all ranks' parameters, buffers and answers.
+  /// Trains in all ways and compares all ranks' parameters, buffers and answers.
   void expect_same_bits(const std::string& backend, int ranks, const MakeModel& make) {
     run(ranks, [&](int rank) {
       const Group group = make_group(backend, folder_ / "store", rank, ranks, backend);
       const auto file = [&](const char* name) { return folder_ / (name + std::to_string(rank)); };
-      train(group, make, Overlap::backward, file("waits"));
-      train(group, make, Overlap::next_forward, file("overlaps"));
+      train(group, make, options(Overlap::backward), file("waits"));
+      train(group, make, options(Overlap::next_forward), file("overlaps"));
+      train(group, make, options(Overlap::next_forward, /*slices=*/true), file("slices"));
     });
     const std::string expected = load(folder_ / "waits0");
     ASSERT_GT(expected.size(), 1000U);
     for (int rank = 0; rank < ranks; ++rank) {
-      for (const char* name : {"waits", "overlaps"}) {
+      for (const char* name : {"waits", "overlaps", "slices"}) {
         EXPECT_TRUE(load(folder_ / (name + std::to_string(rank))) == expected) << "rank " << rank << " " << name;
       }
     }

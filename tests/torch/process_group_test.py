@@ -506,6 +506,47 @@ def shared_tensors(rank, size):
     del pieces  # memory goes back with its tensor
 
 
+def time_estimates(rank, size):
+    estimator = dist.distributed_c10d._time_estimator
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    check(group.supports_time_estimate, "time estimates are offered")
+
+    def estimate(call):
+        with estimator() as estimated:
+            work = call()
+            if work is not None:
+                work.wait()
+        return estimated.estimated_time
+
+    expect(RuntimeError, "without", group._end_time_estimate)
+    if rank == 0:  # nobody else is asked
+        tensor = torch.full((1000,), 3.0)
+        # An output with holes: what is copied back to it after a call is not copied now.
+        outputs = [torch.full((1000, 2), -1.0)[:, 0] for _ in range(size)]
+        one = estimate(lambda: dist.all_reduce(tensor))
+        calls = [lambda: dist.broadcast(tensor, src=0), lambda: dist.barrier(), lambda: dist.all_gather(outputs, tensor),
+                 lambda: dist.all_reduce(tensor, async_op=True)]
+        times = [estimate(call) for call in calls]
+        check(estimate(lambda: [call() for call in calls[:3]] and None) >= sum(times[:3]) * 0.999, "times add up")
+        check(torch.equal(tensor, torch.full((1000,), 3.0)), "a call was made")
+        check(all(torch.equal(each, torch.full((1000,), -1.0)) for each in outputs), "an output was touched")
+        check(estimate(lambda: None) == 0, "nothing takes no time")
+        if size > 1:
+            check(0 < one < estimate(lambda: dist.all_reduce(torch.ones(1_000_000))), "larger calls take longer")
+            sent = [estimate(lambda n=n: dist.send(torch.ones(n), dst=1)) for n in (10, 1_000_000)]
+            check(0 < sent[0] < sent[1], "larger messages take longer")
+            check(all(time > 0 for time in times), f"every call takes time: {times}")
+        group._start_time_estimate()
+        sparse_one = torch.sparse_coo_tensor([[0]], [1.0], (4,))
+        expect(ValueError, "cannot be estimated", lambda: dist.all_reduce(sparse_one))
+        expect(ValueError, "cannot be estimated", lambda: shoal.monitored_barrier())
+        expect(ValueError, "not defined on Float", lambda: dist.all_reduce(tensor, op=dist.ReduceOp.BAND))
+        group._end_time_estimate()
+    tensor = torch.full((1000,), rank + 1.0)
+    dist.all_reduce(tensor)
+    check(torch.equal(tensor, torch.full((1000,), size * (size + 1) / 2)), "the calls after an estimate are made")
+
+
 class ProcessGroup(unittest.TestCase):
     def on_all_sizes(self, body, sizes=SIZES):
         for size in sizes:
@@ -553,6 +594,9 @@ class ProcessGroup(unittest.TestCase):
 
     def test_tensors_in_shared_memory(self):
         self.on_all_sizes(shared_tensors, (1, 2, 3))
+
+    def test_estimates_of_time(self):
+        self.on_all_sizes(time_estimates, (1, 3))
 
     def test_objects(self):
         self.on_all_sizes(objects, (1, 3))

@@ -171,8 +171,9 @@ TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
         end += layout.ring.ring_bytes();
       }
     }
-    EXPECT_GE(layout.segment_bytes(), end);
-    EXPECT_LT(layout.segment_bytes(), end + 4096);
+    EXPECT_GE(layout.common_offset(), end);
+    EXPECT_LT(layout.common_offset(), end + 4096);
+    EXPECT_EQ(layout.segment_bytes(), layout.common_offset() + layout.common_bytes());
   }
 }
 

@@ -136,7 +136,7 @@ TEST(TcpLink, AFullReceiverSleepsAndWakesAgain) {
   while (Clock::now() < until) {
     pollfd waiting{ends[1].transport->wait_fd(), POLLIN, 0};
     if (::poll(&waiting, 1, 300) > 0) ++wakes;
-    ends[1].transport->finish_wait();
+    ends[1].transport->finish_wait(true);
     while (!ends[1].transport->prepare_wait()) ends[1].transport->progress();
   }
   EXPECT_LE(wakes, 10) << "a full ring keeps waking the waiter";
@@ -246,7 +246,7 @@ TEST(TcpLink, RoomThatTheTimerFindsFirstKeepsTheSenderAwake) {
   const bool may_sleep = ends[0].transport->prepare_wait();
   if (link.sent_tiles() != sent) {
     EXPECT_FALSE(may_sleep) << "room was found, and nobody was told";
-    ends[0].transport->finish_wait();
+    ends[0].transport->finish_wait(true);
     EXPECT_TRUE(ends[0].transport->progress());
   }
 }
@@ -537,7 +537,7 @@ TEST(TcpLink, TheLastBytesOfATileWakeWhoeverSleeps) {
   const std::span<const std::byte> all(bytes);
   const auto announce_sleep = [&] {
     while (!transport.prepare_wait()) {
-      transport.finish_wait();
+      transport.finish_wait(true);
       transport.progress();
     }
   };
@@ -552,7 +552,7 @@ TEST(TcpLink, TheLastBytesOfATileWakeWhoeverSleeps) {
   };
   read(all.first(30'000));
   announce_sleep();
-  transport.finish_wait();
+  transport.finish_wait(true);
   read(all.subspan(30'000, bytes.size() - 31'000));
   announce_sleep();
   play(played.peer[0], all.last(1000));
@@ -562,10 +562,10 @@ TEST(TcpLink, TheLastBytesOfATileWakeWhoeverSleeps) {
   for (int i = 0; i < 3 && !news; ++i) {
     pollfd waiting{transport.wait_fd(), POLLIN, 0};
     ::poll(&waiting, 1, 10'000);
-    transport.finish_wait();
+    transport.finish_wait(true);
     transport.progress();
     news = !transport.prepare_wait();
-    transport.finish_wait();
+    transport.finish_wait(true);
   }
   EXPECT_TRUE(news) << "after " << std::chrono::duration<double>(Clock::now() - start).count() << " s";
   EXPECT_NE(link.peek(), nullptr);

@@ -99,8 +99,7 @@ struct Pair {
       while (through < 2) {
         if (ends[own].transport->progress() || !ends[own].transport->prepare_wait()) continue;
         pollfd waiting{ends[own].transport->wait_fd(), POLLIN, 0};
-        ::poll(&waiting, 1, 5);
-        ends[own].transport->finish_wait();
+        ends[own].transport->finish_wait(::poll(&waiting, 1, 5) > 0);
       }
     };
     std::thread other(stay, 1);

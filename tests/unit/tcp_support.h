@@ -108,8 +108,7 @@ bool drive(End& end, Done&& done) {
     if (Clock::now() >= until) return false;
     if (!end.transport->prepare_wait()) continue;
     pollfd waiting{end.transport->wait_fd(), POLLIN, 0};
-    ::poll(&waiting, 1, 1000);
-    end.transport->finish_wait();
+    end.transport->finish_wait(::poll(&waiting, 1, 1000) != 0);
   }
   return true;
 }

@@ -6,8 +6,8 @@
 
 namespace shoal::ddp {
 
-Averages::Averages(Group group, std::size_t window, std::size_t piece_bytes)
-    : piece_bytes_(piece_bytes), shared_(std::make_shared<Shared>(std::move(group), window)) {}
+Averages::Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes)
+    : scale_(scale), piece_bytes_(piece_bytes), shared_(std::make_shared<Shared>(std::move(group), window)) {}
 
 Averages::~Averages() {
   Group last;  // given back here, not by a callback in a backend's thread, and without the lock
@@ -19,23 +19,34 @@ Averages::~Averages() {
 }
 
 std::size_t Averages::add(const at::Tensor& bucket) {
+  const at::NoGradGuard no_grad;
   const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(piece_bytes_) / bucket.element_size(), 1);
   std::size_t number = 0;
   {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->failure) std::rethrow_exception(shared_->failure);
-    number = shared_->pieces_left.size();
-    PieceQueue::Pieces now;
-    PieceQueue::Pieces later;
-    for (std::int64_t at = 0; at < bucket.numel(); at += most) {
-      (2 * at < bucket.numel() ? now : later).push_back(shared_->pieces.size());
-      shared_->pieces.push_back({number, bucket.narrow(0, at, std::min(most, bucket.numel() - at))});
-    }
-    shared_->pieces_left.push_back(now.size() + later.size());
-    shared_->queue.add(now);
-    shared_->queue.hold(std::move(later));
+    number = shared_->buckets++;
   }
-  start_pieces(shared_);
+  PieceQueue::Pieces later;
+  for (std::int64_t at = 0; at < bucket.numel(); at += most) {
+    const std::int64_t elements = std::min(most, bucket.numel() - at);
+    at::Tensor values = bucket.narrow(0, at, elements);
+    values.mul_(scale_);
+    const bool first_half = 2 * at < bucket.numel();
+    {
+      const std::lock_guard lock(shared_->mutex);
+      const std::size_t piece = shared_->pieces.size();
+      shared_->pieces.push_back({{number, at, elements}, std::move(values)});
+      if (first_half) {
+        shared_->queue.add({piece});
+      } else {
+        later.push_back(piece);
+      }
+    }
+    if (first_half) start_pieces(shared_);  // the wire need not wait until the rest is scaled
+  }
+  const std::lock_guard lock(shared_->mutex);
+  shared_->queue.hold(std::move(later));
   return number;
 }
 
@@ -47,9 +58,9 @@ void Averages::release() {
   start_pieces(shared_);
 }
 
-std::vector<std::size_t> Averages::take_finished() {
+std::vector<Averages::Part> Averages::take_finished(bool wait) {
   std::unique_lock lock(shared_->mutex);
-  shared_->changed.wait(lock, [&] { return shared_->failure || !shared_->finished.empty(); });
+  if (wait) shared_->changed.wait(lock, [&] { return shared_->failure || !shared_->finished.empty(); });
   if (shared_->failure) std::rethrow_exception(shared_->failure);
   return std::exchange(shared_->finished, {});
 }
@@ -58,7 +69,7 @@ void Averages::restart() {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->failure) return;  // pieces may still be in flight
   shared_->pieces.clear();
-  shared_->pieces_left.clear();
+  shared_->buckets = 0;
 }
 
 /// One thread at a time does it, without the lock: that keeps the order, and a piece may end at once.
@@ -92,11 +103,8 @@ void Averages::end_piece(const std::shared_ptr<Shared>& shared, std::size_t piec
       if (!shared->failure) shared->failure = std::move(failure);
       shared->changed.notify_all();
     } else {
-      const std::size_t bucket = shared->pieces[piece].bucket;
-      if (--shared->pieces_left[bucket] == 0) {
-        shared->finished.push_back(bucket);
-        shared->changed.notify_all();
-      }
+      shared->finished.push_back(shared->pieces[piece].part);
+      shared->changed.notify_all();
     }
   }
   start_pieces(shared);

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -14,7 +15,7 @@
 
 namespace shoal::ddp {
 
-/// Sums buckets over all ranks, piece by piece; every end of a piece starts the next one.
+/// Averages buckets over all ranks, piece by piece; every end of a piece starts the next one.
 ///
 /// Of each bucket the first half goes as soon as there is room, and the second when release() is called, that of the last
 /// bucket first. So about half of a gradient travels beside backward, in backward's order, and the other half beside the next
@@ -30,27 +31,36 @@ class Averages {
  public:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  /// At most `window` pieces of at most `piece_bytes` bytes are in flight.
-  Averages(Group group, std::size_t window, std::size_t piece_bytes);
+  /// Elements of a bucket that lie one after the other.
+  struct Part {
+    std::size_t bucket;
+    std::int64_t begin;
+    std::int64_t elements;
+    bool operator==(const Part&) const = default;
+  };
+
+  /// Buckets are multiplied by `scale`, then summed over all ranks, as torch's reducer does with the reciprocal of their
+  /// number. At most `window` pieces of at most `piece_bytes` bytes are in flight.
+  Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes);
   /// Does not wait for what is in flight, which holds its own memory; starts nothing any more.
   ~Averages();
   Averages(const Averages&) = delete;
   Averages& operator=(const Averages&) = delete;
 
-  /// Sums up `bucket`, a vector, in place. Collective: the same buckets and releases in the same order. Returns the bucket's
+  /// Averages `bucket`, a vector, in place. Collective: the same buckets and releases in the same order. Returns the bucket's
   /// number: 0, 1, ... Throws the failure.
   std::size_t add(const at::Tensor& bucket);
   /// Lets the second halves go.
   void release();
-  /// The numbers of the buckets that have been finished since the last call; blocks until there is one. Only while some are not
+  /// What has been finished since the last call. With `wait` it blocks until there is something: only while some of it is not
   /// finished. Throws the failure.
-  std::vector<std::size_t> take_finished();
+  std::vector<Part> take_finished(bool wait);
   /// The next bucket is number 0 again. Only when all have been taken, or after a failure.
   void restart();
 
  private:
   struct Piece {
-    std::size_t bucket;
+    Part part;
     at::Tensor values;
   };
   /// What the threads share; callbacks of pieces in flight keep it alive.
@@ -59,9 +69,9 @@ class Averages {
     std::condition_variable changed;
     Group group;
     PieceQueue queue;
+    std::size_t buckets = 0;
     std::vector<Piece> pieces;
-    std::vector<std::size_t> pieces_left;  // by bucket
-    std::vector<std::size_t> finished;     // not yet taken
+    std::vector<Part> finished;  // not yet taken
     std::exception_ptr failure;
     bool starting = false;  // a thread is in start_pieces
     bool stopping = false;  // the destructor waits for that thread
@@ -72,6 +82,7 @@ class Averages {
   static void start_pieces(const std::shared_ptr<Shared>& shared);
   static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure);
 
+  const double scale_;
   const std::size_t piece_bytes_;
   const std::shared_ptr<Shared> shared_;
 };

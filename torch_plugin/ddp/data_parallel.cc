@@ -81,7 +81,7 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters_, sizes, sparse);
   std::ranges::reverse(buckets);
   if (defer) {
-    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, group_, options.make_optimizer);
+    updates_ = std::make_unique<DeferredUpdates>(model, parameters_, group_, options.make_optimizer, options.update_slices);
   } else if (options.make_optimizer) {
     optimizer_ = options.make_optimizer(parameters_);
   }

@@ -33,7 +33,10 @@ enum class Overlap {
 /// Buckets as in DistributedDataParallel: they fill up in the order in which backward makes the gradients.
 struct DataParallelOptions {
   Overlap overlap = Overlap::backward;
-  MakeOptimizer make_optimizer = {};                ///< needed for next_forward and for step()
+  MakeOptimizer make_optimizer = {};  ///< needed for next_forward and for step()
+  /// The optimizers of make_optimizer treat each element by itself and no tensor as a whole, as SGD, Adam, Adadelta and RMSprop
+  /// do and LARS and LAMB do not. next_forward then updates parameters slice by slice, as averages arrive; the same values.
+  bool update_slices = false;
   std::optional<double> bucket_mib = std::nullopt;  ///< a bucket is sent when it holds this much; 25, or 0.5 with next_forward
   double first_bucket_mib = 1;                      ///< so that communication starts early
   bool broadcast_buffers = true;        ///< every training forward starts from rank 0's; else each rank goes on with its own

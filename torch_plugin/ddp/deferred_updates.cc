@@ -13,6 +13,9 @@ using std::chrono::steady_clock;
 // Two of half a mebibyte keep a wire of 1 Gbit/s busy, and what is more urgent waits for them for 8 ms at most.
 constexpr std::size_t kWindow = 2;
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
+// The optimizer passes over a slice several times: values, gradients and state of one this size stay in the cache meanwhile. A
+// multiple of all vectors' lengths, so that every element is computed as it would be in the whole parameter.
+constexpr std::int64_t kSliceElements = std::int64_t{64} << 10;
 
 using AddBucket = std::function<void(const c10d::GradBucket&)>;
 
@@ -29,20 +32,28 @@ class HandOver final : public c10d::CppCommHookInterface<AddBucket> {
   }
 };
 
+/// `parameter` as slices, in the order of its memory, in which the reducer lays out its gradient too. Where that is not the
+/// order of its elements, or only the whole is wanted: itself.
+std::vector<at::Tensor> slices_of(const at::Tensor& parameter, bool several) {
+  if (!several || parameter.numel() <= kSliceElements || !parameter.is_non_overlapping_and_dense()) return {parameter};
+  return parameter.detach().as_strided({parameter.numel()}, {1}).split(kSliceElements);
+}
+
 }  // namespace
 
 DeferredUpdates::DeferredUpdates(const ::torch::nn::Module& model, std::vector<at::Tensor> parameters,
-                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer)
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer,
+                                 bool update_slices)
     : parameters_(std::move(parameters)),
-      scale_(1.0 / group->getSize()),
-      averages_(std::move(group), kWindow, kPieceBytes),
+      averages_(group, 1.0 / group->getSize(), kWindow, kPieceBytes),
       bucket_of_(parameters_.size(), 0),
       announced_(parameters_.size(), false) {
   TORCH_CHECK_VALUE(make_optimizer,
                     "DataParallel: updates can overlap with the next forward only where options.make_optimizer is set");
   for (const at::Tensor& parameter : parameters_) {
-    index_.emplace(parameter.unsafeGetTensorImpl(), optimizers_.size());
-    optimizers_.push_back(make_optimizer({parameter}));
+    index_.emplace(parameter.unsafeGetTensorImpl(), slices_.size());
+    std::vector<Slice>& slices = slices_.emplace_back();
+    for (const at::Tensor& slice : slices_of(parameter, update_slices)) slices.push_back({slice, make_optimizer({slice})});
   }
   for (const auto& module : model.modules(/*include_self=*/false)) {
     std::vector<std::size_t>& indices = parameters_of_[module.get()];
@@ -87,17 +98,25 @@ void DeferredUpdates::finish() {
 double DeferredUpdates::take_waited_s() { return std::exchange(waited_s_, 0.0); }
 
 void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
+  const at::NoGradGuard no_grad;
   Bucket added;
-  for (const at::Tensor& parameter : bucket.getParameters()) {
-    const std::size_t index = index_.at(parameter.unsafeGetTensorImpl());
+  const at::Tensor all = bucket.getBuffer();
+  const std::vector<at::Tensor> gradients = bucket.getGradients();
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const std::size_t index = index_.at(bucket.getParameters()[i].unsafeGetTensorImpl());
     added.parameters.push_back(index);
     bucket_of_[index] = buckets_.size();
+    std::int64_t begin = gradients[i].storage_offset() - all.storage_offset();
+    for (Slice& slice : slices_[index]) {
+      const std::int64_t elements = slice.values.numel();
+      const bool whole = slices_[index].size() == 1;
+      if (elements > 0)
+        added.updates.push_back({&slice, whole ? gradients[i] : all.narrow(0, begin, elements), begin, elements});
+      begin += elements;
+    }
   }
-  // What the reducer does on its own where it has no hook: to scale first, by the reciprocal.
-  const at::NoGradGuard no_grad;
-  at::Tensor gradients = bucket.getBuffer();
-  gradients.mul_(scale_);
-  averages_.add(gradients);
+  added.left = added.updates.size();
+  averages_.add(all);
   awaited_ -= added.parameters.size();
   if (awaited_ == 0) averages_.release();
   buckets_.push_back(std::move(added));
@@ -106,26 +125,40 @@ void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
 /// Updates the parameters of `bucket`, unless that has been done. While its average is missing, others are updated.
 void DeferredUpdates::finish(std::size_t bucket) {
   if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward broke off: nothing else would let the second halves go
-  while (!buckets_[bucket].updated) {
-    const auto next = buckets_[bucket].averaged
-                          ? buckets_.begin() + static_cast<std::ptrdiff_t>(bucket)
-                          : std::ranges::find_if(buckets_, [](const Bucket& b) { return b.averaged && !b.updated; });
-    if (next != buckets_.end()) {
-      update(*next);
-      continue;
-    }
+  const auto is_ready = [](const Bucket& b) { return !b.ready.empty(); };
+  while (buckets_[bucket].left > 0) {
+    const auto next = is_ready(buckets_[bucket]) ? buckets_.begin() + static_cast<std::ptrdiff_t>(bucket)
+                                                 : std::ranges::find_if(buckets_, is_ready);
+    const bool idle = next == buckets_.end();
+    if (!idle) update_one(*next);
     const auto begin = steady_clock::now();
-    for (const std::size_t finished : averages_.take_finished()) buckets_[finished].averaged = true;
-    waited_s_ += std::chrono::duration<double>(steady_clock::now() - begin).count();
+    for (const Averages::Part& part : averages_.take_finished(idle)) note(part);
+    if (idle) waited_s_ += std::chrono::duration<double>(steady_clock::now() - begin).count();
   }
 }
 
-void DeferredUpdates::update(Bucket& bucket) {
-  for (const std::size_t parameter : bucket.parameters) {
-    optimizers_[parameter]->step();
-    at::Tensor(parameters_[parameter]).mutable_grad().reset();
+/// The average of `part` is there.
+void DeferredUpdates::note(const Averages::Part& part) {
+  Bucket& bucket = buckets_[part.bucket];
+  const std::int64_t end = part.begin + part.elements;
+  const auto ends_before = [&](const Update& update) { return update.begin + update.slice->values.numel() <= part.begin; };
+  for (auto update = std::ranges::partition_point(bucket.updates, ends_before);
+       update != bucket.updates.end() && update->begin < end; ++update) {
+    const std::int64_t update_end = update->begin + update->slice->values.numel();
+    update->missing -= std::min(end, update_end) - std::max(part.begin, update->begin);
+    if (update->missing == 0) bucket.ready.push_back(static_cast<std::size_t>(update - bucket.updates.begin()));
   }
-  bucket.updated = true;
+}
+
+/// What has become ready last is what the cache still holds.
+void DeferredUpdates::update_one(Bucket& bucket) {
+  const Update& update = bucket.updates[bucket.ready.back()];
+  bucket.ready.pop_back();
+  update.slice->values.mutable_grad() = update.gradient;
+  update.slice->optimizer->step();
+  update.slice->values.mutable_grad().reset();
+  if (--bucket.left > 0) return;
+  for (const std::size_t parameter : bucket.parameters) at::Tensor(parameters_[parameter]).mutable_grad().reset();
 }
 
 }  // namespace shoal::ddp

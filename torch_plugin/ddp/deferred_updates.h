@@ -27,10 +27,11 @@ namespace shoal::ddp {
 /// may outlive the object: it holds its own memory. Thread rule: one thread.
 class DeferredUpdates {
  public:
-  /// `model` must outlive the object; `parameters` are those of the reducer, in its order. Makes one optimizer for each, so
-  /// that their state does not depend on how they are grouped into buckets.
+  /// `model` must outlive the object; `parameters` are those of the reducer, in its order. Makes one optimizer for each, or for
+  /// each slice of one (see DataParallelOptions::update_slices), so that their state does not depend on how they are grouped
+  /// into buckets.
   DeferredUpdates(const ::torch::nn::Module& model, std::vector<at::Tensor> parameters,
-                  c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer);
+                  c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer, bool update_slices);
 
   /// For Reducer::register_comm_hook; must not be called when this object is gone.
   std::unique_ptr<c10d::CommHookInterface> make_hook();
@@ -48,21 +49,33 @@ class DeferredUpdates {
   double take_waited_s();
 
  private:
+  /// What is updated at once: a parameter, or elements of one that lie one after the other in memory.
+  struct Slice {
+    at::Tensor values;
+    std::unique_ptr<::torch::optim::Optimizer> optimizer;
+  };
+  struct Update {
+    Slice* slice;
+    at::Tensor gradient;
+    std::int64_t begin;    // in the bucket
+    std::int64_t missing;  // elements whose average is not there
+  };
   /// A bucket of the last backward.
   struct Bucket {
     std::vector<std::size_t> parameters;
-    bool averaged = false;
-    bool updated = false;
+    std::vector<Update> updates;     // in the order of the bucket
+    std::vector<std::size_t> ready;  // of the updates
+    std::size_t left = 0;            // updates not made
   };
 
   void add_bucket(const c10d::GradBucket& bucket);
   void finish(std::size_t bucket);
-  void update(Bucket& bucket);
+  void note(const Averages::Part& part);
+  void update_one(Bucket& bucket);
 
   const std::vector<at::Tensor> parameters_;
-  const double scale_;
-  std::vector<std::unique_ptr<::torch::optim::Optimizer>> optimizers_;  // one a parameter
-  std::unordered_map<const c10::TensorImpl*, std::size_t> index_;       // of a parameter
+  std::vector<std::vector<Slice>> slices_;                         // by parameter
+  std::unordered_map<const c10::TensorImpl*, std::size_t> index_;  // of a parameter
   std::unordered_map<const ::torch::nn::Module*, std::vector<std::size_t>> parameters_of_;
   std::size_t awaited_ = 0;  // parameters whose gradients backward still has to make
   Averages averages_;

@@ -9,7 +9,8 @@
 
 namespace shoal::ddp {
 
-/// Makes an optimizer for some parameters. It must treat each parameter by itself, as all of torch::optim but LBFGS do.
+/// Makes an optimizer for some parameters, or for slices of them (DataParallelOptions::update_slices). It must treat each
+/// parameter by itself, as all of torch::optim but LBFGS do.
 using MakeOptimizer = std::function<std::unique_ptr<::torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 }  // namespace shoal::ddp

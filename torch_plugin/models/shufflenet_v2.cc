@@ -10,7 +10,7 @@ namespace {
 namespace nn = ::torch::nn;
 using at::Tensor;
 
-constexpr int kStemWidth = 24;
+constexpr int kFirstWidth = 24;
 constexpr std::array<int, 3> kUnits{4, 8, 4};
 
 /// Channels after each stage, and of the last convolution.
@@ -85,8 +85,9 @@ class DownUnit : public nn::Module {
 class ShuffleNetV2 final : public ImageClassifier {
  public:
   ShuffleNetV2(const Widths& widths, int channels, int classes)
-      : stem_(register_module("stem", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = channels, .out = kStemWidth}))) {
-    int in = kStemWidth;
+      : stem_(
+            register_module("stem", std::make_shared<ConvNorm>(*this, ConvolutionShape{.in = channels, .out = kFirstWidth}))) {
+    int in = kFirstWidth;
     for (std::size_t stage = 0; stage < kUnits.size(); ++stage) {
       units_->push_back(std::make_shared<DownUnit>(*this, in, widths.stages[stage]));
       in = widths.stages[stage];

@@ -12,19 +12,19 @@ namespace {
 namespace nn = ::torch::nn;
 using at::Tensor;
 
-using Depths = std::array<int, 5>;  // convolutions of each stage
-constexpr std::array<int, 5> kWidths{64, 128, 256, 512, 512};
+using Convolutions = std::array<int, 5>;  // convolutions of each stage
+constexpr std::array<int, 5> kStageWidths{64, 128, 256, 512, 512};
 
 class Vgg final : public ImageClassifier {
  public:
-  Vgg(const Depths& depths, int channels, int classes) {
+  Vgg(const Convolutions& convolutions, int channels, int classes) {
     int in = channels;
-    for (std::size_t stage = 0; stage < depths.size(); ++stage) {
-      for (int layer = 0; layer < depths[stage]; ++layer) {
-        const ConvolutionShape shape{.in = in, .out = kWidths[stage], .bias = true};
+    for (std::size_t stage = 0; stage < convolutions.size(); ++stage) {
+      for (int layer = 0; layer < convolutions[stage]; ++layer) {
+        const ConvolutionShape shape{.in = in, .out = kStageWidths[stage], .bias = true};
         const std::string name = "conv" + std::to_string(stage + 1) + "_" + std::to_string(layer + 1);
         stages_[stage].push_back(register_module(name, std::make_shared<ConvNorm>(*this, shape)));
-        in = kWidths[stage];
+        in = kStageWidths[stage];
       }
     }
     head_ = register_module("head", nn::Linear(in, classes));
@@ -49,19 +49,19 @@ class Vgg final : public ImageClassifier {
 }  // namespace
 
 std::shared_ptr<ImageClassifier> make_vgg11(int channels, int classes) {
-  return std::make_shared<Vgg>(Depths{1, 1, 2, 2, 2}, channels, classes);
+  return std::make_shared<Vgg>(Convolutions{1, 1, 2, 2, 2}, channels, classes);
 }
 
 std::shared_ptr<ImageClassifier> make_vgg13(int channels, int classes) {
-  return std::make_shared<Vgg>(Depths{2, 2, 2, 2, 2}, channels, classes);
+  return std::make_shared<Vgg>(Convolutions{2, 2, 2, 2, 2}, channels, classes);
 }
 
 std::shared_ptr<ImageClassifier> make_vgg16(int channels, int classes) {
-  return std::make_shared<Vgg>(Depths{2, 2, 3, 3, 3}, channels, classes);
+  return std::make_shared<Vgg>(Convolutions{2, 2, 3, 3, 3}, channels, classes);
 }
 
 std::shared_ptr<ImageClassifier> make_vgg19(int channels, int classes) {
-  return std::make_shared<Vgg>(Depths{2, 2, 4, 4, 4}, channels, classes);
+  return std::make_shared<Vgg>(Convolutions{2, 2, 4, 4, 4}, channels, classes);
 }
 
 }  // namespace shoal::models

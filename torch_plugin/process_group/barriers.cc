@@ -51,6 +51,7 @@ bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_poin
 }  // namespace
 
 void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  if (estimate_us_) refuse("monitored_barrier", "its time cannot be estimated: it waits at the store");
   const milliseconds timeout = timeout_or_default(options.timeout);
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
   const std::uint64_t number = monitored_barriers_++;

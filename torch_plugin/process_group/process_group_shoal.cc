@@ -59,16 +59,24 @@ void ProcessGroupShoal::check_alive() const {
   if (communicator_ == nullptr) C10_THROW_ERROR(DistBackendError, "shoal: the process group has been destroyed");
 }
 
-CallOptions ProcessGroupShoal::call_options(milliseconds timeout) const {
+CallOptions ProcessGroupShoal::call_options(milliseconds timeout) {
   check_alive();
   CallOptions options;
   options.timeout = timeout_or_default(timeout);
+  if (estimate_us_) options.estimate_us = &*estimate_us_;
   return options;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Result<shoal::Work> operation,
                                                         const CallOptions& options, const Peer& peer) {
   if (!operation.ok()) throw_status(call.name, operation.status());
+  if (options.estimate_us != nullptr) {  // nothing has been done, and nothing is to be seen of it
+    call.unpack = nullptr;
+    auto estimated = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
+    estimated->follow(std::move(operation).value(), {});
+    if (coalesced_) coalesced_->works.push_back(estimated);
+    return estimated;
+  }
   const std::uint64_t sequence = ++calls_;
   RecorderEntry entry;
   if (recorder_.recording()) {
@@ -112,6 +120,13 @@ Tensor ProcessGroupShoal::allocateTensor(long size, at::TensorOptions options) {
   if (!memory.ok()) C10_THROW_ERROR(DistBackendError, "shoal allocate_tensor: " + memory.status().message());
   return at::from_blob(
       *memory, {size}, [](void* piece) { static_cast<void>(mem_free(piece)); }, options);
+}
+
+void ProcessGroupShoal::startTimeEstimate() { estimate_us_ = 0; }
+
+float ProcessGroupShoal::endTimeEstimate() {
+  TORCH_CHECK(estimate_us_, "shoal: endTimeEstimate() without startTimeEstimate()");
+  return static_cast<float>(*std::exchange(estimate_us_, std::nullopt));
 }
 
 void ProcessGroupShoal::registerOnCompletionHook(CompletionHook::Function&& hook) {

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include <torch/headeronly/version.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -17,6 +17,7 @@
 #include "torch_plugin/process_group/capabilities.h"
 #include "torch_plugin/process_group/completion_hook.h"
 #include "torch_plugin/process_group/flight_recorder.h"
+#include "torch_plugin/process_group/shared_allocator.h"
 #include "torch_plugin/process_group/work_shoal.h"
 
 namespace shoal::torch {
@@ -47,9 +48,9 @@ class ProcessGroupShoal final : public c10d::Backend {
     std::string transports;  ///< force these transports ("" = the best that reach)
     /// The environment's options of a communicator with these in their place.
     [[nodiscard]] CommunicatorOptions for_communicator() const;
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
-    c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
-#endif
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const SHOAL_C10D_SINCE_2_14 {
+      return c10::make_intrusive<Options>(*this);
+    }
   };
 
   /// Joins `size` ranks through `store`. Collective: every rank calls it. `options` may be null.
@@ -151,6 +152,15 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. Throws c10::ValueError for another device.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT(google-runtime-int): torch's signature
 
+  /// What makes such memory, for those who make tensors in it with at::empty's relatives.
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return shared_allocator(); }
+
+  /// From here to endTimeEstimate() no call is made: each is checked, ends at once and leaves its tensors alone. What depends
+  /// on the others' data (a sum of sparse tensors) throws c10::ValueError. Both are one thread's, like startCoalescing.
+  void startTimeEstimate() SHOAL_C10D_SINCE_2_15;
+  /// Microseconds that those calls take, one after the other, as the Selector predicts them.
+  float endTimeEstimate() SHOAL_C10D_SINCE_2_15;
+
   /// Every rank counts its own calls from zero, so there is nothing to agree on.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return calls_; }
@@ -181,7 +191,7 @@ class ProcessGroupShoal final : public c10d::Backend {
                                                         const c10::intrusive_ptr<c10d::Backend::Options>& wanted) const;
   void check_alive() const;
   [[nodiscard]] std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout) const;
+  [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout);
   /// The work of a call that shoal has accepted or refused.
   c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options,
                                        const Peer& peer = {});
@@ -221,6 +231,7 @@ class ProcessGroupShoal final : public c10d::Backend {
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
   };
   std::unique_ptr<Coalesced> coalesced_;  ///< while coalescing
+  std::optional<double> estimate_us_;     ///< between startTimeEstimate() and endTimeEstimate()
   std::unique_ptr<const CompletionHook> completion_hook_;
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()

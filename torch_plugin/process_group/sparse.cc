@@ -77,6 +77,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_sparse(std::vector<T
   const Layout layout(mine);
   const Tensor piece = pack(mine, layout);
   const CallOptions how = call_options(options.timeout);
+  if (how.estimate_us != nullptr) refuse(kCall, "its time cannot be estimated: it depends on what the other ranks hold");
 
   // How many values each rank has: what the second call needs to know before it begins.
   const auto count = static_cast<std::uint64_t>(mine._nnz());

@@ -77,6 +77,8 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "perform_nocolor_split", [](const ProcessGroupShoal&, const py::object&) {}, py::arg("device"),
           "What torch calls on the ranks that a split leaves out; here they have nothing to do.")
+      .def("_start_time_estimate", &ProcessGroupShoal::startTimeEstimate, "What torch.distributed._time_estimator calls.")
+      .def("_end_time_estimate", &ProcessGroupShoal::endTimeEstimate, "Microseconds since then.")
       .def(
           "is_open", [](ProcessGroupShoal& self) { return self.getError() == c10d::ErrorType::SUCCESS; },
           "Whether nothing has failed or aborted the group yet.");

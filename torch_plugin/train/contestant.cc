@@ -63,6 +63,7 @@ Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const Conte
       *made->model_, std::move(group).value(),
       ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
                                .make_optimizer = made->optimizers_.maker(options),
+                               .update_slices = true,
                                .bucket_mib = options.bucket_mib,
                                .first_bucket_mib = options.first_bucket_mib});
   return made;

@@ -1,8 +1,10 @@
 #include "torch_plugin/train/optimizers.h"
 
+#include <algorithm>
 #include <functional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "torch_plugin/train/adadelta.h"
 
@@ -63,6 +65,53 @@ std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& o
   return state;
 }
 
+/// Elements of a parameter that lie one after the other in memory, with what an optimizer remembers of them.
+struct Remembered {
+  std::int64_t begin;
+  Tensors tensors;
+};
+
+std::int64_t elements_between(const at::Tensor& parameter, const at::Tensor& slice) {
+  const auto bytes = static_cast<const char*>(slice.const_data_ptr()) - static_cast<const char*>(parameter.const_data_ptr());
+  return bytes / parameter.element_size();
+}
+
+/// `values`, one for each element of `parameter`, in the order of its memory.
+at::Tensor as_memory(const at::Tensor& values, const at::Tensor& parameter) {
+  return at::empty_like(parameter).copy_(values).as_strided({parameter.numel()}, {1});
+}
+
+/// The states of a parameter's slices as that of the whole.
+Tensors joined(std::vector<Remembered> slices, const at::Tensor& parameter) {
+  if (slices.size() == 1) return std::move(slices.front().tensors);
+  std::ranges::sort(slices, {}, &Remembered::begin);
+  Tensors all;
+  for (const auto& [what, first] : slices.front().tensors) {
+    if (first.dim() == 0) {
+      all[what] = first;
+      continue;
+    }
+    std::vector<at::Tensor> parts;
+    for (const Remembered& slice : slices) parts.push_back(slice.tensors.at(what));
+    all[what] = at::cat(parts).as_strided(parameter.sizes(), parameter.strides());
+  }
+  return all;
+}
+
+/// The state of `slice`, of that of the whole parameter.
+Tensors slice_of(const Tensors& state, const at::Tensor& parameter, const at::Tensor& slice) {
+  if (slice.numel() == parameter.numel()) return state;
+  Tensors own;
+  for (const auto& [what, values] : state) {
+    own[what] =
+        values.dim() == 0 ? values : as_memory(values, parameter).narrow(0, elements_between(parameter, slice), slice.numel());
+  }
+  return own;
+}
+
+/// Every parameter has a storage of its own, which its slices share.
+const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
 }  // namespace
 
 ddp::MakeOptimizer Optimizers::maker(const TrainOptions& options) {
@@ -80,29 +129,43 @@ void Optimizers::set_learning_rate(double rate) {
 }
 
 Tensors Optimizers::state(const ::torch::nn::Module& model) const {
+  std::unordered_map<const void*, std::vector<Remembered>> slices;  // by storage
+  std::unordered_map<const void*, at::Tensor> parameters;
+  for (const auto& named : model.named_parameters()) parameters[storage_of(named.value())] = named.value();
+  for (const ::torch::optim::Optimizer* optimizer : made_) {
+    for (const auto& group : optimizer->param_groups()) {
+      for (const at::Tensor& slice : group.params()) {
+        const auto found = optimizer->state().find(slice.unsafeGetTensorImpl());
+        if (found == optimizer->state().end()) continue;
+        const at::Tensor& parameter = parameters.at(storage_of(slice));
+        slices[storage_of(slice)].push_back({elements_between(parameter, slice), to_tensors(*found->second)});
+      }
+    }
+  }
   Tensors all;
   for (const auto& named : model.named_parameters()) {
-    for (const ::torch::optim::Optimizer* optimizer : made_) {
-      const auto found = optimizer->state().find(named.value().unsafeGetTensorImpl());
-      if (found == optimizer->state().end()) continue;
-      for (const auto& [what, tensor] : to_tensors(*found->second)) all[named.key() + "/" + what] = tensor.detach().clone();
-    }
+    const auto found = slices.find(storage_of(named.value()));
+    if (found == slices.end()) continue;
+    for (const auto& [what, tensor] : joined(std::move(found->second), named.value()))
+      all[named.key() + "/" + what] = tensor.detach().clone();
   }
   return all;
 }
 
 void Optimizers::restore(const ::torch::nn::Module& model, const Tensors& state) {
-  std::unordered_map<const void*, std::string> names;
-  for (const auto& named : model.named_parameters()) names[named.value().unsafeGetTensorImpl()] = named.key();
+  std::unordered_map<const void*, std::pair<std::string, at::Tensor>> parameters;  // by storage
+  for (const auto& named : model.named_parameters()) parameters[storage_of(named.value())] = {named.key(), named.value()};
   for (::torch::optim::Optimizer* optimizer : made_) {
     optimizer->state().clear();
     for (const auto& group : optimizer->param_groups()) {
-      for (const at::Tensor& parameter : group.params()) {
-        const std::string prefix = names.at(parameter.unsafeGetTensorImpl()) + "/";
+      for (const at::Tensor& slice : group.params()) {
+        const auto& [name, parameter] = parameters.at(storage_of(slice));
+        const std::string prefix = name + "/";
         Tensors own;
         for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at)
           own[at->first.substr(prefix.size())] = at->second;
-        if (!own.empty()) optimizer->state()[parameter.unsafeGetTensorImpl()] = to_state(*optimizer, own);
+        if (own.empty()) continue;
+        optimizer->state()[slice.unsafeGetTensorImpl()] = to_state(*optimizer, slice_of(own, parameter, slice));
       }
     }
   }

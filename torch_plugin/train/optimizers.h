@@ -14,7 +14,7 @@ namespace shoal::train {
 /// Tensors by name.
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// All optimizers that one replica uses: one, or one a parameter (see ddp::MakeOptimizer). Holds no optimizer itself.
+/// All optimizers that one replica uses: one, or one a parameter or slice of one (see ddp::MakeOptimizer). Holds no optimizer itself.
 /// Thread rule: one thread.
 class Optimizers {
  public:

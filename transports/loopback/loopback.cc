@@ -89,19 +89,22 @@ struct LoopbackHub::State {
   };
 
   State(int ranks, const LoopbackOptions& the_options) : options(the_options), rank(static_cast<std::size_t>(ranks)) {
-    for (Rank& r : rank) {
-      r.window_memory.resize(options.window_bytes == 0 ? 0 : options.window_bytes + 63);
-      void* aligned = r.window_memory.data();
-      std::size_t space = r.window_memory.size();
-      if (options.window_bytes > 0 && std::align(64, options.window_bytes, aligned, space) != nullptr) {
-        r.window = {static_cast<std::byte*>(aligned), options.window_bytes};
-      }
-    }
+    for (Rank& r : rank) r.window = aligned(r.window_memory, options.window_bytes);
+    common = aligned(common_memory, options.common_bytes);
     for (int from = 0; from < ranks; ++from) {
       for (int to = 0; to < ranks; ++to) {
         channels.push_back(from == to ? nullptr : std::make_unique<Channel>(options, from, to));
       }
     }
+  }
+
+  /// `bytes` bytes on a cache line, in `memory`.
+  static std::span<std::byte> aligned(std::vector<std::byte>& memory, std::size_t bytes) {
+    if (bytes == 0) return {};
+    memory.resize(bytes + 63);
+    void* start = memory.data();
+    std::size_t space = memory.size();
+    return {static_cast<std::byte*>(std::align(64, bytes, start, space)), bytes};
   }
 
   [[nodiscard]] int ranks() const { return static_cast<int>(rank.size()); }
@@ -131,6 +134,8 @@ struct LoopbackHub::State {
   std::mutex mutex;  ///< of the start-up only
   std::condition_variable arrivals;
   std::vector<Rank> rank;
+  std::vector<std::byte> common_memory;
+  std::span<std::byte> common;
   std::vector<std::unique_ptr<Channel>> channels;  ///< by sender, then receiver; null for a rank to itself
 };
 
@@ -325,18 +330,26 @@ class LoopbackTransport final : public Transport {
     own.alarm.arm(due);
     return true;
   }
-  void finish_wait() override {
+  void finish_wait(bool readable) override {
     State::Rank& own = state_->at(rank_);
     own.sleeping.exchange(false, std::memory_order_acq_rel);
-    own.alarm.drain();
+    if (readable) own.alarm.drain();
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
     if (rank < 0 || rank >= state_->ranks()) return {};
     return state_->at(rank).window;
   }
+  [[nodiscard]] std::span<std::byte> common_memory() noexcept override { return state_->common; }
+  [[nodiscard]] int window_count() const noexcept override { return state_->ranks(); }
   void notify_peers() override {
     for (const LoopbackLink* link : *links_) state_->wake(link->peer());
+  }
+
+  void notify(std::span<const int> ranks) override {
+    for (const int rank : ranks) {
+      if (rank != rank_) state_->wake(rank);
+    }
   }
 
   /// The channels that this end receives from, and its window.

@@ -19,6 +19,7 @@ struct LoopbackOptions {
   std::size_t tile_bytes = 64 * 1024;  ///< largest payload, 1 byte .. 64 MiB
   int capacity_tiles = 8;              ///< tiles that fit between a sender and a receiver: 2 .. 4096
   std::size_t window_bytes = 0;        ///< shared_window() of each rank; 0 = none
+  std::size_t common_bytes = 0;        ///< common_memory(); 0 = none
 
   /// Each tile becomes visible after a delay drawn uniformly from [0, 2 * mean], but not before its predecessor on the link.
   /// Links draw on their own, so tiles of different links overtake each other. Zero: visible at once.

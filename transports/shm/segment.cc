@@ -25,8 +25,9 @@ Status Segment::map(const Descriptor& file) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (memory == MAP_FAILED) return system_error("shm: mapping " + std::to_string(bytes) + " bytes of shared memory", errno);
   memory_ = static_cast<std::byte*>(memory);
-  // Fewer TLB misses where the machine allows large pages in shared memory; refused elsewhere, which costs nothing.
-  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  // Fewer TLB misses where the machine allows large pages in shared memory; refused elsewhere, which costs nothing. Not for the
+  // common memory: of what lies there little is ever touched.
+  ::madvise(memory, layout_.common_offset(), MADV_HUGEPAGE);
   return {};
 }
 

@@ -1,6 +1,6 @@
 // The memory that a group shares: who may write what, and where it lies.
 //
-//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair
+//   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair | common memory
 //
 // The file is sparse: pages exist from the first write on, so a pair that never talks costs nothing but addresses.
 #pragma once
@@ -18,7 +18,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 /// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
 struct SegmentHeader {
@@ -57,11 +57,14 @@ struct SegmentLayout {
   [[nodiscard]] std::size_t ring_offset(std::size_t from, std::size_t to) const {
     return window_offset(ranks) + (from * (ranks - 1) + (to < from ? to : to - 1)) * ring.ring_bytes();
   }
-  [[nodiscard]] std::size_t segment_bytes() const {
+  [[nodiscard]] std::size_t common_offset() const {
     return round_up(window_offset(ranks) + ranks * (ranks - 1) * ring.ring_bytes(), kPageBytes);
   }
+  [[nodiscard]] std::size_t common_bytes() const { return kPageBytes + ranks * kCommonBytesPerRank; }
+  [[nodiscard]] std::size_t segment_bytes() const { return common_offset() + common_bytes(); }
 
   static constexpr std::size_t kPageBytes = 4096;
+  static constexpr std::size_t kCommonBytesPerRank = 64 * (std::size_t{100} << 10);
 };
 
 /// A mapping of the segment. Moves; unmaps itself.
@@ -88,6 +91,9 @@ class Segment {
   }
   [[nodiscard]] std::byte* ring(std::size_t from, std::size_t to) const noexcept {
     return memory_ + layout_.ring_offset(from, to);
+  }
+  [[nodiscard]] std::span<std::byte> common() const noexcept {
+    return {memory_ + layout_.common_offset(), layout_.common_bytes()};
   }
   [[nodiscard]] const SegmentLayout& layout() const noexcept { return layout_; }
 

@@ -243,10 +243,10 @@ class ShmTransport final : public Transport {
     return !news;
   }
 
-  void finish_wait() override {
+  void finish_wait(bool readable) override {
     if (session_ == nullptr) return;
     stop_sleeping();
-    broke_while_waiting_ |= drain_descriptors();
+    if (readable) broke_while_waiting_ |= drain_descriptors();
   }
 
   [[nodiscard]] std::span<std::byte> shared_window(int rank) noexcept override {
@@ -254,6 +254,11 @@ class ShmTransport final : public Transport {
     if (session_ == nullptr || position == ranks_.size() || ranks_[position] != rank) return {};
     return segment().window(position);
   }
+
+  [[nodiscard]] std::span<std::byte> common_memory() noexcept override {
+    return session_ == nullptr ? std::span<std::byte>() : segment().common();
+  }
+  [[nodiscard]] int window_count() const noexcept override { return static_cast<int>(ranks_.size()); }
 
   [[nodiscard]] std::optional<std::uint64_t> shared_offset(const void* data, std::size_t bytes) const noexcept override {
     if (session_ == nullptr || session_->arena == nullptr || !all_read_arenas()) return std::nullopt;
@@ -292,10 +297,20 @@ class ShmTransport final : public Transport {
     for (const ShmLink* link : session_->links) link->wake_peer();
   }
 
-  /// This end's share of the segment: the rings that it receives from and its own window.
+  void notify(std::span<const int> ranks) override {
+    if (session_ == nullptr) return;
+    full_fence();  // as in notify_peers()
+    for (const int rank : ranks) {
+      const std::size_t i = position_of(rank);
+      if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
+    }
+  }
+
+  /// This end's share of the segment: the rings that it receives from, its own window, and its part of the common memory.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
-    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes;
+    return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
+           SegmentLayout::kCommonBytesPerRank;
   }
 
  private:

@@ -278,7 +278,7 @@ bool Reactor::prepare_wait() {
   return true;  // what epoll already knows makes wait_fd() readable at once
 }
 
-void Reactor::finish_wait() { news_ |= collect(); }
+void Reactor::finish_wait(bool readable) { news_ |= readable && collect(); }
 
 bool Reactor::watch_links() {
   std::uint64_t ticks = 0;

@@ -104,7 +104,7 @@ class TcpTransport final : public Transport {
   bool progress() override { return reactor_->progress(); }
   [[nodiscard]] int wait_fd() const noexcept override { return reactor_->wait_fd(); }
   bool prepare_wait() override { return reactor_->prepare_wait(); }
-  void finish_wait() override { reactor_->finish_wait(); }
+  void finish_wait(bool readable) override { reactor_->finish_wait(readable); }
   void leave_to_parent() noexcept override { reactor_->leave_to_parent(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reactor_->memory_bytes(); }
 
