@@ -67,6 +67,8 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"tile_bytes", config.tile_bytes},
               {"slow_tile_bytes", config.slow_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
+              {"integrity", config.integrity},
+              {"encryption", config.encryption},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
               {"numerics", static_cast<std::uint8_t>(config.numerics)},
@@ -97,6 +99,8 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
   config.slow_tile_bytes = read.number("slow_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
+  config.integrity = read.flag("integrity");
+  config.encryption = read.flag("encryption");
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");
   config.numerics = static_cast<Numerics>(read.number("numerics", 0, static_cast<std::uint64_t>(Numerics::strict)));

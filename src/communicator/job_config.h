@@ -23,6 +23,8 @@ struct JobConfig {
   std::size_t tile_bytes = 64 << 10;
   std::size_t slow_tile_bytes = 64 << 10;  ///< of a large message on a slow wire; at least tile_bytes
   int sockets_per_peer = 1;
+  bool integrity = false;   ///< payloads between nodes have check sums
+  bool encryption = false;  ///< all that moves between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;
   Numerics numerics = Numerics::measured;

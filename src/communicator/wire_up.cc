@@ -60,6 +60,14 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
+  const std::string integrity = setting("SHOAL_INTEGRITY");
+  if (integrity != "auto" && integrity != "on" && integrity != "off")
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_INTEGRITY='{}' is none of auto, on and off", integrity));
+  config.integrity = integrity == "on" || (integrity == "auto" && tcp_integrity_is_cheap());
+  const std::string encryption = setting("SHOAL_ENCRYPTION");
+  if (encryption != "on" && encryption != "off")
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
+  config.encryption = encryption == "on";
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 1);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy == 1;
@@ -147,6 +155,8 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.slow_tile_bytes;
+  options.integrity = config.integrity;
+  options.encryption = config.encryption;
   options.job_id = config.job_id ^ salt;
   options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
   options.key = derive_key(links, role);
@@ -187,6 +197,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const auto decision = agree_on_config(*store, rank, options, key, deadline);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
+  if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
+    return Status(StatusCode::mismatch,
+                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; start all ranks with the same", rank));
+  }
   const Key links = link_key(key, *config);
   options.algorithm = config->algorithm;
 

@@ -32,6 +32,12 @@ constexpr std::array kSettings{
     Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, 256K on slow wires"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
+    Setting{
+        "SHOAL_INTEGRITY", "auto",
+        "on: payloads over TCP have check sums, and what was changed on the way is sent again; off: not; auto: on where rank "
+        "0's processor has instructions for it (rank 0's counts)"},
+    Setting{"SHOAL_ENCRYPTION", "off",
+            "on: all that moves over TCP is encrypted with keys made of the job's key; off: nothing is"},
     Setting{"SHOAL_SINGLE_COPY", "1",
             "0: never copy straight between the memories of two processes of a host, even where the system permits it (rank "
             "0's counts)"},

@@ -39,11 +39,13 @@ MakeEnd shm_group(int) {
   };
 }
 
-MakeEnd tcp_group(int ranks) {
-  return [job = next_job(), ranks](int rank) {
+MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
+  return [job = next_job(), ranks, integrity, encryption](int rank) {
     TcpOptions options;
     options.interface_or_address = "127.0.0.1";
     options.tile_bytes = 16 * 1024;
+    options.integrity = integrity;
+    options.encryption = encryption;
     options.job_id = job;
     options.rank = rank;
     options.size = ranks;
@@ -71,8 +73,9 @@ std::vector<TransportKind> transport_kinds() {
       {"shm_processes", "shm", true, true, false, false, shm_group},
       {"shm_shared_threads", "shm", false, true, false, true, shm_group},
       {"shm_shared_processes", "shm", true, true, false, true, shm_group},
-      {"tcp_threads", "tcp", false, false, false, false, tcp_group},
-      {"tcp_processes", "tcp", true, false, false, false, tcp_group},
+      {"tcp_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, true, false); }},
+      {"tcp_processes", "tcp", true, false, false, false, [](int ranks) { return tcp_group(ranks, false, false); }},
+      {"tcp_encrypted_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, false, true); }},
   };
 }
 

@@ -44,20 +44,31 @@ class Bytes {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   auto reactor = tcp::Reactor::make();
   if (!reactor.ok()) std::abort();
-  std::vector<tcp::Descriptor> ours;
+  std::vector<tcp::Connection> ours;
   std::vector<tcp::Descriptor> theirs;
-  for (std::size_t i = 0; i < kSockets; ++i) {
+  for (std::size_t i = 0; i <= kSockets; ++i) {  // the last is for words
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
-    ours.emplace_back(ends[0]);
+    ours.push_back({tcp::Descriptor(ends[0]), {}});
     theirs.emplace_back(ends[1]);
   }
-  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), kTileBytes, 2);
+  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true});
   if (!link.ok()) std::abort();
   Bytes input(data, size);
   std::uint64_t position = 0;
+  const std::vector<std::byte> tile(kTileBytes);
   while (!input.empty()) {
     const std::uint8_t choice = input.byte();
+    if ((choice & 3) == 3) {
+      // A tile of ours, and a word about it that may be true.
+      const std::size_t bytes = input.byte() * 16U;
+      static_cast<void>((*link)->try_send({0, 0, 0, static_cast<std::uint32_t>(bytes), 0}, std::span(tile).first(bytes)));
+      std::array<std::byte, tcp::kWordBytes> word{};
+      tcp::encode({(choice & 128) != 0 ? tcp::Word::Kind::goodbye : tcp::Word::Kind::received, input.byte(), input.byte()},
+                  word);
+      const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();
+      static_cast<void>(!::send(theirs.back().get(), word.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
+    }
     const tcp::Descriptor& socket = theirs[choice % kSockets];
     std::vector<std::byte> out;
     if ((choice & 4) != 0) {

@@ -153,7 +153,7 @@ TEST(TcpLink, AFullReceiverSleepsAndWakesAgain) {
 class Relay {
  public:
   Relay(std::string target, int sockets, int slow_socket)
-      : target_(std::move(target)), slow_(slow_socket), carried_(static_cast<std::size_t>(sockets)) {
+      : target_(std::move(target)), slow_(slow_socket), carried_(static_cast<std::size_t>(sockets) + 1) {
     listener_ = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int small = 16 << 10;
     ::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
@@ -164,7 +164,7 @@ class Relay {
     EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&where.storage), &length), 0);
     address_ = where.to_string();
     acceptor_ = std::thread([this, sockets] {
-      for (int i = 0; i < sockets; ++i) serve();
+      for (int i = 0; i <= sockets; ++i) serve();  // one more for words
     });
   }
   ~Relay() {
@@ -223,9 +223,10 @@ class Relay {
 // The link's own timer may find room in the moment in which the event that says so is on its way. Whoever is about to sleep
 // then must not miss it: no second event follows.
 TEST(TcpLink, RoomThatTheTimerFindsFirstKeepsTheSenderAwake) {
-  auto ends = make_pair_of(1, 64 << 10);
+  constexpr std::size_t kTile = 512 << 10;  // four of them are more than the kernel takes
+  auto ends = make_pair_of(1, kTile);
   Link& link = ends[0].link(1);
-  const auto tile = random_bytes(64 << 10, 12);
+  const auto tile = random_bytes(kTile, 12);
   const TileHeader header{1, 2, 3, static_cast<std::uint32_t>(tile.size()), 0};
   std::uint64_t taken = 0;
   // Until nothing moves for a while: the queue, both kernel buffers and the window are full.
@@ -444,8 +445,8 @@ Played play_peer(int sockets, std::size_t tile_bytes) {
   hello.from_rank = 1;
   hello.size = 2;
   hello.sockets = static_cast<std::uint16_t>(sockets);
-  hello.tile_bytes = tile_bytes;
-  for (int i = 0; i < sockets; ++i) {
+  hello.tile_bytes = static_cast<std::uint32_t>(tile_bytes);
+  for (int i = 0; i <= sockets; ++i) {  // the last is for words
     Descriptor& socket = played.peer.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(socket.get(), where->raw(), where->length()), 0);
     hello.socket_index = static_cast<std::uint16_t>(i);

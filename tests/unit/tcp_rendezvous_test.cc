@@ -65,7 +65,7 @@ TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
   hello.job_id = options_of(0, 3).job_id;
   hello.size = 3;
   hello.sockets = 2;
-  hello.tile_bytes = options_of(0, 3).tile_bytes;
+  hello.tile_bytes = static_cast<std::uint32_t>(options_of(0, 3).tile_bytes);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     const std::string& address = addresses[rank];
     hello.to_rank = rank;
@@ -261,7 +261,7 @@ TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
     recorded = recorder.heard();
     ends.clear();  // ends the relays
   }
-  ASSERT_EQ(recorded.size(), 2U) << "two sockets a peer";
+  ASSERT_EQ(recorded.size(), 3U) << "two sockets for tiles and one for words";
   for (const auto& one : recorded) ASSERT_GE(one.size(), 2 * tcp::kHelloBytes);
   // The same job with the same key once more: the recording comes before the rank itself, many times, whole and in part.
   std::vector<End> ends(2);
@@ -309,6 +309,12 @@ TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
   auto sockets = options_for(2);
   sockets[0].sockets_per_peer = 7;
   expect_mismatch(sockets, "sockets per peer", "7", "2");
+  auto sums = options_for(2);
+  sums[1].integrity = true;
+  expect_mismatch(sums, "SHOAL_INTEGRITY", "1", "0");
+  auto encryption = options_for(2);
+  encryption[0].encryption = true;
+  expect_mismatch(encryption, "SHOAL_ENCRYPTION", "1", "0");
   auto sizes = options_for(2);
   sizes[1].size = 5;
   expect_mismatch(sizes, "job size", "2", "5");

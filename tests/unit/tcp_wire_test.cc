@@ -17,6 +17,7 @@ FrameHeader sample_frame() {
   FrameHeader header;
   header.position = 0x0102030405060708;
   header.tile = {0x11121314, 0x21222324, 0x31323334, 0x00010000, 0x4142434445464748};
+  header.payload_sum = 0x51525354;
   return header;
 }
 
@@ -51,6 +52,7 @@ TEST(TcpWire, TinyPayloadsLieInTheHeaderUnderItsCheckSum) {
   std::array<std::byte, 24> payload;
   payload.fill(std::byte{0x5a});
   FrameHeader header = sample_frame();
+  header.payload_sum = 0;  // such a payload needs none
   for (const std::size_t size : {1UL, 7UL, 24UL}) {
     header.tile.size_bytes = static_cast<std::uint32_t>(size);
     FrameBytes bytes;
@@ -78,6 +80,8 @@ TEST(TcpWire, FramesAreLittleEndianAtFixedPlaces) {
   EXPECT_EQ(at(30), 0x01);
   EXPECT_EQ(at(32), 0x48);
   EXPECT_EQ(at(39), 0x41);
+  EXPECT_EQ(at(40), 0x54);
+  EXPECT_EQ(at(43), 0x51);
 }
 
 TEST(TcpWire, AnyChangedBitOfAFrameHeaderIsNoticed) {
@@ -122,6 +126,35 @@ TEST(TcpWire, HelloSurvivesTheRoundTripAndNoChangedBit) {
     // The check sum covers the fields, the proof covers all.
     EXPECT_FALSE(is_proven(bad, key, "before")) << "bit " << bit;
     EXPECT_TRUE(bit >= 8 * 64 || !decode_hello(bad)) << "bit " << bit;
+  }
+}
+
+TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
+  const Key key = key_from_text("one key");
+  for (const HelloKind kind : {HelloKind::greet, HelloKind::reply, HelloKind::confirm, HelloKind::accept}) {
+    Hello hello = sample_hello();
+    hello.kind = kind;
+    hello.integrity = 1;
+    if (kind == HelloKind::greet || kind == HelloKind::reply) {
+      hello.received = 0;
+    } else {
+      hello.nonce = {};
+      hello.received = 0x0102030405060708;
+    }
+    EXPECT_EQ(decode_hello(encode(hello, key)), hello);
+  }
+}
+
+TEST(TcpWire, WordsSurviveTheRoundTripAndNoChangedBit) {
+  for (const Word& word : {Word{Word::Kind::received, 7, 0x0102030405060708}, Word{Word::Kind::goodbye, 0, 0}}) {
+    std::array<std::byte, kWordBytes> good;
+    encode(word, good);
+    EXPECT_EQ(decode_word(good), word);
+    for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
+      auto bad = good;
+      bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+      EXPECT_FALSE(decode_word(bad)) << "bit " << bit;
+    }
   }
 }
 

@@ -1,9 +1,10 @@
 #include "transports/tcp/link.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
@@ -11,15 +12,17 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "transports/tcp/checksum.h"
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/repairs.h"
 
 namespace shoal::tcp {
 namespace {
 
-constexpr std::array<std::byte, kFrameAlignment> kZeros{};
 // A link whose first socket has ended waits this long for bytes on the others.
 constexpr std::chrono::milliseconds kClosingPatience{300};
 // A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
@@ -28,24 +31,26 @@ constexpr std::uint32_t kVanishedMs = 10'000;
 
 }  // namespace
 
-TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes)
-    : reactor_(std::move(reactor)),
-      peer_(peer),
-      peer_address_(std::move(peer_address)),
-      tile_bytes_(tile_bytes),
-      queue_(kQueueTiles) {}
+TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape)
+    : reactor_(std::move(reactor)), peer_(peer), peer_address_(std::move(peer_address)), shape_(shape), queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
-                                               std::vector<Descriptor> sockets, std::size_t tile_bytes,
-                                               std::size_t tiles_per_socket) {
-  std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), tile_bytes));
-  link->flows_.reserve(sockets.size());
-  for (Descriptor& socket : sockets) {
-    auto ring = MirrorRing::make(tiles_per_socket * frame_bytes(tile_bytes));
-    if (!ring.ok()) return ring.status();
+                                               std::vector<Connection> connections, const LinkShape& shape) {
+  std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), shape));
+  const std::size_t frame = frame_bytes(shape.tile_bytes);
+  const std::size_t tile_flows = connections.size() - 1;
+  auto memory = MirrorRing::make(tile_flows * std::max(kOpenBytes, kOpenTiles * frame));
+  if (!memory.ok()) return memory.status();
+  link->memory_ = std::move(*memory);
+  link->flows_.reserve(connections.size());
+  for (Connection& connection : connections) {
     Flow& flow = link->flows_.emplace_back();
     flow.link = link.get();
-    flow.socket = std::move(socket);
+    link->adopt(flow, std::move(connection));
+    flow.words = link->flows_.size() > tile_flows;
+    if (flow.words) continue;
+    auto ring = MirrorRing::make(shape.tiles_per_socket * frame);
+    if (!ring.ok()) return ring.status();
     flow.ring = std::move(*ring);
   }
   const auto added = link->reactor_->add(*link);
@@ -53,49 +58,53 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
   return link;
 }
 
+void TcpLink::adopt(Flow& flow, Connection connection) {
+  flow.socket = std::move(connection.socket);
+  // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
+  if (connection.keys) flow.sealing = std::make_unique<Sealing>(*connection.keys, frame_bytes(shape_.tile_bytes));
+}
+
 TcpLink::~TcpLink() {
   close(Status(StatusCode::aborted, "the link was closed on this side"));
   reactor_->remove(*this);
 }
 
+// Sending
+// -----------------------------------------------------------------------------------------------------------------------
+
 bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data) {
-  assert(header.size_bytes == data.size() && data.size() <= tile_bytes_);
-  if (closing_ || taken_ - sent_ == kQueueTiles) return false;
-  Outgoing& tile = outgoing(taken_);
-  encode(FrameHeader{taken_, header}, data, std::span(tile.bytes).first<kFrameHeaderBytes>());
-  tile.size_bytes = data.size();
-  tile.done = false;
-  if (data.size() <= kInlineBytes) {
-    tile.data = nullptr;
-    if (data.size() > kTinyBytes) {
-      std::memcpy(tile.bytes.data() + kFrameHeaderBytes, data.data(), data.size());
-      const std::size_t end = kFrameHeaderBytes + data.size();
-      std::memset(tile.bytes.data() + end, 0, frame_bytes(data.size()) - end);
-    }
-  } else {
-    tile.data = data.data();
+  assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
+  if (closing_) return false;
+  const std::size_t whole = frame_bytes(data.size());
+  if (taken_ - forgotten_ == kQueueTiles || memory_end_ - memory_begin_ + whole > memory_.size()) {
+    refused_ = true;
+    return false;
   }
+  // As in the rings: a link that keeps up stays within a few warm pages.
+  if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
+  std::byte* frame = memory_.data() + memory_end_ % memory_.size();
+  FrameHeader front{taken_, header, 0};
+  if (data.size() > kTinyBytes) {
+    if (shape_.integrity) {
+      front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
+    } else {
+      copy(frame + kFrameHeaderBytes, data);
+    }
+    const std::size_t end = kFrameHeaderBytes + data.size();
+    std::memset(frame + end, 0, whole - end);
+  }
+  encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));
+  const bool small = data.size() <= kSmallBytes;
+  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false};
+  memory_end_ += whole;
   ++taken_;
   // A small tile waits for what follows it in the same pass of its sender: together they cost one system call and one packet.
-  if (tile.data == nullptr && taken_ - pulled_ < kPullTiles) {
+  if (small && taken_ - pulled_ < kPullTiles) {
     reactor_->hold(*this);
   } else {
     pull_tiles();
   }
   return true;
-}
-
-void TcpLink::keep_copies() {
-  std::erase_if(kept_, [&](const Kept& kept) { return kept.tile < sent_; });
-  for (std::uint64_t i = sent_; i < taken_; ++i) {
-    Outgoing& tile = outgoing(i);
-    const bool kept = std::any_of(kept_.begin(), kept_.end(), [&](const Kept& k) { return k.tile == i; });
-    if (tile.data == nullptr || tile.done || kept) continue;
-    auto copy = std::make_unique_for_overwrite<std::byte[]>(tile.size_bytes);
-    std::memcpy(copy.get(), tile.data, tile.size_bytes);
-    tile.data = copy.get();
-    kept_.push_back({i, std::move(copy)});
-  }
 }
 
 bool TcpLink::send_held() {
@@ -106,26 +115,62 @@ bool TcpLink::send_held() {
 }
 
 Flow* TcpLink::choose_idle_flow() noexcept {
-  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go round.
-  const bool small = outgoing(pulled_).data == nullptr;
-  for (std::size_t i = 0; i < flows_.size(); ++i) {
-    const std::size_t index = small ? i : (next_flow_ + i) % flows_.size();
-    if (!flows_[index].idle()) continue;
-    if (!small) next_flow_ = (index + 1) % flows_.size();
-    return &flows_[index];
+  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go to the socket
+  // that has least on its way: what a slow one has pulled is late, and all tiles behind it wait.
+  const std::span<Flow> flows = tile_flows();
+  if (flows.size() == 1) return flows[0].idle() && flows[0].again == flows[0].again_end ? flows.data() : nullptr;
+  const bool small = outgoing(pulled_).small;
+  Flow* chosen = nullptr;
+  int least = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[small ? i : (next_flow_ + i) % flows.size()];
+    if (!flow.idle() || flow.again != flow.again_end) continue;
+    if (small) return &flow;
+    int under_way = 0;
+    if (::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) under_way = 0;
+    if (chosen != nullptr && under_way >= least) continue;
+    chosen = &flow;
+    least = under_way;
   }
-  return nullptr;
+  if (chosen != nullptr) next_flow_ = (index_of(*chosen) + 1) % flows.size();
+  return chosen;
+}
+
+// Lets the flow pull the next tile that it has to send once more; false where there is none.
+bool TcpLink::pull_again(Flow& flow) noexcept {
+  const std::size_t own = index_of(flow);
+  for (flow.again = std::max(flow.again, forgotten_); flow.again < flow.again_end; ++flow.again) {
+    const Outgoing& tile = outgoing(flow.again);
+    if (tile.flow != own || tile.acknowledged) continue;
+    flow.first = flow.again++;
+    flow.last = flow.again;
+    return true;
+  }
+  flow.again = flow.again_end = 0;
+  return false;
 }
 
 void TcpLink::pull_tiles() {
+  if (again_ && !closing_) {
+    again_ = false;
+    for (Flow& flow : tile_flows()) {
+      while (flow.idle() && pull_again(flow)) write(flow);
+      again_ |= flow.again != flow.again_end;
+    }
+  }
   while (pulled_ < taken_ && !closing_) {
     Flow* flow = choose_idle_flow();
     if (flow == nullptr) return;
+    const auto own = static_cast<std::uint16_t>(index_of(*flow));
+    const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());
     flow->first = pulled_;
-    std::size_t bytes = frame_bytes(outgoing(pulled_++).size_bytes);
+    std::size_t bytes = outgoing(pulled_).bytes;
+    outgoing(pulled_++).flow = own;
     while (pulled_ < taken_ && pulled_ - flow->first < kPullTiles) {
-      bytes += frame_bytes(outgoing(pulled_).size_bytes);
-      if (bytes > kPullBytes) break;
+      Outgoing& next = outgoing(pulled_);
+      if (bytes + next.bytes > most) break;
+      bytes += next.bytes;
+      next.flow = own;
       ++pulled_;
     }
     flow->last = pulled_;
@@ -133,103 +178,259 @@ void TcpLink::pull_tiles() {
   }
 }
 
+// The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles that were taken one after the other lie
+// so in memory.
+inline std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
+  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
+  const Outgoing& end = outgoing(flow.last - 1);
+  return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
+}
+
+// False where the kernel has not taken all; `taken` says how much.
+inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
+  ssize_t count = 0;
+  do {
+    count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  taken = count < 0 ? 0 : static_cast<std::size_t>(count);
+  if (taken == bytes.size()) return true;
+  // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
+  flow.blocked = true;
+  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return false;
+  // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
+  if (closing_error_ == 0) closing_error_ = errno;
+  hang_up(flow);
+  return false;
+}
+
 void TcpLink::write(Flow& flow) {
-  while (!flow.idle()) {
-    std::array<iovec, 3 * kPullTiles> pieces;
-    std::size_t count = 0;
-    std::size_t offered = 0;
-    std::size_t skip = flow.sent_of_first;
-    const auto add = [&](const std::byte* data, std::size_t bytes) {
-      if (skip >= bytes) {
-        skip -= bytes;
-        return;
-      }
-      pieces[count++] = {const_cast<std::byte*>(data + skip), bytes - skip};
-      offered += bytes - skip;
-      skip = 0;
-    };
-    for (std::uint64_t i = flow.first; i < flow.last; ++i) {
-      const Outgoing& tile = outgoing(i);
-      const std::size_t whole = frame_bytes(tile.size_bytes);
-      if (tile.data == nullptr) {
-        add(tile.bytes.data(), whole);
-      } else {
-        add(tile.bytes.data(), kFrameHeaderBytes);
-        add(tile.data, tile.size_bytes);
-        add(kZeros.data(), whole - kFrameHeaderBytes - tile.size_bytes);
-      }
-    }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t taken = ::sendmsg(flow.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (taken < 0) {
-      if (errno == EINTR) continue;
-      // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
-      flow.blocked = true;
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return;
-      // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
-      if (closing_error_ == 0) closing_error_ = errno;
-      return hang_up(flow);
-    }
-    count_sent(flow, static_cast<std::size_t>(taken));
-    if (static_cast<std::size_t>(taken) < offered) {
-      flow.blocked = true;
-      return;
-    }
+  if (flow.sealing != nullptr) return write_sealed(flow);
+  while (flow.first != flow.last) {
+    std::size_t taken = 0;
+    const bool all = send_some(flow, due(flow), taken);
+    count_sent(flow, taken);
+    if (!all) return;
+  }
+}
+
+void TcpLink::write_sealed(Flow& flow) {
+  while (flow.first != flow.last) {
+    Sealing& sealing = *flow.sealing;
+    if (sealing.outgoing().empty()) sealing.seal(due(flow));
+    std::size_t taken = 0;
+    const bool all = send_some(flow, sealing.outgoing(), taken);
+    sealing.sent(taken);
+    if (!all) return;
+    count_sent(flow, due(flow).size());
   }
 }
 
 void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
   while (bytes > 0) {
-    const std::size_t left = frame_bytes(outgoing(flow.first).size_bytes) - flow.sent_of_first;
+    const std::size_t left = outgoing(flow.first).bytes - flow.sent_of_first;
     if (bytes < left) {
       flow.sent_of_first += bytes;
       break;
     }
     bytes -= left;
     flow.sent_of_first = 0;
-    outgoing(flow.first++).done = true;
+    outgoing(flow.first++).in_kernel = true;
   }
-  while (sent_ < pulled_ && outgoing(sent_).done) ++sent_;
+  while (sent_ < pulled_ && outgoing(sent_).in_kernel) ++sent_;
 }
 
 bool TcpLink::send_more(Flow& flow) {
-  if (closing_) return false;
+  if (closing_ || flow.down) return false;
+  flow.blocked = false;
+  if (flow.words) {
+    flush_words();
+    tell_received();
+    return false;
+  }
   const std::uint64_t first = flow.first;
   const std::size_t sent_of_first = flow.sent_of_first;
-  flow.blocked = false;
   write(flow);
   if (flow.idle()) pull_tiles();
   return flow.first != first || flow.sent_of_first != sent_of_first || closing_;
 }
 
+// The peer has the tiles of this flow that are below `received`: their memory is free. A peer that claims what has not left
+// this process is not believed.
+void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
+  for (std::uint64_t i = forgotten_; i < std::min(received, pulled_); ++i) {
+    Outgoing& tile = outgoing(i);
+    if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
+    tile.acknowledged = true;
+  }
+  while (forgotten_ < sent_ && outgoing(forgotten_).acknowledged) {
+    memory_begin_ = outgoing(forgotten_).begin + outgoing(forgotten_).bytes;
+    ++forgotten_;
+  }
+}
+
+// Words
+// -------------------------------------------------------------------------------------------------------------------------
+
+// As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was changed.
+inline ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
+  if (flow.sealing != nullptr) return read_sealed(flow, target, room);
+  ssize_t got = 0;
+  do {
+    got = ::recv(flow.socket.get(), target, want, MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  return got;
+}
+
+ssize_t TcpLink::read_sealed(Flow& flow, std::byte* target, std::size_t room) {
+  Sealing& sealing = *flow.sealing;
+  while (sealing.waiting_bytes() == 0) {
+    const std::span<std::byte> in = sealing.room();
+    const ssize_t got = ::recv(flow.socket.get(), in.data(), in.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got;
+    sealing.arrived(static_cast<std::size_t>(got));
+  }
+  const std::size_t bytes = sealing.waiting_bytes();
+  errno = EBADMSG;
+  if (bytes > sealing.most_bytes()) return -1;
+  errno = EAGAIN;
+  if (bytes > room) return -1;
+  if (sealing.open(target)) return static_cast<ssize_t>(bytes);
+  errno = EBADMSG;
+  return -1;
+}
+
+bool TcpLink::receive_words(Flow& flow) {
+  bool moved = false;
+  while (!flow.ended && !flow.down) {
+    const std::size_t room = words_in_.size() - words_got_;
+    const ssize_t got = read(flow, words_in_.data() + words_got_, room, room);
+    flow.readable = false;
+    if (got < 0 && errno == EBADMSG) {
+      distrust(flow, "sent words that were changed on the way");
+      return true;
+    }
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)) break;
+    if (got <= 0) {
+      end_flow(flow, got == 0 ? 0 : errno);
+      return true;
+    }
+    words_got_ += static_cast<std::size_t>(got);
+    std::size_t read = 0;
+    for (; words_got_ - read >= kWordBytes; read += kWordBytes) {
+      const auto word = decode_word(std::span<const std::byte, kWordBytes>(words_in_.data() + read, kWordBytes));
+      if (!word) {
+        distrust(flow, "sent a corrupt word");
+        return true;
+      }
+      hear(*word);
+    }
+    flow.distrusted = 0;
+    words_got_ -= read;
+    std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
+    moved |= std::exchange(refused_, false) || closing_;
+  }
+  return moved;
+}
+
+void TcpLink::hear(const Word& word) {
+  if (word.kind == Word::Kind::goodbye) {
+    left_ = true;
+    const bool ending =
+        std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
+    if (ending) start_closing();
+  } else if (word.socket < tile_flows().size()) {
+    acknowledge(word.socket, word.position);
+    if (!closing_ && pulled_ < taken_) pull_tiles();
+  }
+}
+
+// Tells the peer what it may forget.
+void TcpLink::tell_received() {
+  for (std::size_t i = 0; i < tile_flows().size(); ++i) {
+    Flow& flow = flows_[i];
+    if (flow.told == flow.received) continue;
+    if (word_flow().down || word_flow().ended || words_due_ + kWordBytes > words_out_.size()) return;
+    flow.told = flow.received;
+    say({Word::Kind::received, static_cast<std::uint32_t>(i), flow.received});
+  }
+  untold_bytes_ = untold_tiles_ = 0;
+  flush_words();
+}
+
+void TcpLink::say(const Word& word) {
+  encode(word, std::span<std::byte, kWordBytes>(words_out_.data() + words_due_, kWordBytes));
+  words_due_ += kWordBytes;
+}
+
+void TcpLink::flush_words() {
+  Flow& flow = word_flow();
+  std::size_t taken = 0;
+  if (flow.down || flow.ended) return;
+  flow.blocked = false;
+  if (flow.sealing != nullptr) {
+    Sealing& sealing = *flow.sealing;
+    for (bool all = true; all && (words_due_ > 0 || !sealing.outgoing().empty());) {
+      if (sealing.outgoing().empty()) {
+        const std::size_t bytes = std::min(words_due_, sealing.most_bytes() / kWordBytes * kWordBytes);
+        sealing.seal(std::span(words_out_).first(bytes));
+        forget_words(bytes);
+      }
+      all = send_some(flow, sealing.outgoing(), taken);
+      sealing.sent(taken);
+    }
+  } else if (words_due_ > 0) {
+    send_some(flow, std::span(words_out_).first(words_due_), taken);
+    forget_words(taken);
+  }
+}
+
+void TcpLink::forget_words(std::size_t bytes) noexcept {
+  words_due_ -= bytes;
+  std::memmove(words_out_.data(), words_out_.data() + bytes, words_due_);
+}
+
+// Receiving
+// ---------------------------------------------------------------------------------------------------------------------
+
 bool TcpLink::has_room(const Flow& flow) const noexcept {
-  if (flow.ended) return false;
-  // The front frame always fits. Behind it, small reads into the last free bytes would cost more than they bring.
-  return !flow.front_whole || flow.ring.size() - (flow.tail - flow.head) >= flow.ring.size() / 4;
+  if (flow.ended || flow.down) return false;
+  // The front frame always fits.
+  if (flow.sealing == nullptr && !flow.front_whole) return true;
+  if (flow.words) return true;
+  const std::size_t free = flow.ring.size() - (flow.tail - flow.head);
+  if (flow.sealing != nullptr) {
+    const std::size_t waiting = flow.sealing->waiting_bytes();
+    return waiting == 0 || waiting > flow.sealing->most_bytes() || waiting <= free;
+  }
+  // Behind it, small reads into the last free bytes would cost more than they bring.
+  return free >= flow.ring.size() / 4;
 }
 
 bool TcpLink::receive(Flow& flow) {
-  if (flow.ended || !has_room(flow)) return false;
+  if (flow.words) return receive_words(flow);
+  if (!has_room(flow)) return false;
   const std::size_t room = flow.ring.size() - (flow.tail - flow.head);
   // About a tile at a time: what was just copied is still in the cache when it is used.
   const std::size_t missing =
       flow.front && !flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head) : 0;
   const std::size_t want = std::min(room, std::max(missing, kReadBytes) + (std::size_t{16} << 10));
-  ssize_t got = 0;
-  do {
-    got = ::recv(flow.socket.get(), flow.ring.data() + flow.tail % flow.ring.size(), want, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
+  const ssize_t got = read(flow, flow.ring.data() + flow.tail % flow.ring.size(), want, room);
   if (got > 0) {
     flow.tail += static_cast<std::size_t>(got);
-    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up;
+    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up || flow.sealing != nullptr;
     received_bytes_ += static_cast<std::size_t>(got);
     const bool was_whole = flow.front_whole;
     examine(flow);
     return flow.front_whole != was_whole || !status_.ok();
   }
-  flow.readable = false;
+  if (got < 0 && errno == EBADMSG) {
+    count_repaired_tile();
+    distrust(flow, "sent bytes that were changed on the way");
+    return true;
+  }
+  // A record that waits for room is read on when there is.
+  flow.readable = !has_room(flow);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
   if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
     flow.readable = true;
@@ -247,21 +448,40 @@ void TcpLink::examine(Flow& flow) {
   if (!flow.front) {
     if (arrived < kFrameHeaderBytes) return;
     const std::span<const std::byte, kFrameHeaderBytes> bytes(at, kFrameHeaderBytes);
-    flow.front = decode_frame(bytes, tile_bytes_);
+    flow.front = decode_frame(bytes, shape_.tile_bytes);
     if (!flow.front) {
-      return fail("sent a corrupt tile header: " + describe_bad_frame(bytes, tile_bytes_));
+      return distrust(flow, "sent a corrupt tile header: " + describe_bad_frame(bytes, shape_.tile_bytes));
     }
-    if (flow.front->position < next_) {
-      return fail(fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
+    if (flow.front->position < std::max(next_, flow.received)) {
+      return distrust(flow, fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
     }
   }
-  flow.front_whole = arrived >= frame_bytes(flow.front->tile.size_bytes);
-  if (flow.front_whole) set_low_water(flow, 1);  // what follows may be small
+  const std::size_t whole = frame_bytes(flow.front->tile.size_bytes);
+  if (arrived >= whole) {
+    if (shape_.integrity && !is_sound(flow)) return;
+    flow.front_whole = true;
+    flow.distrusted = 0;
+    flow.received = flow.front->position + 1;
+    untold_bytes_ += whole;
+    if (2 * untold_bytes_ >= memory_.size() || ++untold_tiles_ >= kQueueTiles / 2) tell_received();
+    set_low_water(flow, 1);  // what follows may be small
+  }
   if (next_from_ == nullptr) find_next();
 }
 
+// A payload that was changed on its way is asked for again, by a new connection.
+bool TcpLink::is_sound(Flow& flow) {
+  const std::size_t size = flow.front->tile.size_bytes;
+  if (size <= kTinyBytes) return true;
+  const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
+  if (crc32c({payload, size}) == flow.front->payload_sum) return true;
+  count_repaired_tile();
+  distrust(flow, fmt::format("sent tile {} with a wrong check sum", flow.front->position));
+  return false;
+}
+
 void TcpLink::await_front(Flow& flow) noexcept {
-  if (flow.ended || flow.front_whole || !flow.front) return;
+  if (flow.ended || flow.down || flow.sealing != nullptr || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
   // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
@@ -277,7 +497,7 @@ void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {
 
 void TcpLink::find_next() {
   bool passed = true;
-  for (Flow& flow : flows_) {
+  for (Flow& flow : tile_flows()) {
     if (!flow.front || flow.front->position == next_) passed = false;
     if (!flow.front_whole || flow.front->position != next_) continue;
     next_from_ = &flow;
@@ -288,7 +508,7 @@ void TcpLink::find_next() {
     return;
   }
   // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never come.
-  if (passed && status_.ok()) fail(fmt::format("left out tile {}", next_));
+  if (passed && status_.ok()) distrust(flows_.front(), fmt::format("left out tile {}", next_));
 }
 
 const Arrival* TcpLink::peek() noexcept {
@@ -313,28 +533,119 @@ void TcpLink::release() noexcept {
   if (flow.readable && has_room(flow)) reactor_->enqueue(flow);
 }
 
+// The end of a socket, and of the link
+// --------------------------------------------------------------------------------------------
+
+bool TcpLink::may_resume() const noexcept { return !closing_ && !left_ && !gone_ && reactor_->reconnects(); }
+
 void TcpLink::hang_up(Flow& flow) {
   flow.hung_up = true;
   flow.readable = true;
   if (has_room(flow)) reactor_->enqueue(flow);
   if (closing_) return;
+  // While it is read to its end, a new one is looked for; where the peer is gone that is known before.
+  if (may_resume()) {
+    reactor_->lost(*this, index_of(flow));
+  } else if (!flow.words) {
+    start_closing();
+  }
+}
+
+// Nothing is sent any more, what has arrived is still delivered.
+void TcpLink::start_closing() {
+  if (closing_) return;
   closing_ = true;
   watched_since_ = std::chrono::steady_clock::now();
   watched_bytes_ = received_bytes_;
+  for (Flow& flow : flows_) flow.ended |= flow.down;
+  reactor_->forget_lost(*this);
+  if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
   reactor_->note_closing();
 }
 
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
+  // A host that has not answered for so long will not answer now.
+  if (may_resume() && error != ETIMEDOUT) return drop(flow);
   stop_flow(flow);
   hang_up(flow);
-  if (std::all_of(flows_.begin(), flows_.end(), [](const Flow& f) { return f.ended; })) set_broken();
+  if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
+}
+
+// Gives the socket up and has another one looked for. What has arrived stays: should the peer be gone, it is the last of it.
+void TcpLink::drop(Flow& flow) {
+  if (!flow.down) {
+    reactor_->forget(flow);
+    flow.socket.reset();
+    flow.down = true;
+    flow.blocked = flow.readable = flow.hung_up = false;
+    flow.first = flow.last = 0;
+    flow.sent_of_first = 0;
+    if (flow.words) words_got_ = words_due_ = 0;
+  }
+  reactor_->lost(*this, index_of(flow));
+}
+
+// What has arrived beyond the front tile will come again, or cannot be used.
+void TcpLink::cut_short(Flow& flow) noexcept {
+  if (!flow.front_whole) flow.front.reset();
+  flow.tail = flow.head + (flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) : 0);
+}
+
+void TcpLink::distrust(Flow& flow, const std::string& what) {
+  if (may_resume() && ++flow.distrusted < kMostDistrust) {
+    trouble_ = what;
+    cut_short(flow);
+    return drop(flow);
+  }
+  close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
+}
+
+std::optional<std::uint64_t> TcpLink::give_up(std::size_t flow) {
+  if (!may_resume() || flow >= flows_.size()) return {};
+  drop(flows_[flow]);
+  cut_short(flows_[flow]);
+  return flows_[flow].received;
+}
+
+void TcpLink::resume(std::size_t index, Connection connection, std::uint64_t received) {
+  if (!may_resume()) return;
+  Flow& flow = flows_[index];
+  adopt(flow, std::move(connection));
+  flow.down = false;
+  flow.low_water = 1;
+  closing_error_ = 0;
+  trouble_.clear();
+  if (!reactor_->watch(flow)) return drop(flow);
+  reactor_->enqueue(flow);
+  flow.readable = true;
+  if (flow.words) {
+    for (Flow& each : tile_flows()) each.told = 0;
+    return tell_received();
+  }
+  acknowledge(index, received);
+  flow.again = forgotten_;
+  flow.again_end = pulled_;
+  again_ = true;
+  pull_tiles();
+}
+
+void TcpLink::lose_peer(const std::string& why) {
+  if (closing_) return;
+  gone_ = true;
+  if (!trouble_.empty()) trouble_ = fmt::format("{}, and cannot be reached again: {}", trouble_, why);
+  const bool ending = std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
+  if (ending) start_closing();
 }
 
 void TcpLink::set_broken() {
   if (!status_.ok()) return;
-  const std::string why = closing_error_ == 0 ? "" : ": " + std::generic_category().message(closing_error_);
-  status_ = Status(StatusCode::peer_failed, fmt::format("rank {} closed the connection ({}){}", peer_, peer_address_, why));
+  if (trouble_.empty()) {
+    const std::string why = closing_error_ == 0 ? "" : ": " + std::generic_category().message(closing_error_);
+    status_ = Status(StatusCode::peer_failed, fmt::format("rank {} closed the connection ({}){}", peer_, peer_address_, why));
+  } else {
+    status_ = Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, trouble_));
+  }
   reactor_->note_closing();
 }
 
@@ -342,6 +653,7 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
   if (flow.ended) return;
   flow.ended = true;
   flow.readable = false;
+  if (flow.down) return;
   reactor_->forget(flow);
   if (!reactor_->in_owner()) return;
   // Bytes left unread would turn the orderly end into a reset, which could overtake what this side has sent last. Not by
@@ -353,15 +665,16 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
 }
 
 void TcpLink::close(Status reason) {
+  if (!closing_ && reactor_->in_owner() && words_due_ + kWordBytes <= words_out_.size()) {
+    say({Word::Kind::goodbye, 0, 0});
+    flush_words();
+  }
   closing_ = true;
   for (Flow& flow : flows_) stop_flow(flow);
+  reactor_->forget_lost(*this);
   if (!status_.ok()) return;
   status_ = std::move(reason);
   reactor_->note_closing();
-}
-
-void TcpLink::fail(const std::string& what) {
-  close(Status(StatusCode::peer_failed, fmt::format("rank {} ({}) {}", peer_, peer_address_, what)));
 }
 
 bool TcpLink::watch() {
@@ -391,9 +704,11 @@ bool TcpLink::watch() {
     // Unlike TCP_USER_TIMEOUT this spares a peer that is only slow: it answers each probe of its closed window.
     tcp_info info{};
     socklen_t bytes = sizeof info;
-    if (flow.ended || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
+    if (flow.ended || flow.down || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
     if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries && info.tcpi_last_ack_recv >= kVanishedMs) {
-      fail(fmt::format("has not answered for {:.1f} s: its host or the network is down", info.tcpi_last_ack_recv / 1e3));
+      close(Status(StatusCode::peer_failed,
+                   fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down", peer_,
+                               peer_address_, info.tcpi_last_ack_recv / 1e3)));
       return true;
     }
   }
@@ -401,12 +716,16 @@ bool TcpLink::watch() {
 }
 
 bool TcpLink::blocked() const noexcept {
-  return std::any_of(flows_.begin(), flows_.end(), [](const Flow& flow) { return flow.blocked; });
+  const std::size_t tile_flows = flows_.size() - 1;
+  for (std::size_t i = 0; i < tile_flows; ++i) {
+    if (flows_[i].blocked) return true;
+  }
+  return false;
 }
 
 std::size_t TcpLink::memory_bytes() const noexcept {
-  std::size_t bytes = queue_.size() * sizeof(Outgoing);
-  for (const Flow& flow : flows_) bytes += flow.ring.size();
+  std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
+  for (const Flow& flow : flows_) bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());
   return bytes;
 }
 

@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "transports/tcp/descriptor.h"
 #include "transports/tcp/mirror_ring.h"
+#include "transports/tcp/rendezvous.h"
+#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 #include "transports/transport.h"
 
@@ -20,50 +23,64 @@ namespace shoal::tcp {
 class Reactor;
 class TcpLink;
 
-/// One socket of a link with the state of both its directions.
+/// One socket of a link with the state of both its directions. The last flow of a link carries words, the others tiles.
 struct Flow {
   TcpLink* link = nullptr;
+  bool words = false;  ///< carries these
   Descriptor socket;
-  MirrorRing ring;  ///< bytes that arrived and are not released: [head, tail)
+  MirrorRing ring;  ///< bytes that arrived and are not released: [head, tail); none for words
 
   // Sending: this flow has pulled the tiles [first, last) of the link's queue; sent_of_first bytes of the first are in the
-  // kernel.
+  // kernel. Of the tiles [again, again_end) it sends those once more that it had pulled before its socket was lost.
   std::uint64_t first = 0;
   std::uint64_t last = 0;
   std::size_t sent_of_first = 0;
-  bool blocked = false;  ///< the socket took less than offered; it will report when it takes more
+  std::uint64_t again = 0;
+  std::uint64_t again_end = 0;
+  std::unique_ptr<Sealing> sealing;  ///< where the job encrypts: one that belongs to the socket
+  bool blocked = false;              ///< the socket took less than offered; it will report when it takes more
 
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
   std::uint64_t tail = 0;
   std::optional<FrameHeader> front;  ///< the header at `head`, once it has arrived and passed the checks
   bool front_whole = false;
-  bool readable = true;  ///< reading may bring bytes: as far as known the socket is not drained
-  bool hung_up = false;  ///< the peer will send no more: read until the end shows
-  bool ended = false;    ///< nothing moves on this socket any more
-  bool queued = false;   ///< stands in the Reactor's list of flows to read from
-  int low_water = 1;     ///< SO_RCVLOWAT: the socket reports when it has so many bytes
+  std::uint64_t received = 0;  ///< tiles below this number have come on this flow, whole and sound
+  std::uint64_t told = 0;      ///< what the peer has been told of that
+  int distrusted = 0;          ///< how often in a row it has brought nonsense
+  bool readable = true;        ///< reading may bring bytes: as far as known the socket is not drained
+  bool hung_up = false;        ///< the peer will send no more: read until the end shows
+  bool ended = false;          ///< nothing moves on this socket any more
+  bool down = false;           ///< it has none: a new one is being looked for
+  bool queued = false;         ///< stands in the Reactor's list of flows to read from
+  int low_water = 1;           ///< SO_RCVLOWAT: the socket reports when it has so many bytes
 
-  [[nodiscard]] bool idle() const noexcept { return first == last; }
+  [[nodiscard]] bool idle() const noexcept { return first == last && !down; }
 };
 
-/// See Link. Sending: try_send appends to a small queue, from which each socket pulls its next tiles only when the kernel has
-/// taken all that it pulled before. Small tiles are pulled in the next progress(), with all that have joined them by then.
+/// What both ends of a link have to know alike.
+struct LinkShape {
+  std::size_t tile_bytes = 0;
+  std::size_t tiles_per_socket = 0;
+  bool integrity = false;
+};
+
+/// See Link. Sending: try_send appends a copy to the link's own memory, from which each socket pulls its next tiles only when
+/// the kernel has taken all that it pulled before; the copy stays until the peer says that the tile has come, and goes out
+/// again where a socket was lost before. Small tiles are pulled in the next progress(), with all that have joined them by then.
 /// Receiving: frames stay in the ring of the socket that brought them until they are released.
 /// Thread rule: that of the transport, one thread at a time.
 class TcpLink final : public Link {
  public:
-  /// Takes connected, non-blocking sockets that have finished the handshake.
+  /// Takes connected, non-blocking sockets that have finished the handshake; the last one is for words.
   static Result<std::unique_ptr<TcpLink>> make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
-                                               std::vector<Descriptor> sockets, std::size_t tile_bytes,
-                                               std::size_t tiles_per_socket);
+                                               std::vector<Connection> connections, const LinkShape& shape);
   ~TcpLink() override;
 
   [[nodiscard]] int peer() const noexcept override { return peer_; }
-  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return tile_bytes_; }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return shape_.tile_bytes; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override;
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sent_; }
-  void keep_copies() override;
   [[nodiscard]] const Arrival* peek() noexcept override;
   void release() noexcept override;
   [[nodiscard]] const Status& status() const noexcept override { return status_; }
@@ -84,10 +101,17 @@ class TcpLink final : public Link {
   bool send_held();
   bool held = false;    ///< stands in the Reactor's list of links with such tiles
   bool wanted = false;  ///< stands in the Reactor's list of links that were peeked in vain
-  /// A socket waits for room in the kernel.
+  /// A socket for tiles waits for room in the kernel.
   [[nodiscard]] bool blocked() const noexcept;
-  /// The peer has shut this socket: stop sending, read what is left.
+  /// The peer has shut this socket, or it broke: read what is left.
   void hang_up(Flow& flow);
+  /// A new connection is about to take a flow's place: gives the old one up. The number below which its tiles have come; empty
+  /// where the link is over.
+  std::optional<std::uint64_t> give_up(std::size_t flow);
+  /// Goes on with a new socket. The peer has the flow's tiles below `received`; what came behind them is sent again.
+  void resume(std::size_t flow, Connection connection, std::uint64_t received);
+  /// The peer cannot be reached any more.
+  void lose_peer(const std::string& why);
   /// A tile can be peeked that no peek() has shown yet.
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool closing() const noexcept { return closing_ && status_.ok(); }
@@ -99,9 +123,14 @@ class TcpLink final : public Link {
   void close(Status reason);
 
  private:
-  // Small payloads are copied behind their header: one piece for the kernel instead of three.
-  static constexpr std::size_t kInlineBytes = 448;
-  static constexpr std::size_t kQueueTiles = 64;
+  // Tiles up to this size wait for others.
+  static constexpr std::size_t kSmallBytes = 448;
+  static constexpr std::size_t kQueueTiles = 256;
+  // Room for what is on its way, for each socket: so many tiles of the largest size, and at least so many bytes.
+  static constexpr std::size_t kOpenTiles = 4;
+  static constexpr std::size_t kOpenBytes = 512 << 10;
+  // Whoever brings nonsense so often in a row, by new connections too, is given up.
+  static constexpr int kMostDistrust = 16;
   // What a socket pulls at once: one tile of any size, or several small ones up to these limits.
   static constexpr std::size_t kPullTiles = 16;
   static constexpr std::size_t kPullBytes = 64 << 10;
@@ -112,48 +141,87 @@ class TcpLink final : public Link {
   // More would make the kernel enlarge the socket's buffer further.
   static constexpr std::size_t kMaxLowWater = 256 << 10;
 
+  // A frame in memory_, from the offset `begin`.
   struct Outgoing {
-    std::array<std::byte, kFrameHeaderBytes + kInlineBytes> bytes;
-    const std::byte* data = nullptr;  ///< null where the payload stands in `bytes`
-    std::size_t size_bytes = 0;
-    bool done = false;
+    std::uint64_t begin = 0;
+    std::uint32_t bytes = 0;
+    std::uint16_t flow = 0;
+    bool small = false;
+    bool in_kernel = false;
+    bool acknowledged = false;
   };
 
-  TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, std::size_t tile_bytes);
+  TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape);
 
   Outgoing& outgoing(std::uint64_t tile) noexcept { return queue_[tile % kQueueTiles]; }
+  [[nodiscard]] std::span<Flow> tile_flows() noexcept { return std::span(flows_).first(flows_.size() - 1); }
+  [[nodiscard]] Flow& word_flow() noexcept { return flows_.back(); }
+  [[nodiscard]] std::size_t index_of(const Flow& flow) const noexcept {
+    return static_cast<std::size_t>(&flow - flows_.data());
+  }
   void pull_tiles();
+  bool pull_again(Flow& flow) noexcept;
   Flow* choose_idle_flow() noexcept;
+  void adopt(Flow& flow, Connection connection);
   void write(Flow& flow);
+  void write_sealed(Flow& flow);
+  [[nodiscard]] std::span<const std::byte> due(const Flow& flow) noexcept;
+  bool send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken);
+  ssize_t read_sealed(Flow& flow, std::byte* target, std::size_t room);
+  ssize_t read(Flow& flow, std::byte* target, std::size_t want, std::size_t room);
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
+  void acknowledge(std::size_t flow, std::uint64_t received) noexcept;
+  bool receive_words(Flow& flow);
+  void hear(const Word& word);
+  void tell_received();
+  void say(const Word& word);
+  void flush_words();
+  void forget_words(std::size_t bytes) noexcept;
   void examine(Flow& flow);
+  bool is_sound(Flow& flow);
   static void set_low_water(Flow& flow, std::size_t bytes) noexcept;
   void find_next();
+  /// A lost socket is worth looking for another.
+  [[nodiscard]] bool may_resume() const noexcept;
   void end_flow(Flow& flow, int error);
+  void drop(Flow& flow);
+  static void cut_short(Flow& flow) noexcept;
+  void distrust(Flow& flow, const std::string& what);
+  void start_closing();
   void set_broken();
-  void fail(const std::string& what);
   void stop_flow(Flow& flow) noexcept;
 
   std::shared_ptr<Reactor> reactor_;
   const int peer_;
   const std::string peer_address_;
-  const std::size_t tile_bytes_;
+  const LinkShape shape_;
   std::vector<Flow> flows_;
   Status status_;
   bool closing_ = false;  ///< at least one socket has ended: nothing is sent any more, what has arrived is still delivered
   int closing_error_ = 0;
+  bool left_ = false;    ///< the peer has said goodbye
+  bool gone_ = false;    ///< it cannot be reached
+  std::string trouble_;  ///< what it did before
 
-  // Tiles are numbered from 0. Order of the counters: sent_ <= pulled_ <= taken_ <= sent_ + kQueueTiles.
+  // Tiles are numbered from 0. Order of the counters: forgotten_ <= sent_ <= pulled_ <= taken_ <= forgotten_ + kQueueTiles.
   std::vector<Outgoing> queue_;
-  struct Kept {
-    std::uint64_t tile = 0;
-    std::unique_ptr<std::byte[]> data;
-  };
-  std::vector<Kept> kept_;  ///< copies made by keep_copies(); at most one for each place of the queue
+  MirrorRing memory_;  ///< frames that may have to be sent again: [memory_begin_, memory_end_)
+  std::uint64_t memory_begin_ = 0;
+  std::uint64_t memory_end_ = 0;
   std::uint64_t taken_ = 0;
   std::uint64_t pulled_ = 0;
   std::uint64_t sent_ = 0;
+  std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
   std::size_t next_flow_ = 0;
+  bool again_ = false;    ///< some flow may have tiles to send again
+  bool refused_ = false;  ///< a tile was refused for want of room
+
+  std::array<std::byte, 32 * kWordBytes> words_in_;
+  std::size_t words_got_ = 0;
+  std::array<std::byte, 32 * kWordBytes> words_out_;
+  std::size_t words_due_ = 0;
+  std::size_t untold_bytes_ = 0;  ///< received, and the peer does not know yet
+  std::size_t untold_tiles_ = 0;
 
   std::uint64_t next_ = 0;     ///< the number of the tile to deliver next
   Flow* next_from_ = nullptr;  ///< the flow whose front is that tile, whole

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "transports/tcp/link.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {
@@ -19,6 +20,7 @@ constexpr std::size_t kDirectLinks = 2;
 constexpr unsigned kCollectEvery = 8;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
+constexpr long kRejoiningWatchMs = 20;
 
 }  // namespace
 
@@ -37,12 +39,26 @@ Result<std::shared_ptr<Reactor>> Reactor::make() {
   return reactor;
 }
 
+Result<bool> Reactor::reconnect_by(std::unique_ptr<Rendezvous> rendezvous) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.ptr = this;  // neither a flow nor the timer
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, rendezvous->wait_fd(), &event) != 0)
+    return system_error("tcp: epoll_ctl", errno);
+  rendezvous_ = std::move(rendezvous);
+  return true;
+}
+
+bool Reactor::watch(Flow& flow) noexcept {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+  event.data.ptr = &flow;
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, flow.socket.get(), &event) == 0;
+}
+
 Result<bool> Reactor::add(TcpLink& link) {
   for (Flow& flow : link.flows()) {
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-    event.data.ptr = &flow;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, flow.socket.get(), &event) != 0) return system_error("tcp: epoll_ctl", errno);
+    if (!watch(flow)) return system_error("tcp: epoll_ctl", errno);
   }
   links_.push_back(&link);
   holding_.reserve(links_.size());
@@ -50,6 +66,7 @@ Result<bool> Reactor::add(TcpLink& link) {
   std::size_t flows = 0;
   for (TcpLink* known : links_) flows += known->flows().size();
   ready_.reserve(flows);
+  lost_.reserve(flows);
   for (Flow& flow : link.flows()) enqueue(flow);
   if (timer_period_ms_ == 0) set_timer(kCalmWatchMs);
   return true;
@@ -60,6 +77,58 @@ void Reactor::remove(TcpLink& link) noexcept {
   std::erase(holding_, &link);
   std::erase(wanted_, &link);
   std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
+  forget_lost(link);
+}
+
+TcpLink* Reactor::link_to(int rank) const noexcept {
+  const auto found = std::find_if(links_.begin(), links_.end(), [&](const TcpLink* link) { return link->peer() == rank; });
+  return found == links_.end() ? nullptr : *found;
+}
+
+void Reactor::lost(TcpLink& link, std::size_t flow) {
+  const std::pair<TcpLink*, std::size_t> one(&link, flow);
+  if (std::find(lost_.begin(), lost_.end(), one) == lost_.end()) lost_.push_back(one);
+}
+
+void Reactor::forget_lost(TcpLink& link) {
+  std::erase_if(lost_, [&](const auto& one) { return one.first == &link; });
+  if (rendezvous_ != nullptr) rendezvous_->forget(link.peer());
+}
+
+void Reactor::rejoin() {
+  for (const auto& [link, index] : std::exchange(lost_, {})) {
+    const Flow& flow = link->flows()[index];
+    if (flow.down || flow.hung_up) rendezvous_->lose(link->peer(), index);
+  }
+  rendezvous_->step(*this);
+  set_timer(watch_period_ms());
+}
+
+std::optional<std::uint64_t> Reactor::give_up(int rank, std::size_t socket_index) {
+  TcpLink* link = link_to(rank);
+  if (link == nullptr) return {};
+  return link->give_up(socket_index);
+}
+
+void Reactor::resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) {
+  tune(connection.socket.get());
+  if (TcpLink* link = link_to(rank)) link->resume(socket_index, std::move(connection), received);
+  news_ = true;
+}
+
+void Reactor::lose_peer(int rank, const std::string& why) {
+  if (TcpLink* link = link_to(rank)) link->lose_peer(why);
+  news_ = true;
+}
+
+void Reactor::leave_to_parent() noexcept {
+  if (rendezvous_ != nullptr) rendezvous_->leave_to_parent();
+  for (TcpLink* link : links_) {
+    for (Flow& flow : link->flows()) {
+      flow.ended = true;
+      flow.socket.reset();
+    }
+  }
 }
 
 void Reactor::forget(Flow& flow) noexcept {
@@ -73,6 +142,7 @@ void Reactor::close_all() {
     link->close(Status(StatusCode::aborted, "the transport was closed on this side"));
     remove(*link);
   }
+  rendezvous_.reset();
 }
 
 void Reactor::enqueue(Flow& flow) {
@@ -107,7 +177,13 @@ bool Reactor::send_held() {
 
 void Reactor::note_closing() noexcept {
   news_ = true;
-  set_timer(kClosingWatchMs);
+  set_timer(watch_period_ms());
+}
+
+long Reactor::watch_period_ms() const noexcept {
+  if (rendezvous_ != nullptr && rendezvous_->busy()) return kRejoiningWatchMs;
+  const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
+  return closing ? kClosingWatchMs : kCalmWatchMs;
 }
 
 bool Reactor::progress() {
@@ -125,6 +201,7 @@ bool Reactor::progress() {
     moved |= collect();
     moved |= read_ready();
   }
+  if (!lost_.empty()) rejoin();
   moved |= news_;
   news_ = false;
   return moved;
@@ -150,7 +227,7 @@ bool Reactor::read_wanted() {
   bool moved = false;
   for (TcpLink* link : wanted_) {
     Flow& flow = link->flows().front();
-    if (flow.ended || flow.queued || !link->has_room(flow)) continue;
+    if (flow.queued || !link->has_room(flow)) continue;
     moved |= link->receive(flow);
     if (flow.readable && link->has_room(flow)) enqueue(flow);
   }
@@ -162,14 +239,19 @@ bool Reactor::collect() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
+  bool rejoining = false;
   for (int i = 0; i < count; ++i) {
     const std::uint32_t what = events[i].events;
     if (events[i].data.ptr == nullptr) {
       moved |= watch_links();
       continue;
     }
+    if (events[i].data.ptr == this) {
+      rejoining = true;
+      continue;
+    }
     Flow& flow = *static_cast<Flow*>(events[i].data.ptr);
-    if (flow.ended) continue;
+    if (flow.ended || flow.down) continue;
     if ((what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flow.link->hang_up(flow);
     if ((what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
       flow.readable = true;
@@ -180,12 +262,14 @@ bool Reactor::collect() {
     }
     if ((what & EPOLLOUT) != 0 && flow.blocked) moved |= flow.link->send_more(flow);
   }
+  if (rejoining) rejoin();  // last: the events above are those of the sockets that it may replace
   return moved;
 }
 
 bool Reactor::prepare_wait() {
   forget_wanted();  // whoever is about to sleep looks at all links
   news_ |= send_held();
+  if (!lost_.empty()) rejoin();
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
   for (TcpLink* link : links_) {
@@ -202,8 +286,8 @@ bool Reactor::watch_links() {
   }
   bool moved = false;
   for (TcpLink* link : links_) moved |= link->watch();
-  const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
-  set_timer(closing ? kClosingWatchMs : kCalmWatchMs);
+  if (rendezvous_ != nullptr && rendezvous_->busy()) rejoin();
+  set_timer(watch_period_ms());
   return moved;
 }
 

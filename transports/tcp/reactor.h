@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <shoal/status.h>
 
 #include "transports/tcp/descriptor.h"
+#include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {
 
@@ -18,14 +23,26 @@ struct Flow;
 /// the flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises no further
 /// edge unless more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a system call.
 /// Thread rule: that of the transport, one thread at a time.
-class Reactor {
+class Reactor final : private Rejoining {
  public:
   static Result<std::shared_ptr<Reactor>> make();
+
+  /// From now on lost sockets are made anew; without this a link ends with the first.
+  Result<bool> reconnect_by(std::unique_ptr<Rendezvous> rendezvous);
+  [[nodiscard]] bool reconnects() const noexcept { return rendezvous_ != nullptr; }
 
   Result<bool> add(TcpLink& link);
   void remove(TcpLink& link) noexcept;
   /// Stops reports about one socket; to be called before it closes.
   void forget(Flow& flow) noexcept;
+  /// Reports about a socket again, which is new; false where the system does not.
+  [[nodiscard]] bool watch(Flow& flow) noexcept;
+  /// The socket of this flow is lost, or about to be.
+  void lost(TcpLink& link, std::size_t flow);
+  /// The link is over: nothing is looked for any more.
+  void forget_lost(TcpLink& link);
+  /// In a child of fork(): closes its copies of the sockets.
+  void leave_to_parent() noexcept;
   /// Ends all links from this side: their owner, the transport, is being destroyed.
   void close_all();
 
@@ -50,6 +67,14 @@ class Reactor {
  private:
   Reactor() = default;
 
+  // Rejoining
+  std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) override;
+  void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) override;
+  void lose_peer(int rank, const std::string& why) override;
+  [[nodiscard]] TcpLink* link_to(int rank) const noexcept;
+  void rejoin();
+  [[nodiscard]] long watch_period_ms() const noexcept;
+
   bool send_held();
   bool collect();
   bool read_ready();
@@ -66,6 +91,8 @@ class Reactor {
   std::vector<Flow*> ready_;
   std::vector<TcpLink*> holding_;
   std::vector<TcpLink*> wanted_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::vector<std::pair<TcpLink*, std::size_t>> lost_;  // that the rendezvous does not know of yet
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
 };

@@ -1,16 +1,19 @@
 #include "transports/tcp/rendezvous.h"
 
 #include <poll.h>
+#include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <list>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "src/trust/refusals.h"
+#include "transports/tcp/repairs.h"
 
 namespace shoal::tcp {
 namespace {
@@ -31,6 +34,13 @@ constexpr milliseconds kAddressTimeout{1000};
 constexpr milliseconds kReplyTimeout{3000};
 constexpr milliseconds kDescriptorPause{50};
 constexpr std::size_t kMaxNamedRanks = 8;
+// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long all of them may
+// before the peer is lost; and the same for a peer that takes connections and closes them at once. A host that answers and
+// whose rank is busy is waited for.
+constexpr milliseconds kUnansweredTry{3000};
+constexpr milliseconds kUnansweredLimit{10'000};
+constexpr milliseconds kClosedLimit{3000};
+constexpr milliseconds kLongEnough{1000};
 
 // One handshake record on its way in.
 struct RecordReader {
@@ -64,9 +74,9 @@ struct Inbound {
 
 constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
 
-// A connection that this rank makes.
+// A connection that this rank makes; as a knock it only shows whether the peer's process still listens.
 struct Outbound {
-  enum class State { waiting, connecting, replying, accepting, done };
+  enum class State { waiting, connecting, replying, accepting, knocking, done };
   std::size_t peer = 0;
   std::size_t index = 0;
   State state = State::waiting;
@@ -76,10 +86,16 @@ struct Outbound {
   RecordReader reader;
   std::string records;  // of the handshake so far
   milliseconds retry = kFirstRetry;
+  bool knock = false;
+  std::size_t refusals = 0;         // in a row
+  Clock::time_point since;          // of this try
+  Clock::time_point failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
 };
 
 struct Peer {
-  const PeerAddress* where = nullptr;
+  PeerAddress where;
+  bool over = false;
+  std::vector<bool> lost;  // by socket index, after the start
   PeerSockets sockets;
   std::size_t missing = 0;
   std::size_t address = 0;  // the one in use
@@ -96,24 +112,25 @@ bool send_record(int socket, const HelloRecord& record) noexcept {
 
 std::string words(int error) { return std::generic_category().message(error); }
 
-class Rendezvous {
+class RealRendezvous final : public Rendezvous {
  public:
-  Rendezvous(const Identity& self, const Key& key, std::span<const Descriptor> listeners, std::span<const PeerAddress> peers,
-             Clock::time_point deadline)
-      : self_(self), key_(key), listeners_(listeners), start_(Clock::now()), deadline_(deadline) {
-    for (const PeerAddress& where : peers) {
+  RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers)
+      : self_(self), key_(key), listeners_(std::move(listeners)), start_(Clock::now()) {
+    const std::size_t sockets = self.sockets + std::size_t{1};
+    for (PeerAddress& where : peers) {
       Peer& peer = peers_.emplace_back();
-      peer.where = &where;
-      peer.sockets.rank = where.rank;
-      peer.sockets.address = where.addresses.front().to_string();
-      peer.sockets.sockets.resize(self.sockets);
-      peer.missing = self.sockets;
+      peer.where = std::move(where);
+      peer.sockets.rank = peer.where.rank;
+      peer.sockets.address = peer.where.addresses.front().to_string();
+      peer.sockets.sockets.resize(sockets);
+      peer.lost.resize(sockets);
+      peer.missing = sockets;
       missing_ += peer.missing;
-      if (where.rank > static_cast<int>(self.from_rank)) {
+      if (accepts_from(peer)) {
         inbound_limit_ += peer.missing;
         continue;
       }
-      for (std::size_t index = 0; index < self.sockets; ++index) {
+      for (std::size_t index = 0; index < sockets; ++index) {
         Outbound& outbound = outbounds_.emplace_back();
         outbound.peer = peers_.size() - 1;
         outbound.index = index;
@@ -122,19 +139,86 @@ class Rendezvous {
     }
   }
 
-  Result<std::vector<PeerSockets>> run() {
+  Result<std::vector<PeerSockets>> connect_all(Clock::time_point deadline) override {
+    start_ = Clock::now();
+    deadline_ = deadline;
     while (missing_ > 0 && failure_.ok()) {
       if (Clock::now() >= deadline_) return late();
       start_outbounds();
-      wait();
+      wait(true);
       accept_all();
       serve_inbounds();
       serve_outbounds();
     }
     if (!failure_.ok()) return failure_;
+    epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll_.valid()) return system_error("tcp: epoll_create1", errno);
+    for (const Descriptor& listener : listeners_) report(listener, EPOLLIN);
+    for (const Inbound& inbound : inbounds_) report(inbound.socket, EPOLLIN);
     std::vector<PeerSockets> connected;
-    for (Peer& peer : peers_) connected.push_back(std::move(peer.sockets));
+    for (Peer& peer : peers_) {
+      connected.push_back(std::move(peer.sockets));
+      peer.sockets.rank = peer.where.rank;
+      peer.sockets.address = connected.back().address;
+    }
+    outbounds_.clear();
+    deadline_ = Clock::time_point::max();
     return connected;
+  }
+
+  void lose(int rank, std::size_t index) override {
+    const std::size_t at = find(rank);
+    if (at == peers_.size() || peers_[at].over) return;
+    peers_[at].lost[index] = true;
+    const bool knock = accepts_from(peers_[at]);
+    for (const Outbound& outbound : outbounds_) {
+      if (outbound.peer == at && (knock || outbound.index == index)) return;
+    }
+    Outbound& outbound = outbounds_.emplace_back();
+    outbound.peer = at;
+    outbound.index = index;
+    outbound.knock = knock;
+    outbound.until = Clock::now();
+  }
+
+  void forget(int rank) override {
+    const std::size_t at = find(rank);
+    if (at == peers_.size()) return;
+    peers_[at].over = true;
+    std::erase_if(outbounds_, [&](const Outbound& outbound) { return outbound.peer == at; });
+    std::erase_if(inbounds_, [&](const Inbound& inbound) { return inbound.confirming && inbound.peer == at; });
+  }
+
+  [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
+  [[nodiscard]] bool busy() const noexcept override { return !outbounds_.empty() || !inbounds_.empty(); }
+
+  void step(Rejoining& links) override {
+    links_ = &links;
+    start_outbounds();
+    wait(false);
+    accept_all();
+    serve_inbounds();
+    serve_outbounds();
+    std::erase_if(outbounds_, [this](const Outbound& outbound) {
+      const std::vector<bool>& lost = peers_[outbound.peer].lost;
+      if (outbound.knock) return std::find(lost.begin(), lost.end(), true) == lost.end();
+      return outbound.state == Outbound::State::done;
+    });
+    // Last: the links answer by forgetting the peer.
+    while (!unreachable_.empty()) {
+      const auto [rank, why] = std::move(unreachable_.back());
+      unreachable_.pop_back();
+      forget(rank);
+      links.lose_peer(rank, why);
+    }
+    links_ = nullptr;
+  }
+
+  void leave_to_parent() noexcept override {
+    epoll_.reset();
+    listeners_.clear();
+    inbounds_.clear();
+    outbounds_.clear();
   }
 
  private:
@@ -146,12 +230,32 @@ class Rendezvous {
     return hello;
   }
 
-  // The first socket looks for an address that works; the others follow it there.
-  bool may_start(const Outbound& outbound) const noexcept {
-    return outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].valid();
+  // The start is over: sockets are only replaced.
+  [[nodiscard]] bool rejoining() const noexcept { return links_ != nullptr; }
+  [[nodiscard]] bool accepts_from(const Peer& peer) const noexcept {
+    return peer.where.rank > static_cast<int>(self_.from_rank);
+  }
+  [[nodiscard]] std::size_t find(int rank) const noexcept {
+    const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.where.rank == rank; });
+    return static_cast<std::size_t>(found - peers_.begin());
   }
 
-  void wait() {
+  // Makes wait_fd() readable when the socket is. A socket that closes is forgotten by itself.
+  void report(const Descriptor& socket, std::uint32_t events) noexcept {
+    if (!epoll_.valid()) return;  // at the start poll() waits
+    epoll_event event{};
+    event.events = events;
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0)
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket.get(), &event);
+  }
+  void report_no_more(const Descriptor& socket) noexcept { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr); }
+
+  // The first socket looks for an address that works; the others follow it there.
+  bool may_start(const Outbound& outbound) const noexcept {
+    return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
+  }
+
+  void wait(bool block) {
     polled_.clear();
     bool listening = false;
     const auto now = Clock::now();
@@ -175,7 +279,7 @@ class Rendezvous {
       outbound.poll_slot = polled_.size();
       polled_.push_back({outbound.socket.get(), events, 0});
     }
-    const auto left = std::chrono::ceil<milliseconds>(until - now).count();
+    const auto left = block ? std::chrono::ceil<milliseconds>(until - now).count() : 0;
     if (::poll(polled_.data(), polled_.size(), static_cast<int>(std::clamp<long>(left, 0, 1000))) < 0 && errno != EINTR) {
       failure_ = system_error("tcp: poll", errno);
     }
@@ -205,6 +309,7 @@ class Rendezvous {
       Inbound& inbound = inbounds_.emplace_back();
       inbound.socket = std::move(socket);
       inbound.until = Clock::now() + kGreetTimeout;
+      report(inbound.socket, EPOLLIN);
     }
   }
 
@@ -258,14 +363,14 @@ class Rendezvous {
     const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
       return p.sockets.rank == static_cast<int>(said->from_rank) && said->from_rank > self_.from_rank;
     });
-    if (peer == peers_.end()) return refuse(fmt::format("rank {} is not expected", said->from_rank));
+    if (peer == peers_.end() || peer->over) return refuse(fmt::format("rank {} is not expected", said->from_rank));
     // The reply goes out even where the settings differ, so that both sides can say why they part.
     inbound.records = as_text(inbound.reader.bytes);
     Hello reply = hello(HelloKind::reply, peer->sockets.rank, said->socket_index);
     reply.nonce = random_nonce();
     if (!send_next(inbound.socket.get(), reply, inbound.records)) return refuse(kUnconfirmed);
     if (!check_settings(*said)) return false;
-    if (said->socket_index >= self_.sockets) return refuse("its socket number is too high");
+    if (said->socket_index > self_.sockets) return refuse("its socket number is too high");
     inbound.confirming = true;
     inbound.until = Clock::now() + kConfirmTimeout;
     inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
@@ -280,10 +385,17 @@ class Rendezvous {
     expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
     expected.to_rank = self_.from_rank;
     expected.socket_index = static_cast<std::uint16_t>(inbound.index);
+    if (said) {
+      expected.received = said->received;
+      expected.encryption = said->encryption;  // greeted with and judged; processors may differ
+    }
     if (said != expected || !is_proven(inbound.reader.bytes, key_, inbound.records)) return count_stranger(kUnconfirmed), false;
     inbound.records += as_text(inbound.reader.bytes);
-    if (send_next(inbound.socket.get(), hello(HelloKind::accept, peer.sockets.rank, inbound.index), inbound.records))
-      complete(peer, inbound.index, std::move(inbound.socket));
+    Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
+    // Only now: who confirms is the peer and no recording, so it has given the old connection up.
+    if (!fill_in_received(accept, inbound.index)) return false;
+    if (send_next(inbound.socket.get(), accept, inbound.records))
+      complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *said), said->received);
     return false;
   }
 
@@ -298,33 +410,59 @@ class Rendezvous {
 
   void start(Outbound& outbound) {
     const Peer& peer = peers_[outbound.peer];
-    const SocketAddress& address = peer.where->addresses[peer.address];
+    const SocketAddress& address = peer.where.addresses[peer.address];
+    outbound.since = Clock::now();
     outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!outbound.socket.valid()) {
-      if (errno != EMFILE && errno != ENFILE) return retry(outbound, words(errno));
+      if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
       failure_ = Status(StatusCode::system_error,
                         fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
                                     peer.sockets.rank, address.to_string(), words(errno)));
       return;
     }
     outbound.state = Outbound::State::connecting;
-    outbound.until = peer.where->addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
+    outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
+    if (rejoining()) outbound.until = Clock::now() + kUnansweredTry;
     if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
-      retry(outbound, words(errno));
+      retry(outbound, errno, words(errno));
+    } else {
+      report(outbound.socket, EPOLLOUT);
     }
   }
 
-  void retry(Outbound& outbound, std::string why) {
+  // `error`: a number of the system, or 0 where the peer has closed.
+  void retry(Outbound& outbound, int error, std::string why) {
     Peer& peer = peers_[outbound.peer];
     peer.last_error = std::move(why);
     outbound.socket.reset();
     outbound.reader.got = 0;
     outbound.state = Outbound::State::waiting;
-    const bool more_addresses = outbound.index == 0 && peer.address + 1 < peer.where->addresses.size();
-    if (outbound.index == 0) peer.address = (peer.address + 1) % peer.where->addresses.size();
+    if (rejoining()) return retry_lost(outbound, error);
+    const bool more_addresses = outbound.index == 0 && peer.address + 1 < peer.where.addresses.size();
+    if (outbound.index == 0) peer.address = (peer.address + 1) % peer.where.addresses.size();
     outbound.until = Clock::now();
     if (more_addresses) return;
     outbound.until += outbound.retry;
+    outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+  }
+
+  void retry_lost(Outbound& outbound, int error) {
+    Peer& peer = peers_[outbound.peer];
+    const auto now = Clock::now();
+    const bool refused = error == ECONNREFUSED;
+    const bool answered = error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH;
+    outbound.refusals = refused ? outbound.refusals + 1 : 0;
+    if (answered && now - outbound.since >= kLongEnough) outbound.failing_since = {};
+    if (outbound.failing_since == Clock::time_point{}) {
+      outbound.failing_since = outbound.since;
+      outbound.retry = kFirstRetry;
+    }
+    // Where nobody listens any more, at any of its addresses, there is no process.
+    const std::size_t addresses = peer.where.addresses.size();
+    if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
+      unreachable_.emplace_back(peer.where.rank, peer.last_error);
+    if (refused || !answered) peer.address = (peer.address + 1) % addresses;
+    outbound.until = refused ? now : now + outbound.retry;
     outbound.retry = std::min(2 * outbound.retry, kLastRetry);
   }
 
@@ -333,6 +471,8 @@ class Rendezvous {
     for (Outbound& outbound : outbounds_) {
       if (outbound.state == Outbound::State::connecting) {
         serve_connecting(outbound, now);
+      } else if (outbound.state == Outbound::State::knocking) {
+        serve_knock(outbound);
       } else if (outbound.state == Outbound::State::replying || outbound.state == Outbound::State::accepting) {
         serve_answering(outbound, now);
       }
@@ -342,31 +482,44 @@ class Rendezvous {
   void serve_connecting(Outbound& outbound, Clock::time_point now) {
     const int socket = outbound.socket.get();
     if (outbound.poll_slot == kNotPolled || polled_[outbound.poll_slot].revents == 0) {
-      if (now >= outbound.until) retry(outbound, words(ETIMEDOUT));
+      if (now >= outbound.until) retry(outbound, ETIMEDOUT, words(ETIMEDOUT));
       return;
     }
     int error = 0;
     socklen_t bytes = sizeof error;
     if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
     const Peer& peer = peers_[outbound.peer];
+    report(outbound.socket, EPOLLIN);
+    if (error == 0 && outbound.knock) {
+      outbound.state = Outbound::State::knocking;
+      return;
+    }
     outbound.records.clear();
     Hello greeting = hello(HelloKind::greet, peer.sockets.rank, outbound.index);
     greeting.nonce = random_nonce();
     if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
-    if (error != 0) return retry(outbound, words(error));
+    if (error != 0) return retry(outbound, error, words(error));
     outbound.state = Outbound::State::replying;
-    outbound.until = peer.where->addresses.size() > 1 ? now + kReplyTimeout : deadline_;
+    outbound.until = peer.where.addresses.size() > 1 && !rejoining() ? now + kReplyTimeout : deadline_;
+  }
+
+  // The peer closes what does not greet after a while, which is a sign of life; the system closes it when the peer has ended.
+  void serve_knock(Outbound& outbound) {
+    std::byte unread{};
+    const ssize_t got = ::recv(outbound.socket.get(), &unread, 1, MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return;
+    const int error = got == 0 ? 0 : errno;
+    retry(outbound, error, error == 0 ? kClosed : words(error));
   }
 
   void serve_answering(Outbound& outbound, Clock::time_point now) {
     int error = 0;
     switch (outbound.reader.read(outbound.socket.get(), error)) {
       case RecordReader::Outcome::more:
-        if (now >= outbound.until) retry(outbound, kSilent);
+        if (now >= outbound.until) retry(outbound, ETIMEDOUT, kSilent);
         return;
       case RecordReader::Outcome::ended:
-        return retry(outbound, error != 0 ? words(error)
-                                          : "it closed the connection during the handshake (does it hold this job's key?)");
+        return retry(outbound, error, error != 0 ? words(error) : kClosed);
       case RecordReader::Outcome::whole:
         break;
     }
@@ -377,19 +530,20 @@ class Rendezvous {
     if (!said || said->kind != (replying ? HelloKind::reply : HelloKind::accept) || said->job_id != self_.job_id ||
         said->to_rank != self_.from_rank || said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
         said->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
-      return retry(outbound, "whoever listens there is not this rank of this job");
+      return retry(outbound, 0, "whoever listens there is not this rank of this job");
     }
     if (!check_settings(*said)) return;
     if (replying) {
       outbound.records += as_text(outbound.reader.bytes);
-      if (!send_next(outbound.socket.get(), hello(HelloKind::confirm, peer.sockets.rank, outbound.index), outbound.records))
-        return retry(outbound, words(errno));
+      Hello confirm = hello(HelloKind::confirm, peer.sockets.rank, outbound.index);
+      if (!fill_in_received(confirm, outbound.index)) return;
+      if (!send_next(outbound.socket.get(), confirm, outbound.records)) return retry(outbound, errno, words(errno));
       outbound.state = Outbound::State::accepting;
       return;
     }
     outbound.state = Outbound::State::done;
-    peer.sockets.address = peer.where->addresses[peer.address].to_string();
-    complete(peer, outbound.index, std::move(outbound.socket));
+    peer.sockets.address = peer.where.addresses[peer.address].to_string();
+    complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
   }
 
   // Both ----------------------------------------------------------------------------------------------------------------------
@@ -401,19 +555,56 @@ class Rendezvous {
     return send_record(socket, record);
   }
 
+  // What has come on the connection that is about to be replaced. False where its link is over.
+  bool fill_in_received(Hello& hello, std::size_t index) {
+    if (!rejoining()) return true;
+    const auto received = links_->give_up(static_cast<int>(hello.to_rank), index);
+    hello.received = received.value_or(0);
+    return received.has_value();
+  }
+
+  // `records`: greeting and reply first, of the handshake that has made the socket the peer's.
+  Connection connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const {
+    Connection made{std::move(socket), {}};
+    const bool aes = (theirs.encryption & self_.encryption & kHasAes) != 0;
+    if ((self_.encryption & kEncrypted) != 0)
+      made.keys = derive_sealing_keys(key_, records.substr(0, 2 * kHelloBytes), connects, aes);
+    return made;
+  }
+
   // A peer that did not hear that it was accepted proves itself once more; its new connection is the one it uses.
-  void complete(Peer& peer, std::size_t index, Descriptor socket) {
-    const bool again = peer.sockets.sockets[index].valid();
-    peer.sockets.sockets[index] = std::move(socket);
+  void complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
+    report_no_more(made.socket);
+    if (rejoining()) {
+      peer.lost[index] = false;
+      count_repaired_connection();
+      links_->resume(peer.where.rank, index, std::move(made), received);
+      return;
+    }
+    if (accepts_from(peer)) remember_address(peer, made.socket);
+    const bool again = peer.sockets.sockets[index].socket.valid();
+    peer.sockets.sockets[index] = std::move(made);
     if (again) return;
     --peer.missing;
     --missing_;
+  }
+
+  // Of the addresses of a peer that has connected, the one it came from is most likely to reach it.
+  static void remember_address(Peer& peer, const Descriptor& socket) {
+    SocketAddress from;
+    socklen_t length = sizeof from.storage;
+    if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&from.storage), &length) != 0) return;
+    for (std::size_t i = 0; i < peer.where.addresses.size(); ++i) {
+      from.set_port(peer.where.addresses[i].port());
+      if (from.to_string() == peer.where.addresses[i].to_string()) peer.address = i;
+    }
   }
 
   // Sets failure_ where a rank of the same job was started with other settings: waiting will not help.
   bool check_settings(const Hello& said) {
     const auto differ = [&](std::string_view what, auto theirs, auto ours) {
       if (theirs == ours) return false;
+      if (rejoining()) return true;  // cannot be: they were the same at the start
       failure_ = Status(StatusCode::mismatch,
                         fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
                                     "same settings",
@@ -422,7 +613,9 @@ class Rendezvous {
     };
     return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
            !differ("sockets per peer:", said.sockets, self_.sockets) &&
-           !differ("a tile size of", said.tile_bytes, self_.tile_bytes);
+           !differ("a tile size of", said.tile_bytes, self_.tile_bytes) &&
+           !differ("check sums (SHOAL_INTEGRITY):", said.integrity, self_.integrity) &&
+           !differ("encryption (SHOAL_ENCRYPTION):", said.encryption & kEncrypted, self_.encryption & kEncrypted);
   }
 
   Status late() const {
@@ -455,13 +648,17 @@ class Rendezvous {
   }
 
   static constexpr const char* kSilent = "it accepted the connection but did not answer";
+  static constexpr const char* kClosed = "it closed the connection during the handshake (does it hold this job's key?)";
   static constexpr const char* kUnconfirmed = "it greeted but could not prove that it holds the job's key";
 
   const Identity self_;
   const Key key_;
-  const std::span<const Descriptor> listeners_;
-  const Clock::time_point start_;
-  const Clock::time_point deadline_;
+  std::vector<Descriptor> listeners_;
+  Descriptor epoll_;
+  Clock::time_point start_;
+  Clock::time_point deadline_;
+  Rejoining* links_ = nullptr;                            // during step()
+  std::vector<std::pair<int, std::string>> unreachable_;  // ranks, and why
   std::vector<Peer> peers_;
   std::list<Inbound> inbounds_;
   std::vector<Outbound> outbounds_;
@@ -478,10 +675,9 @@ class Rendezvous {
 
 }  // namespace
 
-Result<std::vector<PeerSockets>> connect_peers(const Identity& self, const Key& key, std::span<const Descriptor> listeners,
-                                               std::span<const PeerAddress> peers,
-                                               std::chrono::steady_clock::time_point deadline) {
-  return Rendezvous(self, key, listeners, peers, deadline).run();
+std::unique_ptr<Rendezvous> Rendezvous::make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
+                                             std::vector<PeerAddress> peers) {
+  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers));
 }
 
 }  // namespace shoal::tcp

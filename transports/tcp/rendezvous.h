@@ -2,7 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,11 +14,12 @@
 
 #include "transports/tcp/address.h"
 #include "transports/tcp/descriptor.h"
+#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp {
 
-/// What this rank says of itself in each handshake; kind, to_rank, socket_index and nonce are filled in.
+/// What this rank says of itself in each handshake; kind, to_rank, socket_index, nonce and received are filled in.
 using Identity = Hello;
 
 struct PeerAddress {
@@ -23,19 +27,62 @@ struct PeerAddress {
   std::vector<SocketAddress> addresses;  ///< best first; not empty
 };
 
+/// A socket that has finished its handshake.
+struct Connection {
+  Descriptor socket;
+  std::optional<SealingKeys> keys;  ///< where the job encrypts
+};
+
 struct PeerSockets {
   int rank = 0;
   std::string address;              ///< where the peer was reached, for messages
-  std::vector<Descriptor> sockets;  ///< non-blocking, by socket index
+  std::vector<Connection> sockets;  ///< non-blocking, by socket index: those for tiles, then the one for words
 };
 
-/// Accepts from the ranks above this one and connects to those below, all at the same time, until every socket has finished its
-/// handshake. A connection is a peer's only when the job id fits and both sides have proven that they hold `key`; all others
-/// are dropped, limited in number and time, and counted in the error and in refusals(). Connections that are refused or dropped
-/// are tried again until the deadline. `listeners` are non-blocking and listen. The result has the order of `peers`.
-/// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
-Result<std::vector<PeerSockets>> connect_peers(const Identity& self, const Key& key, std::span<const Descriptor> listeners,
-                                               std::span<const PeerAddress> peers,
-                                               std::chrono::steady_clock::time_point deadline);
+/// Whose sockets are made anew: the links.
+class Rejoining {
+ public:
+  virtual ~Rejoining() = default;
+  /// A new connection is about to replace this one: stop using the old one, and say below which number its tiles have come.
+  /// Empty where the link is over.
+  virtual std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) = 0;
+  /// It is there. The peer has the tiles below `received`.
+  virtual void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) = 0;
+  /// The peer refuses, or has been out of reach for too long.
+  virtual void lose_peer(int rank, const std::string& why) = 0;
+};
+
+/// Connects to all peers at once, and later again where a socket is lost: the higher rank connects, the lower accepts. A
+/// connection is a peer's only when the job id fits and both sides have proven that they hold the key; all others are dropped,
+/// limited in number and time, and counted in the error and in refusals().
+/// Thread rule: one thread at a time.
+class Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+
+  /// `listeners` are non-blocking and listen.
+  static std::unique_ptr<Rendezvous> make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
+                                          std::vector<PeerAddress> peers);
+
+  /// Until every socket has finished its handshake. Connections that are refused or dropped are tried again until the deadline.
+  /// The result has the order of `peers`.
+  /// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
+  virtual Result<std::vector<PeerSockets>> connect_all(std::chrono::steady_clock::time_point deadline) = 0;
+
+  // Afterwards; nothing blocks.
+
+  /// A socket is lost: connects again, or waits for the peer to do so and meanwhile makes sure that it is alive. No effect
+  /// where that is under way.
+  virtual void lose(int rank, std::size_t socket_index) = 0;
+  /// The link to `rank` is over.
+  virtual void forget(int rank) = 0;
+  /// Readable where step() has something to do.
+  [[nodiscard]] virtual int wait_fd() const noexcept = 0;
+  /// step() has something to do in a while: call it a few dozen times a second.
+  [[nodiscard]] virtual bool busy() const noexcept = 0;
+  virtual void step(Rejoining& links) = 0;
+  /// In a child of fork(): closes its copies.
+  virtual void leave_to_parent() noexcept = 0;
+};
 
 }  // namespace shoal::tcp

@@ -1,17 +1,19 @@
 #include "transports/tcp/tcp.h"
 
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "transports/tcp/address.h"
+#include "transports/tcp/checksum.h"
 #include "transports/tcp/link.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/rendezvous.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal {
 namespace tcp {
@@ -20,30 +22,14 @@ namespace {
 constexpr std::size_t kMinTileBytes = 64;
 constexpr std::size_t kMaxTileBytes = 16 << 20;
 constexpr int kBacklog = 4096;
-// A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
-// wait.
-constexpr int kUnsentBytes = 1 << 20;
-
-void set_option(int socket, int level, int name, int value) noexcept {
-  // Tuning only: a kernel that refuses one of these still moves the bytes.
-  static_cast<void>(::setsockopt(socket, level, name, &value, sizeof value));
-}
-
-void tune(int socket) noexcept {
-  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  // A host that vanishes while nothing is under way is noticed after ten seconds.
-  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 8);
-}
-
 Result<Descriptor> bind_and_listen(const SocketAddress& address) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const auto failed = [&] { return system_error(fmt::format("tcp: listen on {}", address.to_string()), errno); };
   if (!socket.valid()) return failed();
-  if (address.port() != 0) set_option(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address.port() != 0) {
+    const int on = 1;
+    static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+  }
   if (::bind(socket.get(), address.raw(), address.length()) != 0 || ::listen(socket.get(), kBacklog) != 0) return failed();
   return socket;
 }
@@ -96,19 +82,22 @@ class TcpTransport final : public Transport {
     self.from_rank = static_cast<std::uint32_t>(options_.rank);
     self.size = static_cast<std::uint32_t>(options_.size);
     self.sockets = static_cast<std::uint16_t>(options_.sockets_per_peer);
-    self.tile_bytes = options_.tile_bytes;
-    auto connected = connect_peers(self, options_.key, listeners_.sockets, *where, deadline);
-    listeners_.sockets.clear();  // nobody else is expected
+    self.integrity = options_.integrity ? 1 : 0;
+    if (options_.encryption) self.encryption = kEncrypted | (has_aes() ? kHasAes : 0);
+    self.tile_bytes = static_cast<std::uint32_t>(options_.tile_bytes);
+    auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where));
+    auto connected = rendezvous->connect_all(deadline);
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
-      for (const Descriptor& socket : peer.sockets) tune(socket.get());
-      auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets), options_.tile_bytes,
-                                options_.tiles_per_socket);
+      for (const Connection& connection : peer.sockets) tune(connection.socket.get());
+      auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
+                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption});
       if (!link.ok()) return link.status();
-      links_.push_back(link->get());
       links.push_back(std::move(*link));
     }
+    const auto reconnects = reactor_->reconnect_by(std::move(rendezvous));
+    if (!reconnects.ok()) return reconnects.status();
     return links;
   }
 
@@ -116,14 +105,7 @@ class TcpTransport final : public Transport {
   [[nodiscard]] int wait_fd() const noexcept override { return reactor_->wait_fd(); }
   bool prepare_wait() override { return reactor_->prepare_wait(); }
   void finish_wait(bool readable) override { reactor_->finish_wait(readable); }
-  void leave_to_parent() noexcept override {
-    for (TcpLink* link : links_) {
-      for (Flow& flow : link->flows()) {
-        flow.ended = true;
-        flow.socket.reset();
-      }
-    }
-  }
+  void leave_to_parent() noexcept override { reactor_->leave_to_parent(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reactor_->memory_bytes(); }
 
  private:
@@ -150,7 +132,6 @@ class TcpTransport final : public Transport {
   const TcpOptions options_;
   Listeners listeners_;
   std::shared_ptr<Reactor> reactor_;
-  std::vector<TcpLink*> links_;  // for leave_to_parent() only
 };
 
 Status check(const TcpOptions& options) {
@@ -172,6 +153,8 @@ Status check(const TcpOptions& options) {
 
 }  // namespace
 }  // namespace tcp
+
+bool tcp_integrity_is_cheap() noexcept { return tcp::crc32c_is_fast(); }
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   const Status checked = tcp::check(options);

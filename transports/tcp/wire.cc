@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x4c4f4853;  // "SHOL" in the order of the bytes
 constexpr std::uint32_t kFrameMagic = 0x454c4954;  // "TILE"
+constexpr std::uint32_t kWordMagic = 0x44524f57;   // "WORD"
 
 template <typename T>
 void store(std::byte* at, T value) noexcept {
@@ -52,6 +53,8 @@ std::uint32_t check_of_record(const std::byte* record, std::size_t bytes) noexce
 constexpr std::size_t kProvenBytes = 64;
 static_assert(kProvenBytes + std::tuple_size_v<Proof> == kHelloBytes);
 
+bool has_nonce(HelloKind kind) noexcept { return kind == HelloKind::greet || kind == HelloKind::reply; }
+
 Proof proof_of(const HelloRecord& record, const Key& key, std::string_view before) noexcept {
   return prove(key, "tcp link", {before, as_text(record).substr(0, kProvenBytes)});
 }
@@ -69,8 +72,15 @@ HelloRecord encode(const Hello& hello, const Key& key, std::string_view before) 
   store(at + 28, hello.to_rank);
   store(at + 32, hello.sockets);
   store(at + 34, hello.socket_index);
+  store(at + 36, hello.integrity);
+  store(at + 38, hello.encryption);
   store(at + 40, hello.tile_bytes);
-  std::memcpy(at + 48, hello.nonce.data(), hello.nonce.size());
+  // One or the other: who has proven itself needs no nonce any more.
+  if (has_nonce(hello.kind)) {
+    std::memcpy(at + 48, hello.nonce.data(), hello.nonce.size());
+  } else {
+    store(at + 48, hello.received);
+  }
   store(at, kHelloMagic);
   store(at + 4, check_of_record(at, kProvenBytes));
   const Proof proof = proof_of(record, key, before);
@@ -98,8 +108,14 @@ std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes)
   hello.to_rank = load<std::uint32_t>(at + 28);
   hello.sockets = load<std::uint16_t>(at + 32);
   hello.socket_index = load<std::uint16_t>(at + 34);
-  hello.tile_bytes = load<std::uint64_t>(at + 40);
-  std::memcpy(hello.nonce.data(), at + 48, hello.nonce.size());
+  hello.integrity = load<std::uint16_t>(at + 36);
+  hello.encryption = load<std::uint16_t>(at + 38);
+  hello.tile_bytes = load<std::uint32_t>(at + 40);
+  if (has_nonce(hello.kind)) {
+    std::memcpy(hello.nonce.data(), at + 48, hello.nonce.size());
+  } else {
+    hello.received = load<std::uint64_t>(at + 48);
+  }
   return hello;
 }
 
@@ -114,7 +130,11 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
   store(at + 32, header.tile.offset_bytes);
   static_assert(payload_offset(0) == 40);
   std::memset(at + 40, 0, kTinyBytes);
-  if (!payload.empty() && payload.size() <= kTinyBytes) std::memcpy(at + 40, payload.data(), payload.size());
+  if (header.tile.size_bytes > kTinyBytes) {
+    store(at + 40, header.payload_sum);
+  } else if (!payload.empty()) {
+    std::memcpy(at + 40, payload.data(), payload.size());
+  }
   store(at, kFrameMagic);
   store(at + 4, check_of_record(at, kFrameHeaderBytes));
 }
@@ -132,6 +152,7 @@ std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderB
   header.tile.size_bytes = load<std::uint32_t>(at + 28);
   header.tile.offset_bytes = load<std::uint64_t>(at + 32);
   if (header.tile.size_bytes > max_payload_bytes) return {};
+  if (header.tile.size_bytes > kTinyBytes) header.payload_sum = load<std::uint32_t>(at + 40);
   return header;
 }
 
@@ -141,6 +162,24 @@ std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> byt
   if (magic != kFrameMagic) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
   if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the check sum does not fit";
   return fmt::format("a payload of {} bytes where at most {} are allowed", load<std::uint32_t>(at + 28), max_payload_bytes);
+}
+
+void encode(const Word& word, std::span<std::byte, kWordBytes> bytes) noexcept {
+  std::byte* at = bytes.data();
+  std::memset(at, 0, kWordBytes);
+  store(at + 8, static_cast<std::uint32_t>(word.kind));
+  store(at + 12, word.socket);
+  store(at + 16, word.position);
+  store(at, kWordMagic);
+  store(at + 4, check_of_record(at, kWordBytes));
+}
+
+std::optional<Word> decode_word(std::span<const std::byte, kWordBytes> bytes) noexcept {
+  const std::byte* at = bytes.data();
+  if (load<std::uint32_t>(at) != kWordMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kWordBytes)) return {};
+  const auto kind = load<std::uint32_t>(at + 8);
+  if (kind < 1 || kind > 2) return {};
+  return Word{static_cast<Word::Kind>(kind), load<std::uint32_t>(at + 12), load<std::uint64_t>(at + 16)};
 }
 
 }  // namespace shoal::tcp

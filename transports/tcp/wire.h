@@ -15,7 +15,7 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 3;
+inline constexpr std::uint16_t kWireVersion = 4;
 
 /// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms, the
 /// listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been recorded
@@ -29,14 +29,19 @@ struct Hello {
   std::uint64_t job_id = 0;
   std::uint32_t from_rank = 0;
   std::uint32_t to_rank = 0;
-  std::uint32_t size = 0;  ///< ranks of the job
-  std::uint16_t sockets = 0;
+  std::uint32_t size = 0;     ///< ranks of the job
+  std::uint16_t sockets = 0;  ///< that carry tiles; one more, the last, carries words
   std::uint16_t socket_index = 0;
-  std::uint64_t tile_bytes = 0;
-  Nonce nonce{};  ///< of a greeting and a reply
+  std::uint16_t encryption = 0;  ///< a sum of kEncrypted and kHasAes
+  std::uint16_t integrity = 0;   ///< 1: payloads have check sums
+  std::uint32_t tile_bytes = 0;
+  Nonce nonce{};               ///< of a greeting and a reply
+  std::uint64_t received = 0;  ///< of a confirmation and an acceptance: tiles below this number have come on this socket
 
   bool operator==(const Hello&) const = default;
 };
+inline constexpr std::uint16_t kEncrypted = 1;
+inline constexpr std::uint16_t kHasAes = 2;
 inline constexpr std::size_t kHelloBytes = 96;
 using HelloRecord = std::array<std::byte, kHelloBytes>;
 
@@ -58,6 +63,7 @@ inline constexpr std::size_t kTinyBytes = 24;
 struct FrameHeader {
   std::uint64_t position = 0;
   TileHeader tile;
+  std::uint32_t payload_sum = 0;  ///< CRC-32C of a payload that is not tiny; 0 where the job goes without
 
   bool operator==(const FrameHeader&) const = default;
 };
@@ -72,7 +78,7 @@ struct FrameHeader {
   return payload_bytes <= kTinyBytes ? kFrameHeaderBytes - kTinyBytes : kFrameHeaderBytes;
 }
 
-/// `payload` is looked at only where it is tiny.
+/// `payload` is looked at only where it is tiny. `bytes` is the frame's begin, or scratch.
 void encode(const FrameHeader& header, std::span<const std::byte> payload,
             std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
 /// Empty where the bytes are no frame header: wrong magic, wrong check sum, or a payload above max_payload_bytes.
@@ -81,5 +87,24 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
 /// Says what is wrong with a header that decode_frame refused.
 [[nodiscard]] std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                              std::size_t max_payload_bytes);
+
+/// What the two ends of a link say to each other beside the tiles, on a socket of its own: there it neither waits behind tiles
+/// that nobody takes, nor resets a connection whose sender has left when the last tiles are still on their way.
+struct Word {
+  enum class Kind : std::uint32_t {
+    received = 1,  ///< all tiles below `position` that were sent on `socket` have come: their sender may forget them
+    goodbye = 2,   ///< this end leaves in order: do not look for it
+  };
+  Kind kind = Kind::received;
+  std::uint32_t socket = 0;
+  std::uint64_t position = 0;
+
+  bool operator==(const Word&) const = default;
+};
+inline constexpr std::size_t kWordBytes = 32;
+
+void encode(const Word& word, std::span<std::byte, kWordBytes> bytes) noexcept;
+/// Empty where the bytes are no word.
+[[nodiscard]] std::optional<Word> decode_word(std::span<const std::byte, kWordBytes> bytes) noexcept;
 
 }  // namespace shoal::tcp
