@@ -14,8 +14,8 @@ namespace shoal::train {
 /// Tensors by name.
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// All optimizers that one replica uses: one, or one a parameter or slice of one (see ddp::MakeOptimizer). Holds no optimizer itself.
-/// Thread rule: one thread.
+/// All optimizers that one replica uses: one, or one a parameter or slice of one (see ddp::MakeOptimizer). Holds no optimizer
+/// itself. Thread rule: one thread.
 class Optimizers {
  public:
   /// For options.optimizer "sgd", "adadelta" or "adam". Notes every optimizer that it makes; this object must outlive it, and
