@@ -27,6 +27,7 @@ namespace {
 constexpr std::chrono::milliseconds kClosingPatience{300};
 // A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
 constexpr std::uint8_t kVanishedTries = 3;
+constexpr int kGoodbyeTries = 8;
 constexpr std::uint32_t kVanishedMs = 10'000;
 
 }  // namespace
@@ -196,7 +197,11 @@ inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std
   if (taken == bytes.size()) return true;
   // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
   flow.blocked = true;
-  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM) return false;
+  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return false;
+  if (errno == ENOBUFS || errno == ENOMEM) {
+    reactor_->watch_soon();
+    return false;
+  }
   // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
   if (closing_error_ == 0) closing_error_ = errno;
   hang_up(flow);
@@ -310,7 +315,11 @@ bool TcpLink::receive_words(Flow& flow) {
       distrust(flow, "sent words that were changed on the way");
       return true;
     }
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ENOMEM)) break;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
+      flow.readable = true;  // nothing new will be reported
+      break;
+    }
     if (got <= 0) {
       end_flow(flow, got == 0 ? 0 : errno);
       return true;
@@ -667,7 +676,8 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
 void TcpLink::close(Status reason) {
   if (!closing_ && reactor_->in_owner() && words_due_ + kWordBytes <= words_out_.size()) {
     say({Word::Kind::goodbye, 0, 0});
-    flush_words();
+    // The last chance: without it the peer takes the end for a cut. The kernel may be out of memory for a moment.
+    for (int i = 0; i < kGoodbyeTries && words_due_ > 0; ++i) flush_words();
   }
   closing_ = true;
   for (Flow& flow : flows_) stop_flow(flow);

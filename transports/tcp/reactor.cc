@@ -20,6 +20,7 @@ constexpr std::size_t kDirectLinks = 2;
 constexpr unsigned kCollectEvery = 8;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
+constexpr long kSoonMs = 10;  // for what the kernel had no memory for a moment ago
 constexpr long kRejoiningWatchMs = 20;
 
 }  // namespace
@@ -175,6 +176,11 @@ bool Reactor::send_held() {
   return moved;
 }
 
+void Reactor::watch_soon() noexcept {
+  soon_ = true;
+  set_timer(watch_period_ms());
+}
+
 void Reactor::note_closing() noexcept {
   news_ = true;
   set_timer(watch_period_ms());
@@ -183,7 +189,7 @@ void Reactor::note_closing() noexcept {
 long Reactor::watch_period_ms() const noexcept {
   if (rendezvous_ != nullptr && rendezvous_->busy()) return kRejoiningWatchMs;
   const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
-  return closing ? kClosingWatchMs : kCalmWatchMs;
+  return soon_ ? kSoonMs : closing ? kClosingWatchMs : kCalmWatchMs;
 }
 
 bool Reactor::progress() {
@@ -285,6 +291,7 @@ bool Reactor::watch_links() {
   while (::read(timer_.get(), &ticks, sizeof ticks) < 0 && errno == EINTR) {
   }
   bool moved = false;
+  soon_ = false;
   for (TcpLink* link : links_) moved |= link->watch();
   if (rendezvous_ != nullptr && rendezvous_->busy()) rejoin();
   set_timer(watch_period_ms());

@@ -54,6 +54,8 @@ class Reactor final : private Rejoining {
   void want(TcpLink& link);
   /// A link breaks: look after it more often, and report it.
   void note_closing() noexcept;
+  /// The kernel had no memory for what a link has to send, and will not say when it has: watch() tries again soon.
+  void watch_soon() noexcept;
 
   bool progress();
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
@@ -86,6 +88,7 @@ class Reactor final : private Rejoining {
   Descriptor epoll_;
   Descriptor timer_;
   long timer_period_ms_ = 0;
+  bool soon_ = false;
   int owner_pid_ = 0;
   std::vector<TcpLink*> links_;
   std::vector<Flow*> ready_;
