@@ -27,8 +27,9 @@ namespace {
 constexpr std::chrono::milliseconds kClosingPatience{300};
 // A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
 constexpr std::uint8_t kVanishedTries = 3;
-constexpr int kGoodbyeTries = 8;
 constexpr std::uint32_t kVanishedMs = 10'000;
+// How often a goodbye is offered to a kernel that is out of memory.
+constexpr int kGoodbyeTries = 8;
 
 }  // namespace
 
