@@ -17,10 +17,10 @@ namespace shoal::ddp {
 
 /// Averages buckets over all ranks, piece by piece; every end of a piece starts the next one.
 ///
-/// Of each bucket the first half goes as soon as there is room, and the second when release() is called, that of the last
-/// bucket first. So about half of a gradient travels beside backward, in backward's order, and the other half beside the next
-/// forward, in the order in which that needs it, without a word between the ranks about it. (Priority by layer, which each rank
-/// would apply by itself, was slower: ranks that are not equally far hold each other's window.)
+/// Of each bucket the first part, five eighths, goes as soon as there is room, and the second when release() is called, that of
+/// the last bucket first. So the larger part of a gradient travels beside backward, in backward's order, and the other beside
+/// the next forward, in the order in which that needs it, without a word between the ranks about it. (Priority by layer, which
+/// each rank would apply by itself, was slower: ranks that are not equally far hold each other's window.)
 ///
 /// The first failure stays: nothing starts any more, and take_finished() throws it.
 ///
@@ -50,7 +50,7 @@ class Averages {
   /// Averages `bucket`, a vector, in place. Collective: the same buckets and releases in the same order. Returns the bucket's
   /// number: 0, 1, ... Throws the failure.
   std::size_t add(const at::Tensor& bucket);
-  /// Lets the second halves go.
+  /// Lets the second parts go.
   void release();
   /// What has been finished since the last call. With `wait` it blocks until there is something: only while some of it is not
   /// finished. Throws the failure.

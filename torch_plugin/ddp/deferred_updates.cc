@@ -124,7 +124,7 @@ void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
 
 /// Updates the parameters of `bucket`, unless that has been done. While its average is missing, others are updated.
 void DeferredUpdates::finish(std::size_t bucket) {
-  if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward broke off: nothing else would let the second halves go
+  if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward broke off: nothing else would let the second parts go
   const auto is_ready = [](const Bucket& b) { return !b.ready.empty(); };
   while (buckets_[bucket].left > 0) {
     const auto next = is_ready(buckets_[bucket]) ? buckets_.begin() + static_cast<std::ptrdiff_t>(bucket)

@@ -20,7 +20,8 @@ namespace shoal::ddp {
 /// after backward, bit for bit: the gradients are scaled and summed as the reducer does without a hook, and no parameter is
 /// read in between.
 ///
-/// Half of every bucket travels beside backward, half beside the next forward, what that needs first first (see Averages). A
+/// The larger part of every bucket travels beside backward, the rest beside the next forward, what that needs first first (see
+/// Averages). A
 /// model that runs its parts in another order than it lists them is slower, but right.
 ///
 /// Collective; throws what the group's backend throws, and after that again whenever an average is needed. What is in flight
