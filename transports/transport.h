@@ -161,6 +161,10 @@ class Transport {
     notify_peers();
   }
 
+  /// Payloads that are sent from now on carry check sums, where the wire could change them unnoticed: a receiver has damaged
+  /// ones sent again. Each rank decides for what it sends.
+  virtual void use_check_sums() noexcept {}
+
   /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
   /// those of the parent as they are. The links are alive; nothing else is called there but destructors.
   virtual void leave_to_parent() noexcept {}

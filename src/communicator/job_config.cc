@@ -67,7 +67,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"tile_bytes", config.tile_bytes},
               {"slow_tile_bytes", config.slow_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
-              {"integrity", config.integrity},
+              {"integrity", static_cast<std::uint8_t>(config.integrity)},
               {"encryption", config.encryption},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
@@ -99,7 +99,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
   config.slow_tile_bytes = read.number("slow_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
-  config.integrity = read.flag("integrity");
+  config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
   config.encryption = read.flag("encryption");
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");

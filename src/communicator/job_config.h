@@ -15,6 +15,9 @@ namespace shoal {
 /// What the bits of a sum may depend on: see README.md, "Which bits".
 enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
 
+/// Whether payloads between nodes have check sums; `measured`: where the wire is slow enough that they cost little.
+enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
+
 struct JobConfig {
   std::uint64_t job_id = 0;
   std::string algorithm;
@@ -23,7 +26,7 @@ struct JobConfig {
   std::size_t tile_bytes = 64 << 10;
   std::size_t slow_tile_bytes = 64 << 10;  ///< of a large message on a slow wire; at least tile_bytes
   int sockets_per_peer = 1;
-  bool integrity = false;   ///< payloads between nodes have check sums
+  Integrity integrity = Integrity::off;
   bool encryption = false;  ///< all that moves between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;

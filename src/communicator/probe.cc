@@ -230,4 +230,11 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
   return read_costs(*text, topology);
 }
 
+bool check_sums_cost_little(const Topology& topology) {
+  // To make and to check them takes 0.1 ms a MiB together (transports/tcp/README.md).
+  constexpr double kUsPerByte = 1e-4;
+  constexpr double kMostPart = 0.03;
+  return kUsPerByte <= kMostPart * topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
+}
+
 }  // namespace shoal

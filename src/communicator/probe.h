@@ -17,4 +17,7 @@ namespace shoal {
 /// false only the defaults are agreed on. Collective. Needs the links unused so far.
 Status measure_costs(Store& store, MeshParts& parts, bool measure, std::chrono::steady_clock::time_point deadline);
 
+/// Whether check sums on all payloads between nodes cost less than 3 % of the time that the wire takes.
+bool check_sums_cost_little(const Topology& topology);
+
 }  // namespace shoal

@@ -63,7 +63,8 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   const std::string integrity = setting("SHOAL_INTEGRITY");
   if (integrity != "auto" && integrity != "on" && integrity != "off")
     return Status(StatusCode::invalid_argument, fmt::format("SHOAL_INTEGRITY='{}' is none of auto, on and off", integrity));
-  config.integrity = integrity == "on" || (integrity == "auto" && tcp_integrity_is_cheap());
+  if (integrity == "on") config.integrity = Integrity::on;
+  if (integrity == "auto" && tcp_check_sums_are_fast()) config.integrity = Integrity::measured;
   const std::string encryption = setting("SHOAL_ENCRYPTION");
   if (encryption != "on" && encryption != "off")
     return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
@@ -155,7 +156,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.slow_tile_bytes;
-  options.integrity = config.integrity;
+  options.integrity = config.integrity == Integrity::on;
   options.encryption = config.encryption;
   options.job_id = config.job_id ^ salt;
   options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
@@ -249,6 +250,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   control_options.sockets_per_peer = 1;
   control_options.tile_bytes = kControlTileBytes;
   control_options.tiles_per_socket = 2;
+  control_options.integrity = config->integrity != Integrity::off;  // few bytes
   auto control_transport = make_tcp_transport(control_options);
   if (!control_transport.ok()) return control_transport.status();
   control.transport = std::move(control_transport).value();
@@ -297,6 +299,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   if (Status status = add(tcp, *tcp_addresses); !status.ok()) return status;
 
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
+  // A wire that was not measured may be slow.
+  if (config->integrity == Integrity::measured && (!config->probe || check_sums_cost_little(parts.topology))) {
+    for (const auto& transport : parts.transports) transport->use_check_sums();
+  }
 
   WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), config->numerics == Numerics::strict, {}};
   if (config->tuned) {

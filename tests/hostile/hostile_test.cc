@@ -188,7 +188,7 @@ Result<std::vector<Recording>> record(int store_port, const std::vector<Target>&
   greeting.size = kRanks;
   greeting.sockets = 1;
   greeting.tile_bytes = 4096;
-  greeting.integrity = config->integrity ? 1 : 0;  // encryption is off
+  greeting.integrity = config->integrity == shoal::Integrity::off ? 0 : 1;  // encryption is off
   greeting.nonce = random_nonce();
   for (const Target& target : targets) {
     if (!target.tcp || target.port == store_port) continue;

@@ -179,5 +179,14 @@ TEST(Probe, ASlowLinkIsMeasuredBriefly) {
   EXPECT_GT(cost.latency_us, 1000);
 }
 
+TEST(CheckSums, AreForWiresThatTakeTheirTime) {
+  Topology topology;
+  double& us_per_byte = topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
+  us_per_byte = 1.0 / 118;  // 1 Gbit/s
+  EXPECT_TRUE(check_sums_cost_little(topology));
+  us_per_byte = 1.0 / 1180;
+  EXPECT_FALSE(check_sums_cost_little(topology));
+}
+
 }  // namespace
 }  // namespace shoal

@@ -476,7 +476,7 @@ Played play_peer(int sockets, std::size_t tile_bytes) {
 
 std::vector<std::byte> frame(std::uint64_t position, std::uint32_t size_bytes, std::uint32_t claimed_bytes) {
   std::vector<std::byte> bytes(tcp::frame_bytes(size_bytes));
-  tcp::encode({position, {1, 2, 3, claimed_bytes, 0}}, {},
+  tcp::encode({position, {1, 2, 3, claimed_bytes, 0}, {}}, {},
               std::span<std::byte, tcp::kFrameHeaderBytes>(bytes.data(), tcp::kFrameHeaderBytes));
   return bytes;
 }

@@ -184,8 +184,9 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
     return passage.bytes.size();
   };
   const auto before = tcp::repairs();
-  Pair pair(wire.sockets, 32 << 10, true, judge, false, "127.0.0.1", wire.encryption);
+  Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, false, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
+  for (End& end : pair.ends) end.transport->use_check_sums();
   const auto there = random_bytes(16 << 20, 5);
   const auto back = random_bytes(16 << 20, 6);
   EXPECT_EQ(pair.exchange(there, back, 32 << 10), "");
@@ -234,7 +235,7 @@ TEST(TcpRepair, NothingOfAnEncryptedTileCanBeRead) {
     }
     EXPECT_GT(seen.size(), secret.size());
     EXPECT_EQ(seen.find("nobody on the way") == std::string::npos, encryption);
-    EXPECT_EQ(seen.find("TILE") == std::string::npos, encryption) << "headers too";
+    EXPECT_EQ(seen.find("TILS") == std::string::npos, encryption) << "headers too";
   }
 }
 

@@ -46,13 +46,16 @@ Hello sample_hello() {
 TEST(TcpWire, FramesSurviveTheRoundTrip) {
   EXPECT_EQ(decode_frame(bytes_of(sample_frame()), kMaxPayload), sample_frame());
   EXPECT_EQ(decode_frame(bytes_of(FrameHeader{}), kMaxPayload), FrameHeader{});
+  FrameHeader without_sum = sample_frame();
+  without_sum.payload_sum.reset();
+  EXPECT_EQ(decode_frame(bytes_of(without_sum), kMaxPayload), without_sum);
 }
 
 TEST(TcpWire, TinyPayloadsLieInTheHeaderUnderItsCheckSum) {
   std::array<std::byte, 24> payload;
   payload.fill(std::byte{0x5a});
   FrameHeader header = sample_frame();
-  header.payload_sum = 0;  // such a payload needs none
+  header.payload_sum.reset();  // such a payload needs none
   for (const std::size_t size : {1UL, 7UL, 24UL}) {
     header.tile.size_bytes = static_cast<std::uint32_t>(size);
     FrameBytes bytes;
@@ -70,7 +73,10 @@ TEST(TcpWire, FramesAreLittleEndianAtFixedPlaces) {
   const auto at = [&](std::size_t i) { return std::to_integer<int>(bytes[i]); };
   EXPECT_EQ(
       std::string({static_cast<char>(at(0)), static_cast<char>(at(1)), static_cast<char>(at(2)), static_cast<char>(at(3))}),
-      "TILE");
+      "TILS");
+  FrameHeader without_sum = sample_frame();
+  without_sum.payload_sum.reset();
+  EXPECT_EQ(bytes_of(without_sum)[3], std::byte{'E'});
   EXPECT_EQ(at(8), 0x08);
   EXPECT_EQ(at(15), 0x01);
   EXPECT_EQ(at(16), 0x14);

@@ -140,7 +140,8 @@ JobConfig sample_config() {
   config.tile_bytes = 128 << 10;
   config.slow_tile_bytes = 512 << 10;
   config.sockets_per_peer = 3;
-  config.integrity = config.encryption = true;
+  config.integrity = Integrity::measured;
+  config.encryption = true;
   config.tuned = true;
   config.salt = "salt";
   return config;
@@ -153,7 +154,8 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(to_text(*read, key), to_text(sample_config(), key));
   EXPECT_EQ(read->job_id, ~std::uint64_t{0});
   EXPECT_EQ(read->sockets_per_peer, 3);
-  EXPECT_TRUE(read->integrity && read->encryption);
+  EXPECT_EQ(read->integrity, Integrity::measured);
+  EXPECT_TRUE(read->encryption);
   EXPECT_EQ(read->slow_tile_bytes, std::size_t{512} << 10);
   EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);
 }

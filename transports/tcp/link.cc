@@ -34,7 +34,12 @@ constexpr int kGoodbyeTries = 8;
 }  // namespace
 
 TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape)
-    : reactor_(std::move(reactor)), peer_(peer), peer_address_(std::move(peer_address)), shape_(shape), queue_(kQueueTiles) {}
+    : reactor_(std::move(reactor)),
+      peer_(peer),
+      peer_address_(std::move(peer_address)),
+      shape_(shape),
+      sums_(shape.integrity),
+      queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
                                                std::vector<Connection> connections, const LinkShape& shape) {
@@ -85,9 +90,9 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   // As in the rings: a link that keeps up stays within a few warm pages.
   if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
   std::byte* frame = memory_.data() + memory_end_ % memory_.size();
-  FrameHeader front{taken_, header, 0};
+  FrameHeader front{taken_, header, {}};
   if (data.size() > kTinyBytes) {
-    if (shape_.integrity) {
+    if (sums_) {
       front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
     } else {
       copy(frame + kFrameHeaderBytes, data);
@@ -468,7 +473,7 @@ void TcpLink::examine(Flow& flow) {
   }
   const std::size_t whole = frame_bytes(flow.front->tile.size_bytes);
   if (arrived >= whole) {
-    if (shape_.integrity && !is_sound(flow)) return;
+    if (flow.front->payload_sum && !is_sound(flow)) return;
     flow.front_whole = true;
     flow.distrusted = 0;
     flow.received = flow.front->position + 1;
@@ -482,7 +487,6 @@ void TcpLink::examine(Flow& flow) {
 // A payload that was changed on its way is asked for again, by a new connection.
 bool TcpLink::is_sound(Flow& flow) {
   const std::size_t size = flow.front->tile.size_bytes;
-  if (size <= kTinyBytes) return true;
   const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
   if (crc32c({payload, size}) == flow.front->payload_sum) return true;
   count_repaired_tile();

@@ -112,6 +112,8 @@ class TcpLink final : public Link {
   void resume(std::size_t flow, Connection connection, std::uint64_t received);
   /// The peer cannot be reached any more.
   void lose_peer(const std::string& why);
+  /// For what is sent from now on.
+  void use_check_sums() noexcept { sums_ = true; }
   /// A tile can be peeked that no peek() has shown yet.
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool closing() const noexcept { return closing_ && status_.ok(); }
@@ -195,6 +197,7 @@ class TcpLink final : public Link {
   const int peer_;
   const std::string peer_address_;
   const LinkShape shape_;
+  bool sums_;  ///< payloads leave with check sums
   std::vector<Flow> flows_;
   Status status_;
   bool closing_ = false;  ///< at least one socket has ended: nothing is sent any more, what has arrived is still delivered

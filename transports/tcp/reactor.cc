@@ -307,6 +307,10 @@ void Reactor::set_timer(long period_ms) noexcept {
   ::timerfd_settime(timer_.get(), 0, &spec, nullptr);
 }
 
+void Reactor::use_check_sums() noexcept {
+  for (TcpLink* link : links_) link->use_check_sums();
+}
+
 std::size_t Reactor::memory_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const TcpLink* link : links_) bytes += link->memory_bytes();

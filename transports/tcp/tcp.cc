@@ -105,6 +105,9 @@ class TcpTransport final : public Transport {
   [[nodiscard]] int wait_fd() const noexcept override { return reactor_->wait_fd(); }
   bool prepare_wait() override { return reactor_->prepare_wait(); }
   void finish_wait(bool readable) override { reactor_->finish_wait(readable); }
+  void use_check_sums() noexcept override {
+    if (!options_.encryption) reactor_->use_check_sums();
+  }
   void leave_to_parent() noexcept override { reactor_->leave_to_parent(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reactor_->memory_bytes(); }
 
@@ -154,7 +157,7 @@ Status check(const TcpOptions& options) {
 }  // namespace
 }  // namespace tcp
 
-bool tcp_integrity_is_cheap() noexcept { return tcp::crc32c_is_fast(); }
+bool tcp_check_sums_are_fast() noexcept { return tcp::crc32c_is_fast(); }
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   const Status checked = tcp::check(options);

@@ -23,7 +23,7 @@ struct TcpOptions {
   int sockets_per_peer = 2;            ///< 1..16
   std::size_t tile_bytes = 128 << 10;  ///< largest payload of a tile, 64 B .. 16 MiB
   std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 2..64
-  bool integrity = false;              ///< payloads have check sums; what was changed on the way is sent again
+  bool integrity = false;              ///< payloads have check sums from the start; what was changed on the way is sent again
   bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
   std::uint64_t job_id = 0;            ///< tells this job's ranks from others by accident
   Key key;                             ///< tells them from strangers on purpose
@@ -31,8 +31,8 @@ struct TcpOptions {
   int size = 1;  ///< ranks of the job
 };
 
-/// This processor makes check sums much faster than sockets move bytes.
-bool tcp_integrity_is_cheap() noexcept;
+/// This processor has instructions for them.
+bool tcp_check_sums_are_fast() noexcept;
 
 /// Opens a TCP transport that listens for peers. See transport.h for its use and thread rule.
 /// Errors: invalid_argument for options out of range and for an unknown interface or address (lists those that exist);

@@ -8,9 +8,10 @@
 namespace shoal::tcp {
 namespace {
 
-constexpr std::uint32_t kHelloMagic = 0x4c4f4853;  // "SHOL" in the order of the bytes
-constexpr std::uint32_t kFrameMagic = 0x454c4954;  // "TILE"
-constexpr std::uint32_t kWordMagic = 0x44524f57;   // "WORD"
+constexpr std::uint32_t kHelloMagic = 0x4c4f4853;   // "SHOL" in the order of the bytes
+constexpr std::uint32_t kFrameMagic = 0x454c4954;   // "TILE"
+constexpr std::uint32_t kSummedMagic = 0x534c4954;  // "TILS": the payload has a sum
+constexpr std::uint32_t kWordMagic = 0x44524f57;    // "WORD"
 
 template <typename T>
 void store(std::byte* at, T value) noexcept {
@@ -31,6 +32,10 @@ T load(const std::byte* at) noexcept {
   }
   return value;
 }
+
+// The sum below does not cover the magic: one changed bit must not turn one kind into the other.
+constexpr bool is_frame_magic(std::uint32_t magic) { return magic == kFrameMagic || magic == kSummedMagic; }
+static_assert(std::popcount(kFrameMagic ^ kSummedMagic) >= 2);
 
 // Folds whole 8-byte words. Any single changed bit changes the result: each step is a bijection of the running value.
 std::uint32_t check_of(const std::byte* words, std::size_t count) noexcept {
@@ -130,20 +135,22 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
   store(at + 32, header.tile.offset_bytes);
   static_assert(payload_offset(0) == 40);
   std::memset(at + 40, 0, kTinyBytes);
-  if (header.tile.size_bytes > kTinyBytes) {
-    store(at + 40, header.payload_sum);
-  } else if (!payload.empty()) {
+  const bool tiny = header.tile.size_bytes <= kTinyBytes;
+  const bool summed = header.payload_sum && !tiny;
+  if (summed) {
+    store(at + 40, *header.payload_sum);
+  } else if (tiny && !payload.empty()) {
     std::memcpy(at + 40, payload.data(), payload.size());
   }
-  store(at, kFrameMagic);
+  store(at, summed ? kSummedMagic : kFrameMagic);
   store(at + 4, check_of_record(at, kFrameHeaderBytes));
 }
 
 std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                         std::size_t max_payload_bytes) noexcept {
   const std::byte* at = bytes.data();
-  if (load<std::uint32_t>(at) != kFrameMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes))
-    return {};
+  const auto magic = load<std::uint32_t>(at);
+  if (!is_frame_magic(magic) || load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return {};
   FrameHeader header;
   header.position = load<std::uint64_t>(at + 8);
   header.tile.communicator = load<std::uint32_t>(at + 16);
@@ -152,14 +159,15 @@ std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderB
   header.tile.size_bytes = load<std::uint32_t>(at + 28);
   header.tile.offset_bytes = load<std::uint64_t>(at + 32);
   if (header.tile.size_bytes > max_payload_bytes) return {};
-  if (header.tile.size_bytes > kTinyBytes) header.payload_sum = load<std::uint32_t>(at + 40);
+  if (magic == kSummedMagic) header.payload_sum = load<std::uint32_t>(at + 40);
+  if (header.payload_sum && header.tile.size_bytes <= kTinyBytes) return {};
   return header;
 }
 
 std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> bytes, std::size_t max_payload_bytes) {
   const std::byte* at = bytes.data();
   const auto magic = load<std::uint32_t>(at);
-  if (magic != kFrameMagic) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
+  if (!is_frame_magic(magic)) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
   if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the check sum does not fit";
   return fmt::format("a payload of {} bytes where at most {} are allowed", load<std::uint32_t>(at + 28), max_payload_bytes);
 }

@@ -15,7 +15,7 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 4;
+inline constexpr std::uint16_t kWireVersion = 5;
 
 /// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms, the
 /// listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been recorded
@@ -63,7 +63,7 @@ inline constexpr std::size_t kTinyBytes = 24;
 struct FrameHeader {
   std::uint64_t position = 0;
   TileHeader tile;
-  std::uint32_t payload_sum = 0;  ///< CRC-32C of a payload that is not tiny; 0 where the job goes without
+  std::optional<std::uint32_t> payload_sum;  ///< CRC-32C of a payload that is not tiny, where its sender makes sums
 
   bool operator==(const FrameHeader&) const = default;
 };
