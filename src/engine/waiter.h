@@ -7,9 +7,10 @@ namespace shoal {
 
 /// Decides, after a look that found nothing, whether to look again at once, to let others run first, or to block.
 ///
-/// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready, for half
-/// a millisecond at most; then it blocks. Looking again that ends in blocking all the same halves the next attempt, looking that pays doubles it, so
-/// waits on a slow wire soon cost nothing. All by the clock: a look costs from nanoseconds (memory) to a microsecond (sockets).
+/// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready, for half a
+/// millisecond at most; then it blocks. Looking again that ends in blocking all the same halves the next attempt, looking
+/// that pays doubles it, so waits on a slow wire soon cost nothing. All by the clock: a look costs from nanoseconds (memory) to
+/// a microsecond (sockets).
 ///
 /// A yield that lasts for long has gone to somebody who computes, and the scheduler gives such a one a whole slice of
 /// milliseconds, whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits.
