@@ -347,12 +347,25 @@ def made_by_members(rank, size):
 
 def registered(rank, size):
     check(dist.is_backend_available("shoal") and dist.Backend.SHOAL == "shoal", "the backend is known")
-    check(dist.get_backend() == "shoal" and dist.get_backend_config() == "cpu:shoal", f"{dist.get_backend_config()}")
+    check(dist.get_backend() == "shoal" and dist.get_backend_config() == "cpu:shoal,cuda:shoal", f"{dist.get_backend_config()}")
+    world = dist.group.WORLD
+    check(world._get_backend(torch.device("cuda")) is backend(world), "one group for both kinds of tensors")
+    check(dist.distributed_c10d._get_object_coll_device(world) == "cpu", "objects travel as tensors of the CPU")
     check(dist.Backend.default_device_backend_map["cpu"] == "gloo", "CPU tensors have Gloo by default as before")
     shoal.register()  # once more does nothing
     by_device = dist.new_group(backend="cpu:shoal")
     check(isinstance(backend(by_device), shoal.ProcessGroupShoal), "named by device")
+    expect(RuntimeError, "No backend type associated with device type cuda", lambda: by_device._get_backend(torch.device("cuda")))
     dist.barrier(group=by_device)
+    beside = dist.new_group(backend="cpu:gloo,cuda:shoal")
+    check(isinstance(beside._get_backend(torch.device("cuda")), shoal.ProcessGroupShoal), "for CUDA tensors only")
+    check(not isinstance(backend(beside), shoal.ProcessGroupShoal), "CPU tensors have Gloo beside it")
+    gathered = [None] * size
+    dist.all_gather_object(gathered, rank, group=beside)
+    check(gathered == list(range(size)), "objects go over Gloo")
+    dist.barrier(group=beside)
+    alone = dist.new_group([rank])  # the others are told that they are not in it
+    dist.barrier(group=alone)
     expect(TypeError, "pg_options must be shoal.Options", lambda: dist.new_group(pg_options=object()))
 
 

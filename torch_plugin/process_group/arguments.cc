@@ -2,9 +2,11 @@
 
 #include <sstream>
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
+
+#include "torch_plugin/process_group/staging.h"
 
 namespace shoal::torch {
 
@@ -17,7 +19,7 @@ void refuse(const char* call, const std::string& complaint) {
 void check_tensor(const char* call, const Tensor& tensor) {
   if (!tensor.defined()) refuse(call, "undefined tensor");
   if (tensor.layout() != at::kStrided) refuse(call, "only supports dense tensors; convert this sparse one with to_dense()");
-  if (!tensor.device().is_cpu()) refuse(call, "only supports CPU tensors; this one is on " + tensor.device().str());
+  if (tensor.is_meta()) refuse(call, "only supports tensors with memory; this one is on " + tensor.device().str());
 }
 
 const Tensor& only_tensor(const char* call, const std::vector<Tensor>& tensors) {
@@ -38,11 +40,18 @@ const std::vector<Tensor>& only_list(const char* call, const char* which, const 
   return lists[0];
 }
 
+void check_device(const char* call, const Tensor& tensor, std::size_t index, const Tensor& like) {
+  if (tensor.device() != like.device())
+    refuse(call, "invalid tensor device at index " + std::to_string(index) + " (expected " + like.device().str() + ", got " +
+                     tensor.device().str() + "): the tensors of one call must lie on one device");
+}
+
 namespace {
 void check_type(const char* call, const Tensor& tensor, std::size_t index, const Tensor& like) {
   if (tensor.scalar_type() != like.scalar_type())
     refuse(call, "invalid tensor type at index " + std::to_string(index) + " (expected " + c10::toString(like.scalar_type()) +
                      ", got " + c10::toString(tensor.scalar_type()) + ")");
+  check_device(call, tensor, index, like);
 }
 
 /// "[2, 3]"
@@ -70,6 +79,7 @@ void check_pairs(const char* call, const std::vector<Tensor>& outputs, const std
     check_tensor(call, inputs[i]);
     check_tensor(call, outputs[i]);
     check_type(call, outputs[i], i, inputs[i]);
+    check_device(call, inputs[i], i, inputs[0]);
   }
 }
 
@@ -111,21 +121,48 @@ std::vector<Tensor> list_of_root(const char* call, const char* which, const std:
   return list;
 }
 
-Tensor contiguous(const Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+namespace {
+bool has_no_holes(const Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+Tensor copy_from_device(const Tensor& tensor, bool same_strides) {
+  Tensor memory = host_memory(tensor, same_strides);
+  from_device(memory, tensor);
+  wait_for_stream(tensor.device());
+  return memory;
+}
+}  // namespace
+
+Tensor contiguous(const Tensor& tensor) {
+  if (on_device(tensor)) return copy_from_device(tensor, /*same_strides=*/false);
+  return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+Tensor contiguous_output(const Tensor& tensor) {
+  if (on_device(tensor)) return host_memory(tensor);
+  return tensor.is_contiguous() && has_no_holes(tensor) ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+}
 
 std::function<void()> copy_back(const Tensor& memory, const Tensor& tensor) {
   if (memory.is_same(tensor)) return {};
-  return [memory, tensor] { tensor.copy_(memory); };
+  return [memory, tensor] { to_device(tensor, memory); };
 }
 
 Tensor dense(const Tensor& tensor) {
-  const bool as_it_lies = tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
-  return as_it_lies ? tensor : contiguous(tensor);
+  if (on_device(tensor)) return copy_from_device(tensor, tensor.is_non_overlapping_and_dense());
+  return has_no_holes(tensor) ? tensor : contiguous(tensor);
+}
+
+Tensor dense_output(const Tensor& tensor) {
+  if (on_device(tensor)) return host_memory(tensor, tensor.is_non_overlapping_and_dense());
+  return has_no_holes(tensor) ? tensor : contiguous_output(tensor);
 }
 
 namespace {
-/// Where the memory of all parts begins if it is one piece, in their order; else null.
+/// Where the memory of all parts begins if it is one piece on the host, in their order; else null.
 void* one_piece(const std::vector<Tensor>& parts) {
+  if (!parts.empty() && on_device(parts[0])) return nullptr;
   char* begin = nullptr;
   const char* end = nullptr;
   for (const Tensor& part : parts) {
@@ -147,7 +184,9 @@ Joined::Joined(std::vector<Tensor> parts) : parts_(std::move(parts)), data_(one_
   if (data_ != nullptr || parts_.empty()) return;
   std::int64_t elements = 0;
   for (const Tensor& part : parts_) elements += part.numel();
-  copy_ = at::empty({elements}, parts_[0].options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+  copy_ = on_device(parts_[0])
+              ? host_memory(parts_[0], elements)
+              : at::empty({elements}, parts_[0].options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
   data_ = copy_.data_ptr();
 }
 
@@ -170,9 +209,9 @@ Tensor Joined::slice(std::size_t part, std::int64_t offset) const {
 
 void Joined::pack() const {
   if (!copies()) return;
-  const at::NoGradGuard no_grad;
   std::int64_t offset = 0;
-  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) slice(i, offset).copy_(parts_[i]);
+  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) from_device(slice(i, offset), parts_[i]);
+  if (on_device(parts_[0])) wait_for_stream(parts_[0].device());
 }
 
 std::function<void()> copy_back(const Joined& joined) {
@@ -182,9 +221,8 @@ std::function<void()> copy_back(const Joined& joined) {
 
 void Joined::unpack() const {
   if (!copies()) return;
-  const at::NoGradGuard no_grad;
   std::int64_t offset = 0;
-  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) parts_[i].copy_(slice(i, offset));
+  for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) to_device(parts_[i], slice(i, offset));
 }
 
 }  // namespace shoal::torch

@@ -14,7 +14,7 @@ namespace shoal::torch {
 /// Throws c10::ValueError "shoal <call>: <complaint>". Nothing was started: the group stays usable.
 [[noreturn]] void refuse(const char* call, const std::string& complaint);
 
-/// Refuses a tensor that is undefined, sparse or on another device than the CPU.
+/// Refuses a tensor that is undefined, sparse or without memory (meta).
 void check_tensor(const char* call, const at::Tensor& tensor);
 
 /// The tensor of a list that must hold exactly one; checked.
@@ -24,13 +24,16 @@ const at::Tensor& only_tensor(const char* call, const std::vector<at::Tensor>& t
 const std::vector<at::Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                          int size);
 
-/// Checks every tensor of a list, which may not be empty; all must have the type of the first.
+/// Refuses a tensor that lies on another device than `like`: the tensors of a call share one.
+void check_device(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);
+
+/// Checks every tensor of a list, which may not be empty; all must have the type and the device of the first.
 void check_same_type(const char* call, const std::vector<at::Tensor>& tensors);
 
-/// Checks two lists of the same length, pair by pair: usable tensors of one type.
+/// Checks two lists of the same length, pair by pair: usable tensors of one type. All lie on one device.
 void check_pairs(const char* call, const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
 
-/// Refuses tensors whose type, or whose number of elements, is not that of `like`.
+/// Refuses tensors whose type, device or number of elements is not that of `like`.
 void check_like(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);
 
 /// Refuses a root outside of the group of `size` ranks, and another root tensor than the only one there is.
@@ -49,18 +52,23 @@ void check_shares(const char* call, const char* rule, const char* which, const a
 std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                      bool is_root, int size, const at::Tensor& like);
 
-/// Memory to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself or is a lazy
-/// view (conjugate, negative). For calls where every rank lays its tensor out alike.
+/// Memory of the host to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself,
+/// is a lazy view (conjugate, negative) or lies on a device, from which its elements have come when this returns. For calls
+/// where every rank lays its tensor out alike.
 at::Tensor dense(const at::Tensor& tensor);
 
 /// The same with the elements in row-major order.
 at::Tensor contiguous(const at::Tensor& tensor);
 
+/// The same two for a tensor that is only written: other memory than its own has undefined contents.
+at::Tensor dense_output(const at::Tensor& tensor);
+at::Tensor contiguous_output(const at::Tensor& tensor);
+
 /// What copies the result from the memory worked on to the user's tensor; empty where they are the same.
 std::function<void()> copy_back(const at::Tensor& memory, const at::Tensor& tensor);
 
 /// The memory of several tensors of one type, back to back in their order: their own where they lie so already (chunks of one
-/// tensor, as object collectives and FSDP make them), else a copy. Thread rule: a value.
+/// tensor, as object collectives and FSDP make them), else a copy on the host. Thread rule: a value.
 class Joined {
  public:
   explicit Joined(std::vector<at::Tensor> parts);
@@ -71,7 +79,8 @@ class Joined {
   [[nodiscard]] std::vector<std::size_t> counts(std::size_t factor = 1) const;
   /// Whether every part has as many elements as the first.
   [[nodiscard]] bool even() const;
-  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy.
+  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy. What is moved to a device
+  /// arrives in the order of its current stream.
   void pack() const;
   void unpack() const;
 

@@ -5,17 +5,34 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
+
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
+#include "torch_plugin/process_group/staging.h"
 
 namespace shoal::torch {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+namespace {
+/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has.
+std::vector<c10::Device> devices_of_barrier(const c10d::BarrierOptions& options) {
+  if (options.device) return options.device->is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{*options.device};
+  std::vector<c10::Device> devices;
+  if (options.device_ids.empty()) return devices;
+  const std::optional<c10::DeviceType> accelerator = at::getAccelerator();
+  if (!accelerator) return devices;
+  for (const std::int64_t id : options.device_ids) devices.emplace_back(*accelerator, static_cast<c10::DeviceIndex>(id));
+  return devices;
+}
+}  // namespace
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::barrier(const c10d::BarrierOptions& options) {
   const CallOptions how = call_options(options.timeout);
+  for (const c10::Device& device : devices_of_barrier(options)) wait_for_stream(device);
   return start({.type = c10d::OpType::BARRIER,
                 .name = "barrier",
                 .profiling_title = "shoal:barrier",

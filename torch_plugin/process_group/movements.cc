@@ -13,7 +13,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
                                                             const c10d::BroadcastOptions& options) {
   const Tensor& tensor = only_tensor("broadcast", tensors);
   check_root("broadcast", options.rootRank, getSize(), options.rootTensor);
-  const Tensor buffer = dense(tensor);
+  const Tensor buffer = options.rootRank == getRank() ? dense(tensor) : dense_output(tensor);
   const Movement movement = to_movement(buffer);
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::BROADCAST,
@@ -66,7 +66,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
   check_shares(kCall, "output tensor size must be equal to world_size times input tensor size", "output", output, input,
                getSize());
   const Tensor source = contiguous(input);
-  const Tensor gathered = contiguous(output);  // itself where it is contiguous
+  const Tensor gathered = contiguous_output(output);  // itself where it is contiguous
   const Movement movement = to_movement(source);
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::_ALLGATHER_BASE,
@@ -91,6 +91,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vecto
     if (of_rank.size() != inputs.size()) refuse(kCall, "invalid output size: every rank's list needs a tensor for each input");
     for (std::size_t i = 0; i < inputs.size(); ++i) check_like(kCall, of_rank[i], i, inputs[i]);
   }
+  for (std::size_t i = 1; i < inputs.size(); ++i) check_device(kCall, inputs[i], i, inputs[0]);
   std::vector<Tensor> results;
   for (const std::vector<Tensor>& of_rank : outputs) results.insert(results.end(), of_rank.begin(), of_rank.end());
   return all_of(kCall, "shoal:all_gather", inputs, std::move(results), [&](std::size_t i, const char* title) {
@@ -139,7 +140,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
   const std::vector<Tensor> parts = list_of_root("scatter", "input", inputs, options.rootRank == getRank(), getSize(), output);
   const Joined source(parts);
   source.pack();
-  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const Movement movement = to_movement(result);
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::SCATTER,
@@ -200,7 +201,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, 
   const std::vector<std::size_t> receive_counts =
       elements_per_rank("output", output, output_splits, getSize(), movement.factor);
   const Tensor source = contiguous(input);
-  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::ALLTOALL_BASE,
                        .name = "all_to_all_single",

@@ -29,7 +29,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::send(std::vector<Tensor>& tens
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::receive(std::vector<Tensor>& tensors, c10d::OpType type, const char* title,
                                                           int peer, int tag) {
   const Tensor& tensor = only_tensor("recv", tensors);
-  const Tensor buffer = contiguous(tensor);  // itself where it is contiguous
+  const Tensor buffer = contiguous_output(tensor);  // itself where it is contiguous
   const Movement movement = to_movement(buffer);
   const CallOptions how = call_options(c10d::kUnsetTimeout);
   WorkShoal::Call call{.type = type,

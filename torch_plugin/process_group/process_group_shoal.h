@@ -30,7 +30,12 @@ struct Peer {
   bool sending = false;
 };
 
-/// A c10d backend for CPU tensors: every collective, point to point, groups that share their parent's links.
+/// A c10d backend: every collective, point to point, groups that share their parent's links.
+///
+/// Tensors lie on the CPU or, all of a call, on one other device ("device tensors", CUDA above all), whose elements travel by
+/// way of host memory. Such a call waits in the caller's thread until its inputs have come there in the order of the current
+/// stream; then it goes on by itself, and its result moves to the device in a stream of its own (WorkBase says what waits for
+/// that). Ranks may use different devices in one call. Sparse tensors are served on the CPU only.
 ///
 /// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
 /// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
@@ -119,6 +124,7 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
 
   // Barriers.
+  /// Before it begins, waits for what the current streams of the devices named in `options` hold, if any are.
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
   /// Waits for every rank through the store, so it also tells which rank hangs in another call. Rank 0 throws a
   /// c10::DistBackendError that names the first missing rank, or all of them with `wait_all_ranks`; the others learn that it
@@ -149,7 +155,7 @@ class ProcessGroupShoal final : public c10d::Backend {
                                           const int& size) override;
 
   /// A tensor in memory that the ranks of a host share (shoal::mem_alloc): what is reduced there is not copied first. Contents
-  /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. Throws c10::ValueError for another device.
+  /// undefined. torch's Reducer puts its buckets there where DDP_DISABLE_COMM_MEM=0. On a device: ordinary memory.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT(google-runtime-int): torch's signature
 
   /// What makes such memory, for those who make tensors in it with at::empty's relatives.

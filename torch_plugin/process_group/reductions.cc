@@ -73,7 +73,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
   for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
   const Joined source(std::move(sources));
   source.pack();
-  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const std::vector<std::size_t> counts = source.counts(reduction.factor);
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::REDUCE_SCATTER,
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
   check_shares(kCall, "input tensor must be the same size as output size times world size", "input", input, output, getSize());
   const Reduction reduction = to_reduction(kCall, output, options.reduceOp);
   const Tensor source = contiguous(scaled(input, options.reduceOp));
-  const Tensor result = contiguous(output);  // itself where it is contiguous
+  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,
                        .name = kCall,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/ParallelGuard.h>
 
 #include "torch_plugin/process_group/call_scope.h"
@@ -17,11 +18,12 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 WorkBase::WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
-                   const std::optional<std::vector<at::Tensor>>& inputs)
+                   const std::optional<std::vector<at::Tensor>>& inputs, std::vector<c10::Device> devices)
     : c10d::Work(rank, type, profiling_title, inputs),
       name_(name),
       outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       devices.empty() ? devices_of(outputs_) : std::move(devices))) {}
 
 void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
   {
@@ -40,7 +42,8 @@ void WorkBase::mark(const std::exception_ptr& failure) {
   if (failure) {
     future_->setError(failure);
   } else {
-    future_->markCompleted(c10::IValue(outputs_));
+    const c10::MultiStreamGuard current(streams_);  // the future takes from there when its value is ready
+    future_->markCompleted(c10::IValue(outputs_), std::move(storages_));
   }
   finish(failure);
 }
@@ -82,12 +85,24 @@ float WorkBase::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
+void WorkBase::synchronize() {
+  c10d::Work::synchronize();
+  if (!future_->devices().empty()) getFuture()->wait();
+}
+
+void WorkBase::blockCurrentStream() {
+  if (future_->devices().empty()) return c10d::Work::blockCurrentStream();
+  wait();
+}
+
 WorkShoal::WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> communicator)
     : WorkBase(rank, call.type, call.name, call.profiling_title, std::move(call.outputs), call.inputs),
       inputs_(std::move(call.inputs)),
       staging_(std::move(call.staging)),
       unpack_(std::move(call.unpack)),
-      communicator_(std::move(communicator)) {}
+      communicator_(std::move(communicator)) {
+  if (unpack_ && !future_->devices().empty()) device_result_ = std::make_unique<DeviceResult>(future_->devices()[0]);
+}
 
 void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
   operation_ = std::move(operation);
@@ -104,17 +119,23 @@ void WorkShoal::complete(const Status& status) {
     failure = to_exception(name_, status);
   } else {
     try {
-      if (unpack_) {
-        const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
-        const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
-        unpack_();
-      }
+      if (unpack_) write_outputs();
     } catch (...) {
       failure = std::current_exception();
     }
   }
   entry_.ended(status);
   end(failure, to_work_result(status));
+}
+
+void WorkShoal::write_outputs() {
+  const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
+  const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
+  if (device_result_) {
+    streams_.push_back(device_result_->write(outputs_, unpack_));
+  } else {
+    unpack_();
+  }
 }
 
 bool WorkShoal::wait(milliseconds timeout) {
@@ -159,9 +180,21 @@ void WorkShoal::abort() {
   }
 }
 
+namespace {
+/// Where the results of several works lie.
+std::vector<c10::Device> devices_of(const std::vector<c10::intrusive_ptr<c10d::Work>>& parts) {
+  std::vector<c10::Device> devices;
+  for (const c10::intrusive_ptr<c10d::Work>& part : parts) {
+    const std::vector<c10::Device>& more = part->getFuture()->devices();
+    devices.insert(devices.end(), more.begin(), more.end());
+  }
+  return devices;
+}
+}  // namespace
+
 WorkTogether::WorkTogether(int rank, const char* name, const char* profiling_title, const std::vector<at::Tensor>& inputs,
                            std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts)
-    : WorkBase(rank, c10d::OpType::COALESCED, name, profiling_title, std::move(outputs), inputs),
+    : WorkBase(rank, c10d::OpType::COALESCED, name, profiling_title, std::move(outputs), inputs, devices_of(parts)),
       parts_(std::move(parts)),
       missing_(parts_.size() + 1) {}
 
@@ -183,7 +216,22 @@ void WorkTogether::part_ended() {
       break;
     }
   }
+  if (!failure && !future_->devices().empty()) join_streams();
   end(failure, failure ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS);
+}
+
+/// The result is there when those of all parts are, which move in streams of their own.
+void WorkTogether::join_streams() {
+  const std::vector<c10::Device>& devices = future_->devices();
+  const c10::impl::VirtualGuardImpl guard(devices[0].type());
+  for (const c10::Device& device : devices) streams_.push_back(guard.getStreamFromGlobalPool(device));
+  const c10::MultiStreamGuard current(streams_);
+  storages_.emplace();
+  for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
+    const c10::intrusive_ptr<c10::ivalue::Future> future = part->getFuture();
+    future->wait();  // it has ended: this makes the current streams wait
+    storages_->insert(storages_->end(), future->storages().begin(), future->storages().end());
+  }
 }
 
 bool WorkTogether::wait(milliseconds timeout) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
@@ -14,6 +15,7 @@
 #include <shoal/communicator.h>
 
 #include "torch_plugin/process_group/flight_recorder.h"
+#include "torch_plugin/process_group/staging.h"
 
 namespace shoal::torch {
 
@@ -22,10 +24,14 @@ namespace shoal::torch {
 /// It ends in this order: the future is marked, waiters wake. No lock of this class is held while user code (callbacks of the
 /// future) runs. It runs in shoal's thread and must not wait there, unless let_callbacks_wait() has been called. Thread rule:
 /// every method may be called from any thread.
+///
+/// Of device tensors: it has ended when the result is on its way to the device. What the caller puts into its current stream
+/// after wait(), synchronize() or the future's wait() sees the result, and so do callbacks; the host does not wait for it.
 class WorkBase : public c10d::Work {
  public:
+  /// `devices`: where the result lies, if not where `outputs` do.
   WorkBase(int rank, c10d::OpType type, const char* name, const char* profiling_title, std::vector<at::Tensor> outputs,
-           const std::optional<std::vector<at::Tensor>>& inputs);
+           const std::optional<std::vector<at::Tensor>>& inputs, std::vector<c10::Device> devices = {});
 
   bool isSuccess() const override;
   std::vector<at::Tensor> result() override;
@@ -38,6 +44,10 @@ class WorkBase : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   /// Milliseconds from the call to its end. Throws before the end.
   float getDuration() const override;
+  /// For device tensors: waits for the end, then as wait().
+  void synchronize() override;
+  /// For device tensors the same as wait(): torch's own way lets the stream go when the result is only on its way.
+  void blockCurrentStream() override;
 
  protected:
   void end(const std::exception_ptr& failure, c10d::WorkResult kind);
@@ -45,6 +55,8 @@ class WorkBase : public c10d::Work {
   const char* const name_;  ///< in messages, "all_reduce"
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::vector<c10::Stream> streams_;                       ///< in which the result moves to its devices; set before end()
+  std::optional<std::vector<c10::WeakStorage>> storages_;  ///< the result's, where outputs_ does not tell; set before end()
 
  private:
   void mark(const std::exception_ptr& failure);
@@ -90,11 +102,13 @@ class WorkShoal final : public WorkBase {
 
  private:
   void complete(const Status& status);
+  void write_outputs();
   void start_if_collected();
 
   const std::vector<at::Tensor> inputs_;
   const std::vector<at::Tensor> staging_;
   std::function<void()> unpack_;
+  std::unique_ptr<const DeviceResult> device_result_;  ///< null for tensors on the CPU
   const std::weak_ptr<shoal::Communicator> communicator_;
   shoal::Work operation_;
   RecorderEntry entry_;
@@ -115,6 +129,7 @@ class WorkTogether final : public WorkBase {
 
  private:
   void part_ended();
+  void join_streams();
 
   const std::vector<c10::intrusive_ptr<c10d::Work>> parts_;
   std::atomic<std::size_t> missing_;

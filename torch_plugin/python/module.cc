@@ -73,7 +73,7 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<ProcessGroupShoal, GilReleasingPtr<ProcessGroupShoal>>(
       module, "ProcessGroupShoal", py::module_::import("torch._C._distributed_c10d").attr("Backend"),
-      "A torch.distributed backend for CPU tensors; made by init_process_group(\"shoal\").")
+      "A torch.distributed backend for tensors on the CPU and on other devices; made by init_process_group(\"shoal\").")
       .def(
           "perform_nocolor_split", [](const ProcessGroupShoal&, const py::object&) {}, py::arg("device"),
           "What torch calls on the ranks that a split leaves out; here they have nothing to do.")

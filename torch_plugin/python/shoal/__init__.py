@@ -3,7 +3,8 @@
     import shoal
     torch.distributed.init_process_group("shoal")
 
-Serves CPU tensors. Beside it other devices keep their own backend: init_process_group("cpu:shoal,cuda:nccl").
+Serves tensors on the CPU and, by way of host memory, on CUDA devices. Beside it a device may keep a backend of its own:
+init_process_group("cpu:shoal,cuda:nccl").
 """
 
 import torch  # its libraries must be loaded before _C
@@ -19,6 +20,8 @@ if torch.__version__.split("+")[0].split(".")[:2] != _BUILT_FOR.split("."):
 
 from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder
 
+_DEVICES = ["cpu", "cuda"]  # what a group of backend "shoal" serves where the script does not say
+
 __all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "register"]
 
 
@@ -26,12 +29,15 @@ def _links_to_share(options):
     """The world's group, if it is one of shoal's and in good order: new groups share its links instead of making their own."""
     if not _dist.is_initialized() or (options is not None and (options.algorithm or options.transports)):
         return None
-    try:
-        world = _dist.group.WORLD._get_backend(torch.device("cpu"))
-    except RuntimeError:  # the world has no backend for CPU tensors
-        return None
-    world = getattr(world, "wrapped_pg", world)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-    return world if isinstance(world, ProcessGroupShoal) and world.is_open() else None
+    for device in _DEVICES:
+        try:
+            world = _dist.group.WORLD._get_backend(torch.device(device))
+        except RuntimeError:  # the world has no backend for this device
+            continue
+        world = getattr(world, "wrapped_pg", world)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(world, ProcessGroupShoal):
+            return world if world.is_open() else None
+    return None
 
 
 def _create_backend(backend_options, group_options):
@@ -65,7 +71,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
 def register():
     """Makes the backend "shoal" known to torch.distributed; importing this package has done it already."""
     if _dist.is_available() and not hasattr(_dist.Backend, "SHOAL"):
-        _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=["cpu"])
+        _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=_DEVICES)
 
 
 register()
