@@ -364,8 +364,8 @@ def registered(rank, size):
     dist.all_gather_object(gathered, rank, group=beside)
     check(gathered == list(range(size)), "objects go over Gloo")
     dist.barrier(group=beside)
-    alone = dist.new_group([rank])  # the others are told that they are not in it
-    dist.barrier(group=alone)
+    alone = [dist.new_group([only]) for only in range(size)]  # torch tells the others of the backend that they are not in it
+    dist.barrier(group=alone[rank])
     expect(TypeError, "pg_options must be shoal.Options", lambda: dist.new_group(pg_options=object()))
 
 

@@ -514,23 +514,23 @@ TEST_P(DeviceTensors, EstimatesLeaveThemAlone) {
 TEST_P(DeviceTensors, ComeThroughTheDispatcher) {
   on_ranks([](const Rank& self) {
     constexpr auto kBackend = c10d::ProcessGroup::BackendType::CUSTOM;
-    c10d::ProcessGroup group(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
     for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::PrivateUse1}) {
-      group.setBackend(type, kBackend, self.group);
+      group->setBackend(type, kBackend, self.group);
     }
-    group.setDefaultBackend(kBackend);
+    group->setDefaultBackend(kBackend);
     Tensors tensors{self.mine()};
-    group.allreduce(tensors)->wait();
+    group->allreduce(tensors)->wait();
     expect_equal(tensors[0], self.total(), "all_reduce");
     Tensor whole = self.output({self.size * kCount});
     Tensor mine = self.mine(1);
-    group._allgather_base(whole, mine)->wait();
+    group->_allgather_base(whole, mine)->wait();
     expect_equal(whole, self.everybodys(1), "all_gather_into_tensor");
     c10d::BarrierOptions options;
     options.device = fake::device(self.rank);
-    group.barrier(options)->wait();
+    group->barrier(options)->wait();
     Tensors on_cpu{Rank::of(self.rank)};
-    group.allreduce(on_cpu)->wait();
+    group->allreduce(on_cpu)->wait();
     EXPECT_TRUE(at::equal(on_cpu[0], self.total()));
   });
 }

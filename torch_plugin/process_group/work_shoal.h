@@ -55,8 +55,9 @@ class WorkBase : public c10d::Work {
   const char* const name_;  ///< in messages, "all_reduce"
   const std::vector<at::Tensor> outputs_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::vector<c10::Stream> streams_;                       ///< in which the result moves to its devices; set before end()
-  std::optional<std::vector<c10::WeakStorage>> storages_;  ///< the result's, where outputs_ does not tell; set before end()
+  std::vector<c10::Stream> streams_;  ///< in which the result moves to its devices; set before end()
+  std::optional<std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>>
+      storages_;  ///< the result's, where outputs_ does not tell; set before end()
 
  private:
   void mark(const std::exception_ptr& failure);
