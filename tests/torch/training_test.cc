@@ -191,6 +191,7 @@ TEST(Course, IsThatOfTheEpochsWhileNobodyIsLost) {
   course.next_pass();
   EXPECT_EQ(course.pass(), 1);
   EXPECT_EQ(course.pass_end(), 18);
+  EXPECT_EQ(course.end(), 18);
   for (const std::int64_t step : {9, 13, 17}) EXPECT_EQ(course.scheduled(step), step);
   EXPECT_FALSE(course.has_lost_ranks());
   Course resumed(103, 4, 3, 2);

@@ -64,8 +64,9 @@ Status Contestant::make_parallel() {
   const bool defers = wanted_.overlap == "next_forward";
   Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job_, wanted_.backend, wanted_.name(), clock_);
   if (!group.ok()) return group.status();
+  group_ = std::move(group).value();
   parallel_ = std::make_unique<ddp::DataParallel>(
-      *model_, std::move(group).value(),
+      *model_, group_,
       ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
                                .make_optimizer = optimizers_.maker(options_),
                                .update_slices = true,
@@ -258,6 +259,10 @@ std::int64_t Contestant::complete_step() const {
   return first_step_ + optimizers_.complete_steps();
 }
 
+void Contestant::give_up() {
+  if (group_) group_->abort();
+}
+
 void Contestant::go_on_from(std::int64_t step) {
   if (!to_go_on_.has_value()) {
     optimizers_.go_back_to(step - first_step_);
@@ -270,6 +275,7 @@ void Contestant::go_on_from(std::int64_t step) {
   if (trace_) (void)trace_end();
   trace_.reset();
   parallel_.reset();
+  group_.reset();
   optimizers_ = {};
   clock_ = std::make_shared<CommClock>();  // operations that fail late tell the old one
   for (const at::Tensor& parameter : model_->parameters()) at::Tensor(parameter).mutable_grad().reset();

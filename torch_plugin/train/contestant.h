@@ -59,6 +59,8 @@ class Contestant {
 
   /// The last step whose updates have all been made here, whatever has failed. Where options.survives(), as the next.
   [[nodiscard]] std::int64_t complete_step() const;
+  /// After a failure: whoever waits for an average that this rank no longer helps to make is told, at once.
+  void give_up();
   /// Goes on from step `step`, complete_step() or the one before it, on the ranks that are left of the job. The state is that
   /// of this rank, but for what all must have from one rank. If it throws, because another rank was lost, it can be called
   /// again.
@@ -91,6 +93,7 @@ class Contestant {
   std::shared_ptr<CommClock> clock_ = std::make_shared<CommClock>();
   std::shared_ptr<models::ImageClassifier> model_;
   Optimizers optimizers_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::unique_ptr<ddp::DataParallel> parallel_;
   std::unique_ptr<data::Loader> loader_;
   std::size_t batches_left_ = 0;  // in the epoch

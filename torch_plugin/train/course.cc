@@ -21,7 +21,8 @@ std::int64_t Course::steps_for(std::size_t images, int ranks) const {
 std::int64_t Course::pass_end() const { return since_ + steps_for(images_ - seen_, ranks_); }
 
 std::int64_t Course::end() const {
-  return pass_end() + std::max<std::int64_t>(epochs_ - pass_ - 1, 0) * steps_for(images_, ranks_);
+  if (pass_ >= epochs_) return since_;  // all have ended
+  return pass_end() + (epochs_ - pass_ - 1) * steps_for(images_, ranks_);
 }
 
 void Course::next_pass() {

@@ -130,8 +130,7 @@ class Run {
       if (outcome_.status.ok() && together_) write_trace();
       if (outcome_.status.ok() && options_.survives()) part();
     } while (options_.survives() && !outcome_.status.ok() && go_on_without_the_lost());
-    if (options_.survives() && !outcome_.status.ok()) {
-      outcome_.results.resize(books_of(turn_).results);
+    if (options_.survives() && !outcome_.status.ok() && outcome_.results.size() == books_of(turn_).results) {
       end_epochs();
     }
     progress_->finish();
@@ -469,12 +468,12 @@ class Run {
   void keep_books() {
     if (!options_.survives()) return;
     const Entry& entry = entries_.front();
-    Books& oldest = books_[static_cast<std::size_t>(++turn_) % books_.size()].emplace(course_);
-    oldest.step = entry.step();
-    oldest.epoch_open = epoch_open_;
-    oldest.epoch = entry.epoch;
-    oldest.results = outcome_.results.size();
-    oldest.turns = outcome_.turns.size();
+    books_[static_cast<std::size_t>(++turn_) % books_.size()] = Books{.step = entry.step(),
+                                                                      .course = course_,
+                                                                      .epoch_open = epoch_open_,
+                                                                      .epoch = entry.epoch,
+                                                                      .results = outcome_.results.size(),
+                                                                      .turns = outcome_.turns.size()};
     const std::int64_t needed = books_of(turn_ - 1).step;
     std::erase_if(own_steps_, [needed](const OwnStep& step) { return step.number < needed; });
   }
@@ -488,6 +487,9 @@ class Run {
   bool go_on_without_the_lost() {
     Loss loss;
     while (may_be_a_loss(outcome_.status)) {
+      // Not all may need the lost one for what they are in; this rank they do.
+      entries_.front().contestant->give_up();
+      job_.control->abort("a rank was lost");
       Result<std::vector<int>> lost = shrink(job_);
       if (!lost.ok()) {
         outcome_.status = lost.status();
@@ -532,6 +534,7 @@ class Run {
     course_.go_on_with(job_.size(), agreed->step);
     epoch_open_ = books.epoch_open;
     entry.epoch = books.epoch;
+    entry.traced = !entry.trace.empty();
     entry.epoch.losses.insert(entry.epoch.losses.end(), losses.begin(), losses.end());
     outcome_.results.resize(books.results);
     outcome_.turns.erase(outcome_.turns.begin() + static_cast<std::ptrdiff_t>(books.turns), outcome_.turns.end());
