@@ -273,6 +273,7 @@ void Contestant::go_on_from(std::int64_t step) {
   const at::NoGradGuard no_grad;
   loader_.reset();
   if (trace_) (void)trace_end();
+  clock_->observe({});  // which would tell the trace
   trace_.reset();
   parallel_.reset();
   group_.reset();

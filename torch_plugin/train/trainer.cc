@@ -486,6 +486,7 @@ class Run {
   /// After a failure. False where it is no loss of ranks, or the ranks that are left cannot find each other.
   bool go_on_without_the_lost() {
     Loss loss;
+    progress_->finish();
     while (may_be_a_loss(outcome_.status)) {
       // Not all may need the lost one for what they are in; this rank they do.
       entries_.front().contestant->give_up();
