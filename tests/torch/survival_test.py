@@ -3,6 +3,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -55,10 +56,17 @@ class Training:
                 self.changed.notify_all()
 
     def wait_for(self, words):
-        """Until a line of the output has them."""
+        self.wait_until(lambda: any(words in line for line in self.lines), words)
+
+    def wait_for_step(self, number):
+        def reached():
+            return any(int(step) >= number for step in re.findall(r"step (\d+)/", " ".join(self.lines)))
+        self.wait_until(reached, f"step {number}")
+
+    def wait_until(self, condition, what):
         with self.changed:
-            if not self.changed.wait_for(lambda: any(words in line for line in self.lines), timeout=60):
-                raise AssertionError(f"no '{words}' in:\n" + self.said())
+            if not self.changed.wait_for(condition, timeout=60):
+                raise AssertionError(f"no '{what}' in:\n" + self.said())
         if not self.ranks:
             self.ranks = {rank_of(child): child for helper in children_of(self.process.pid) for child in children_of(helper)}
 
@@ -159,8 +167,8 @@ class Survival(unittest.TestCase):
                                     "--checkpoint", self.path("survivors.pt"), *arguments)
                 victims = [chance.choice([1, 2, 3]), 0]  # rank 0 speaks, writes, and served the others at the start
                 chance.shuffle(victims)
-                for victim, turns in zip(victims, (range(2, 8), range(10, 16)), strict=True):
-                    training.wait_for(f"step {2 * chance.choice(turns)}/")
+                for victim, moments in zip(victims, (range(4, 16), range(20, 32)), strict=True):
+                    training.wait_for_step(chance.choice(moments))
                     time.sleep(0.2 * chance.random())
                     training.kill(victim)
                     training.wait_for(f"rank {victim} is lost: ")
