@@ -293,7 +293,7 @@ void Contestant::go_on_from(std::int64_t step) {
 }
 
 std::uint64_t Contestant::fingerprint() const {
-  constexpr std::uint64_t kPrime = 0x100000001b3;  // FNV-1a's, over words
+  constexpr std::uint64_t kPrime = 0x100000001b3;  // FNV-1a
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const at::Tensor& parameter : model_->parameters()) {
     const at::Tensor bytes = parameter.detach().cpu().contiguous().view({-1}).view(at::kByte);
