@@ -52,6 +52,7 @@ struct RunOptions {
   double timeout_s = 0;
   double grace_s = 3;
   bool tag_output = false;
+  bool keep_going = false;
   std::vector<std::string> command;
   // For the part that runs on each host of --hosts.
   int first_rank = 0;
@@ -151,6 +152,7 @@ JobOptions job_options(const RunOptions& options) {
   job.timeout_s = options.timeout_s;
   job.grace_s = options.grace_s;
   job.tag_output = options.tag_output;
+  job.keep_going = options.keep_going;
   return job;
 }
 
@@ -246,9 +248,10 @@ int run_on_hosts(const RunOptions& options) {
   std::vector<JobProcess> processes;
   int first_rank = 0;
   for (const HostEntry& host : *hosts) {
-    std::string line = fmt::format("cd {} && exec {} run --agent --first-rank {} --size {} -n {} --grace {}{} --",
-                                   quote(directory.data()), quote(own_path.data()), first_rank, size, host.ranks,
-                                   options.grace_s, options.tag_output ? " --tag-output" : "");
+    std::string line =
+        fmt::format("cd {} && exec {} run --agent --first-rank {} --size {} -n {} --grace {}{}{} --", quote(directory.data()),
+                    quote(own_path.data()), first_rank, size, host.ranks, options.grace_s,
+                    options.tag_output ? " --tag-output" : "", options.keep_going ? " --keep-going" : "");
     for (const std::string& word : options.command) line += " " + quote(word);
     JobProcess process;
     process.label = "host " + host.login;
@@ -298,6 +301,8 @@ void add_run_command(CLI::App& app, int* exit_status) {
   command->add_option("--grace", options->grace_s, "Seconds that the others may go on after a rank has failed")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
+  command->add_flag("--keep-going", options->keep_going,
+                    "Let the others run on when a rank fails: for programs that go on without it");
   command->add_flag("--tag-output", options->tag_output, "Put '[rank 3] ' in front of every line of output");
   command->add_flag("--agent", options->agent)->group("");
   command->add_option("--first-rank", options->first_rank)->group("")->check(CLI::NonNegativeNumber);

@@ -132,7 +132,7 @@ class Job {
       act_on_time();
     }
     drain();
-    return exit_;
+    return exit_ != 0 ? exit_ : failed_;
   }
 
  private:
@@ -283,7 +283,11 @@ class Job {
         say(fmt::format("{}: '{}' ended with status 255: cannot reach it, or a rank there exited with 255", process.label,
                         process.command[0]));
       }
-      end_job(exit_status(status));
+      if (!options_.keep_going) {
+        end_job(exit_status(status));
+      } else if (failed_ == 0) {
+        failed_ = exit_status(status);
+      }
     }
   }
 
@@ -303,6 +307,7 @@ class Job {
   std::vector<Stream> streams_;
   int signals_ = -1;
   int exit_ = 0;
+  int failed_ = 0;             // status of the first process that failed, with keep_going
   bool stopped_ = false;       // by a signal
   bool input_closed_ = false;  // with ends_with_input
   std::optional<Clock::time_point> deadline_;

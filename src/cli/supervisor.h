@@ -24,6 +24,7 @@ struct JobOptions {
   double timeout_s = 0;  ///< end everything after so long; 0 = never
   double grace_s = 3;    ///< after a failure or signal the others may end by themselves for so long, then SIGTERM, then SIGKILL
   bool tag_output = false;       ///< put "[label] " in front of every line
+  bool keep_going = false;       ///< a process that fails is no reason to end the others
   bool ends_with_input = false;  ///< end everything when standard input is closed
 };
 

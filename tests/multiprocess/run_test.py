@@ -92,6 +92,15 @@ class Local(unittest.TestCase):
         done = run("-n", "2", "--grace", "30", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 0.3; echo finished")
         self.assertEqual((done.returncode, done.stdout), (3, "finished\n"))
 
+    def test_others_run_on_where_asked(self):
+        done = run("-n", "3", "--keep-going", "--grace", "0", "--", "sh", "-c",
+                   "test $SHOAL_RANK = 1 && exit 3; test $SHOAL_RANK = 2 && sleep 0.1 && kill -KILL $$; sleep 0.4; echo finished")
+        self.assertEqual((done.returncode, done.stdout), (3, "finished\n"))
+        self.assertIn("rank 1 exited with status 3; still running: 2", done.stderr)
+        self.assertIn("rank 2 was killed by SIGKILL; still running: 1", done.stderr)
+        done = run("-n", "2", "--keep-going", "--timeout", "0.4", "--", "sh", "-c", "test $SHOAL_RANK = 1 && exit 3; sleep 1000")
+        self.assertEqual(done.returncode, 124)  # other reasons to end the job hold
+
     def test_timeout_names_who_still_runs(self):
         done = run("-n", "3", "--timeout", "0.4", "--", "sh", "-c", "test $SHOAL_RANK = 1 || sleep 1000")
         self.assertEqual(done.returncode, 124)
@@ -181,6 +190,12 @@ class Hosts(Local):
         done = self.on("a:2,b:1", "--grace", "0.1", "--", "sh", "-c", "test $SHOAL_RANK = 2 && exit 9; trap '' TERM; sleep 1000; sleep 1000")
         self.assertEqual(done.returncode, 9)
         self.assertEqual(done.stderr, "shoal run: rank 2 exited with status 9\n")
+
+    def test_others_run_on_where_asked(self):
+        done = self.on("a:2,b:1", "--keep-going", "--grace", "0", "--", "sh", "-c",
+                       "test $SHOAL_RANK = 0 && exit 3; test $SHOAL_RANK = 2 && exit 4; sleep 0.5; echo finished")
+        self.assertIn(done.returncode, (3, 4))
+        self.assertEqual(done.stdout, "finished\n")
 
     def test_a_host_that_cannot_be_reached_is_named(self):
         done = self.on("a,gone", "--grace", "0.1", "--", "sleep", "1000")

@@ -1,18 +1,23 @@
-// Parts of the trainer: clock of communication, report, progress, schedules, optimizers.
+// Parts of the trainer: clock of communication, report, progress, schedules, optimizers, what is left when ranks are lost.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "torch_plugin/train/adadelta.h"
 #include "torch_plugin/train/comm_clock.h"
+#include "torch_plugin/train/course.h"
 #include "torch_plugin/train/optimizers.h"
 #include "torch_plugin/train/progress.h"
 #include "torch_plugin/train/report.h"
 #include "torch_plugin/train/schedule.h"
+#include "torch_plugin/train/survival.h"
 
 namespace shoal::train {
 namespace {
@@ -175,6 +180,111 @@ TEST(Adadelta, IsZeilersAlgorithm) {
       EXPECT_NEAR(parameter[i].item<double>(), x[i], 1e-12) << "step " << step;
     }
   }
+}
+
+TEST(Course, IsThatOfTheEpochsWhileNobodyIsLost) {
+  Course course(103, 4, 3, 2);  // 35 images a rank
+  EXPECT_EQ(course.pass_end(), 9);
+  EXPECT_EQ(course.end(), 18);
+  EXPECT_EQ(course.epoch_steps(), 9);
+  EXPECT_EQ(course.rest(2, 1, 7).size(), 35U - 8U);
+  course.next_pass();
+  EXPECT_EQ(course.pass(), 1);
+  EXPECT_EQ(course.pass_end(), 18);
+  EXPECT_EQ(course.end(), 18);
+  for (const std::int64_t step : {9, 13, 17}) EXPECT_EQ(course.scheduled(step), step);
+  EXPECT_FALSE(course.has_lost_ranks());
+  Course resumed(103, 4, 3, 2);
+  resumed.go_to(13);
+  EXPECT_EQ(resumed.pass(), 1);
+  EXPECT_EQ(resumed.rest(13, 2, 7), course.rest(13, 2, 7));
+}
+
+// Whoever is lost when, every image of the epoch is seen by the others if no lost rank has had it.
+TEST(Course, SurvivorsSeeWhatNobodyHasSeen) {
+  constexpr std::size_t kImages = 96;
+  for (const int loss_at : {0, 1, 5, 8}) {
+    Course course(kImages, 3, 4, 2);
+    std::vector<int> seen(kImages, 0);
+    const auto see = [&](int ranks, std::int64_t from, std::int64_t to) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<std::size_t> rest = course.rest(from, rank, 5);
+        const auto until = std::min(rest.size(), static_cast<std::size_t>(3 * (to - from)));
+        for (std::size_t i = 0; i < until; ++i) ++seen[rest[i]];
+      }
+    };
+    see(4, 0, loss_at);
+    course.go_on_with(2, loss_at);
+    EXPECT_TRUE(course.has_lost_ranks());
+    EXPECT_EQ(course.pass_end(), loss_at + 2 * (8 - loss_at));
+    EXPECT_EQ(course.end(), course.pass_end() + 16);
+    see(2, loss_at, course.pass_end());
+    EXPECT_EQ(seen, std::vector<int>(kImages, 1)) << "lost at " << loss_at;
+    EXPECT_EQ(course.scheduled(course.pass_end()), 8);
+    Course resumed(kImages, 3, 2, 2);
+    resumed.go_to(course.pass_end(), course.numbers());
+    EXPECT_EQ(resumed.pass(), 1);
+    EXPECT_EQ(resumed.pass_end(), course.pass_end() + 16);
+    EXPECT_EQ(resumed.scheduled(resumed.pass_end()), 16);
+  }
+}
+
+TEST(Undo, OneStepOfEachParameterCanBeTakenBack) {
+  for (const char* kind : {"sgd", "adadelta", "adam"}) {
+    SCOPED_TRACE(kind);
+    TrainOptions options;
+    options.optimizer = kind;
+    options.on_failure = "shrink";
+    ::torch::manual_seed(1);
+    ::torch::nn::Linear layer(3, 2);
+    Optimizers optimizers;
+    const auto weight = optimizers.maker(options)({layer->weight});
+    const auto bias = optimizers.maker(options)({layer->bias});
+    const auto step = [](const at::Tensor& parameter, ::torch::optim::Optimizer& optimizer, double gradient) {
+      at::Tensor(parameter).mutable_grad() = at::full_like(parameter, gradient);
+      optimizer.step();
+    };
+    const auto all = [&] {
+      Tensors state = optimizers.state(*layer);
+      for (const auto& named : layer->named_parameters()) state[named.key()] = named.value().detach().clone();
+      return state;
+    };
+    const auto expect_equal = [](const Tensors& one, const Tensors& other) {
+      ASSERT_EQ(one.size(), other.size());
+      for (const auto& [name, tensor] : one) EXPECT_TRUE(tensor.equal(other.at(name))) << name;
+    };
+    for (int made = 0; made < 3; ++made) {
+      const Tensors before = all();
+      EXPECT_EQ(optimizers.complete_steps(), made);
+      step(layer->weight, *weight, 1 + made);
+      EXPECT_EQ(optimizers.complete_steps(), made) << "the bias has not been updated";
+      EXPECT_FALSE(before.at("weight").equal(layer->weight));
+      optimizers.go_back_to(made);
+      expect_equal(all(), before);
+      step(layer->weight, *weight, 1 + made);
+      step(layer->bias, *bias, 1 + made);
+      EXPECT_EQ(optimizers.complete_steps(), made + 1);
+      const Tensors after = all();
+      optimizers.go_back_to(made + 1);  // nothing to do
+      expect_equal(all(), after);
+      optimizers.go_back_to(made);
+      expect_equal(all(), before);
+      EXPECT_THROW(optimizers.go_back_to(made - 1), c10::Error);
+      step(layer->weight, *weight, 1 + made);
+      step(layer->bias, *bias, 1 + made);
+      expect_equal(all(), after);
+    }
+    optimizers.restore(*layer, optimizers.state(*layer));
+    EXPECT_EQ(optimizers.complete_steps(), 0);
+    EXPECT_THROW(optimizers.go_back_to(-1), c10::Error);
+  }
+}
+
+TEST(Loss, IsToldInOneLine) {
+  EXPECT_EQ(describe(Loss{.ranks = {2}, .step = 37, .left = 3, .seconds = 0.84}),
+            "rank 2 is lost: 3 ranks go on from step 37 after 0.8 s");
+  EXPECT_EQ(describe(Loss{.ranks = {0, 3}, .step = 5, .left = 1, .seconds = 2}),
+            "ranks 0, 3 are lost: 1 rank goes on from step 5 after 2.0 s");
 }
 
 TEST(Optimizers, GoOnFromWhatTheyRemember) {

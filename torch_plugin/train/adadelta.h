@@ -27,7 +27,7 @@ struct AdadeltaState : ::torch::optim::OptimizerCloneableParamState<AdadeltaStat
 /// With g the gradient: E[g2] = rho E[g2] + (1 - rho) g2; d = g sqrt(E[d2] + eps) / sqrt(E[g2] + eps);
 /// E[d2] = rho E[d2] + (1 - rho) d2; parameter -= lr d. As torch.optim.Adadelta in Python, operation by operation.
 /// Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012, algorithm 1; the learning rate is PyTorch's addition.
-class Adadelta final : public ::torch::optim::Optimizer {
+class Adadelta : public ::torch::optim::Optimizer {
  public:
   Adadelta(std::vector<at::Tensor> parameters, const AdadeltaOptions& options)
       : Optimizer(std::move(parameters), std::make_unique<AdadeltaOptions>(options)) {}

@@ -27,6 +27,7 @@ class TimedBackend final : public c10d::Backend {
     return timed(CommClock::Kind::blocking, inputs, [&] { return inner_->allgather(outputs, inputs, options); });
   }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override { return inner_->barrier(options); }
+  void abort() override { inner_->abort(); }
 
  private:
   template <typename Start>

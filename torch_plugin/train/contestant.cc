@@ -53,31 +53,34 @@ Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const Conte
                                                      const models::ModelInfo& model, const data::Dataset& images,
                                                      const TrainOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant(job, wanted, images, options));
-  const bool defers = wanted.overlap == "next_forward";
-  Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job, wanted.backend, wanted.name(), made->clock_);
-  if (!group.ok()) return group.status();
   ::torch::manual_seed(options.seed);
   made->model_ = model.make(images.channels, images.classes);  // the same start on every device
   made->model_->to(made->device_);
-  made->parallel_ = std::make_unique<ddp::DataParallel>(
-      *made->model_, std::move(group).value(),
-      ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
-                               .make_optimizer = made->optimizers_.maker(options),
-                               .update_slices = true,
-                               .bucket_mib = options.bucket_mib,
-                               .first_bucket_mib = options.first_bucket_mib});
+  if (const Status status = made->make_parallel(); !status.ok()) return status;
   return made;
 }
 
-void Contestant::begin_epoch(std::uint64_t pass, std::int64_t done_steps) {
-  std::vector<std::size_t> order = data::distributed_order(images_.size(), job_.rank(), job_.size(), true, options_.seed, pass);
-  const auto seen = static_cast<std::size_t>(done_steps * options_.accumulate * options_.batch);
-  order.erase(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(std::min(seen, order.size())));
-  loader_ = std::make_unique<data::Loader>(images_, data::LoaderOptions{.order = std::move(order),
+Status Contestant::make_parallel() {
+  const bool defers = wanted_.overlap == "next_forward";
+  Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job_, wanted_.backend, wanted_.name(), clock_);
+  if (!group.ok()) return group.status();
+  group_ = std::move(group).value();
+  parallel_ = std::make_unique<ddp::DataParallel>(
+      *model_, group_,
+      ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
+                               .make_optimizer = optimizers_.maker(options_),
+                               .update_slices = true,
+                               .bucket_mib = options_.bucket_mib,
+                               .first_bucket_mib = options_.first_bucket_mib});
+  return {};
+}
+
+void Contestant::begin_epoch(const Course& course) {
+  loader_ = std::make_unique<data::Loader>(images_, data::LoaderOptions{.order = course.rest(step_, job_.rank(), options_.seed),
                                                                         .batch = static_cast<std::size_t>(options_.batch),
                                                                         .augment = options_.augment,
                                                                         .seed = options_.seed,
-                                                                        .epoch = pass});
+                                                                        .epoch = static_cast<std::uint64_t>(course.pass())});
   batches_left_ = loader_->batches();
 }
 
@@ -92,6 +95,7 @@ void Contestant::learn(data::Batch batch, double learning_rate, double weight) {
   const auto [pixels, labels] = to_tensors(std::move(batch), images_, device_);
   now("wait");
   parallel_->before_forward();
+  if (options_.survives()) keep_buffers();
   now("forward");
   at::Tensor loss = ::torch::cross_entropy_loss(scores(pixels), labels);
   if (weight != 1) loss = loss * weight;
@@ -185,6 +189,10 @@ Result<double> Contestant::accuracy(const data::Dataset& test) {
 
 Tensors Contestant::state() {
   parallel_->synchronize();
+  return copies();
+}
+
+Tensors Contestant::copies() {
   Tensors all;
   for (const auto& named : model_->named_parameters()) all["parameter/" + named.key()] = named.value().detach().clone();
   for (const auto& named : model_->named_buffers()) all["buffer/" + named.key()] = named.value().detach().clone();
@@ -219,6 +227,79 @@ void Contestant::restore(const Tensors& state) {
     remembered[at->first.substr(prefix.size())] = at->second;
   optimizers_.restore(*model_, remembered);
   step_ = get("step", at::scalar_tensor(0)).item<std::int64_t>();
+  first_step_ = step_;
+  buffers_ = {};
+}
+
+/// Before each forward; of a step that makes several the first counts.
+void Contestant::keep_buffers() {
+  if (buffers_[0].step == step_) return;
+  std::swap(buffers_[0], buffers_[1]);
+  Buffers& kept = buffers_[0];
+  kept.step = step_;
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> now = model_->buffers();
+  if (kept.values.empty()) {
+    for (const at::Tensor& buffer : now) kept.values.push_back(at::empty_like(buffer));
+  }
+  for (std::size_t i = 0; i < now.size(); ++i) kept.values[i].copy_(now[i]);
+}
+
+/// Where no forward has begun since that step was made, they are what they were.
+void Contestant::bring_back_buffers(std::int64_t step) {
+  const auto kept = std::ranges::find(buffers_, step, &Buffers::step);
+  if (kept == buffers_.end()) return;
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> now = model_->buffers();
+  for (std::size_t i = 0; i < now.size(); ++i) now[i].copy_(kept->values[i]);
+}
+
+std::int64_t Contestant::complete_step() const {
+  if (to_go_on_.has_value()) return to_go_on_->at("step").item<std::int64_t>();
+  return first_step_ + optimizers_.complete_steps();
+}
+
+void Contestant::give_up() {
+  if (group_) group_->abort();
+}
+
+void Contestant::go_on_from(std::int64_t step) {
+  if (!to_go_on_.has_value()) {
+    optimizers_.go_back_to(step - first_step_);
+    bring_back_buffers(step);
+    step_ = step;
+    to_go_on_ = copies();
+  }
+  const at::NoGradGuard no_grad;
+  loader_.reset();
+  if (trace_) (void)trace_end();
+  clock_->observe({});  // which would tell the trace
+  trace_.reset();
+  parallel_.reset();
+  group_.reset();
+  optimizers_ = {};
+  clock_ = std::make_shared<CommClock>();  // operations that fail late tell the old one
+  for (const at::Tensor& parameter : model_->parameters()) at::Tensor(parameter).mutable_grad().reset();
+  model_->train();
+  // Buffers that a lost rank 0 had not sent any more are each rank's own: all go on with those of the new rank 0.
+  for (const auto& named : model_->named_buffers()) named.value().copy_(to_go_on_->at("buffer/" + named.key()));
+  if (const Status made = make_parallel(); !made.ok()) torch::throw_status("go on", made);
+  for (const auto& named : model_->named_buffers()) to_go_on_->at("buffer/" + named.key()).copy_(named.value());
+  {
+    const at::AutoGradMode with_gradients(true);
+    restore(*to_go_on_);
+  }
+  to_go_on_.reset();
+}
+
+std::uint64_t Contestant::fingerprint() const {
+  constexpr std::uint64_t kPrime = 0x100000001b3;  // FNV-1a
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const at::Tensor& parameter : model_->parameters()) {
+    const at::Tensor bytes = parameter.detach().cpu().contiguous().view({-1}).view(at::kByte);
+    for (std::int64_t at = 0; at < bytes.numel(); ++at) hash = (hash ^ bytes.const_data_ptr<std::uint8_t>()[at]) * kPrime;
+  }
+  return hash;
 }
 
 }  // namespace shoal::train

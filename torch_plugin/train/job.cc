@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "torch_plugin/process_group/conversions.h"
@@ -16,16 +19,56 @@
 #include "torch_plugin/train/nccl.h"
 
 namespace shoal::train {
+namespace {
+
+std::vector<int> all_ranks(const Job& job) {
+  std::vector<int> ranks(static_cast<std::size_t>(job.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+/// One that reaches the ranks at c10d's store; of those that are left after a loss, on links that exist.
+Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const c10::intrusive_ptr<c10d::Store>& store) {
+  auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout);
+  if (!job.has_lost_ranks)
+    return {c10::make_intrusive<torch::ProcessGroupShoal>(store, job.rank(), job.size(), std::move(options))};
+  Result<std::unique_ptr<Communicator>> group = job.control->group(all_ranks(job));
+  if (!group.ok()) return group.status();
+  return {c10::make_intrusive<torch::ProcessGroupShoal>(std::move(group).value(), store, std::move(options))};
+}
+
+}  // namespace
+
 Result<Job> join_job(std::chrono::milliseconds timeout) {
   CommunicatorOptions options = Communicator::options_from_environment();
   options.timeout = timeout;
   Result<std::unique_ptr<Communicator>> control = Communicator::create(options);
   if (!control.ok()) return control.status();
-  Job job{.control = std::move(control).value(), .store = nullptr, .timeout = timeout};
+  Job job;
+  job.control = std::move(control).value();
+  job.timeout = timeout;
+  job.place = job.rank();
+  job.places = all_ranks(job);
   Result<c10::intrusive_ptr<c10d::Store>> store = torch::open_store(*job.control, timeout);
   if (!store.ok()) return store.status();
   job.store = std::move(store).value();
   return job;
+}
+
+Result<std::vector<int>> shrink(Job& job) {
+  Result<std::unique_ptr<Communicator>> left = job.control->shrink();
+  if (!left.ok()) return left.status();
+  job.control = std::move(left).value();
+  std::vector<int> places(static_cast<std::size_t>(job.size()));
+  std::vector<int> lost;
+  if (const Status gathered = job.control->all_gather(&job.place, places.data(), 1, DataType::int32); !gathered.ok())
+    return gathered;
+  std::ranges::set_difference(job.places, places, std::back_inserter(lost));
+  job.places = std::move(places);
+  job.has_lost_ranks = job.has_lost_ranks || !lost.empty();
+  // The old one may have been served by a lost rank. Groups that are made of a communicator do not need it.
+  job.store = c10::make_intrusive<c10d::HashStore>();
+  return lost;
 }
 
 Result<int> ranks_on_these_cores(const Job& job) {
@@ -50,8 +93,9 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
   try {
     c10::intrusive_ptr<c10d::Backend> inner;
     if (backend == torch::kBackendName) {
-      inner = c10::make_intrusive<torch::ProcessGroupShoal>(
-          store, job.rank(), job.size(), c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout));
+      Result<c10::intrusive_ptr<c10d::Backend>> shoal = make_shoal(job, store);
+      if (!shoal.ok()) return shoal.status();
+      inner = std::move(shoal).value();
     } else if (backend == "gloo") {
       Result<c10::intrusive_ptr<c10d::Backend>> gloo =
           make_gloo(store, job.rank(), job.size(), torch::own_address(*job.control), job.timeout);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,6 +20,9 @@ struct Job {
   std::unique_ptr<Communicator> control;
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout{};
+  int place = 0;            ///< this rank's number when the job began
+  std::vector<int> places;  ///< of all that are left
+  bool has_lost_ranks = false;
 
   [[nodiscard]] int rank() const { return control->rank(); }
   [[nodiscard]] int size() const { return control->size(); }
@@ -28,6 +32,11 @@ struct Job {
 /// c10d's store is served by rank 0 on a port that the system picks; `control` tells the others where. torchrun's own store is
 /// not used.
 Result<Job> join_job(std::chrono::milliseconds timeout);
+
+/// After a failure: the job is those who are left, and the groups of before are of no use. Returns the places of the lost;
+/// nobody where all ranks are alive. Collective over those who are left. Errors: Communicator::shrink's, and those of a rank
+/// that is lost meanwhile, after which it can be called again.
+Result<std::vector<int>> shrink(Job& job);
 
 /// Ranks that share this rank's cores, itself included. Emulated hosts of one machine may have cores of their own, or have them
 /// together. Collective.

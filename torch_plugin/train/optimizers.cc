@@ -11,7 +11,11 @@
 namespace shoal::train {
 namespace {
 
-using ::torch::optim::OptimizerParamState;
+template <typename Optimizer, typename Options>
+std::unique_ptr<::torch::optim::Optimizer> make(std::vector<at::Tensor> parameters, const Options& options, bool with_undo) {
+  if (with_undo) return std::make_unique<WithUndo<Optimizer>>(std::move(parameters), options);
+  return std::make_unique<Optimizer>(std::move(parameters), options);
+}
 
 std::unique_ptr<::torch::optim::Optimizer> make(const TrainOptions& options, std::vector<at::Tensor> parameters) {
   const double rate = options.start_learning_rate();
@@ -20,49 +24,15 @@ std::unique_ptr<::torch::optim::Optimizer> make(const TrainOptions& options, std
     AdadeltaOptions adadelta;
     adadelta.lr = rate;
     adadelta.weight_decay = decay;
-    return std::make_unique<Adadelta>(std::move(parameters), adadelta);
+    return make<Adadelta>(std::move(parameters), adadelta, options.survives());
   }
   if (options.optimizer == "adam") {
-    return std::make_unique<::torch::optim::Adam>(std::move(parameters), ::torch::optim::AdamOptions(rate).weight_decay(decay));
+    return make<::torch::optim::Adam>(std::move(parameters), ::torch::optim::AdamOptions(rate).weight_decay(decay),
+                                      options.survives());
   }
-  return std::make_unique<::torch::optim::SGD>(std::move(parameters),
-                                               ::torch::optim::SGDOptions(rate).momentum(options.momentum).weight_decay(decay));
-}
-
-Tensors to_tensors(const OptimizerParamState& state) {
-  if (const auto* sgd = dynamic_cast<const ::torch::optim::SGDParamState*>(&state)) {
-    return sgd->momentum_buffer().defined() ? Tensors{{"momentum_buffer", sgd->momentum_buffer()}} : Tensors{};
-  }
-  if (const auto* adam = dynamic_cast<const ::torch::optim::AdamParamState*>(&state)) {
-    return {
-        {"step", at::scalar_tensor(adam->step(), at::kLong)}, {"exp_avg", adam->exp_avg()}, {"exp_avg_sq", adam->exp_avg_sq()}};
-  }
-  const auto& adadelta = dynamic_cast<const AdadeltaState&>(state);
-  return {{"square_avg", adadelta.square_avg}, {"acc_delta", adadelta.acc_delta}};
-}
-
-std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& optimizer, const Tensors& tensors) {
-  const auto get = [&tensors](const char* name) {
-    const auto found = tensors.find(name);
-    TORCH_CHECK(found != tensors.end(), "the optimizer's state has no ", name, ": it is another optimizer's");
-    return found->second.clone();
-  };
-  if (dynamic_cast<const ::torch::optim::SGD*>(&optimizer) != nullptr) {
-    auto state = std::make_unique<::torch::optim::SGDParamState>();
-    state->momentum_buffer(get("momentum_buffer"));
-    return state;
-  }
-  if (dynamic_cast<const ::torch::optim::Adam*>(&optimizer) != nullptr) {
-    auto state = std::make_unique<::torch::optim::AdamParamState>();
-    state->step(get("step").item<std::int64_t>());
-    state->exp_avg(get("exp_avg"));
-    state->exp_avg_sq(get("exp_avg_sq"));
-    return state;
-  }
-  auto state = std::make_unique<AdadeltaState>();
-  state->square_avg = get("square_avg");
-  state->acc_delta = get("acc_delta");
-  return state;
+  return make<::torch::optim::SGD>(std::move(parameters),
+                                   ::torch::optim::SGDOptions(rate).momentum(options.momentum).weight_decay(decay),
+                                   options.survives());
 }
 
 /// Elements of a parameter that lie one after the other in memory, with what an optimizer remembers of them.
@@ -109,6 +79,13 @@ Tensors slice_of(const Tensors& state, const at::Tensor& parameter, const at::Te
   return own;
 }
 
+/// Nobody updates what has none.
+bool has_elements(const ::torch::optim::Optimizer& optimizer) {
+  return std::ranges::any_of(optimizer.param_groups(), [](const auto& group) {
+    return std::ranges::any_of(group.params(), [](const at::Tensor& parameter) { return parameter.numel() > 0; });
+  });
+}
+
 /// Every parameter has a storage of its own, which its slices share.
 const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
@@ -118,8 +95,22 @@ ddp::MakeOptimizer Optimizers::maker(const TrainOptions& options) {
   return [this, options](std::vector<at::Tensor> parameters) {
     auto made = make(options, std::move(parameters));
     made_.push_back(made.get());
+    if (auto* undoable = dynamic_cast<Undoable*>(made.get()); undoable != nullptr && has_elements(*made))
+      undoable_.push_back(undoable);
     return made;
   };
+}
+
+std::int64_t Optimizers::complete_steps() const {
+  return undoable_.empty() ? 0 : std::ranges::min(undoable_, {}, &Undoable::steps)->steps();
+}
+
+void Optimizers::go_back_to(std::int64_t steps) {
+  for (Undoable* undoable : undoable_) {
+    if (undoable->steps() > steps) undoable->undo();
+    TORCH_CHECK(undoable->steps() == steps, "a parameter has had ", undoable->steps(), " updates and cannot go back to ",
+                steps);
+  }
 }
 
 void Optimizers::set_learning_rate(double rate) {
@@ -169,6 +160,7 @@ void Optimizers::restore(const ::torch::nn::Module& model, const Tensors& state)
       }
     }
   }
+  for (Undoable* undoable : undoable_) undoable->restart();
 }
 
 }  // namespace shoal::train

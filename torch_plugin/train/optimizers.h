@@ -1,26 +1,30 @@
 // The optimizers of the trainer, and what they remember.
 #pragma once
 
-#include <map>
-#include <string>
+#include <cstdint>
+#include <vector>
 
 #include <torch/torch.h>
 
 #include "torch_plugin/ddp/make_optimizer.h"
+#include "torch_plugin/train/optimizer_state.h"
 #include "torch_plugin/train/options.h"
+#include "torch_plugin/train/undo.h"
 
 namespace shoal::train {
-
-/// Tensors by name.
-using Tensors = std::map<std::string, at::Tensor>;
 
 /// All optimizers that one replica uses: one, or one a parameter or slice of one (see ddp::MakeOptimizer). Holds no optimizer
 /// itself. Thread rule: one thread.
 class Optimizers {
  public:
-  /// For options.optimizer "sgd", "adadelta" or "adam". Notes every optimizer that it makes; this object must outlive it, and
-  /// they must live as long as the other functions are called.
+  /// For options.optimizer "sgd", "adadelta" or "adam"; with options.survives() they can undo a step. Notes every optimizer
+  /// that it makes; this object must outlive it, and they must live as long as the other functions are called.
   ddp::MakeOptimizer maker(const TrainOptions& options);
+
+  /// Updates that every parameter has had since restore() or the beginning. Only with options.survives().
+  [[nodiscard]] std::int64_t complete_steps() const;
+  /// Takes back what goes beyond `steps`. Throws c10::Error where that is more than one step of a parameter.
+  void go_back_to(std::int64_t steps);
 
   /// For all updates from now on.
   void set_learning_rate(double rate);
@@ -32,6 +36,7 @@ class Optimizers {
 
  private:
   std::vector<::torch::optim::Optimizer*> made_;
+  std::vector<Undoable*> undoable_;
 };
 
 }  // namespace shoal::train

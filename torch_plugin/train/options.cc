@@ -88,6 +88,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--first-bucket-mb", options.first_bucket_mib, "the first bucket's MiB")->check(CLI::Range(0.001, 4096.0));
   app.add_option("--block", options.block, "steps in a turn")->check(CLI::Range(1, 1'000'000));
   app.add_option("--timeout", options.timeout_s, "seconds until a missing rank is an error")->check(CLI::Range(1.0, 86400.0));
+  app.add_option(
+         "--on-failure", options.on_failure,
+         "when a rank is lost: stop, or shrink: the others go on from the last step that was complete; with shoal alone, and a "
+         "launcher that lets them (shoal run --keep-going). Keeps a second copy of parameters and the optimizer's state")
+      ->check(CLI::IsMember({"stop", "shrink"}));
   app.add_flag("!--no-augment", options.augment, "train on the images as they are");
   app.add_flag("--evaluate", options.evaluate, "measure the accuracy on the test images after every epoch");
   app.add_option("--json", options.json, "write the results to this file");
@@ -121,6 +126,14 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   if (on_gpu != 0 && on_gpu != static_cast<std::ptrdiff_t>(options.contestants.size())) {
     std::fputs(
         "shoal_train: --backend: nccl trains on GPUs and the others on the processor, which compares nothing: run it alone\n",
+        stderr);
+    parsed.exit_code = 1;
+  }
+  if (options.survives() && (options.contestants.size() > 1 || options.contestants.front().backend != "shoal")) {
+    std::fputs(
+        "shoal_train: --on-failure shrink: only shoal can go on without a lost rank, and there is nothing to compare after "
+        "that: "
+        "train with --backend shoal alone\n",
         stderr);
     parsed.exit_code = 1;
   }

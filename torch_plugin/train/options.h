@@ -42,6 +42,7 @@ struct TrainOptions {
   double first_bucket_mib = 1;
   int block = 10;  ///< steps that a backend makes before the next one has its turn
   double timeout_s = 120;
+  std::string on_failure = "stop";  ///< when a rank is lost: "stop" or "shrink"
   bool augment = true;
   bool evaluate = false;
   std::string json;        ///< file for the results; empty: none
@@ -51,6 +52,8 @@ struct TrainOptions {
   std::string trace;       ///< file for a trace of one step; empty: none
   std::string command;     ///< the command line, for the results
 
+  /// Training goes on without lost ranks.
+  [[nodiscard]] bool survives() const { return on_failure == "shrink"; }
   [[nodiscard]] double start_learning_rate() const {
     return learning_rate.value_or(optimizer == "sgd" ? 0.01 : optimizer == "adam" ? 0.001 : 0.1);
   }

@@ -1,6 +1,7 @@
 #include "torch_plugin/train/run.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <iomanip>
 #include <sstream>
@@ -28,6 +29,18 @@ std::string grouped(std::int64_t number) {
   return grouped(number / 1000) + "," + last.substr(1);
 }
 
+/// Who was lost, and that those who are left have the same network.
+void add_survival(nlohmann::json& object, const Job& job, const TrainOutcome& outcome) {
+  object["losses"] = nlohmann::json::array();
+  for (const Loss& loss : outcome.losses) object["losses"].push_back(to_json(loss));
+  object["replicas"] = nlohmann::json::array();
+  for (std::size_t i = 0; i < outcome.fingerprints.size() && i < job.places.size(); ++i) {
+    std::array<char, 17> hex{};
+    (void)std::snprintf(hex.data(), hex.size(), "%016llx", static_cast<unsigned long long>(outcome.fingerprints[i]));
+    object["replicas"].push_back({{"rank", job.places[i]}, {"parameters", hex.data()}});
+  }
+}
+
 std::string model_line(const std::string& name, const std::string& parameters, const std::string& tensors,
                        const std::string& bytes, const std::string& description) {
   std::ostringstream line;
@@ -53,15 +66,15 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   if (!model.ok()) return fail(model.status());
   const Result<data::Located> images = data::locate(options.dataset, options.data_folder);
   if (!images.ok()) return fail(images.status());
-  const Result<Job> job = join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)));
+  Result<Job> job = join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)));
   if (!job.ok()) return fail(job.status());
 
-  const bool speaks = job->rank() == 0;
+  const auto speaks = [&job] { return job->rank() == 0; };  // another one when rank 0 was lost
   const Result<int> neighbours = ranks_on_these_cores(*job);
   if (!neighbours.ok()) return fail(neighbours.status());
   const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / neighbours.value());
   at::set_num_threads(threads);
-  if (speaks) {
+  if (speaks()) {
     const models::ModelSize size = models::measure(*model->make(images->train.channels, images->train.classes));
     std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
                 static_cast<long long>(size.parameters), images->train.name.c_str(), images->train.size(), images->test.size(),
@@ -72,12 +85,13 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   }
 
   const TrainOutcome outcome = train(*job, *model, *images, options, stop);
-  if (speaks && !outcome.results.empty()) {
+  if (speaks() && !outcome.results.empty()) {
     std::fputs(to_table(outcome.results).c_str(), stdout);
     std::fflush(stdout);
     if (!options.json.empty()) {
       nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
       object["turns"] = outcome.turns;
+      if (options.survives()) add_survival(object, *job, outcome);
       if (!outcome.gpu_why_not.empty()) object["machine"]["gpu_utilisation"] = "not measured: " + outcome.gpu_why_not;
       const Status written = write_json(object, options.json);
       if (!written.ok()) return fail(written);
@@ -85,7 +99,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   }
   if (!outcome.status.ok()) return fail(outcome.status);
   if (outcome.interrupted) {
-    if (speaks) std::fprintf(stderr, "shoal_train: interrupted\n");
+    if (speaks()) std::fprintf(stderr, "shoal_train: interrupted\n");
     return kInterrupted;
   }
   return 0;

@@ -10,6 +10,7 @@
 #include "torch_plugin/train/job.h"
 #include "torch_plugin/train/options.h"
 #include "torch_plugin/train/report.h"
+#include "torch_plugin/train/survival.h"
 
 namespace shoal::train {
 
@@ -17,6 +18,8 @@ namespace shoal::train {
 struct TrainOutcome {
   std::vector<EpochResult> results;                ///< what is known, also where the run ended early
   nlohmann::json turns = nlohmann::json::array();  ///< an object for each turn, as in the log
+  std::vector<Loss> losses;                        ///< ranks that were lost while the others went on
+  std::vector<std::uint64_t> fingerprints;         ///< of the ranks' parameters at the end, where options.survives()
   std::string gpu_why_not;                         ///< why the use of GPUs is not measured; empty where it is
   bool interrupted = false;
   Status status;
@@ -26,7 +29,10 @@ struct TrainOutcome {
 /// the same images in the same order. The first two steps of each backend are not measured: they make connections and sort
 /// gradients into buckets. Between turns the ranks wait for each other, so that no backend pays for another's delay.
 /// Collective. Ends early, with what there is, when `stop` becomes true.
-TrainOutcome train(const Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
+///
+/// Where options.survives() and ranks are lost after the first turn has begun, the others shrink `job` and go on from the last
+/// step that all of them have complete; what was measured since their last turn began is forgotten.
+TrainOutcome train(Job& job, const models::ModelInfo& model, const data::Located& images, const TrainOptions& options,
                    const std::atomic<bool>& stop);
 
 }  // namespace shoal::train

@@ -1,0 +1,58 @@
+// Where in the images a training is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shoal::train {
+
+/// How the steps of a training lie in its epochs, also where the number of ranks goes down on the way. Steps and passes over
+/// the images count from 0.
+class Course {
+ public:
+  /// Of `images` in an epoch a rank sees `step_images` in a step.
+  Course(std::size_t images, std::size_t step_images, int ranks, int epochs);
+
+  /// The pass that is going on or comes next.
+  [[nodiscard]] std::int64_t pass() const { return pass_; }
+  /// The steps that will have been made when this pass ends, and when all do.
+  [[nodiscard]] std::int64_t pass_end() const;
+  [[nodiscard]] std::int64_t end() const;
+  /// Goes on to the next pass when this one has ended.
+  void next_pass();
+
+  /// `step` steps have been made, the last of them in this pass, and `ranks` are left: they see what of this pass nobody has
+  /// seen yet.
+  void go_on_with(int ranks, std::int64_t step);
+  /// `step` steps have been made, by a training of which a checkpoint knows these numbers(); none: by as many ranks as now.
+  void go_to(std::int64_t step, const std::vector<std::int64_t>& known = {});
+  /// Whether ranks have been lost, so that the number of steps alone does not tell where the training is.
+  [[nodiscard]] bool has_lost_ranks() const { return ranks_ != first_ranks_; }
+  [[nodiscard]] std::vector<std::int64_t> numbers() const;
+
+  /// The images that this rank sees in this pass when `step` steps have been made, in the order of data::distributed_order.
+  [[nodiscard]] std::vector<std::size_t> rest(std::int64_t step, int rank, std::uint64_t seed) const;
+
+  /// Steps of an epoch with the ranks of the beginning, and how many of those it would have taken to be where `step` steps have
+  /// led: the learning rate goes by them, so that it ends with the last epoch.
+  [[nodiscard]] std::int64_t epoch_steps() const { return steps_for(images_, first_ranks_); }
+  [[nodiscard]] std::int64_t scheduled(std::int64_t step) const;
+
+ private:
+  static constexpr std::size_t kNumbers = 4;
+
+  [[nodiscard]] std::int64_t steps_for(std::size_t images, int ranks) const;
+  [[nodiscard]] std::size_t seen_until(std::int64_t step) const;
+
+  std::size_t images_;
+  std::size_t step_images_;
+  int first_ranks_;
+  int ranks_;
+  int epochs_;
+  std::int64_t pass_ = 0;
+  std::int64_t since_ = 0;  // step of this pass from which on there are as many ranks as now
+  std::size_t seen_ = 0;    // images of this pass that had been seen before that
+};
+
+}  // namespace shoal::train

@@ -1,0 +1,45 @@
+#include "torch_plugin/train/optimizer_state.h"
+
+#include "torch_plugin/train/adadelta.h"
+
+namespace shoal::train {
+
+using ::torch::optim::OptimizerParamState;
+
+Tensors to_tensors(const OptimizerParamState& state) {
+  if (const auto* sgd = dynamic_cast<const ::torch::optim::SGDParamState*>(&state)) {
+    return sgd->momentum_buffer().defined() ? Tensors{{"momentum_buffer", sgd->momentum_buffer()}} : Tensors{};
+  }
+  if (const auto* adam = dynamic_cast<const ::torch::optim::AdamParamState*>(&state)) {
+    return {
+        {"step", at::scalar_tensor(adam->step(), at::kLong)}, {"exp_avg", adam->exp_avg()}, {"exp_avg_sq", adam->exp_avg_sq()}};
+  }
+  const auto& adadelta = dynamic_cast<const AdadeltaState&>(state);
+  return {{"square_avg", adadelta.square_avg}, {"acc_delta", adadelta.acc_delta}};
+}
+
+std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& optimizer, const Tensors& tensors) {
+  const auto get = [&tensors](const char* name) {
+    const auto found = tensors.find(name);
+    TORCH_CHECK(found != tensors.end(), "the optimizer's state has no ", name, ": it is another optimizer's");
+    return found->second.clone();
+  };
+  if (dynamic_cast<const ::torch::optim::SGD*>(&optimizer) != nullptr) {
+    auto state = std::make_unique<::torch::optim::SGDParamState>();
+    state->momentum_buffer(get("momentum_buffer"));
+    return state;
+  }
+  if (dynamic_cast<const ::torch::optim::Adam*>(&optimizer) != nullptr) {
+    auto state = std::make_unique<::torch::optim::AdamParamState>();
+    state->step(get("step").item<std::int64_t>());
+    state->exp_avg(get("exp_avg"));
+    state->exp_avg_sq(get("exp_avg_sq"));
+    return state;
+  }
+  auto state = std::make_unique<AdadeltaState>();
+  state->square_avg = get("square_avg");
+  state->acc_delta = get("acc_delta");
+  return state;
+}
+
+}  // namespace shoal::train
