@@ -111,6 +111,22 @@ def table_of_sizes(group, document):
     return "\n".join(lines)
 
 
+def headline(groups, documents):
+    """Size by size, for the groups that have a `headline`: shoal's time, Open MPI's over it, and the share of the links' limit."""
+    columns = [group for group in groups if "headline" in group and group["name"] in documents]
+    mine = [rows(documents[group["name"]], "shoal") for group in columns]
+    theirs = [ratios(documents[group["name"]], "openmpi") for group in columns]
+    lines = [line(["size"] + [group["headline"] for group in columns]), "|" + "---|" * (len(columns) + 1)]
+    for size in sorted(set().union(*mine)):
+        cells = [", ".join(filter(None, [time(of_size[size]["latency_us"]), ratio(over[size]) if size in over else "",
+                                         percent_of_limit(of_size[size])])) if size in of_size else ""
+                 for of_size, over in zip(mine, theirs)]
+        lines.append(line([size_label(size)] + cells))
+    means = [geometric_mean(value for size, value in over.items() if size >= LARGE_BYTES) for over in theirs]
+    lines.append(line(["geometric mean from 64 KiB"] + [ratio(mean) if mean else "" for mean in means]))
+    return "\n".join(lines)
+
+
 def table_of_types(document):
     """Times of types of 2 bytes beside those of as many float32."""
     wide = rows(document, "shoal", "float32")

@@ -85,7 +85,7 @@ class Groups(unittest.TestCase):
     def test_every_group_and_target_is_whole(self):
         keys = {"name", "title", "shape", "rate", "peers", "arguments", "quick", "seconds", "targets"}
         for group in runs.load_groups():
-            self.assertEqual(set(group), keys)
+            self.assertEqual(set(group) - {"headline"}, keys)
         for group in runs.load_groups("collectives"):
             self.assertEqual(set(group), keys | {"collective"})
             self.assertEqual(group["arguments"][:2], ["--collective", group["collective"]])
@@ -121,6 +121,12 @@ class Tables(unittest.TestCase):
         text = tables.matrices(groups, {"gather": TWO_SIZES, "scatter": document(row("shoal", 4, 2.0), row("openmpi", 4, 3.0))})
         self.assertIn("1 host x 2, Open MPI's time over shoal's:", text)
         self.assertIn("| size | gather | scatter |\n|---|---|---|\n| 4 B | 3.00 x | 1.50 x |\n| 1 MiB | **0.90 x** |  |", text)
+
+    def test_the_headline_shows_the_groups_that_ask_for_it(self):
+        other = GROUP | {"name": "1x4"}
+        text = tables.headline([GROUP | {"headline": "two ranks"}, other], {"1x2": TWO_SIZES, "1x4": TWO_SIZES})
+        self.assertTrue(text.startswith("| size | two ranks |\n|---|---|\n| 4 B | 2.00, 3.00 x |\n"), text)
+        self.assertTrue(text.endswith("| geometric mean from 64 KiB | **0.90 x** |"), text)
 
     def test_a_peer_that_did_not_run_is_shown_as_such(self):
         self.assertIn("**not measured**", tables.summary([GROUP | {"peers": ["gloo"]}], {"1x2": TWO_SIZES}))
