@@ -388,20 +388,23 @@ TEST_P(DeviceTensors, CallsTogetherAreOneWork) {
     reduced->wait();
     for (int call : {1, 2, 3}) expect_equal(many[static_cast<std::size_t>(call - 1)], self.total(call), "all_reduce_coalesced");
 
-    for (const bool by_future : {false, true}) {
-      Tensors first{self.mine(4)}, second{self.mine(5)}, on_cpu{Rank::of(self.rank, 6)};
+    for (const bool by_future : {false, true, false, true}) {
+      Tensors first{self.mine(4)}, on_cpu{Rank::of(self.rank, 6)};
       self.group->startCoalescing();
       self.group->allreduce(first);
       self.group->allreduce(on_cpu);
+      Tensors second{self.rank == 0 ? self.mine(5) : self.output({kCount})};
+      fake::keep_busy(self.rank, self.rank == 0 ? 0 : kBusy);  // this part is late
       self.group->broadcast(second);
       const auto both = self.group->endCoalescing();
+      const c10::StreamGuard elsewhere(fake::new_stream(self.rank));
       if (by_future) {
         both->getFuture()->waitAndThrow();
       } else {
         both->wait();
       }
-      expect_equal(first[0], self.total(4), "all_reduce in a block");
       expect_equal(second[0], Rank::of(0, 5), "broadcast in a block");
+      expect_equal(first[0], self.total(4), "all_reduce in a block");
       EXPECT_TRUE(at::equal(on_cpu[0], self.total(6)));
     }
   });

@@ -66,9 +66,18 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::shrink(const std::vector<st
 c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                            const c10::intrusive_ptr<c10d::Backend::Options>& wanted,
                                                            const int& rank, const int& size) {
+  // c10d asks once for each type of device, with the same store. One group serves them all, and its ranks cannot meet there
+  // twice.
+  if (merged_store_ == store) {
+    if (c10::intrusive_ptr<c10d::Backend> made = merged_.lock(); made && made->getRank() == rank && made->getSize() == size)
+      return made;
+  }
   auto options = options_for({}, wanted);  // the old numbers of the members say nothing about the new group
   for (int member = 0; member < size; ++member) options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
-  return c10::make_intrusive<ProcessGroupShoal>(store, rank, size, std::move(options));
+  auto made = c10::make_intrusive<ProcessGroupShoal>(store, rank, size, std::move(options));
+  merged_store_ = store;
+  merged_ = c10::weak_intrusive_ptr<c10d::Backend>(made);
+  return made;
 }
 
 }  // namespace shoal::torch

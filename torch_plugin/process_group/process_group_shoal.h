@@ -236,8 +236,10 @@ class ProcessGroupShoal final : public c10d::Backend {
     CallScope scope;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
   };
-  std::unique_ptr<Coalesced> coalesced_;  ///< while coalescing
-  std::optional<double> estimate_us_;     ///< between startTimeEstimate() and endTimeEstimate()
+  std::unique_ptr<Coalesced> coalesced_;          ///< while coalescing
+  std::optional<double> estimate_us_;             ///< between startTimeEstimate() and endTimeEstimate()
+  c10::intrusive_ptr<c10d::Store> merged_store_;  ///< where the last merge() met; null before the first
+  c10::weak_intrusive_ptr<c10d::Backend> merged_{c10::intrusive_ptr<c10d::Backend>()};  ///< what it made
   std::unique_ptr<const CompletionHook> completion_hook_;
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
