@@ -53,18 +53,24 @@ Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const Conte
                                                      const models::ModelInfo& model, const data::Dataset& images,
                                                      const TrainOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant(job, wanted, images, options));
+  // First, because only after it torch may know the device.
+  if (const Status status = made->join(); !status.ok()) return status;
   ::torch::manual_seed(options.seed);
   made->model_ = model.make(images.channels, images.classes);  // the same start on every device
   made->model_->to(made->device_);
-  if (const Status status = made->make_parallel(); !status.ok()) return status;
+  made->make_parallel();
   return made;
 }
 
-Status Contestant::make_parallel() {
-  const bool defers = wanted_.overlap == "next_forward";
+Status Contestant::join() {
   Result<c10::intrusive_ptr<c10d::ProcessGroup>> group = make_group(job_, wanted_.backend, wanted_.name(), clock_);
   if (!group.ok()) return group.status();
   group_ = std::move(group).value();
+  return {};
+}
+
+void Contestant::make_parallel() {
+  const bool defers = wanted_.overlap == "next_forward";
   parallel_ = std::make_unique<ddp::DataParallel>(
       *model_, group_,
       ddp::DataParallelOptions{.overlap = defers ? ddp::Overlap::next_forward : ddp::Overlap::backward,
@@ -72,7 +78,6 @@ Status Contestant::make_parallel() {
                                .update_slices = true,
                                .bucket_mib = options_.bucket_mib,
                                .first_bucket_mib = options_.first_bucket_mib});
-  return {};
 }
 
 void Contestant::begin_epoch(const Course& course) {
@@ -283,7 +288,8 @@ void Contestant::go_on_from(std::int64_t step) {
   model_->train();
   // Buffers that a lost rank 0 had not sent any more are each rank's own: all go on with those of the new rank 0.
   for (const auto& named : model_->named_buffers()) named.value().copy_(to_go_on_->at("buffer/" + named.key()));
-  if (const Status made = make_parallel(); !made.ok()) torch::throw_status("go on", made);
+  if (const Status joined = join(); !joined.ok()) torch::throw_status("go on", joined);
+  make_parallel();
   for (const auto& named : model_->named_buffers()) to_go_on_->at("buffer/" + named.key()).copy_(named.value());
   {
     const at::AutoGradMode with_gradients(true);

@@ -77,7 +77,8 @@ class Contestant {
     std::vector<at::Tensor> values;
   };
 
-  Status make_parallel();
+  Status join();
+  void make_parallel();
   Tensors copies();
   void keep_buffers();
   void bring_back_buffers(std::int64_t step);
