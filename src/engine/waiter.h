@@ -7,10 +7,9 @@ namespace shoal {
 
 /// Decides, after a look that found nothing, whether to look again at once, to let others run first, or to block.
 ///
-/// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready, for half a
-/// millisecond at most; then it blocks. Looking again that ends in blocking all the same halves the next attempt, looking
-/// that pays doubles it, so waits on a slow wire soon cost nothing. All by the clock: a look costs from nanoseconds (memory) to
-/// a microsecond (sockets).
+/// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready for some tens;
+/// then it blocks. Looking again that ends in blocking all the same halves the next attempt, looking that pays doubles it, so
+/// waits on a slow wire soon cost nothing. All by the clock: a look costs from nanoseconds (memory) to a microsecond (sockets).
 ///
 /// A yield that lasts for long has gone to somebody who computes, and the scheduler gives such a one a whole slice of
 /// milliseconds, whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits.
@@ -34,10 +33,10 @@ class Waiter {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::nanoseconds kMaxPause{2'000};
   static constexpr std::chrono::nanoseconds kMinPause{500};
-  static constexpr std::chrono::nanoseconds kMaxYield{500'000};
+  static constexpr std::chrono::nanoseconds kMaxYield{50'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
 
-  static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
+  static constexpr std::chrono::nanoseconds kLostSlice{500'000};
   static constexpr int kWaitsWithoutYield = 200;
 
   void end_yield(Clock::time_point now) noexcept;
