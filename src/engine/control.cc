@@ -36,6 +36,7 @@ ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std
 
 bool ControlPlane::poll(std::vector<Message>& messages) {
   if (transport_ == nullptr) return false;
+  due_ = false;
   bool moved = false;
   while (transport_->progress()) moved = true;
   for (Peer& peer : peers_) {
@@ -65,6 +66,7 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
 
 void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<const int>* ranks, const std::string& payload) {
   if (transport_ == nullptr) return;
+  due_ = true;
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   for (Peer& peer : peers_) {
     peer.pending = ranks == nullptr || std::find(ranks->begin(), ranks->end(), peer.link->peer()) != ranks->end();

@@ -39,6 +39,9 @@ class ControlPlane {
 
   /// Reads what has come and appends it to `messages`; true where anything came at all.
   bool poll(std::vector<Message>& messages);
+  /// Something may have come that poll() has not read: a send moves what comes, too, and who waits for the transport is not
+  /// woken for it again.
+  [[nodiscard]] bool due() const noexcept { return due_; }
 
   /// Tells those of `ranks` that still listen why this rank closes `communicator`. Best effort, never blocks for long.
   void send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause);
@@ -64,6 +67,7 @@ class ControlPlane {
 
   std::unique_ptr<Transport> transport_;  // outlives the links
   std::vector<Peer> peers_;
+  bool due_ = false;
 };
 
 }  // namespace shoal

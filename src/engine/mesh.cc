@@ -268,7 +268,7 @@ bool Mesh::progress() {
     moved |= executor->start_and_send();
     on_links |= executor->on_links();
   }
-  if (on_links || !words_.empty()) {
+  if (on_links || !words_.empty() || std::exchange(transports_due_, false)) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
   }
   for (Executor* executor : running_) {
@@ -342,9 +342,10 @@ bool Mesh::prepare_wait() {
   if (waits_for_peers()) {
     // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would keep us awake.
     for (const Wire& wire : wires_) static_cast<void>(wire.link->peek());
-    for (const auto& transport : parts_.transports) clear &= transport->prepare_wait();
+    for (const auto& transport : parts_.transports) transports_due_ |= !transport->prepare_wait();
+    clear = !transports_due_;
     if (parts_.control != nullptr && parts_.control->transport() != nullptr) {
-      control_due_ |= !parts_.control->transport()->prepare_wait();
+      control_due_ |= !parts_.control->transport()->prepare_wait() || parts_.control->due();
       clear &= !control_due_;
     }
   }

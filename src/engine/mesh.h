@@ -235,7 +235,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
   bool control_due_ = true;                      // something may have come on the control plane since it was last asked
-  bool deaths_pending_ = false;                  // seen, but the executors do not know yet
+  bool transports_due_ = false;  // one of them would not let the driver sleep, whether or not a call is on links
+  bool deaths_pending_ = false;  // seen, but the executors do not know yet
 };
 
 }  // namespace shoal

@@ -33,10 +33,10 @@ class Waiter {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::nanoseconds kMaxPause{2'000};
   static constexpr std::chrono::nanoseconds kMinPause{500};
-  static constexpr std::chrono::nanoseconds kMaxYield{50'000};
+  static constexpr std::chrono::nanoseconds kMaxYield{500'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
 
-  static constexpr std::chrono::nanoseconds kLostSlice{500'000};
+  static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
   static constexpr int kWaitsWithoutYield = 200;
 
   void end_yield(Clock::time_point now) noexcept;

@@ -108,6 +108,41 @@ TEST_P(Shrink, SurvivorsGoOnAfterEachDeath) {
   expect_ok(job, {1, 4});
 }
 
+// A rank that finds a peer dead while it says something to it hears of that in its next call: nobody wakes it for it again.
+TEST_P(Shrink, ADeathDuringAFarewellIsHeardOf) {
+  NEEDS_HOST_NAMES();
+  Victims job(3, GetParam(), std::chrono::seconds(30), [](Communicator& c, Board& board) -> Status {
+    const int place = c.rank();
+    std::vector<std::unique_ptr<Communicator>> pairs;
+    while (place != 1 && pairs.size() < 4) {
+      auto pair = c.group(std::array<int, 2>{0, 2});
+      if (!pair.ok()) return pair.status();
+      if (Status status = (*pair)->barrier(); !status.ok()) return status;
+      pairs.push_back(std::move(pair).value());
+    }
+    board.calls.fetch_add(1);
+    while (!board.enough.load() && (place != 0 || board.mark_ns.load() == 0)) ::usleep(1000);
+    if (place != 0) return {};
+    for (; !pairs.empty(); pairs.pop_back()) ::usleep(5000);  // an answer of the system that nobody listens there may come
+    const auto begin = std::chrono::steady_clock::now();
+    const Status status = c.barrier();
+    if (status.code() != StatusCode::peer_failed || status.message().find("rank 2") == std::string::npos)
+      return wrong("a barrier with a dead rank: " + status.to_string());
+    if (std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(kSlack)) return wrong("heard of late");
+    return {};
+  });
+  ASSERT_TRUE(job.all_joined());
+  for (int k = 0; k < 3000 && job.board().calls.load() < 3; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  ::kill(job.pid(2), SIGKILL);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  job.board().mark_ns = 1;
+  for (int k = 0; k < 600 && !job.board().ranks[0].ended.load(); ++k)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  job.board().enough = true;
+  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  expect_ok(job, {2});
+}
+
 // Both at once, and rank 0 among them: what each survivor knows when it begins to shrink differs.
 TEST_P(Shrink, SurvivorsFindEachOtherWhenSeveralDieAtOnce) {
   NEEDS_HOST_NAMES();

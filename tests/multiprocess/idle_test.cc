@@ -17,6 +17,7 @@ using testing::expect_ranks;
 
 constexpr double kMostShareOfACore = 0.001;
 constexpr double kIdle_s = 3;
+constexpr double kLate_s = 0.5;
 
 /// CPU time of this process, all threads, user and system.
 double cpu_seconds() {
@@ -62,6 +63,31 @@ TEST_P(Idle, CostsNextToNothingAfterBlockingAndAsynchronousCalls) {
     std::fflush(stdout);
     if (share < kMostShareOfACore) return {};
     return fmt::format("an idle communicator uses {:.3f} % of a core", 100 * share);
+  });
+}
+
+// Nor does a rank burn its core while it waits in one call and what peers send for another lies on its links.
+TEST_P(Idle, WaitingCostsNextToNothingWhenAMessageHasCome) {
+  CommunicatorOptions options;
+  options.transports = GetParam();
+  expect_ranks(2, options, [](Communicator& c) -> std::string {
+    std::array<float, 100> data{};
+    const auto all_reduce = [&] {
+      return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+    };
+    if (Status status = all_reduce(); !status.ok()) return status.to_string();
+    if (c.rank() == 1) {
+      auto message = c.send_async(data.data(), data.size(), DataType::float32, 0);
+      if (!message.ok()) return message.status().to_string();
+      std::this_thread::sleep_for(std::chrono::duration<double>(kLate_s));
+      if (Status status = all_reduce(); !status.ok()) return status.to_string();
+      return message->wait().ok() ? "" : "the message was not sent";
+    }
+    const double before = cpu_seconds();
+    if (Status status = all_reduce(); !status.ok()) return status.to_string();
+    const double used = cpu_seconds() - before;
+    if (Status status = c.recv(data.data(), data.size(), DataType::float32, 1); !status.ok()) return status.to_string();
+    return used < kLate_s / 10 ? "" : fmt::format("{:.3f} s of CPU to wait for {} s", used, kLate_s);
   });
 }
 

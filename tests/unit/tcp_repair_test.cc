@@ -1,5 +1,6 @@
 // Links whose connections are cut, changed and lost: every byte arrives all the same, once, or the peer is named in time.
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -281,6 +282,42 @@ TEST(TcpRepair, APeerThatHasEndedIsNotWaitedFor) {
     pair.ends[static_cast<std::size_t>(ended)].destroy();
     expect_lost(pair.ends[static_cast<std::size_t>(other)], ended, "", std::chrono::seconds(1));
   }
+}
+
+// Where a listener goes in the very moment of a knock, the system may leave the knocker with a connection that has no other
+// end.
+TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
+  auto options = options_for(2, 1, 4096);
+  std::vector<End> ends(2);
+  for (std::size_t i = 0; i < 2; ++i) ends[i].transport = std::move(*make_tcp_transport(options[i]));
+  auto proxy = std::make_unique<Proxy>(ends[0].transport->address(), pass_all());
+  tcp::Descriptor door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in where{};
+  where.sin_family = AF_INET;
+  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof where;
+  ASSERT_EQ(::bind(door.get(), reinterpret_cast<sockaddr*>(&where), bytes), 0);
+  ASSERT_EQ(::listen(door.get(), 8), 0);
+  ASSERT_EQ(::getsockname(door.get(), reinterpret_cast<sockaddr*>(&where), &bytes), 0);
+  const std::vector<std::string> addresses = {proxy->address(), "127.0.0.1:" + std::to_string(ntohs(where.sin_port))};
+  std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
+  connect(ends[1], 1, addresses, kPatience);
+  other.join();
+  ASSERT_TRUE(ends[0].status.ok() && ends[1].status.ok());
+
+  bool may_vanish = false;
+  std::thread doorman([&] {
+    tcp::Descriptor knock(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    // A socket that is under repair closes without a word.
+    const int on = 1;
+    may_vanish = ::setsockopt(knock.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) == 0;
+    door.reset();
+  });
+  proxy.reset();
+  ends[1].destroy();
+  expect_lost(ends[0], 1, "", std::chrono::seconds(1));
+  doorman.join();
+  if (!may_vanish) GTEST_SKIP() << "this process may not put sockets under repair (CAP_NET_ADMIN)";
 }
 
 TEST(TcpRepair, APeerThatIsBusyIsWaitedFor) {

@@ -41,6 +41,8 @@ constexpr milliseconds kUnansweredTry{3000};
 constexpr milliseconds kUnansweredLimit{10'000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
+// A knock that has met nothing but silence for so long says something.
+constexpr milliseconds kQuietKnock{100};
 
 // One handshake record on its way in.
 struct RecordReader {
@@ -87,6 +89,7 @@ struct Outbound {
   std::string records;  // of the handshake so far
   milliseconds retry = kFirstRetry;
   bool knock = false;
+  bool spoke = false;               // this knock
   std::size_t refusals = 0;         // in a row
   Clock::time_point since;          // of this try
   Clock::time_point failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
@@ -412,6 +415,7 @@ class RealRendezvous final : public Rendezvous {
     const Peer& peer = peers_[outbound.peer];
     const SocketAddress& address = peer.where.addresses[peer.address];
     outbound.since = Clock::now();
+    outbound.spoke = false;
     outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!outbound.socket.valid()) {
       if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
@@ -472,7 +476,7 @@ class RealRendezvous final : public Rendezvous {
       if (outbound.state == Outbound::State::connecting) {
         serve_connecting(outbound, now);
       } else if (outbound.state == Outbound::State::knocking) {
-        serve_knock(outbound);
+        serve_knock(outbound, now);
       } else if (outbound.state == Outbound::State::replying || outbound.state == Outbound::State::accepting) {
         serve_answering(outbound, now);
       }
@@ -504,10 +508,16 @@ class RealRendezvous final : public Rendezvous {
   }
 
   // The peer closes what does not greet after a while, which is a sign of life; the system closes it when the peer has ended.
-  void serve_knock(Outbound& outbound) {
-    std::byte unread{};
-    const ssize_t got = ::recv(outbound.socket.get(), &unread, 1, MSG_DONTWAIT);
-    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return;
+  // Not always: a listener that goes away in the moment of the knock may leave this end of the connection alone with nobody to
+  // say so. A byte brings the answer that there is no such connection; to a peer it is one of a bad greeting.
+  void serve_knock(Outbound& outbound, Clock::time_point now) {
+    std::byte byte{};
+    const ssize_t got = ::recv(outbound.socket.get(), &byte, 1, MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) {
+      if (!outbound.spoke && now - outbound.since >= kQuietKnock)
+        outbound.spoke = ::send(outbound.socket.get(), &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+      return;
+    }
     const int error = got == 0 ? 0 : errno;
     retry(outbound, error, error == 0 ? kClosed : words(error));
   }
