@@ -145,6 +145,18 @@ TEST(Selector, KnowsWhatSharedMemoryFavours) {
   EXPECT_NE(chosen(near, all_reduce(4 << 10)), "direct") << "copies of so little cost little";
 }
 
+TEST(Selector, PrefersARingToChangingPartners) {
+  Topology far = Topology::uniform(4, 2);
+  far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 200;
+  const auto near = explain(far, all_reduce(1 << 20));
+  ASSERT_TRUE(near.ok());
+  EXPECT_NE(near->candidates.front().algorithm->name.find("recursive_halving"), std::string_view::npos);
+  EXPECT_EQ(near->choice.algorithm->name, "hierarchical(ring)") << near->reason;
+  EXPECT_NE(near->reason.find("neighbours"), std::string::npos) << near->reason;
+  far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 2000;
+  EXPECT_NE(chosen(far, all_reduce(1 << 20)).find("recursive_halving"), std::string_view::npos) << "the ring is too far behind";
+}
+
 TEST(Selector, AlwaysFindsSomething) {
   for (const int ranks : testing::rank_counts()) {
     for (const Topology& topology : testing::topologies(ranks)) {
