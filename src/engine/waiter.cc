@@ -15,14 +15,15 @@ bool Waiter::look_again() noexcept {
   if (!waiting_) {
     waiting_ = true;
     since_ = now;
+    others_ = {};
   }
-  const auto waited = now - since_;
+  const auto waited = now - since_ - others_;
   const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
   if (waited < pause) {
     cpu_relax();
     return true;
   }
-  if (yields_ && waits_without_yield_ == 0 && waited < pause + yield_budget_) {
+  if (yields_ && waits_without_yield_ == 0 && others_ < kLostSlice && waited < pause + yield_budget_) {
     yielding_ = true;
     yielded_at_ = now;
     ::sched_yield();
@@ -47,6 +48,7 @@ void Waiter::blocking() noexcept {
 }
 
 void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {
+  others_ += std::max(duration - kYieldCost, std::chrono::nanoseconds(0));
   if (duration >= kLostSlice) waits_without_yield_ = kWaitsWithoutYield;
 }
 

@@ -44,6 +44,24 @@ TEST(Waiter, ShortYieldsGoOn) {
   EXPECT_TRUE(looks_again(waiter));
 }
 
+// Yields of 20 us each, for ten times as long as it would look again by itself. Not every time: the machine may take the core
+// away.
+TEST(Waiter, TheTimeOfOthersIsNotItsOwn) {
+  bool waited = false;
+  for (int attempt = 0; attempt < 100 && !waited; ++attempt) {
+    Waiter waiter(/*cores_to_spare=*/false);
+    const auto start = std::chrono::steady_clock::now();
+    while (waiter.look_again()) {
+      const auto until = std::chrono::steady_clock::now() + 20us;
+      while (std::chrono::steady_clock::now() < until) {
+      }
+    }
+    const auto took = std::chrono::steady_clock::now() - start;
+    waited = took > 500us && took < 4ms;
+  }
+  EXPECT_TRUE(waited);
+}
+
 TEST(Waiter, TriesYieldsAgainAfterManyWaits) {
   Waiter waiter(/*cores_to_spare=*/false);
   waiter.yielded(3ms);

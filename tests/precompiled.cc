@@ -1,0 +1,1 @@
+// Exists so that precompiled.h is compiled once, for a target that every test takes it from.
