@@ -268,7 +268,7 @@ bool Mesh::progress() {
     moved |= executor->start_and_send();
     on_links |= executor->on_links();
   }
-  if (on_links || !words_.empty() || std::exchange(transports_due_, false)) {
+  if (std::exchange(transports_due_, false) || on_links || !words_.empty()) {
     for (const auto& transport : parts_.transports) moved |= transport->progress();
   }
   for (Executor* executor : running_) {
