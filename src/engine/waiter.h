@@ -14,7 +14,9 @@ namespace shoal {
 /// look costs from nanoseconds (memory) to a microsecond (sockets).
 ///
 /// A yield that lasts for milliseconds has gone to somebody who computes, and the scheduler gives such a one a whole slice,
-/// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits. Thread rule: one thread.
+/// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits.
+///
+/// Thread rule: one thread.
 class Waiter {
  public:
   /// `yields`: whether there is anything between polling and blocking. Not for a thread that works beside the callers and whom

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -31,6 +32,33 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using internal::Operation;
 
+/// Another transport that once has news in the very moment in which its driver would sleep, and counts the tries.
+class Restless final : public Transport {
+ public:
+  Restless(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : inner_(std::move(inner)), tries_(tries) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override { return inner_->name(); }
+  [[nodiscard]] std::string address() const override { return inner_->address(); }
+  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                                     Clock::time_point deadline) override {
+    return inner_->connect(peers, addresses, deadline);
+  }
+  bool progress() override { return inner_->progress(); }
+  [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
+  bool prepare_wait() override {
+    const bool clear = inner_->prepare_wait();
+    if (tries_.fetch_add(1) != 0 || !clear) return clear;
+    inner_->finish_wait(false);
+    return false;
+  }
+  void finish_wait(bool readable) override { inner_->finish_wait(readable); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return inner_->memory_bytes(); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  std::atomic<int>& tries_;
+};
+
 /// Ranks as threads of this process, each with a Mesh of its own over one hub.
 class Job {
  public:
@@ -43,6 +71,12 @@ class Job {
       data_ends_.push_back(std::move(data_->make_transport(rank)).value());
       control_ends_.push_back(std::move(control_->make_transport(rank)).value());
     }
+  }
+
+  /// `tries` to sleep on the links of `rank`, the first of which finds news.
+  void make_restless(int rank, std::atomic<int>& tries) {
+    auto& end = data_ends_[static_cast<std::size_t>(rank)];
+    end = std::make_unique<Restless>(std::move(end), tries);
   }
 
   /// Runs `body` on every rank with the executor of all ranks; joins.
@@ -166,6 +200,20 @@ TEST(Groups, FoldsThatCrossNeedTilesToBeMovedAside) {
   EXPECT_TRUE(with.ok()) << with.to_string();
   // The same calls without: each link's head waits for what is behind the other's.
   EXPECT_EQ(folds_that_cross(false).code(), StatusCode::timeout);
+}
+
+TEST(Groups, NewsOnALinkKeepNobodyAwakeForGood) {
+  Job job(2, {});
+  std::atomic<int> tries{0};
+  job.make_restless(0, tries);
+  job.run([&](int rank, Executor& world) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Call call;
+    call.post(world, sum_of(900), "ring", 1, Clock::now() + std::chrono::seconds(30));
+    EXPECT_TRUE(call.wait().ok());
+  });
+  EXPECT_GT(tries, 1);
+  EXPECT_LT(tries, 1000);  // whoever is kept awake tries a hundred times in a millisecond
 }
 
 TEST(Groups, WhatStandsAsideIsBounded) {

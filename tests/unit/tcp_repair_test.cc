@@ -5,12 +5,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
+#include <span>
 #include <thread>
+#include <vector>
 
+#include "src/engine/control.h"
 #include "tests/unit/tcp_proxy.h"
 #include "tests/unit/tcp_support.h"
 #include "transports/tcp/repairs.h"
@@ -318,6 +323,33 @@ TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
   expect_lost(ends[0], 1, "", std::chrono::seconds(1));
   doorman.join();
   if (!may_vanish) GTEST_SKIP() << "this process may not put sockets under repair (CAP_NET_ADMIN)";
+}
+
+// A send moves what comes, too: where that is the end of the peer, whoever sleeps on the transport would not be woken for it.
+TEST(TcpRepair, WhatASendFindsIsDueToBeRead) {
+  Pair pair(1, 4096, true, pass_all());
+  ASSERT_TRUE(pair.connected());
+  std::vector<std::unique_ptr<Link>> links;
+  links.push_back(std::move(pair.ends[0].links[1]));
+  ControlPlane control(std::move(pair.ends[0].transport), std::move(links));
+  std::vector<ControlPlane::Message> heard;
+  control.poll(heard);
+  EXPECT_FALSE(control.due());
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  const std::array<int, 1> peer{1};
+  for (int i = 0; i < 20; ++i) {
+    control.send_wait(0, peer, std::as_bytes(std::span("waits")));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const bool sleeps = control.transport()->prepare_wait();
+  control.transport()->finish_wait(false);
+  EXPECT_TRUE(sleeps) << "the sends did not find the end: this shows nothing";
+  EXPECT_TRUE(control.due());
+  control.poll(heard);
+  EXPECT_FALSE(control.due());
+  ASSERT_EQ(heard.size(), 1U);
+  EXPECT_EQ(heard[0].kind, ControlPlane::Message::Kind::death);
 }
 
 TEST(TcpRepair, APeerThatIsBusyIsWaitedFor) {
