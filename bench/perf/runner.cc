@@ -16,6 +16,7 @@ namespace {
 constexpr int kFewestRounds = 5;
 constexpr int kMostRounds = 31;
 constexpr int kMostIterations = 100000;
+constexpr double kLongCall_us = 2e5;
 constexpr int kPoison = 0xab;  // an output that nobody wrote must not pass for a result
 
 /// CPU time of this process, all threads.
@@ -163,12 +164,12 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
 }
 
 /// Runs calls until they have lasted long enough to tell how many fill a block. Rank 0's clock decides for all.
-Result<int> Runner::calibrate(Library& library, const Call& call) {
+Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
   const double target_us = options_.block_ms * 1e3;
   int iterations = 1;
   int done = 0;
   for (;;) {
-    Result<Block> block = run_block(library, call, iterations);
+    Result<Block> block = run_block(library, call, {iterations, iterations > 1});
     if (!block.ok()) return block.status();
     done += iterations;
     const double us = std::max(block->us_per_call, 1e-3);
@@ -180,24 +181,30 @@ Result<int> Runner::calibrate(Library& library, const Call& call) {
     const int longer = fill <= iterations ? iterations : std::clamp(fill, iterations + 1, iterations * 8);
     Result<double> next = decide(communicator_, enough ? -fill : longer);
     if (!next.ok()) return next.status();
-    if (*next < 0) return options_.iterations > 0 ? options_.iterations : static_cast<int>(-*next);
+    if (*next < 0) {
+      const int chosen = options_.iterations > 0 ? options_.iterations : static_cast<int>(-*next);
+      // One call of a second is not disturbed by what the library before has left behind.
+      Result<double> lasts = decide(communicator_, us);
+      if (!lasts.ok()) return lasts.status();
+      return Pace{chosen, chosen > 1 || *lasts < kLongCall_us};
+    }
     iterations = static_cast<int>(*next);
   }
 }
 
-Result<Runner::Block> Runner::run_block(Library& library, const Call& call, int iterations) {
+Result<Runner::Block> Runner::run_block(Library& library, const Call& call, Pace pace) {
   if (Status status = communicator_.barrier(); !status.ok()) return status;
-  if (iterations > 1) {
+  if (pace.warms_up) {
     if (Status status = library.run(call); !status.ok()) return status;
   }
   if (Status status = library.barrier(); !status.ok()) return status;
   const double cpu_before = cpu_seconds();
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < iterations; ++i) {
+  for (int i = 0; i < pace.iterations; ++i) {
     if (Status status = library.run(call); !status.ok()) return status;
   }
   const double us = us_since(start);
-  return Block{us / iterations, cpu_seconds() - cpu_before};
+  return Block{us / pace.iterations, cpu_seconds() - cpu_before};
 }
 
 /// Tries the ways that the library knows for this call and stays with the one that is the fastest by rank 0's clock.
@@ -209,17 +216,17 @@ Status Runner::choose_variant(Library& library, const Call& call) {
   for (int variant = 0; variant < library.variants(); ++variant) {
     if (Status status = library.use_variant(variant); !status.ok()) return status;
     if (best_us > kSlow_us) {  // one call tells who is far behind; more of them would take minutes
-      Result<Block> block = run_block(library, call, 1);
+      Result<Block> block = run_block(library, call, {});
       if (!block.ok()) return block.status();
       Result<double> us = decide(communicator_, block->us_per_call);
       if (!us.ok()) return us.status();
       if (*us > 2 * best_us) continue;
     }
-    Result<int> iterations = calibrate(library, call);
-    if (!iterations.ok()) return iterations.status();
+    Result<Pace> pace = calibrate(library, call);
+    if (!pace.ok()) return pace.status();
     std::vector<double> times;
     for (bool more = true; more;) {
-      Result<Block> block = run_block(library, call, *iterations);
+      Result<Block> block = run_block(library, call, *pace);
       if (!block.ok()) return block.status();
       times.push_back(block->us_per_call);
       Result<double> go_on = decide(communicator_, times.size() < 3 && block->us_per_call < kSlow_us ? 1 : 0);
@@ -246,9 +253,9 @@ Status Runner::prepare(Contestant& contestant, const Call& call) {
     if (Status status = contestant.library->run(call); !status.ok()) return status;
   }
   contestant.report = contestant.library->last_call();
-  Result<int> iterations = calibrate(*contestant.library, call);
-  if (!iterations.ok()) return iterations.status();
-  contestant.iterations = *iterations;
+  Result<Pace> pace = calibrate(*contestant.library, call);
+  if (!pace.ok()) return pace.status();
+  contestant.pace = *pace;
   return {};
 }
 
@@ -267,15 +274,15 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
       Contestant& contestant = contestants[(turn + static_cast<std::size_t>(round)) % contestants.size()];
-      Result<Block> block =
-          run_block(*contestant.library, bind(call, contestant.form, *contestant.library), contestant.iterations);
+      Result<Block> block = run_block(*contestant.library, bind(call, contestant.form, *contestant.library), contestant.pace);
       if (!block.ok()) return block.status();
       contestant.block_us.push_back(block->us_per_call);
       contestant.block_cpu_s.push_back(block->cpu_s);
     }
     if (round > 0) continue;
     std::vector<double> us_per_block;
-    for (const Contestant& contestant : contestants) us_per_block.push_back(contestant.block_us[0] * contestant.iterations);
+    for (const Contestant& contestant : contestants)
+      us_per_block.push_back(contestant.block_us[0] * contestant.pace.iterations);
     Result<int> decided = choose_rounds(us_per_block);
     if (!decided.ok()) return decided.status();
     rounds = *decided;
@@ -317,7 +324,7 @@ Record Runner::record_of(const Contestant& contestant, const Call& call) const {
   record.algorithm = contestant.report.algorithm;
   record.bytes = bytes_of(call);
   record.wrong = contestant.wrong;
-  set_figures(record, contestant.block_us, median(contestant.block_cpu_s) / contestant.iterations, goodput_gbs_);
+  set_figures(record, contestant.block_us, median(contestant.block_cpu_s) / contestant.pace.iterations, goodput_gbs_);
   return record;
 }
 

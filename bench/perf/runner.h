@@ -21,7 +21,8 @@ namespace shoal::perf {
 /// whatever else the machine does meets all libraries alike.
 ///
 /// Between two turns the ranks meet in shoal's barrier, which blocks where cores are short: no rank is left polling in another
-/// library. Then the library whose turn it is makes one untimed call, to warm the caches, and its own barrier.
+/// library. Then the library whose turn it is makes one untimed call, to warm the caches and to
+/// let what the library before has left behind fade, unless a call takes long; and its own barrier.
 ///
 /// Thread rule: one thread; every method is collective.
 class Runner {
@@ -36,11 +37,16 @@ class Runner {
 
  private:
   enum class Form { out_of_place, in_place };
+  /// Of a block.
+  struct Pace {
+    int iterations = 1;
+    bool warms_up = false;  ///< a call that does not count comes first
+  };
   /// A library and a form: what takes a turn.
   struct Contestant {
     Library* library = nullptr;
     Form form = Form::in_place;
-    int iterations = 1;
+    Pace pace;
     CallReport report;
     std::size_t wrong = 0;
     std::vector<double> block_us;     ///< per call, by round
@@ -64,9 +70,9 @@ class Runner {
   Status choose_variant(Library& library, const Call& call);
   Status prepare(Contestant& contestant, const Call& call);
   Result<std::size_t> check_once(Library& library, const Call& call, Form form, std::uint32_t seed);
-  Result<int> calibrate(Library& library, const Call& call);
+  Result<Pace> calibrate(Library& library, const Call& call);
   Result<int> choose_rounds(const std::vector<double>& us_per_block);
-  Result<Block> run_block(Library& library, const Call& call, int iterations);
+  Result<Block> run_block(Library& library, const Call& call, Pace pace);
   Status run_rounds(std::vector<Contestant>& contestants, const Call& call);
   Status combine_ranks(std::vector<Contestant>& contestants);
   [[nodiscard]] Record record_of(const Contestant& contestant, const Call& call) const;

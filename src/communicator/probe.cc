@@ -132,6 +132,7 @@ class Prober {
       } else if (!waiter.look_again()) {
         waiter.blocking();
         done = sleep_unless(ready);
+        waiter.woken();
       }
       if (!done) done = ready();
     }

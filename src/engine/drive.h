@@ -54,6 +54,7 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
       if (timeout > 0) ::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout));
     }
     for (Mesh* mesh : meshes) mesh->finish_wait(descriptors);
+    waiter.woken();
   }
 }
 

@@ -34,22 +34,38 @@ bool Waiter::look_again() noexcept {
 
 void Waiter::moved() noexcept {
   if (!waiting_) return;
-  if (yielding_) end_yield(Clock::now());
+  if (yielding_) {
+    end_yield(Clock::now());
+    if (++waits_since_loss_ >= kForgets) next_pause_of_yields_ = kFewWaits;
+  }
   waiting_ = false;
-  pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
-  yield_budget_ = std::min(yield_budget_ * 2, kMaxYield);
+  look_longer();
 }
 
 void Waiter::blocking() noexcept {
   waiting_ = false;
   if (waits_without_yield_ > 0) --waits_without_yield_;
-  pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
-  yield_budget_ = std::max(yield_budget_ / 2, kMinYield);
+}
+
+void Waiter::woken() noexcept {
+  if (Clock::now() - since_ <= kShortWait) {
+    look_longer();
+  } else {
+    pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
+    yield_budget_ = std::max(yield_budget_ / 2, kMinYield);
+  }
+}
+
+void Waiter::look_longer() noexcept {
+  pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
+  yield_budget_ = std::min(yield_budget_ * 2, kMaxYield);
 }
 
 void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {
   others_ += std::max(duration - kYieldCost, std::chrono::nanoseconds(0));
-  if (duration >= kLostSlice) waits_without_yield_ = kWaitsWithoutYield;
+  if (duration < kLostSlice) return;
+  waits_without_yield_ = std::exchange(next_pause_of_yields_, std::min(next_pause_of_yields_ * 2, kManyWaits));
+  waits_since_loss_ = 0;
 }
 
 void Waiter::end_yield(Clock::time_point now) noexcept {

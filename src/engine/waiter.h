@@ -9,12 +9,16 @@ namespace shoal {
 ///
 /// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready for some tens;
 /// then it blocks. Only its own time counts: what others make of the core while it is offered is not wasted, and where many
-/// ranks share a core a sleep and a wake-up of each cost more than all their looks. Looking again that ends in blocking all the
-/// same halves the next attempt, looking that pays doubles it, so waits on a slow wire soon cost nothing. All by the clock: a
-/// look costs from nanoseconds (memory) to a microsecond (sockets).
+/// ranks share a core a sleep and a wake-up of each cost more than all their looks. All by the clock: a look costs from
+/// nanoseconds (memory) to a microsecond (sockets).
+///
+/// Looking that pays doubles the next attempt; a wait that lasts long in spite of it halves the next, so waits on a slow wire
+/// soon cost nothing. A wait that ends soon after the sleep has begun doubles it as well: two ranks that both sleep answer as
+/// late as they wake up, so that no short look would ever pay again.
 ///
 /// A yield that lasts for milliseconds has gone to somebody who computes, and the scheduler gives such a one a whole slice,
-/// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for many waits.
+/// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for a few waits, and for twice as many each
+/// time that this happens again.
 ///
 /// Thread rule: one thread.
 class Waiter {
@@ -27,8 +31,10 @@ class Waiter {
   bool look_again() noexcept;
   /// Something moved.
   void moved() noexcept;
-  /// The caller is about to block.
+  /// The caller is about to block,
   void blocking() noexcept;
+  /// and has blocked.
+  void woken() noexcept;
   /// A yield lasted so long (looking again after it says so by itself).
   void yielded(std::chrono::nanoseconds duration) noexcept;
 
@@ -41,17 +47,24 @@ class Waiter {
 
   /// Of a yield that nobody else wants.
   static constexpr std::chrono::nanoseconds kYieldCost{1'000};
+  /// Looking longer would have saved most of it.
+  static constexpr std::chrono::nanoseconds kShortWait{100'000};
   /// Of the others, in a wait.
   static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
-  static constexpr int kWaitsWithoutYield = 200;
+  static constexpr int kFewWaits = 4;     ///< without yields, after the first loss
+  static constexpr int kManyWaits = 256;  ///< at most
+  static constexpr int kForgets = 64;     ///< waits that yields have ended well
 
   void end_yield(Clock::time_point now) noexcept;
+  void look_longer() noexcept;
 
   bool cores_to_spare_;
   bool yields_;
   bool waiting_ = false;
   bool yielding_ = false;
   int waits_without_yield_ = 0;
+  int next_pause_of_yields_ = kFewWaits;
+  int waits_since_loss_ = 0;  ///< that ended well by a yield
   Clock::time_point yielded_at_{};
   Clock::time_point since_{};
   std::chrono::nanoseconds others_{};  ///< of the time since then, what others have had

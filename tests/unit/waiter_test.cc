@@ -3,6 +3,8 @@
 
 #include <chrono>
 
+#include <unistd.h>
+
 #include "src/engine/waiter.h"
 
 namespace shoal {
@@ -16,7 +18,34 @@ bool looks_again(Waiter& waiter) {
   for (int looked = 0; looked < 1'000'000 && waiter.look_again(); ++looked) {
   }
   waiter.blocking();
+  waiter.woken();
   return looks;
+}
+
+// How long it looks before it blocks; the sleep that follows lasts for `sleep`.
+std::chrono::nanoseconds looks_for(Waiter& waiter, std::chrono::microseconds sleep) {
+  const auto start = std::chrono::steady_clock::now();
+  while (waiter.look_again()) {
+  }
+  const auto looked = std::chrono::steady_clock::now() - start;
+  waiter.blocking();
+  if (sleep.count() > 0) ::usleep(static_cast<useconds_t>(sleep.count()));
+  waiter.woken();
+  return looked;
+}
+
+// Waits that block at once, after a yield that cost a slice.
+int waits_without_yield(Waiter& waiter) {
+  waiter.yielded(3ms);
+  int waits = 0;
+  while (waits < 10'000 && !looks_again(waiter)) ++waits;
+  return waits;
+}
+
+// A wait that ends well after one yield.
+void good_wait(Waiter& waiter) {
+  waiter.look_again();
+  waiter.moved();
 }
 
 TEST(Waiter, LooksAgainBeforeItBlocks) {
@@ -62,12 +91,45 @@ TEST(Waiter, TheTimeOfOthersIsNotItsOwn) {
   EXPECT_TRUE(waited);
 }
 
-TEST(Waiter, TriesYieldsAgainAfterManyWaits) {
-  Waiter waiter(/*cores_to_spare=*/false);
-  waiter.yielded(3ms);
-  bool again = false;
-  for (int wait = 0; wait < 10'000 && !again; ++wait) again = looks_again(waiter);
-  EXPECT_TRUE(again);
+// Else two ranks that answer each other at once would go on sleeping, since each must wait until the other has woken up. Not
+// every time: the machine may take the core away.
+TEST(Waiter, ShortSleepsTeachItToLookLonger) {
+  bool learned = false;
+  for (int attempt = 0; attempt < 100 && !learned; ++attempt) {
+    Waiter waiter(/*cores_to_spare=*/false);
+    std::chrono::nanoseconds after_long{};
+    std::chrono::nanoseconds after_short{};
+    for (int i = 0; i < 8; ++i) after_long = looks_for(waiter, 300us);
+    for (int i = 0; i < 8; ++i) after_short = looks_for(waiter, 0us);
+    learned = after_long < 10us && after_short > 30us;
+  }
+  EXPECT_TRUE(learned);
+}
+
+// Not every time: a yield of the test itself may cost a slice.
+TEST(Waiter, EachLostSliceKeepsItLongerFromYields) {
+  bool doubled = false;
+  for (int attempt = 0; attempt < 100 && !doubled; ++attempt) {
+    Waiter waiter(/*cores_to_spare=*/false);
+    const int first = waits_without_yield(waiter);
+    const int second = waits_without_yield(waiter);
+    for (int loss = 0; loss < 20; ++loss) waits_without_yield(waiter);
+    const int last = waits_without_yield(waiter);
+    doubled = first < 10 && second == 2 * first && last > 100 && last < 1000;
+  }
+  EXPECT_TRUE(doubled);
+}
+
+TEST(Waiter, ForgetsLostSlicesWhereYieldsEndWell) {
+  bool forgot = false;
+  for (int attempt = 0; attempt < 100 && !forgot; ++attempt) {
+    Waiter waiter(/*cores_to_spare=*/false);
+    const int first = waits_without_yield(waiter);
+    for (int loss = 0; loss < 8; ++loss) waits_without_yield(waiter);
+    for (int wait = 0; wait < 100; ++wait) good_wait(waiter);
+    forgot = waits_without_yield(waiter) == first;
+  }
+  EXPECT_TRUE(forgot);
 }
 
 }  // namespace
