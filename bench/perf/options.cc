@@ -50,6 +50,9 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--rounds", options.rounds, "timed blocks of every library; 0 = what fits into --size-seconds, 5 to 31")
       ->capture_default_str();
   app.add_option("--block-ms", options.block_ms, "length that a block aims at")->capture_default_str();
+  app.add_option("--settle-ms", options.settle_ms,
+                 "untimed calls at the start of each turn: where ranks outnumber cores, what ran before disturbs for some time")
+      ->capture_default_str();
   app.add_option("--size-seconds", options.seconds_per_size, "time to spend on one size")->capture_default_str();
   app.add_option("-N,--run_cycles", options.cycles, "repeat everything this often, 0 = for ever")->capture_default_str();
   app.add_option("-T,--timeout", options.timeout_s, "seconds after which a call has failed")->capture_default_str();
@@ -157,6 +160,7 @@ Status interpret_counts(const RawOptions& raw, Options& options) {
       {"-T", static_cast<double>(options.timeout_s), 1},
       {"--rounds", static_cast<double>(options.rounds), 0},
       {"--block-ms", options.block_ms, 0.01},
+      {"--settle-ms", options.settle_ms, 0},
       {"--size-seconds", options.seconds_per_size, 0},
       {"--min-bw", options.min_bandwidth_gbs, 0},
   };

@@ -25,6 +25,7 @@ struct Options {
   int check_iterations = 1;
   int rounds = 0;  ///< blocks of every library; 0 = as many as fit into seconds_per_size
   double block_ms = 4;
+  double settle_ms = 0;  ///< one call all the same
   double seconds_per_size = 2;
   int cycles = 1;  ///< 0 = for ever
   int timeout_s = 300;

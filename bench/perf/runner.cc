@@ -169,7 +169,7 @@ Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
   int iterations = 1;
   int done = 0;
   for (;;) {
-    Result<Block> block = run_block(library, call, {iterations, iterations > 1});
+    Result<Block> block = run_block(library, call, {iterations, iterations > 1 ? 1 : 0});
     if (!block.ok()) return block.status();
     done += iterations;
     const double us = std::max(block->us_per_call, 1e-3);
@@ -183,10 +183,10 @@ Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
     if (!next.ok()) return next.status();
     if (*next < 0) {
       const int chosen = options_.iterations > 0 ? options_.iterations : static_cast<int>(-*next);
-      // One call of a second is not disturbed by what the library before has left behind.
-      Result<double> lasts = decide(communicator_, us);
-      if (!lasts.ok()) return lasts.status();
-      return Pace{chosen, chosen > 1 || *lasts < kLongCall_us};
+      Result<double> lasts_us = decide(communicator_, us);
+      if (!lasts_us.ok()) return lasts_us.status();
+      if (chosen == 1 && *lasts_us >= kLongCall_us) return Pace{chosen, 0};
+      return Pace{chosen, std::max(1, static_cast<int>(options_.settle_ms * 1e3 / std::max(*lasts_us, 1.0)))};
     }
     iterations = static_cast<int>(*next);
   }
@@ -194,7 +194,7 @@ Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
 
 Result<Runner::Block> Runner::run_block(Library& library, const Call& call, Pace pace) {
   if (Status status = communicator_.barrier(); !status.ok()) return status;
-  if (pace.warms_up) {
+  for (int i = 0; i < pace.untimed; ++i) {
     if (Status status = library.run(call); !status.ok()) return status;
   }
   if (Status status = library.barrier(); !status.ok()) return status;
@@ -282,7 +282,7 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
     if (round > 0) continue;
     std::vector<double> us_per_block;
     for (const Contestant& contestant : contestants)
-      us_per_block.push_back(contestant.block_us[0] * contestant.pace.iterations);
+      us_per_block.push_back(contestant.block_us[0] * (contestant.pace.iterations + contestant.pace.untimed));
     Result<int> decided = choose_rounds(us_per_block);
     if (!decided.ok()) return decided.status();
     rounds = *decided;

@@ -21,8 +21,8 @@ namespace shoal::perf {
 /// whatever else the machine does meets all libraries alike.
 ///
 /// Between two turns the ranks meet in shoal's barrier, which blocks where cores are short: no rank is left polling in another
-/// library. Then the library whose turn it is makes one untimed call, to warm the caches and to
-/// let what the library before has left behind fade, unless a call takes long; and its own barrier.
+/// library. Then the library whose turn it is makes untimed calls, one to warm the caches or as
+/// many as let what the library before has left behind fade (--settle-ms), none where a call takes long; and its own barrier.
 ///
 /// Thread rule: one thread; every method is collective.
 class Runner {
@@ -40,7 +40,7 @@ class Runner {
   /// Of a block.
   struct Pace {
     int iterations = 1;
-    bool warms_up = false;  ///< a call that does not count comes first
+    int untimed = 0;  ///< calls that come first and do not count
   };
   /// A library and a form: what takes a turn.
   struct Contestant {
