@@ -50,6 +50,23 @@ constexpr std::array kSettings{
         "SHOAL_NUMERICS", "",
         "repeatable: choose algorithms by the shape of the job alone, so that every run gives the same bits; strict: the same "
         "bits wherever the ranks are placed, too (rank 0's counts). Default: by measured links"},
+    Setting{"SHOAL_INSTANCE_TYPE", "",
+            "instance type, for example p5.48xlarge, where what the machine says of itself is wrong"},
+    Setting{"SHOAL_SYSFS_ROOT", "/sys", "where the kernel describes the machine's devices"},
+    Setting{"SHOAL_METADATA_URL", "http://169.254.169.254",
+            "metadata service of the instance, a numeric address; off: never ask. Asked by shoal topology on EC2 only, never "
+            "when a "
+            "job starts"},
+    Setting{"SHOAL_METADATA_TIMEOUT", "0.25", "seconds for all that it is asked"},
+    Setting{
+        "SHOAL_PROGRESS_CORES", "near",
+        "core of a rank's communication thread: near: close to the NIC that the rank uses, where the machine tells; last: one "
+        "of "
+        "the last; or a list such as 11,23, of which the i-th rank of the host takes the i-th. None is taken where cores are "
+        "short, but for a list"},
+    Setting{"SHOAL_RANK_ORDER", "",
+            "answer of DescribeInstanceTopology, a file, by which shoal run --hosts puts close hosts next to each other; with "
+            "|COMMAND what a command prints. See shoal run --rank-order"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
 };
 

@@ -12,7 +12,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # Folders of pure functions on values: nothing that moves bytes, and no threads.
 PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/selector/")
-PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
+PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli|discovery)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")

@@ -1,0 +1,109 @@
+// Hosts in the order of the network: DescribeInstanceTopology's answer, from a file or a command.
+#include "src/discovery/rank_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "tests/unit/fake_machine.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Three layers; i-3 and i-1 are nearest, i-2 shares the second layer with them, i-4 is in another part, i-5 does not run.
+constexpr const char* kTopology = R"({"Instances": [
+  {"InstanceId": "i-1", "InstanceType": "p4d.24xlarge", "ZoneId": "z", "NetworkNodes": ["nn-a", "nn-b", "nn-c"]},
+  {"InstanceId": "i-2", "InstanceType": "p4d.24xlarge", "ZoneId": "z", "NetworkNodes": ["nn-a", "nn-b", "nn-d"]},
+  {"InstanceId": "i-3", "InstanceType": "p4d.24xlarge", "ZoneId": "z", "NetworkNodes": ["nn-a", "nn-b", "nn-c"]},
+  {"InstanceId": "i-4", "InstanceType": "p4d.24xlarge", "ZoneId": "z", "NetworkNodes": ["nn-x", "nn-y", "nn-z"]},
+  {"InstanceId": "i-5", "NetworkNodes": null}], "NextToken": null})";
+constexpr const char* kInstances = R"({"Reservations": [{"Instances": [
+  {"InstanceId": "i-1", "PrivateDnsName": "ip-10-0-0-1.ec2.internal", "PrivateIpAddress": "10.0.0.1", "PublicDnsName": ""},
+  {"InstanceId": "i-2", "PrivateDnsName": "ip-10-0-0-2.ec2.internal", "PrivateIpAddress": "10.0.0.2"}]}]})";
+
+std::vector<std::string> ordered(const NetworkTree& tree, const std::vector<std::string>& hosts) {
+  std::vector<std::string> result;
+  for (const std::size_t host : order_hosts(tree, hosts).order) result.push_back(hosts[host]);
+  return result;
+}
+
+TEST(RankOrder, NeighboursShareTheLowestNode) {
+  NetworkTree tree;
+  ASSERT_TRUE(add_answer(kTopology, tree).ok());
+  EXPECT_EQ(tree.paths.size(), 4U);
+  EXPECT_THAT(ordered(tree, {"i-1", "i-4", "i-2", "i-3"}), ElementsAre("i-1", "i-3", "i-2", "i-4"));
+  EXPECT_THAT(ordered(tree, {"i-4", "i-3", "i-2", "i-1"}), ElementsAre("i-4", "i-3", "i-1", "i-2"));  // the first stays first
+}
+
+TEST(RankOrder, UnknownHostsComeLast) {
+  NetworkTree tree;
+  ASSERT_TRUE(add_answer(kTopology, tree).ok());
+  const std::vector<std::string> hosts{"i-5", "i-2", "other", "i-1"};
+  EXPECT_THAT(ordered(tree, hosts), ElementsAre("i-2", "i-1", "i-5", "other"));
+  EXPECT_THAT(order_hosts(tree, hosts).unknown, ElementsAre("i-5", "other"));
+}
+
+TEST(RankOrder, HostsByNameAddressAndUser) {
+  NetworkTree tree;
+  ASSERT_TRUE(add_answer(kTopology, tree).ok());
+  ASSERT_TRUE(add_answer(kInstances, tree).ok());
+  EXPECT_THAT(ordered(tree, {"ec2-user@10.0.0.2", "i-4.ec2.internal", "ip-10-0-0-1", "i-3"}),
+              ElementsAre("ec2-user@10.0.0.2", "ip-10-0-0-1", "i-3", "i-4.ec2.internal"));
+  EXPECT_THAT(order_hosts(tree, std::vector<std::string>{"ip-10-0-0-1.ec2.internal"}).unknown, IsEmpty());
+}
+
+TEST(RankOrder, UltraServersUnderOneNodeStayTogether) {
+  NetworkTree tree;
+  ASSERT_TRUE(add_answer(R"({"Instances": [
+    {"InstanceId": "i-1", "NetworkNodes": ["a", "b", "c"], "CapacityBlockId": "cb-1"},
+    {"InstanceId": "i-2", "NetworkNodes": ["a", "b", "c"], "CapacityBlockId": "cb-2"},
+    {"InstanceId": "i-3", "NetworkNodes": ["a", "b", "c"], "CapacityBlockId": "cb-1"}]})",
+                         tree)
+                  .ok());
+  EXPECT_THAT(ordered(tree, {"i-1", "i-2", "i-3"}), ElementsAre("i-1", "i-3", "i-2"));
+}
+
+TEST(RankOrder, AnswersThatAreNone) {
+  for (
+      const auto& [text, words] :
+      {std::pair{"", "not JSON"},
+       {"[]", "neither Instances"},
+       {R"({"Instances": {}})", "neither Instances"},
+       {R"({"Instances": [1]})", "no InstanceId"},
+       {R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [1]}]})", "is no text"},
+       {R"({"Instances": [{"InstanceId": "i", "NetworkNodes": ["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]}]})",
+        "17 network nodes"},
+       {R"({"Reservations": [{}]})", "has no Instances"}}) {
+    NetworkTree tree;
+    const Status status = add_answer(text, tree);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  }
+}
+
+TEST(RankOrder, FilesAndCommands) {
+  const fake::Folder folder;
+  const std::string topology = folder.path() + "/topology.json";
+  const std::string instances = folder.path() + "/instances.json";
+  std::ofstream(topology) << kTopology;
+  std::ofstream(instances) << kInstances;
+  auto tree = read_network_tree(topology + "," + instances);
+  ASSERT_TRUE(tree.ok()) << tree.status().to_string();
+  EXPECT_EQ(tree->paths.size(), 4U);
+  EXPECT_EQ(tree->ids.at("10.0.0.1"), "i-1");
+  tree = read_network_tree("|cat " + topology);
+  ASSERT_TRUE(tree.ok()) << tree.status().to_string();
+  EXPECT_EQ(tree->paths.size(), 4U);
+  tree = read_network_tree("|exit 3");
+  EXPECT_THAT(tree.status().message(), HasSubstr("rank order from 'exit 3': it ends with status 3"));
+  tree = read_network_tree(folder.path() + "/none.json");
+  EXPECT_THAT(tree.status().message(), HasSubstr("No such file"));
+}
+
+}  // namespace
+}  // namespace shoal
