@@ -16,6 +16,8 @@ void add_explain_command(CLI::App& app, int* exit_status);
 void add_tune_command(CLI::App& app, int* exit_status);
 /// `shoal doctor`: what the jobs of this host are doing, and who holds them up.
 void add_doctor_command(CLI::App& app, int* exit_status);
+/// `shoal topology`: which machine this is, and what of it each rank uses.
+void add_topology_command(CLI::App& app, int* exit_status);
 /// `shoal env`: every setting, its value and where that comes from.
 void add_env_command(CLI::App& app, int* exit_status);
 

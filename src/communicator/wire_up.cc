@@ -183,6 +183,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   parts.rank = rank;
   parts.device = &host_device();
   parts.cores = allowed_cores();
+  if (Status status = check_progress_cores(); !status.ok()) return status;
   const auto warn_after = seconds_setting("SHOAL_WARN_AFTER");
   if (!warn_after.ok()) return warn_after.status();
   parts.warn_after = std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*warn_after * 1000)));

@@ -18,20 +18,6 @@ namespace {
 
 constexpr int kNice = -10;
 
-// The last cores of the mask, one a rank, leave the first ones to the callers.
-int core_for(int local_rank, int local_size) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return -1;
-  const int cores = CPU_COUNT(&set);
-  if (cores < 2 * local_size) return -1;
-  int wanted = cores - 1 - local_rank;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set) && wanted-- == 0) return core;
-  }
-  return -1;
-}
-
 }  // namespace
 
 ProgressThread& ProgressThread::instance() {
@@ -61,7 +47,7 @@ void ProgressThread::add(const std::shared_ptr<Mesh>& mesh, int local_rank, int 
   generation_.fetch_add(1);
   if (!started_.load()) {
     spare_cores_ = node_cores >= 2 * local_size;
-    pin_to_core_ = spare_cores_ ? core_for(local_rank, local_size) : -1;
+    pin_to_core_ = progress_core(local_rank, local_size, spare_cores_);
   }
 }
 

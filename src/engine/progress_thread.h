@@ -20,7 +20,7 @@ class ProgressThread {
  public:
   static ProgressThread& instance();
 
-  /// `local_rank` and `local_size` place the thread: the last cores of the mask, one a rank, if each rank has two or more of
+  /// `local_rank` and `local_size` place the thread (see progress_core()), with cores to spare if each rank has two or more of
   /// the `node_cores` that the ranks of the node may use together.
   void add(const std::shared_ptr<Mesh>& mesh, int local_rank, int local_size, int node_cores);
   /// Returns when the thread no longer touches `mesh`.
