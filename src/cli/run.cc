@@ -26,6 +26,8 @@
 #include "src/bootstrap/job_key.h"
 #include "src/cli/commands.h"
 #include "src/cli/supervisor.h"
+#include "src/discovery/rank_order.h"
+#include "src/settings/settings.h"
 
 extern char** environ;  // POSIX leaves its declaration to the program
 
@@ -46,6 +48,7 @@ struct HostEntry {
 struct RunOptions {
   int ranks = 0;
   std::string hosts;
+  std::string rank_order;
   std::string ssh_command = "ssh -o BatchMode=yes";
   std::string master;
   int port = 0;
@@ -85,6 +88,23 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
   if (hosts.size() > kMaxHosts)
     return Status(StatusCode::invalid_argument, fmt::format("--hosts: more than {} hosts", kMaxHosts));
   return hosts;
+}
+
+/// Puts hosts that the network joins closely next to each other. The first stays first, and so does the job's master.
+Status sort_by_network(const std::string& source, std::vector<HostEntry>& hosts) {
+  if (source.empty()) return {};
+  const auto tree = read_network_tree(source);
+  if (!tree.ok()) return tree.status();
+  std::vector<std::string> names;
+  for (const HostEntry& host : hosts) names.push_back(host.login);
+  const HostOrder order = order_hosts(*tree, names);
+  for (const std::string& host : order.unknown) {
+    fmt::print(stderr, "shoal run: the rank order does not have {}; its ranks come last\n", host);
+  }
+  std::vector<HostEntry> sorted;
+  for (const std::size_t host : order.order) sorted.push_back(hosts[host]);
+  hosts = std::move(sorted);
+  return {};
 }
 
 std::uint64_t random_number() {
@@ -225,8 +245,9 @@ std::string job_variables(const RunOptions& options, const std::string& master, 
 }
 
 int run_on_hosts(const RunOptions& options) {
-  const Result<std::vector<HostEntry>> hosts = parse_hosts(options.hosts);
+  Result<std::vector<HostEntry>> hosts = parse_hosts(options.hosts);
   if (!hosts.ok()) return fail(hosts.status());
+  if (Status status = sort_by_network(options.rank_order, *hosts); !status.ok()) return fail(status);
   std::array<char, 4096> own_path{};
   if (readlink("/proc/self/exe", own_path.data(), own_path.size() - 1) < 0)
     return fail(system_error("readlink /proc/self/exe", errno));
@@ -291,6 +312,12 @@ void add_run_command(CLI::App& app, int* exit_status) {
   command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxRanksPerHost));
   command->add_option("--hosts", options->hosts,
                       "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
+  options->rank_order = setting("SHOAL_RANK_ORDER");
+  command->add_option(
+      "--rank-order", options->rank_order,
+      "Number the ranks so that hosts close to each other are neighbours: the file that aws ec2 "
+      "describe-instance-topology printed, perhaps ,FILE of describe-instances for the names of hosts, or |COMMAND "
+      "(default: SHOAL_RANK_ORDER)");
   command->add_option("--ssh-command", options->ssh_command, "How to reach a host; called with the host and a shell command")
       ->capture_default_str();
   command->add_option("--master", options->master, "Address at which all ranks reach rank 0 (default: the first host)");

@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/topology/instances.h"
+
 namespace shoal {
 namespace {
 
@@ -18,29 +20,38 @@ constexpr int kMaxCount = 4096;  // of NICs, ranks or cores in a node
 // TCP flows that meet at a receiver push each other out of the queues: bench/cluster loses up to 12 % with seven of them in
 // large messages, and nothing in small ones, which fit into the queues.
 constexpr double kTcpFlowShare = 0.01;
-constexpr double kMaxNumber = 1e6;  // of anything else: a second of latency, a million GB/s
+constexpr double kUnknownLatencyUs = 75;  // of EFA where aws-ofi-nccl has no entry: what it has for most
+constexpr double kMaxNumber = 1e6;        // of anything else: a second of latency, a million GB/s
 
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// An EC2 type. EFA cards and Gbit/s: the EC2 documentation ("Accelerated computing", "EFA-supported instance types"). A card
-/// delivers 94.8 % (fi_rma_bw, one 100 Gbit/s card of a p5, 64 KiB writes and larger) and takes 1.24 us to post a message (same
-/// test; libfabric-efa-demo). Latency: what aws-ofi-nccl's platform table tells NCCL. NVLink: NVIDIA's totals of each
-/// generation, halved. A fold reads two operands and writes one, hence a third of the memory bandwidth of NVIDIA's data sheet.
-Platform ec2(std::string name, int nics, double card_gbit_s, double latency_us, double nvlink_gbyte_s, double hbm_gbyte_s) {
+/// What a GPU moves over PCIe to another, one way: 12 GB/s for 16 lanes of the third generation, as NCCL plans; twice as much
+/// for each later one is assumed.
+double pcie_gbyte_s(int generation) { return 12.0 * (1 << (generation - 3)); }
+
+/// An EC2 type, from its row. A card delivers 94.8 % (fi_rma_bw, one 100 Gbit/s card of a p5, 64 KiB writes and larger) and
+/// takes 1.24 us to post a message (same test; libfabric-efa-demo). NVLink's total is of both directions. A fold reads two
+/// operands and writes one, hence a third of the memory bandwidth.
+Platform ec2(const Instance& row) {
   Platform platform;
-  platform.name = std::move(name);
-  platform.source =
-      "EC2 and NVIDIA documentation, aws-ofi-nccl's latency; 94.8 % of a card and 1.24 us a post as measured on p5; "
-      "2 us inside the node assumed";
-  platform.ranks_per_node = 8;
-  platform.nics = nics;
-  platform.nic_gbit_s = card_gbit_s * 0.948;
-  platform.network_latency_us = latency_us;
+  const double peers_gbyte_s = row.nvlink_gbyte_s > 0 ? row.nvlink_gbyte_s / 2.0 : pcie_gbyte_s(row.pcie_generation);
+  platform.name = row.name;
+  platform.hardware = fmt::format("{} x {} ({}, {:g} GB/s each way), {} x {} Gbit/s EFA v{}, {:g} a GPU", row.gpus, row.gpu,
+                                  row.nvlink_gbyte_s > 0 ? "NVLink" : fmt::format("PCIe {}", row.pcie_generation),
+                                  peers_gbyte_s, row.efa_cards, row.card_gbit_s, row.efa_generation, row.rails_of_gpu());
+  platform.source = fmt::format(
+      "EC2 and NVIDIA documentation, {}; 94.8 % of a card and 1.24 us a post as measured on p5; 2 us inside the node assumed{}",
+      row.latency_us > 0 ? "aws-ofi-nccl's latency" : "75 us assumed",
+      row.nvlink_gbyte_s > 0 ? "" : fmt::format("; PCIe {} twice as fast as its predecessor assumed", row.pcie_generation));
+  platform.ranks_per_node = row.gpus;
+  platform.nics = row.efa_cards;
+  platform.nic_gbit_s = row.card_gbit_s * 0.948;
+  platform.network_latency_us = row.latency_us > 0 ? row.latency_us : kUnknownLatencyUs;
   platform.message_us = 1.24;
   platform.network_window = 32;  // posts in flight before the rate of small packets falls (pplx-kernels)
-  platform.memory_gbyte_s = nvlink_gbyte_s / 2;
+  platform.memory_gbyte_s = peers_gbyte_s;
   platform.memory_latency_us = 2;
-  platform.fold_gbyte_s = hbm_gbyte_s / 3;
+  platform.fold_gbyte_s = row.gpu_memory_gbyte_s / 3.0;
   return platform;
 }
 
@@ -131,13 +142,34 @@ Result<std::string> read_file(const std::string& path) {
 }  // namespace
 
 std::span<const Platform> platforms() {
-  static const std::vector<Platform> kPlatforms{
-      ec2("p3dn", 1, 100, 150, 300, 900),     ec2("p4d", 4, 100, 75, 600, 1555),  ec2("p4de", 4, 100, 75, 600, 2039),
-      ec2("p5", 32, 100, 75, 900, 3350),      ec2("p5e", 32, 100, 75, 900, 4800), ec2("p5en", 16, 200, 35, 900, 4800),
-      ec2("p6-b200", 8, 400, 35, 1800, 8000), ethernet("ethernet-1g", 1, 30),     ethernet("ethernet-10g", 10, 20),
-      ethernet("ethernet-25g", 25, 15),       ethernet("ethernet-100g", 100, 15), emulated(),
-  };
+  static const std::vector<Platform> kPlatforms = [] {
+    std::vector<Platform> all;
+    for (const Instance& row : instances()) all.push_back(ec2(row));
+    for (Platform& each : std::vector{ethernet("ethernet-1g", 1, 30), ethernet("ethernet-10g", 10, 20),
+                                      ethernet("ethernet-25g", 25, 15), ethernet("ethernet-100g", 100, 15), emulated()}) {
+      all.push_back(std::move(each));
+    }
+    return all;
+  }();
   return kPlatforms;
+}
+
+Topology topology_of(const Platform& platform, int nodes, int ranks_per_node) {
+  Topology topology = Topology::uniform(nodes, ranks_per_node);
+  LinkCost& network = topology.cost[static_cast<std::size_t>(LinkClass::network)];
+  network = {platform.network_latency_us, 8 / (platform.nic_gbit_s * platform.nics * 1000), platform.message_us};
+  LinkCost& inside = topology.cost[static_cast<std::size_t>(LinkClass::shared_memory)];
+  inside = {platform.memory_latency_us, 1 / (platform.memory_gbyte_s * 1000)};
+  topology.reduce_us_per_byte = 1 / (platform.fold_gbyte_s * 1000);
+  topology.cores_per_node = platform.cores;
+  return topology;
+}
+
+double wire_limit_gbyte_s(const Platform& platform, int nodes, int ranks) {
+  if (nodes < 2) return 0;
+  const double wire_gbyte_s = platform.nics * platform.nic_gbit_s / 8;
+  const double moved = 2.0 * (nodes - 1) / nodes;
+  return wire_gbyte_s / moved * 2 * (ranks - 1) / ranks;
 }
 
 Status check(const Platform& platform) {
@@ -189,9 +221,10 @@ Result<Platform> find_platform(std::string_view name) {
     if (!text.ok()) return text.status();
     return parse_platform(*text, name);
   }
+  const Instance* instance = find_instance(name);  // knows short names, too
   std::string known;
   for (const Platform& platform : platforms()) {
-    if (platform.name == name) return platform;
+    if (platform.name == (instance != nullptr ? instance->name : name)) return platform;
     known += " " + platform.name;
   }
   return Status(StatusCode::not_found,

@@ -7,6 +7,8 @@
 
 #include <shoal/status.h>
 
+#include "src/topology/topology.h"
+
 namespace shoal {
 
 /// One kind of node and the network between such nodes. GB = 1e9 bytes; every rate is of payload, in one direction.
@@ -16,6 +18,7 @@ namespace shoal {
 /// as one, where they are more. Between the NICs the network is assumed to be full bisection.
 struct Platform {
   std::string name;
+  std::string hardware;             ///< GPUs and rails, in words; empty where there is nothing to say
   std::string source;               ///< where the numbers come from, and which of them are assumed
   int ranks_per_node = 1;           ///< default of `shoal simulate`
   int nics = 1;                     ///< of a node
@@ -34,16 +37,25 @@ struct Platform {
   bool one_machine = false;         ///< the cores are those of all nodes together: an emulated cluster
 };
 
-/// The built-in platforms, in a fixed order: EC2's, plain Ethernet, and bench/cluster.
+/// The built-in platforms, in a fixed order: EC2's (a row of src/topology/instances each), plain Ethernet, and bench/cluster.
 std::span<const Platform> platforms();
 
-/// A built-in platform by its name, or one from a JSON file where `name` ends in ".json": an object whose keys are the members
-/// of Platform, those left out having the values above; `name` defaults to the file's. Errors: not_found for an unknown name
-/// (lists the known ones), system_error for an unreadable file, invalid_argument naming the offending key.
+/// A built-in platform by its name (of EC2's also by the short one, "p5"), or one from a JSON file where `name` ends in
+/// ".json": an object whose keys are the members of Platform, those left out having the values above; `name` defaults to the
+/// file's. Errors: not_found for an unknown name (lists the known ones), system_error for an unreadable file, invalid_argument
+/// naming the offending key.
 Result<Platform> find_platform(std::string_view name);
 
 /// As find_platform() does with a file's text; `origin` stands in messages.
 Result<Platform> parse_platform(std::string_view json, std::string_view origin);
+
+/// `nodes` x `ranks_per_node` ranks with the costs of `platform`, for the closed model (simulator.h), in which a node has one
+/// port: all its NICs together. So the model takes a rank that sends alone for as fast as the node; SimGrid knows better.
+Topology topology_of(const Platform& platform, int nodes, int ranks_per_node);
+
+/// GB/s of bus bandwidth (nccl-tests) at which an all_reduce that is hierarchical would fill the wires of the nodes: each moves
+/// 2 (N - 1) / N of the message. 0 for one node.
+double wire_limit_gbyte_s(const Platform& platform, int nodes, int ranks);
 
 /// ok where every number makes sense; else invalid_argument naming it.
 Status check(const Platform& platform);

@@ -1,4 +1,5 @@
 """shoal run: the environment of the ranks, exit codes, signals, and that nothing is left."""
+import json
 import os
 import signal
 import subprocess
@@ -169,6 +170,20 @@ class Hosts(Local):
         self.assertEqual([line[:7] for line in lines], [["0", "3", "0", "2", "a", "a", "65536"], ["1", "3", "1", "2", "a", "a", "65536"],
                                                         ["2", "3", "0", "1", "me@b", "a", "65536"]])
         self.assertEqual(len({tuple(line[7:]) for line in lines}), 1)
+
+    def test_ranks_follow_the_order_of_the_network(self):
+        path = os.path.join(self.folder.name, "topology.json")
+        with open(path, "w", encoding="ascii") as file:
+            json.dump({"Instances": [{"InstanceId": name, "NetworkNodes": ["top", leaf]} for name, leaf in (("i-a", "1"), ("i-b", "2"), ("i-c", "1"))]},
+                      file)
+        command = ("--", "sh", "-c", "echo $SHOAL_RANK $HOST $SHOAL_MASTER_ADDR")
+        for arguments, environment in ((("--rank-order", path), {}), ((), {"SHOAL_RANK_ORDER": "|cat " + path})):
+            done = self.on("i-a:2,x@i-b:1,i-c:1,i-d:1", *arguments, *command, **environment)
+            self.assertEqual(sorted(done.stdout.splitlines()), ["0 i-a i-a", "1 i-a i-a", "2 i-c i-a", "3 x@i-b i-a", "4 i-d i-a"])
+            self.assertIn("does not have i-d", done.stderr)
+        done = self.on("i-a", "--rank-order", "none.json", *command)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("rank order from none.json", done.stderr)
 
     def test_arguments_arrive_as_they_are(self):
         done = self.on("a", "--", "sh", "-c", 'printf "<%s>" "$@"', "sh", "it's", "$HOME", "a b", "")

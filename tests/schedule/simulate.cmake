@@ -9,7 +9,7 @@ shoal_add_cli_test(simulate_platform "on 512 nodes x 8 ranks of p4d.*ring +[0-9.
                    --size 1MiB --algorithm ring)
 shoal_add_cli_test(simulate_table " 2 +8 [|].* 16 +64 [|].*fastest.*crossover: direct overtakes hierarchical.ring. between 2 and 16"
                    simulate --platform p4d --nodes 2,16 -L 4 --size 1MiB)
-shoal_add_cli_error_test(platform "unknown platform 'p9'; known: p3dn p4d" simulate --platform p9 --nodes 2)
+shoal_add_cli_error_test(platform "unknown platform 'p9'; known: g4dn.12xlarge g4dn.metal p3dn" simulate --platform p9 --nodes 2)
 shoal_add_cli_error_test(platform_file "open the platform no.json: No such file" simulate --platform no.json --nodes 2)
 shoal_add_cli_error_test(nodes "nodes '8..2' are not like 512, 2,8,64 or 2..4096" simulate --platform p4d --nodes 8..2)
 shoal_add_cli_error_test(nodes_many "nodes '4097' are not like" simulate --platform p4d --nodes 4097)
