@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,11 @@
 #include "src/selector/predict.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
+#include "src/simulate/platform.h"
+#include "src/simulate/published.h"
+#ifdef SHOAL_HAVE_SIMGRID
+#include "src/simulate/scale.h"
+#endif
 
 namespace shoal {
 namespace {
@@ -71,8 +77,79 @@ void print_candidates(const Explanation& explanation, const Topology& topology, 
   if (!others.empty()) fmt::print("   cannot serve it: {}\n", others);
 }
 
-Status run(const ScheduleOptions& options, const std::string& table_path) {
-  const auto topology = options.topology();
+/// The platform to explain a call on, where one was named.
+struct ExplainedPlatform {
+  std::string name;
+  int nodes = 0;
+  std::optional<int> ranks_per_node;
+};
+
+#ifdef SHOAL_HAVE_SIMGRID
+constexpr std::size_t kSimulated = 4;  // of the candidates, the model's fastest
+
+/// What the finer simulation says of the fastest candidates: it knows that a rank reaches only its own NICs.
+void print_simulated(const Explanation& explanation, const Topology& topology, const Collective& collective,
+                     const Platform& platform) {
+  std::vector<const Candidate*> chosen;
+  for (const Candidate& candidate : explanation.candidates) {
+    if (!candidate.status.ok()) continue;
+    if (chosen.size() < kSimulated || candidate.algorithm == explanation.choice.algorithm) chosen.push_back(&candidate);
+  }
+  fmt::print("\n   the fastest of them on SimGrid, with contention:\n");
+  for (const Candidate* candidate : chosen) {
+    std::fflush(stdout);  // SimGrid runs in a child, which would print what is still in the buffer once more
+    const auto found = predict_at_scale(*candidate->algorithm, topology, collective, platform);
+    if (found.ok()) {
+      fmt::print("   {:<36} {:>12.1f} us {:>9.3g} GB/s of bus bandwidth ({})\n", found->algorithm, found->total_us,
+                 found->bus_gbyte_s, found->how);
+    } else {
+      fmt::print("   {:<36} {}\n", candidate->algorithm->name, found.status().message());
+    }
+  }
+}
+#endif
+
+void print_published(const Platform& platform, int nodes, const Topology& topology, const Collective& collective) {
+  const PublishedResult* published =
+      collective.kind == CollectiveKind::all_reduce ? find_published(platform.name, nodes, collective.input_bytes()) : nullptr;
+  if (published != nullptr && published->ranks == topology.ranks()) {
+    fmt::print("published for NCCL: {:.1f} us{} ({})\n", published->microseconds(),
+               published->bus_gbyte_s > 0 ? fmt::format(", {:g} GB/s", published->bus_gbyte_s) : "", published->source);
+  }
+  if (const double limit = wire_limit_gbyte_s(platform, nodes, topology.ranks()); limit > 0) {
+    fmt::print("the wires of a node would be full at {:.4g} GB/s of an all_reduce's bus bandwidth\n", limit);
+  }
+}
+
+/// The topology that was asked for, and the platform that it lies on where one was named.
+Result<Topology> topology_for(const CLI::App& command, const ScheduleOptions& options, const ExplainedPlatform& wanted,
+                              std::optional<Platform>& platform) {
+  if (wanted.name.empty()) {
+    if (wanted.nodes == 0 && !wanted.ranks_per_node) return options.topology();
+    return Status(StatusCode::invalid_argument, "--nodes and --ranks-per-node need a --platform");
+  }
+  for (const char* other : {"--shape", "--ranks", "--network-latency-us", "--network-gbit-s", "--shared-latency-us",
+                            "--shared-gbyte-s", "--cores"}) {
+    if (command.count(other) > 0) {
+      return Status(StatusCode::invalid_argument, fmt::format("a platform has its own nodes and costs: leave out {}", other));
+    }
+  }
+  auto found = find_platform(wanted.name);
+  if (!found.ok()) return found.status();
+  const int local = wanted.ranks_per_node.value_or(found->ranks_per_node);
+  const int nodes = wanted.nodes > 0 ? wanted.nodes : 2;
+  if (local < 1 || nodes > kMaxRanks / local) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("{} nodes of {} ranks: not between 1 and {} ranks", nodes, local, kMaxRanks));
+  }
+  platform = std::move(found).value();
+  return topology_of(*platform, nodes, local);
+}
+
+Status run(const CLI::App& command, const ScheduleOptions& options, const ExplainedPlatform& wanted,
+           const std::string& table_path) {
+  std::optional<Platform> platform;
+  const auto topology = topology_for(command, options, wanted, platform);
   if (!topology.ok()) return topology.status();
   const auto collective = options.collective();
   if (!collective.ok()) return collective.status();
@@ -84,14 +161,25 @@ Status run(const ScheduleOptions& options, const std::string& table_path) {
 
   fmt::print("{} ({}{}) on {}\n", to_string(*collective), format_bytes(collective->input_bytes()),
              deals_in_shares(collective->kind) ? " a share" : "", topology->shape());
+  if (platform) fmt::print("  {}: {}\n  {}\n", platform->name, platform->hardware, platform->source);
   print_costs(*topology);
   const auto tuned = consult_table(table_path, *topology, collective->kind);
   if (!tuned.ok()) return tuned.status();
   const auto explanation = explain(*topology, *collective, options.algorithm, *tuned ? &**tuned : nullptr);
   if (!explanation.ok()) return explanation.status();
   print_candidates(*explanation, *topology, *collective);
+#ifdef SHOAL_HAVE_SIMGRID
+  if (platform) print_simulated(*explanation, *topology, *collective, *platform);
+#endif
   fmt::print("\n{} (by {}).\n{}: {}.\n", explanation->reason, to_string(explanation->choice.basis),
              explanation->choice.algorithm->name, explanation->choice.algorithm->summary);
+  if (platform) {
+    print_published(*platform, topology->nodes(), *topology, *collective);
+    fmt::print(
+        "All of this is predicted. The model of the table, the Selector's, has a rank's own core move what stays in the node; "
+        "on "
+        "SimGrid\nthe hardware does. Neither has GPU kernels, PCIe between GPU and NIC, or congestion.\n");
+  }
   return {};
 }
 
@@ -108,9 +196,14 @@ void add_explain_command(CLI::App& app, int* exit_status) {
       ->capture_default_str();
   options->add_to(*command);
   options->add_costs_to(*command);
+  const auto platform = std::make_shared<ExplainedPlatform>();
+  command->add_option("--platform,-p", platform->name,
+                      "EC2 instance type (p5.48xlarge, or p5) or another platform of shoal simulate, with its costs");
+  command->add_option("--nodes,-N", platform->nodes, "nodes of the platform (default 2)")->check(CLI::Range(1, kMaxRanks));
+  command->add_option("--ranks-per-node,-L", platform->ranks_per_node, "ranks of each node (default: the platform's)");
   command->add_option("--tuning", *table_path, "table of measured times by shoal tune (default: SHOAL_TUNING)");
-  command->callback([options, table_path, exit_status] {
-    const Status status = run(*options, *table_path);
+  command->callback([=] {
+    const Status status = run(*command, *options, *platform, *table_path);
     if (!status.ok()) *exit_status = report_error("explain", status);
   });
 }

@@ -66,9 +66,10 @@ void add_simulate_command(CLI::App& app, int* exit_status) {
   command->callback([=] {
 #ifdef SHOAL_HAVE_SIMGRID
     const auto on_platform = platform->wanted();
-    const Status status = !on_platform.ok() ? on_platform.status()
-                          : *on_platform    ? simulate_platform(*command, *options, *platform)
-                                            : run(*options);
+    const Status status = !on_platform.ok()     ? on_platform.status()
+                          : platform->published ? simulate_published()
+                          : *on_platform        ? simulate_platform(*command, *options, *platform)
+                                                : run(*options);
 #else
     const Status status = run(*options);
 #endif

@@ -14,7 +14,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/selector/selector.h"
 #include "src/simulate/platform.h"
+#include "src/simulate/published.h"
 #include "src/simulate/scale.h"
 
 namespace shoal {
@@ -245,6 +247,17 @@ Status write_json(const std::string& path, const Platform& platform, const Colle
   return {};
 }
 
+/// What others have measured of the same call.
+void print_published_beside(const Platform& platform, int nodes, int ranks, const Collective& collective) {
+  if (collective.kind != CollectiveKind::all_reduce) return;
+  const PublishedResult* published = find_published(platform.name, nodes, collective.input_bytes());
+  if (published == nullptr || published->ranks != ranks) return;
+  const double us = published->microseconds();
+  fmt::print("{:<28} {:>14.1f} {:>11.3f} {:>11.3f}  published: {}\n", "NCCL", us,
+             static_cast<double>(collective.input_bytes()) / us / 1000, bus_bytes(collective, ranks) / us / 1000,
+             published->source);
+}
+
 /// The platform that was named, with the costs that the user has given instead.
 Result<Platform> platform_of(const CLI::App& command, const std::string& name) {
   auto platform = find_platform(name);
@@ -294,6 +307,7 @@ void PlatformOptions::add_to(CLI::App& command) {
   command.add_option("--nodes,-N", nodes, "nodes of the platform: 512; 2,8,64; 2..4096 (powers of two)");
   command.add_option("--ranks-per-node,-L", ranks_per_node, "ranks of each node (default: the platform's)");
   command.add_flag("--table", table, fmt::format("compare the algorithms on {} nodes, or on --nodes", kTableNodes));
+  command.add_flag("--published", published, "print a table (Markdown) of predictions beside what others have published");
   command.add_option("--json", json, "write the predictions to this file, - for standard output");
 }
 
@@ -306,6 +320,49 @@ Result<bool> PlatformOptions::wanted() const {
                                        : nullptr;
   if (needs != nullptr) return invalid(fmt::format("{} needs a --platform", needs));
   return false;
+}
+
+namespace {
+
+/// 8 -> "8 B", 1048576 -> "1 MiB".
+std::string short_size(std::uint64_t bytes) { return bytes < 1024 ? fmt::format("{} B", bytes) : format_bytes(bytes); }
+
+/// One row of the table beside published results.
+Result<std::string> beside_published(const PublishedResult& published) {
+  const auto platform = find_platform(published.platform);
+  if (!platform.ok()) return platform.status();
+  const int local = published.ranks / published.nodes;
+  const Topology topology = topology_of(*platform, published.nodes, local);
+  const Collective collective{CollectiveKind::all_reduce, published.bytes / 4, DataType::float32, ReduceOp::sum, 0};
+  const auto choice = select(topology, collective);
+  if (!choice.ok()) return choice.status();
+  const auto found = predict_at_scale(*choice->algorithm, topology, collective, *platform);
+  if (!found.ok()) return found.status();
+  const double limit = wire_limit_gbyte_s(*platform, published.nodes, published.ranks);
+  const double theirs_us = published.microseconds();
+  const double theirs_gbyte_s = bus_bytes(collective, published.ranks) / theirs_us / 1000;
+  const auto of_limit = [&](double gbyte_s) { return fmt::format("{:.3g} ({:.2g} %)", gbyte_s, 100 * gbyte_s / limit); };
+  return fmt::format("| {} x {} | {} | {} | {} | {} | {} | {} | {:.2f} x |\n", published.nodes, published.platform,
+                     short_size(published.bytes), format_time(theirs_us), of_limit(theirs_gbyte_s), found->algorithm,
+                     format_time(found->total_us), of_limit(found->bus_gbyte_s), theirs_us / found->total_us);
+}
+
+}  // namespace
+
+Status simulate_published() {
+  std::string rows;
+  Progress progress(published_results().size());
+  for (const PublishedResult& each : published_results()) {
+    progress.begin(fmt::format("{} of {}", short_size(each.bytes), each.platform));
+    const auto row = beside_published(each);
+    if (!row.ok()) return row.status();
+    rows += *row;
+  }
+  fmt::print(
+      "| nodes | size | NCCL, published | GB/s (of the wire) | shoal's plan | **predicted** | GB/s (of the wire) | ratio |\n"
+      "|---|---:|---:|---:|---|---:|---:|---:|\n{}",
+      rows);
+  return {};
 }
 
 Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedule, const PlatformOptions& options) {
@@ -350,10 +407,12 @@ Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedul
     fmt::print("{} x {:.4g} Gbit/s, {:g} us between nodes; {:g} GB/s, {:g} us inside; {}\n", platform->nics,
                platform->nic_gbit_s, platform->network_latency_us, platform->memory_gbyte_s, platform->memory_latency_us,
                platform->source);
+    if (!platform->hardware.empty()) fmt::print("{}\n", platform->hardware);
     if (table) {
       print_table(cells, *nodes, *names);
     } else {
       print_list(cells, *collective);
+      print_published_beside(*platform, most, most * local, *collective);
     }
   }
   return options.json.empty() ? Status() : write_json(options.json, *platform, *collective, cells, *names);

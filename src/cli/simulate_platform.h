@@ -16,12 +16,17 @@ struct PlatformOptions {
   std::string nodes;
   std::optional<int> ranks_per_node;
   bool table = false;
+  bool published = false;
   std::string json;
 
   void add_to(CLI::App& command);
   /// Whether the engine on SimGrid was asked for. Error: where options lack the --platform that they are for.
   [[nodiscard]] Result<bool> wanted() const;
 };
+
+/// Prints, as a table in Markdown, the Selector's plan and its time by SimGrid beside each of published_results().
+/// Errors: as predict_at_scale().
+Status simulate_published();
 
 /// Prints the predictions. `command` tells which of the costs the user has given; they replace those of the platform.
 /// Errors: invalid_argument or not_found for bad input, system_error for a file that cannot be written.

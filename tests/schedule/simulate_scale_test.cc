@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/simulate/published.h"
 #include "src/simulate/simgrid_engine.h"
+#include "src/topology/instances.h"
 #include "tests/schedule/shapes.h"
 
 namespace shoal {
@@ -217,7 +219,7 @@ TEST(Platforms, AreSoundAndNamed) {
   }
   EXPECT_EQ(find_platform("p4d")->nics, 4);
   EXPECT_EQ(find_platform("p9").status().code(), StatusCode::not_found);
-  EXPECT_THAT(find_platform("p9").status().message(), HasSubstr("known: p3dn p4d "));
+  EXPECT_THAT(find_platform("p9").status().message(), HasSubstr(" p4d.24xlarge "));
   EXPECT_EQ(find_platform("no/such.json").status().code(), StatusCode::system_error);
 }
 
@@ -242,6 +244,50 @@ TEST(Platforms, AreReadFromJson) {
     EXPECT_EQ(wrong.status().code(), StatusCode::invalid_argument) << text;
     EXPECT_THAT(wrong.status().message(), HasSubstr(words)) << text;
   }
+}
+
+TEST(Platforms, InstanceTypesComeFromTheTableByEitherName) {
+  for (const Instance& row : instances()) {
+    const auto platform = find_platform(row.name);
+    ASSERT_TRUE(platform.ok()) << platform.status().to_string();
+    EXPECT_TRUE(check(*platform).ok()) << row.name;
+    EXPECT_EQ(platform->ranks_per_node, row.gpus);
+    EXPECT_EQ(platform->nics, row.efa_cards);
+    EXPECT_NEAR(platform->nic_gbit_s, 0.948 * row.card_gbit_s, 1e-9);
+    EXPECT_THAT(platform->hardware, HasSubstr(row.gpu));
+    if (row.alias.empty()) continue;
+    const auto same = find_platform(row.alias);
+    ASSERT_TRUE(same.ok());
+    EXPECT_EQ(same->name, row.name);
+  }
+  EXPECT_EQ(find_platform("p4d")->memory_gbyte_s, 300);
+  EXPECT_EQ(find_platform("g5")->memory_gbyte_s, 24);  // PCIe 4
+  EXPECT_THAT(find_platform("g6")->source, HasSubstr("75 us assumed"));
+}
+
+TEST(Platforms, TopologyForTheSelectorHasTheWireOfAWholeNode) {
+  const Platform platform = *find_platform("p5");
+  const Topology topology = topology_of(platform, 3, 8);
+  EXPECT_EQ(topology.shape(), "3x8");
+  const LinkCost& network = topology.cost[static_cast<std::size_t>(LinkClass::network)];
+  EXPECT_EQ(network.latency_us, 75);
+  EXPECT_NEAR(1 / network.us_per_byte / 1000, 32 * 94.8 / 8, 1e-6);
+  EXPECT_EQ(network.overhead(), 1.24);
+  // Two p4d nodes move each byte once: 4 x 94.8 Gbit/s are 47.4 GB/s, times 2 * 15 / 16 in nccl-tests' terms.
+  EXPECT_NEAR(wire_limit_gbyte_s(*find_platform("p4d"), 2, 16), 47.4 * 1.875, 1e-6);
+  EXPECT_EQ(wire_limit_gbyte_s(platform, 1, 8), 0);
+}
+
+TEST(Published, TimesAndBandwidthsAgree) {
+  for (const PublishedResult& each : published_results()) {
+    EXPECT_NE(find_instance(each.platform), nullptr) << each.platform;
+    EXPECT_EQ(find_published(each.platform, each.nodes, each.bytes), &each);
+    if (each.time_us > 0 && each.bus_gbyte_s > 0) {
+      EXPECT_NEAR(static_cast<double>(each.bytes) * 2 * (each.ranks - 1) / each.ranks / each.time_us / 1000, each.bus_gbyte_s,
+                  0.01 * each.bus_gbyte_s);
+    }
+  }
+  EXPECT_EQ(find_published("p5.48xlarge", 3, 8), nullptr);
 }
 
 }  // namespace
