@@ -1,7 +1,10 @@
-// `shoal doctor`: what the jobs of this host are doing, who holds them up, and what to do.
+// `shoal doctor`: what the jobs of this host are doing, who holds them up, and what to do; whether the machine is fit for one.
+#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -11,6 +14,9 @@
 #include "src/cli/commands.h"
 #include "src/cli/diagnosis.h"
 #include "src/cli/job_view.h"
+#include "src/cli/machine_checks.h"
+#include "src/cli/schedule_options.h"
+#include "src/cli/topology_drawing.h"
 
 namespace shoal {
 namespace {
@@ -24,6 +30,9 @@ struct DoctorOptions {
   std::string job;
   std::string folder;
   double patience_s = 1;
+  bool machine = false;
+  std::string root;             // of another system's tree, for tests
+  std::string security_groups;  // file
 };
 
 std::string clock_time(std::int64_t system_ns) {
@@ -116,7 +125,39 @@ void list_jobs(const std::vector<JobView>& jobs, const DoctorOptions& options) {
   }
 }
 
+int report_checks(const std::vector<MachineCheck>& checks) {
+  int status = 0;
+  for (const MachineCheck& check : checks) {
+    fmt::print("{:<5} {:<24} {}\n", to_string(check.verdict), check.what, check.found);
+    if (!check.to_do.empty()) fmt::print("{:<5} {:<24} to do: {}\n", "", "", check.to_do);
+    if (check.verdict == MachineCheck::Verdict::bad) status = kExitFound;
+  }
+  return status;
+}
+
+int examine_machine(const DoctorOptions& options) {
+  auto where = detect_options();
+  if (!where.ok()) return report_error("doctor", where.status());
+  if (!options.root.empty()) where->sysfs_root = options.root + "/sys";
+  const FoundMachine machine = detect_machine(*where);
+  fmt::print("machine: {}\n", describe_type(machine));
+  return report_checks(check_machine(machine, options.root));
+}
+
+int examine_security_groups(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return report_error("doctor", system_error("open " + path, errno));
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const auto check = check_security_groups(text);
+  if (!check.ok()) return report_error("doctor", Status(check.status().code(), path + ": " + check.status().message()));
+  return report_checks({*check});
+}
+
 int run_doctor(const DoctorOptions& options) {
+  if (options.machine || !options.security_groups.empty()) {
+    const int status = options.machine ? examine_machine(options) : 0;
+    return options.security_groups.empty() ? status : std::max(status, examine_security_groups(options.security_groups));
+  }
   const std::string folder = options.folder.empty() ? ledger_folder() : options.folder;
   if (folder.empty()) {
     fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; name the folder of the ledgers by --folder\n");
@@ -158,6 +199,12 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
                          "Lists the jobs of this host, running, hung or dead; of one of them shows each rank's call, since "
                          "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
   command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
+  command->add_flag(
+      "--machine", options->machine,
+      "look at the machine instead: EFA devices and driver, locked memory, huge pages, GPUs, GPUDirect, placement");
+  command->add_option("--security-groups", options->security_groups,
+                      "file of aws ec2 describe-security-groups: does a group let EFA through?");
+  command->add_option("--root", options->root, "folder that holds sys, proc, dev and opt of another machine")->group("");
   command->add_option("--folder", options->folder, "where the ledgers are, instead of what SHOAL_LEDGER says");
   command->add_option("--patience", options->patience_s, "seconds that a rank may wait before something is wrong")
       ->check(CLI::PositiveNumber)

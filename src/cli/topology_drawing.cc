@@ -23,8 +23,10 @@ svg{font-family:sans-serif;font-size:12px}
 .gpu{fill:#dcebd3;stroke:#1b1b1b;stroke-width:2}.nic{fill:#d6e4f5;stroke:#1b1b1b}.core{fill:#efe6d2;stroke:#1b1b1b}
 .near{stroke:#1b1b1b;stroke-width:1.5}.far{stroke:#1b1b1b;stroke-dasharray:5 4}.hatch{stroke:#1b1b1b}
 @media (prefers-color-scheme:dark){.paper{fill:#16181c}.panel{stroke:#a9a9a9}text{fill:#ececec}.faint{fill:#a9a9a9}
-.gpu{fill:#2c4a24;stroke:#ececec}.nic{fill:#233f60;stroke:#ececec}.core{fill:#4d4127;stroke:#ececec}.near,.far,.hatch{stroke:#ececec}}
-@media print{.paper,.gpu,.nic,.core{fill:#fff;stroke:#000}.paper{stroke:none}text,.faint{fill:#000}.near,.far,.hatch{stroke:#000}}
+.gpu{fill:#2c4a24;stroke:#ececec}.nic{fill:#233f60;stroke:#ececec}
+.core{fill:#4d4127;stroke:#ececec}.near,.far,.hatch{stroke:#ececec}}
+@media print{.paper,.gpu,.nic,.core{fill:#fff;stroke:#000}.paper{stroke:none}
+text,.faint{fill:#000}.near,.far,.hatch{stroke:#000}}
 </style>
 <defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>

@@ -174,8 +174,8 @@ class Hosts(Local):
     def test_ranks_follow_the_order_of_the_network(self):
         path = os.path.join(self.folder.name, "topology.json")
         with open(path, "w", encoding="ascii") as file:
-            json.dump({"Instances": [{"InstanceId": name, "NetworkNodes": ["top", leaf]} for name, leaf in (("i-a", "1"), ("i-b", "2"), ("i-c", "1"))]},
-                      file)
+            leaves = {"i-a": "1", "i-b": "2", "i-c": "1"}
+            json.dump({"Instances": [{"InstanceId": name, "NetworkNodes": ["top", leaf]} for name, leaf in leaves.items()]}, file)
         command = ("--", "sh", "-c", "echo $SHOAL_RANK $HOST $SHOAL_MASTER_ADDR")
         for arguments, environment in ((("--rank-order", path), {}), ((), {"SHOAL_RANK_ORDER": "|cat " + path})):
             done = self.on("i-a:2,x@i-b:1,i-c:1,i-d:1", *arguments, *command, **environment)

@@ -20,7 +20,7 @@ shoal_add_cli_error_test(ranks_per_node "4096 nodes of 17 ranks: not between 1 a
 shoal_add_cli_error_test(nodes_alone "--nodes needs a --platform" simulate --nodes 2)
 shoal_add_cli_error_test(platform_rate "of nic_gbit_s is not more than 0" simulate --platform p4d --nodes 2 --network-gbit-s 0)
 shoal_add_cli_error_test(platform_size "tasks on nodes that differ are too many" simulate --platform p4d --nodes 4096 --algorithm tree)
-shoal_add_cli_test(simulate_full_name "on 2 nodes x 8 ranks of p4de.24xlarge.*8 x A100 80GB .NVLink, 300 GB/s each way., 4 x 100 .*NCCL +26214.4 .*published"
+shoal_add_cli_test(simulate_full_name "on 2 nodes x 8 ranks of p4de.24xlarge.*8 x A100 80GB .NVLink, 300 GB/s each way.*NCCL +26214.4 .*published"
                    simulate --platform p4de.24xlarge --nodes 2 --size 1GiB --algorithm "hierarchical(direct)")
 shoal_add_cli_test(explain_platform "p5.48xlarge: 8 x H100.*between nodes +75.00 us.*-> hierarchical.*on SimGrid.*full at 401.3 GB/s" explain
                    all_reduce 64MiB --platform p5.48xlarge --nodes 16)

@@ -6,6 +6,8 @@
 
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "tests/unit/fake_machine.h"
 
 namespace shoal {
@@ -69,16 +71,15 @@ TEST(RankOrder, UltraServersUnderOneNodeStayTogether) {
 }
 
 TEST(RankOrder, AnswersThatAreNone) {
-  for (
-      const auto& [text, words] :
-      {std::pair{"", "not JSON"},
-       {"[]", "neither Instances"},
-       {R"({"Instances": {}})", "neither Instances"},
-       {R"({"Instances": [1]})", "no InstanceId"},
-       {R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [1]}]})", "is no text"},
-       {R"({"Instances": [{"InstanceId": "i", "NetworkNodes": ["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]}]})",
-        "17 network nodes"},
-       {R"({"Reservations": [{}]})", "has no Instances"}}) {
+  std::string layers = "\"0\"";
+  for (int i = 1; i < 17; ++i) layers += fmt::format(",\"{}\"", i);
+  const std::string deep = R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [)" + layers + "]}]}";
+  using Case = std::pair<std::string, const char*>;
+  for (const auto& [text, words] :
+       {Case{"", "not JSON"}, Case{"[]", "neither Instances"}, Case{R"({"Instances": {}})", "neither Instances"},
+        Case{R"({"Instances": [1]})", "no InstanceId"},
+        Case{R"({"Instances": [{"InstanceId": "i", "NetworkNodes": [1]}]})", "is no text"}, Case{deep, "17 network nodes"},
+        Case{R"({"Reservations": [{}]})", "has no Instances"}}) {
     NetworkTree tree;
     const Status status = add_answer(text, tree);
     EXPECT_EQ(status.code(), StatusCode::invalid_argument) << text;
