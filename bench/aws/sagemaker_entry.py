@@ -7,8 +7,8 @@ import sys
 
 
 def command(arguments, environment):
-    """The program and its arguments. SageMaker hands hyperparameters on as --name value."""
-    words = ["shoal_train", *arguments]
+    """The program and its arguments. SageMaker hands hyperparameters on as --name value; a switch has an empty one."""
+    words = ["shoal_train", *filter(None, arguments)]
     if environment.get("SM_CHANNEL_TRAINING") and "--data" not in arguments:
         words += ["--data", environment["SM_CHANNEL_TRAINING"]]
     if "--json" not in arguments:

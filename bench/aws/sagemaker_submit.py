@@ -18,7 +18,7 @@ import time
 
 ENTRY = "sagemaker_entry.py"
 INSTANCE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
-MODEL = re.compile(r"[A-Za-z0-9_]+")
+MODEL = re.compile(r"[A-Za-z0-9_.]+")
 LONGEST_NAME = 63  # of a training job
 
 
