@@ -85,11 +85,17 @@ struct ExplainedPlatform {
 };
 
 #ifdef SHOAL_HAVE_SIMGRID
-constexpr std::size_t kSimulated = 4;  // of the candidates, the model's fastest
+constexpr std::size_t kSimulated = 4;     // of the candidates, the model's fastest
+constexpr int kMostExplainedRanks = 512;  // seconds; for more there is shoal simulate, which shows how far it is
 
 /// What the finer simulation says of the fastest candidates: it knows that a rank reaches only its own NICs.
 void print_simulated(const Explanation& explanation, const Topology& topology, const Collective& collective,
                      const Platform& platform) {
+  if (topology.ranks() > kMostExplainedRanks) {
+    fmt::print("\n   {} ranks take a while on SimGrid: shoal simulate --platform {} --nodes {}\n", topology.ranks(),
+               platform.name, topology.nodes());
+    return;
+  }
   std::vector<const Candidate*> chosen;
   for (const Candidate& candidate : explanation.candidates) {
     if (!candidate.status.ok()) continue;
@@ -110,8 +116,8 @@ void print_simulated(const Explanation& explanation, const Topology& topology, c
 #endif
 
 void print_published(const Platform& platform, int nodes, const Topology& topology, const Collective& collective) {
-  const PublishedResult* published =
-      collective.kind == CollectiveKind::all_reduce ? find_published(platform.name, nodes, collective.input_bytes()) : nullptr;
+  if (collective.kind != CollectiveKind::all_reduce) return;
+  const PublishedResult* published = find_published(platform.name, nodes, collective.input_bytes());
   if (published != nullptr && published->ranks == topology.ranks()) {
     fmt::print("published for NCCL: {:.1f} us{} ({})\n", published->microseconds(),
                published->bus_gbyte_s > 0 ? fmt::format(", {:g} GB/s", published->bus_gbyte_s) : "", published->source);

@@ -54,7 +54,8 @@ class Slurm(unittest.TestCase):
         self.log = os.path.join(self.bin, "log")
         self.program("srun", 'echo "srun $*${SLURM_HOSTFILE:+ hosts: $(paste -sd " " "$SLURM_HOSTFILE")} key ${#SHOAL_JOB_KEY}" >> "$LOG"\n'
                              'case "$*" in *doctor*) exit "${UNFIT:-0}" ;; esac')
-        self.program("scontrol", 'case "$2" in hostnames) printf "q-1\\nq-2\\nq-3\\n" ;; *) echo "NodeName=$3 NodeAddr=10.0.0.${3#q-} NodeHostName=x" ;; esac')
+        self.program("scontrol", 'case "$2" in hostnames) printf "q-1\\nq-2\\nq-3\\n" ;;\n'
+                                 '*) echo "NodeName=$3 NodeAddr=10.0.0.${3#q-} NodeHostName=x" ;; esac')
 
     def program(self, name, text):
         path = os.path.join(self.bin, name)
@@ -63,9 +64,10 @@ class Slurm(unittest.TestCase):
         os.chmod(path, 0o755)
 
     def run_script(self, *arguments, **variables):
-        environment = {"PATH": self.bin + ":" + os.path.dirname(SHOAL) + ":/usr/bin:/bin", "LOG": self.log, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "q-[1-3]",
-                       "SLURM_NTASKS_PER_NODE": "2", **variables}
-        done = subprocess.run([os.path.join(AWS, "slurm.sbatch"), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60)
+        environment = {"PATH": self.bin + ":" + os.path.dirname(SHOAL) + ":/usr/bin:/bin", "LOG": self.log,
+                       "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "q-[1-3]", "SLURM_NTASKS_PER_NODE": "2", **variables}
+        done = subprocess.run([os.path.join(AWS, "slurm.sbatch"), *arguments], env=environment, capture_output=True, text=True,
+                              check=False, timeout=60)
         calls = []
         if os.path.exists(self.log):
             with open(self.log, encoding="ascii") as file:
@@ -317,7 +319,8 @@ class SageMaker(unittest.TestCase):
         sys.modules["sagemaker.pytorch"] = None
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            self.assertEqual(self.main("--dry-run", "--keep-alive", "0", "--subnets", "subnet-1", "--security-groups", "sg-1", "--", "--evaluate", "--lr=0.1"), 0)
+            self.assertEqual(self.main("--dry-run", "--keep-alive", "0", "--subnets", "subnet-1", "--security-groups", "sg-1",
+                                       "--", "--evaluate", "--lr=0.1"), 0)
         job, = json.loads(printed.getvalue())
         self.assertEqual(job["estimator"]["hyperparameters"], {"model": "resnet18", "evaluate": "", "lr": "0.1"})
         self.assertEqual(job["estimator"]["security_group_ids"], ["sg-1"])
@@ -337,7 +340,8 @@ class SageMaker(unittest.TestCase):
 
     def test_the_entry_point_becomes_the_trainer(self):
         command = load("sagemaker_entry").command
-        self.assertEqual(command(["--model", "vgg11", "--evaluate", "", "--steps", "5"], {"SM_CHANNEL_TRAINING": "/data", "SM_OUTPUT_DATA_DIR": "/out"}),
+        self.assertEqual(command(["--model", "vgg11", "--evaluate", "", "--steps", "5"],
+                                 {"SM_CHANNEL_TRAINING": "/data", "SM_OUTPUT_DATA_DIR": "/out"}),
                          ["shoal_train", "--model", "vgg11", "--evaluate", "--steps", "5", "--data", "/data", "--json", "/out/results.json"])
         self.assertEqual(command(["--json", "x", "--data", "y"], {"SM_CHANNEL_TRAINING": "/data"}), ["shoal_train", "--json", "x", "--data", "y"])
 

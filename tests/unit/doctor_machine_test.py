@@ -55,7 +55,8 @@ class Machine(unittest.TestCase):
     def test_a_machine_as_it_should_be(self):
         self.build()
         text = self.check("machine: p5.48xlarge", r"ok +EFA devices +32 of 32", r"ok +EFA driver +2.17.2g",
-                          r"ok +/dev/infiniband/uverbs. +32 of 32", r"ok +libfabric for EFA +# EFA installer version: 1.43.2", r"ok +huge pages of 2 MiB +5128",
+                          r"ok +/dev/infiniband/uverbs. +32 of 32", r"ok +libfabric for EFA +# EFA installer version: 1.43.2",
+                          r"ok +huge pages of 2 MiB +5128",
                           r"ok +locked memory +unlimited",
                           r"ok +GPUs and driver +8, NVIDIA 570.172.08", r"ok +GPUDirect RDMA +nvidia_peermem",
                           r"\? +security group +cannot be seen from inside\n +to do: all traffic in and out")
@@ -124,7 +125,8 @@ class SecurityGroups(unittest.TestCase):
     def test_rules(self):
         self.check({"SecurityGroups": [self.group("sg-1", "sg-2", "sg-1"), self.group("sg-2", "sg-2", "sg-2")]}, 0,
                    "ok +security group +sg-2 lets")
-        self.check({"SecurityGroups": [self.group("sg-1", "sg-1", None)]}, 1, r"BAD +security group +sg-1 lets itself in, not out\n.*0.0.0.0/0 is not")
+        self.check({"SecurityGroups": [self.group("sg-1", "sg-1", None)]}, 1,
+                   r"BAD +security group +sg-1 lets itself in, not out\n.*0.0.0.0/0 is not")
         self.check({"SecurityGroups": [self.group("sg-1", None, "sg-1")]}, 1, "out, not in")
         self.check({"SecurityGroups": [self.group("sg-1", "sg-2", "sg-2")]}, 1, "neither in nor out")
         only_tcp = self.group("sg-1", "sg-1", "sg-1")
