@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "transports/loopback/loopback.h"
+#include "transports/ofi/ofi.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
 
@@ -53,6 +57,31 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
   };
 }
 
+/// `write_from` 0: everything is sent, nothing written.
+TransportKind ofi_kind(const std::string& label, bool processes, const std::string& provider, const std::string& device,
+                       std::size_t write_from) {
+  const auto make_group = [=](int ranks) -> MakeEnd {
+    return [=, job = next_job()](int rank) {
+      OfiOptions options;
+      options.provider = provider;
+      if (!device.empty()) options.devices = {device};
+      options.tile_bytes = 16 * 1024;
+      options.tiles_per_peer = 4;
+      options.write_from_bytes = write_from;
+      options.job_id = job;
+      options.rank = rank;
+      options.size = ranks;
+      return make_ofi_transport(options);
+    };
+  };
+  // Loads libfabric, too, which keeps descriptors for the life of the process.
+  static const auto providers = ofi_providers();
+  std::string unavailable = providers.ok() ? fmt::format("libfabric has no provider {} here", provider) : providers.status().message();
+  if (providers.ok() && std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
+    unavailable.clear();
+  return {label, "ofi", processes, false, false, false, make_group, unavailable};
+}
+
 }  // namespace
 
 std::vector<TransportKind> transport_kinds() {
@@ -76,6 +105,14 @@ std::vector<TransportKind> transport_kinds() {
       {"tcp_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, true, false); }},
       {"tcp_processes", "tcp", true, false, false, false, [](int ranks) { return tcp_group(ranks, false, false); }},
       {"tcp_encrypted_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, false, true); }},
+      ofi_kind("ofi_rxm_sent_threads", false, "tcp;ofi_rxm", "127.0.0.1", 0),
+      ofi_kind("ofi_rxm_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0),
+      ofi_kind("ofi_rxm_written_threads", false, "tcp;ofi_rxm", "127.0.0.1", 1024),
+      ofi_kind("ofi_rxm_written_processes", true, "tcp;ofi_rxm", "127.0.0.1", 1024),
+      ofi_kind("ofi_net_written_processes", true, "net", "127.0.0.1", 1024),
+      ofi_kind("ofi_rxd_sent_processes", true, "udp;ofi_rxd", "127.0.0.1", 0),
+      ofi_kind("ofi_shm_sent_processes", true, "shm", "", 0),
+      ofi_kind("ofi_shm_written_processes", true, "shm", "", 1024),
   };
 }
 

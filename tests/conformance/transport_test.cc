@@ -168,6 +168,7 @@ void dawdle(std::mt19937& random) {
 class TransportConformance : public testing::TestWithParam<std::tuple<TransportKind, int>> {
  protected:
   void SetUp() override {
+    if (!kind().unavailable.empty()) GTEST_SKIP() << kind().unavailable;
 #ifdef __SANITIZE_THREAD__
     if (kind().processes) GTEST_SKIP() << "ThreadSanitizer sees nothing between processes";
 #endif

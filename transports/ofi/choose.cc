@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "transports/ofi/libfabric.h"
+#include "transports/ofi/wire.h"
+
+namespace shoal::ofi {
+namespace {
+
+bool is_called(const Candidate& candidate, const std::string& text) {
+  return candidate.device == text || (!candidate.address.empty() && candidate.address == text);
+}
+
+std::string what_there_is(const std::vector<Candidate>& candidates) {
+  std::string text;
+  std::set<std::string> named;
+  for (const Candidate& each : candidates) {
+    const std::string name =
+        fmt::format("{} on {}{}{}", each.provider, each.device, each.address.empty() ? "" : " ", each.address);
+    if (named.insert(name).second) text += (text.empty() ? "" : "; ") + name;
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+// Cards of which each has a device name of its own; several candidates may be the same card.
+std::vector<std::size_t> fastest_cards(const std::vector<Candidate>& candidates, const std::vector<std::size_t>& usable) {
+  std::uint64_t fastest = 0;
+  for (const std::size_t i : usable) fastest = std::max(fastest, candidates[i].bits_per_second);
+  std::vector<std::size_t> cards;
+  for (const std::size_t i : usable) {
+    const bool known =
+        std::any_of(cards.begin(), cards.end(), [&](auto c) { return candidates[c].device == candidates[i].device; });
+    if (!known && candidates[i].hardware && candidates[i].bits_per_second == fastest) cards.push_back(i);
+  }
+  // Names hold the bus number: neighbours stay together.
+  std::sort(cards.begin(), cards.end(), [&](auto a, auto b) { return candidates[a].device < candidates[b].device; });
+  return cards;
+}
+
+std::vector<std::size_t> share_of(const std::vector<std::size_t>& cards, int share, int shares) {
+  const auto count = cards.size();
+  const auto part = static_cast<std::size_t>(std::max(share, 0));
+  const auto parts = static_cast<std::size_t>(std::max(shares, 1));
+  if (count <= parts) return {cards[part % count]};
+  std::vector<std::size_t> mine;
+  for (std::size_t i = part * count / parts; i < (part + 1) * count / parts && mine.size() < kMaxRails; ++i)
+    mine.push_back(cards[i]);
+  return mine;
+}
+
+}  // namespace
+
+Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates, const RailRequest& request) {
+  std::vector<std::size_t> usable;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const bool wanted = request.provider.empty() ? candidates[i].other_hosts : candidates[i].provider == request.provider;
+    if (wanted) usable.push_back(i);
+  }
+  const auto refuse = [&](const std::string& what) {
+    return Status(StatusCode::unsupported, fmt::format("ofi: {}; there is {}", what, what_there_is(candidates)));
+  };
+  if (usable.empty()) {
+    return refuse(request.provider.empty()
+                      ? "libfabric has no provider here that sends reliable datagrams to other hosts"
+                      : fmt::format("libfabric has no provider '{}' (SHOAL_OFI_PROVIDER) with reliable datagrams here",
+                                    request.provider));
+  }
+  std::stable_sort(usable.begin(), usable.end(), [&](auto a, auto b) {
+    const auto rank = [&](const Candidate& c) { return std::tuple(!c.hardware, ~c.bits_per_second, !c.writes); };
+    return rank(candidates[a]) < rank(candidates[b]);
+  });
+  if (!request.devices.empty()) {
+    if (request.devices.size() > kMaxRails)
+      return refuse(fmt::format("{} rails are more than {}", request.devices.size(), kMaxRails));
+    // The best provider that has them all.
+    for (const std::size_t first : usable) {
+      std::vector<std::size_t> chosen;
+      for (const std::string& device : request.devices) {
+        for (const std::size_t i : usable) {
+          if (candidates[i].provider != candidates[first].provider || !is_called(candidates[i], device)) continue;
+          chosen.push_back(i);
+          break;
+        }
+      }
+      if (chosen.size() == request.devices.size()) return chosen;
+    }
+    return refuse(fmt::format("no provider has all of the devices {} (SHOAL_RAILS)", fmt::join(request.devices, ",")));
+  }
+  const std::string provider = candidates[usable.front()].provider;
+  std::erase_if(usable, [&](auto i) { return candidates[i].provider != provider; });
+  if (candidates[usable.front()].hardware) return share_of(fastest_cards(candidates, usable), request.share, request.shares);
+  for (const std::size_t i : usable) {
+    if (is_called(candidates[i], request.near)) return std::vector{i};
+  }
+  for (const std::size_t i : usable) {
+    if (!candidates[i].loopback) return std::vector{i};
+  }
+  return std::vector{usable.front()};
+}
+
+}  // namespace shoal::ofi

@@ -1,0 +1,406 @@
+#include "transports/ofi/hub.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/trust/refusals.h"
+
+namespace shoal::ofi {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kSpareReceives = 8;  // of each lane, beyond its tiles: words, and what comes twice
+constexpr int kBatchesInARow = 4;
+constexpr std::size_t kBatch = 32;
+constexpr milliseconds kWatchPeriod{50};
+// Between two looks at rails that wake nobody, and before a post is tried again that a queue without a promise refused.
+constexpr microseconds kShortestPause{20};
+constexpr microseconds kLongestPause{1000};
+constexpr milliseconds kCloseTime{500};
+constexpr unsigned kLooksBetweenEvents = 1024;
+
+std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+Hub::Hub(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails)
+    : options_(options),
+      rails_(std::move(rails)),
+      lane_of_rank_(static_cast<std::size_t>(options.size), -1),
+      pools_(rails_.size()),
+      owner_pid_(::getpid()) {}
+
+Result<std::shared_ptr<Hub>> Hub::make(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails) {
+  std::shared_ptr<Hub> hub(new Hub(options, std::move(rails)));
+  if (Status status = hub->open(); !status.ok()) return status;
+  return hub;
+}
+
+Hub::~Hub() { close(); }
+
+Status Hub::open() {
+  for (const auto& rail : rails_) rail_addresses_.push_back(rail->address());
+  const LaneShape lane = shape();
+  max_pieces_ = lane.max_pieces();
+  if (lane.piece_bytes < kRecordBytes || max_pieces_ > kMaxPieces) {
+    return {
+        StatusCode::unsupported,
+        fmt::format("ofi: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
+                    rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, lane.tile_bytes)};
+  }
+  epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
+  timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!epoll_.valid() || !timer_.valid()) return system_error("ofi: epoll or timerfd", errno);
+  const auto add = [&](int fd) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  };
+  bool added = add(timer_.get());
+  for (const auto& rail : rails_) added &= rail->wait_fd() < 0 || add(rail->wait_fd());
+  if (!added) return system_error("ofi: epoll_ctl", errno);
+  const auto peers = static_cast<std::size_t>(options_.size - 1);
+  records_ = Memory(std::max<std::size_t>(peers, 1) * 2 * round_up(kRecordBytes));
+  if (records_.data() == nullptr) return {StatusCode::system_error, "ofi: no memory for the handshake"};
+  if (Status status = enroll(records_, false, true); !status.ok()) return status;
+  return make_receives(peers);
+}
+
+LaneShape Hub::shape() const noexcept {
+  LaneShape lane;
+  lane.tile_bytes = options_.tile_bytes;
+  lane.window = options_.tiles_per_peer;
+  lane.stripe_bytes = options_.stripe_bytes;
+  lane.rails = rails_.size();
+  std::size_t message = ~std::size_t{0};
+  std::size_t write = ~std::size_t{0};
+  for (const auto& rail : rails_) {
+    message = std::min(message, rail->traits().max_message_bytes);
+    write = std::min(write, rail->traits().max_write_bytes);
+  }
+  const bool writes = write >= 4096 && options_.write_from_bytes > 0 && options_.write_from_bytes < options_.tile_bytes &&
+                      static_cast<std::size_t>(options_.size) <= kMaxMarkedLinks;
+  lane.write_from = writes ? options_.write_from_bytes : 0;
+  lane.max_write_bytes = std::min(write, round_up(lane.tile_bytes)) / kLine * kLine;
+  const std::size_t largest = round_up(std::max(kRecordBytes, writes ? lane.write_from : lane.tile_bytes));
+  lane.piece_bytes = message < kPacketBytes ? 0 : std::min(largest, (message - kPacketBytes) / kLine * kLine);
+  return lane;
+}
+
+Status Hub::make_receives(std::size_t peers) {
+  const LaneShape lane = shape();
+  // Payloads lie on cache lines: a buffer begins before one.
+  const std::size_t skew = round_up(kPacketBytes) - kPacketBytes;
+  const std::size_t stride = round_up(kPacketBytes) + lane.piece_bytes;
+  const std::size_t sent = lane.write_from > 0 ? lane.write_from : lane.tile_bytes;
+  const std::size_t pieces = std::max((sent + lane.piece_bytes - 1) / lane.piece_bytes, lane.rails);
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    std::size_t of_each = lane.window * (pieces + 1) + kSpareReceives;
+    if (rails_[r]->traits().writes_take_receives) of_each += lane.window * max_pieces_;
+    Pool& pool = pools_[r];
+    const std::size_t count = std::max<std::size_t>(peers, 1) * of_each;
+    pool.memory = Memory(count * stride);
+    if (pool.memory.data() == nullptr)
+      return {StatusCode::system_error, fmt::format("ofi: no memory for {} receives of {} bytes", count, stride)};
+    if (rails_[r]->traits().local_registration) {
+      pool.memory.registrations.resize(rails_.size());
+      auto made = rails_[r]->enroll({pool.memory.data(), pool.memory.size()}, false);
+      if (!made.ok()) return made.status();
+      pool.memory.registrations[r] = *made;
+    }
+    pool.receives = std::vector<Receive>(count);
+    pool.unposted.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      Receive& receive = pool.receives[count - 1 - i];
+      receive.role = Posted::Role::receive;
+      receive.rail = static_cast<std::uint8_t>(r);
+      receive.memory = {pool.memory.data() + (count - 1 - i) * stride + skew, kPacketBytes + lane.piece_bytes};
+      pool.unposted.push_back(&receive);
+    }
+    post_receives(r);
+    if (pool.unposted.size() == count)
+      return {StatusCode::system_error, fmt::format("ofi: {} takes no receives", rails_[r]->traits().provider)};
+  }
+  return {};
+}
+
+Status Hub::enroll(Memory& memory, bool for_peers, bool needed_locally) {
+  memory.registrations.resize(rails_.size());
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    if (rails_[r] == nullptr || !(for_peers || (needed_locally && rails_[r]->traits().local_registration))) continue;
+    auto made = rails_[r]->enroll({memory.data(), memory.size()}, for_peers);
+    if (!made.ok()) return made.status();
+    memory.registrations[r] = *made;
+  }
+  return {};
+}
+
+void Hub::dismiss(Memory& memory) noexcept {
+  for (std::size_t r = 0; r < memory.registrations.size(); ++r) {
+    if (rails_[r] != nullptr) rails_[r]->dismiss(memory.registrations[r]);
+  }
+}
+
+std::size_t Hub::memory_bytes() const noexcept {
+  std::size_t sum = records_.size();
+  for (const Pool& pool : pools_) sum += pool.memory.size();
+  for (const auto& lane : lanes_) sum += lane->memory_bytes();
+  return sum;
+}
+
+// Moving
+// -----------------------------------------------------------------------------------------------------------------------
+
+void Hub::post_receives(std::size_t rail) {
+  Pool& pool = pools_[rail];
+  while (!pool.unposted.empty() && rails_[rail] != nullptr) {
+    Receive& receive = *pool.unposted.back();
+    if (rails_[rail]->post_receive(receive, receive.memory, pool.memory.descriptor(rail)) != 0) return;
+    receive.under_way = true;
+    pool.unposted.pop_back();
+  }
+}
+
+void Hub::take_back(Receive& receive) {
+  if (rails_[receive.rail] == nullptr) return;
+  pools_[receive.rail].unposted.push_back(&receive);
+  post_receives(receive.rail);
+}
+
+void Hub::want_pump(Lane& lane) {
+  if (std::exchange(lane.queued_for_pump, true)) return;
+  to_pump_.push_back(&lane);
+}
+
+void Hub::pump_lanes() {
+  if (to_pump_.empty()) return;
+  pumped_.swap(to_pump_);
+  for (Lane* lane : pumped_) {
+    lane->queued_for_pump = false;
+    if (!lane->pump()) want_pump(*lane);
+  }
+  pumped_.clear();
+}
+
+bool Hub::read_rail(std::size_t index) {
+  std::array<Completion, kBatch> batch;
+  bool any = false;
+  for (int i = 0; i < kBatchesInARow && rails_[index] != nullptr; ++i) {
+    const int got = rails_[index]->read(batch);
+    if (got < 0) {
+      Completion failed;
+      failed.error = -got;
+      const std::string why = rails_[index]->describe(failed);
+      close_rail(index, why);
+      return true;
+    }
+    any |= got > 0;
+    for (int k = 0; k < got && rails_[index] != nullptr; ++k) handle(index, batch[static_cast<std::size_t>(k)]);
+    if (got < static_cast<int>(kBatch)) break;
+  }
+  if (rails_[index] != nullptr && !pools_[index].unposted.empty()) post_receives(index);
+  return any;
+}
+
+void Hub::handle(std::size_t rail, const Completion& completion) {
+  auto* const posted = static_cast<Posted*>(completion.operation);
+  if (completion.kind == Completion::Kind::written && completion.error == 0) {
+    const Mark mark = to_mark(completion.data);
+    if (mark.link < lanes_.size()) {
+      lanes_[mark.link]->on_written(mark);
+    } else {
+      count_refusal("ofi", "it wrote for a link that does not exist");
+    }
+    if (!rails_[rail]->traits().writes_take_receives || posted == nullptr || posted->role != Posted::Role::receive) return;
+    posted->under_way = false;
+    return take_back(*static_cast<Receive*>(posted));
+  }
+  if (posted == nullptr) return;
+  switch (posted->role) {
+    case Posted::Role::receive: {
+      auto& receive = *static_cast<Receive*>(posted);
+      receive.under_way = false;
+      if (completion.error == 0) return on_message(receive, completion.bytes);
+      count_refusal("ofi", "its message was no message of this job: " + rails_[rail]->describe(completion));
+      return take_back(receive);
+    }
+    case Posted::Role::part:
+      return posted->lane->on_sent(*static_cast<Part*>(posted), completion);
+    case Posted::Role::word:
+      return posted->lane->on_word_sent(completion);
+    case Posted::Role::record:
+      return on_record_sent(*static_cast<Short*>(posted), completion);
+  }
+}
+
+void Hub::on_message(Receive& receive, std::size_t bytes) {
+  const std::span<const std::byte> message = receive.memory.first(std::min(bytes, receive.memory.size()));
+  bool held = false;
+  if (looks_like_record(message)) {
+    on_record(message.first<kRecordBytes>());
+  } else {
+    const auto packet = message.size() < kPacketBytes ? std::optional<Packet>()
+                                                      : decode_packet(message.first<kPacketBytes>(), options_.tile_bytes);
+    if (packet && packet->link < lanes_.size() && lanes_[packet->link]->token_in != 0 &&
+        lanes_[packet->link]->token_in == packet->token) {
+      held = lanes_[packet->link]->on_packet(*packet, receive, message.subspan(kPacketBytes));
+    } else {
+      ++strangers_;
+      count_refusal("ofi", packet ? "its message does not have the token of a link" : "its message makes no sense");
+    }
+  }
+  if (!held) take_back(receive);
+}
+
+bool Hub::progress() {
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    if (rails_[r] != nullptr) read_rail(r);
+  }
+  pump_lanes();
+  look_at_clock();
+  if (moved_) pause_ = {};
+  return std::exchange(moved_, false);
+}
+
+// What no completion brings: lanes that end, rails that are silent, processes that are gone.
+void Hub::look_at_clock() {
+  static thread_local unsigned looks = 0;
+  if (++looks % kLooksBetweenEvents == 0) serve_events();
+  if (!watching_ && rails_.size() == 1) return;
+  const Clock::time_point now = Clock::now();
+  if (now - last_watch_ < kWatchPeriod) return;
+  last_watch_ = now;
+  watching_ = false;
+  for (const auto& lane : lanes_) watching_ |= lane->watch(now);
+}
+
+void Hub::close_rail(std::size_t index, const std::string& why) {
+  if (rails_[index] == nullptr) return;
+  Rail& closing = *rails_[index];
+  closing.stop();
+  const auto dismiss_here = [&](Memory& memory) {
+    if (index < memory.registrations.size()) closing.dismiss(memory.registrations[index]);
+  };
+  for (const auto& lane : lanes_) {
+    dismiss_here(lane->outbox());
+    dismiss_here(lane->slots());
+  }
+  dismiss_here(records_);
+  dismiss_here(pools_[index].memory);
+  rails_[index].reset();
+  for (const auto& lane : lanes_) lane->on_rail_closed(index, why);
+  moved_ = true;
+}
+
+void Hub::close() {
+  if (left_to_parent_ || !in_owner()) return;
+  for (const auto& lane : lanes_) lane->leave();
+  const Clock::time_point until = Clock::now() + kCloseTime;
+  const auto quiet = [&] {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->is_quiet(); });
+  };
+  while (!quiet() && Clock::now() < until) {
+    if (progress() || quiet()) continue;
+    const bool sleeps = prepare_wait();
+    pollfd item{epoll_.get(), POLLIN, 0};
+    finish_wait(!sleeps || ::poll(&item, 1, 10) != 0);
+  }
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    if (rails_[r] == nullptr) continue;
+    rails_[r]->stop();
+  }
+  for (const auto& lane : lanes_) lane->dismiss();
+  dismiss(records_);
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    if (rails_[r] != nullptr && r < pools_[r].memory.registrations.size())
+      rails_[r]->dismiss(pools_[r].memory.registrations[r]);
+    rails_[r].reset();
+  }
+  for (const auto& lane : lanes_) lane->fail({StatusCode::aborted, "the transport was closed on this side"});
+}
+
+bool Hub::in_owner() const noexcept { return ::getpid() == owner_pid_; }
+
+void Hub::leave_to_parent() noexcept {
+  left_to_parent_ = true;
+  epoll_.reset();
+  timer_.reset();
+  pidfds_.clear();
+}
+
+// Waiting
+// -----------------------------------------------------------------------------------------------------------------------
+
+void Hub::set_timer(microseconds delay) {
+  if (delay.count() == 0 && !timer_set_) return;
+  timer_set_ = delay.count() != 0;
+  itimerspec when{};
+  when.it_value.tv_sec = delay.count() / 1'000'000;
+  when.it_value.tv_nsec = delay.count() % 1'000'000 * 1000;
+  static_cast<void>(::timerfd_settime(timer_.get(), 0, &when, nullptr));
+}
+
+bool Hub::prepare_wait() {
+  if (progress()) return false;
+  for (const auto& lane : lanes_) {
+    if (lane->has_news()) return false;
+  }
+  bool wakes = true;  // all rails wake by a descriptor
+  for (const auto& rail : rails_) {
+    if (rail == nullptr) continue;
+    if (rail->wait_fd() < 0) {
+      wakes = false;
+    } else if (!rail->may_wait()) {
+      return false;
+    }
+  }
+  if (!wakes || !to_pump_.empty()) {
+    pause_ = std::clamp(2 * pause_, kShortestPause, kLongestPause);
+    set_timer(pause_);
+  } else if (watching_ || (rails_.size() > 1 && !lanes_.empty())) {
+    set_timer(kWatchPeriod);
+  } else {
+    set_timer({});
+  }
+  return true;
+}
+
+void Hub::finish_wait(bool readable) {
+  if (readable) serve_events();
+}
+
+void Hub::serve_events() {
+  std::array<epoll_event, 16> events{};
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    const int fd = events[static_cast<std::size_t>(i)].data.fd;
+    if (fd == timer_.get()) {
+      std::uint64_t expired = 0;
+      static_cast<void>(!::read(fd, &expired, sizeof expired));
+      timer_set_ = false;
+      continue;
+    }
+    for (const auto& lane : lanes_) {
+      if (lane->pidfd != fd) continue;
+      static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
+      lane->pidfd = -1;
+      lane->on_death("its process is gone");
+      watching_ = true;
+    }
+  }
+}
+
+}  // namespace shoal::ofi

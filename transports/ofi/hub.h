@@ -1,0 +1,116 @@
+// Hub: the rails of one transport, what arrives on them, and waiting.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/ofi/descriptor.h"
+#include "transports/ofi/lane.h"
+#include "transports/ofi/ofi.h"
+#include "transports/ofi/rail.h"
+
+namespace shoal::ofi {
+
+/// Shared by the transport and its links; when the transport goes, the rails close and the links are over.
+/// Thread rule: that of the transport, one thread at a time.
+class Hub {
+ public:
+  static Result<std::shared_ptr<Hub>> make(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails);
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+
+  [[nodiscard]] std::string address() const;
+  /// Until every peer has proven itself. Errors: timeout naming who is missing; mismatch for other settings.
+  Result<std::vector<Lane*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                     Clock::time_point deadline);
+  bool progress();
+  [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
+  bool prepare_wait();
+  void finish_wait(bool readable);
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  /// Says goodbye, waits a moment for what is under way, closes the rails.
+  void close();
+  /// In a child of fork(): the rails are the parent's, nothing of them is touched.
+  void leave_to_parent() noexcept;
+  [[nodiscard]] bool in_owner() const noexcept;
+
+  // For lanes.
+  [[nodiscard]] std::size_t rail_count() const noexcept { return rails_.size(); }
+  /// Null where it has been closed.
+  [[nodiscard]] Rail* rail(std::size_t index) const noexcept { return rails_[index].get(); }
+  /// Closes a rail that has failed, for all lanes.
+  void close_rail(std::size_t index, const std::string& why);
+  /// progress() will say that something moved.
+  void note_move() noexcept { moved_ = true; }
+  /// The lane has something to send in the next progress() or prepare_wait().
+  void want_pump(Lane& lane);
+  void take_back(Receive& receive);
+  Status enroll(Memory& memory, bool for_peers, bool needed_locally);
+  void dismiss(Memory& memory) noexcept;
+
+ private:
+  Hub(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails);
+  Status open();
+  Status make_receives(std::size_t peers);
+  [[nodiscard]] LaneShape shape() const noexcept;
+
+  bool read_rail(std::size_t index);
+  void handle(std::size_t rail, const Completion& completion);
+  void on_message(Receive& receive, std::size_t bytes);
+  void pump_lanes();
+  void post_receives(std::size_t rail);
+  void look_at_clock();
+  void set_timer(std::chrono::microseconds delay);
+  void serve_events();
+
+  // Meeting: meeting.cc
+  Status add_peer(int peer, const std::string& address);
+  void greet(Lane& lane, Clock::time_point now);
+  void send_record(Lane& lane, Short& record, RecordKind kind);
+  void on_record(std::span<const std::byte, kRecordBytes> bytes);
+  void on_record_sent(Short& record, const Completion& completion);
+  [[nodiscard]] Record own_record(const Lane& lane, RecordKind kind) const;
+  [[nodiscard]] bool check_settings(const Record& record);
+  [[nodiscard]] Status late(Clock::time_point start, Clock::time_point deadline) const;
+  void watch_process(Lane& lane, const Record& record);
+
+  const OfiOptions options_;
+  std::vector<std::unique_ptr<Rail>> rails_;
+  std::vector<std::string> rail_addresses_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<int> lane_of_rank_;
+  std::size_t max_pieces_ = 1;
+
+  struct Pool {
+    Memory memory;
+    std::vector<Receive> receives;
+    std::vector<Receive*> unposted;
+  };
+  std::vector<Pool> pools_;  // by rail
+  Memory records_;
+  std::vector<Lane*> to_pump_;
+  std::vector<Lane*> pumped_;
+
+  Descriptor epoll_;
+  Descriptor timer_;
+  std::vector<Descriptor> pidfds_;
+  bool timer_set_ = false;
+  std::chrono::microseconds pause_{0};  // between looks where nothing wakes
+  Clock::time_point last_watch_{};
+  bool watching_ = false;
+  bool moved_ = false;
+  bool left_to_parent_ = false;
+  int owner_pid_ = 0;
+  std::size_t strangers_ = 0;
+  Status failure_;  // of connect()
+};
+
+}  // namespace shoal::ofi

@@ -1,0 +1,236 @@
+// Lane: both directions to one peer, over all rails: order, room, acknowledgements, and rails that are lost.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/ofi/posted.h"
+#include "transports/ofi/wire.h"
+#include "transports/transport.h"
+
+namespace shoal::ofi {
+
+class Hub;
+using Clock = std::chrono::steady_clock;
+
+/// Sizes that both ends of a lane share.
+struct LaneShape {
+  std::size_t tile_bytes = 0;
+  std::size_t window = 0;       ///< tiles under way in one direction
+  std::size_t piece_bytes = 0;  ///< largest payload of a message; a multiple of 64
+  std::size_t stripe_bytes = 0;
+  std::size_t write_from = 0;  ///< larger tiles are written into the peer's slots; 0 = none is
+  std::size_t max_write_bytes = 0;
+  std::size_t rails = 1;
+  /// Pieces of the largest tile.
+  [[nodiscard]] std::size_t max_pieces() const noexcept;
+};
+
+/// Parts that wait for room on a rail; each at most once, so that it never grows.
+class PartQueue {
+ public:
+  void make_room(std::size_t parts) { ring_.resize(parts + 1); }
+  [[nodiscard]] bool empty() const noexcept { return head_ == tail_; }
+  [[nodiscard]] Part& front() const noexcept { return *ring_[head_]; }
+  void push(Part& part) noexcept {
+    part.queued = true;
+    ring_[tail_] = &part;
+    tail_ = (tail_ + 1) % ring_.size();
+  }
+  void pop() noexcept {
+    ring_[head_]->queued = false;
+    head_ = (head_ + 1) % ring_.size();
+  }
+
+ private:
+  std::vector<Part*> ring_;
+  std::size_t head_ = 0;
+  std::size_t tail_ = 0;
+};
+
+/// Owned by the Hub, which outlives the operations. Thread rule: that of the transport.
+class Lane {
+ public:
+  Lane(Hub& hub, int peer, std::uint16_t index, const LaneShape& shape);
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  /// Takes and registers the memory. Errors: system_error.
+  Status prepare();
+  /// Ends the registrations.
+  void dismiss() noexcept;
+  [[nodiscard]] Memory& outbox() noexcept { return outbox_; }
+  [[nodiscard]] Memory& slots() noexcept { return slots_; }
+
+  // What a Link offers ------------------------------------------------------------------------------------------------------
+  [[nodiscard]] int peer() const noexcept { return peer_; }
+  [[nodiscard]] const LaneShape& shape() const noexcept { return shape_; }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data);
+  [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  [[nodiscard]] const Arrival* peek() noexcept;
+  void release() noexcept;
+  [[nodiscard]] const Status& status() const noexcept { return status_; }
+  /// The user has left: says goodbye.
+  void leave();
+
+  // What the Hub tells ------------------------------------------------------------------------------------------------------
+  /// A message of this lane; true where the receive is held until the tile is released.
+  bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
+  void on_written(const Mark& mark);
+  void on_sent(Part& part, const Completion& completion);
+  void on_word_sent(const Completion& completion);
+  /// The rail is closed: what was under way on it is over.
+  void on_rail_closed(std::size_t rail, const std::string& why);
+  /// The peer's process has ended. What it had sent still comes.
+  void on_death(const std::string& why);
+  /// Looks at the clock; true where it wants to be called again soon.
+  bool watch(Clock::time_point now);
+  /// Sends what can be sent; false where something is left because a queue was full.
+  bool pump();
+  void fail(Status status);
+
+  [[nodiscard]] bool has_news() const noexcept { return arrived_ > released_ && shown_ <= released_; }
+  [[nodiscard]] bool wants_pump() const noexcept { return !queue_.empty() || word_due_; }
+  /// Everything has left, the goodbye too.
+  [[nodiscard]] bool is_quiet() const noexcept;
+  [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size(); }
+
+  // What the two ends have told each other when they met
+  // -----------------------------------------------------------------------
+  struct Meeting {
+    Nonce nonce{};
+    std::optional<Nonce> peer_nonce;
+    bool answered = false;    ///< the peer has answered
+    bool answers = false;     ///< the peer waits for an answer
+    bool has_answer = false;  ///< ours has left
+    int tries = 0;
+    Clock::time_point next_hello{};
+    Short hello;
+    Short answer;
+    std::string last_error;
+    [[nodiscard]] bool done() const noexcept { return answered && has_answer; }
+  };
+  Meeting meeting;
+  std::uint16_t index = 0;       ///< as this end counts
+  std::uint16_t peer_index = 0;  ///< as the peer counts
+  std::uint64_t token_out = 0;
+  std::uint64_t token_in = 0;
+  std::vector<std::uint64_t> addresses;               ///< of the peer, by rail
+  std::array<Record::Slots, kMaxRails> peer_slots{};  ///< where to write, by rail
+  std::size_t peer_write_from = 0;
+  int pidfd = -1;
+  bool queued_for_pump = false;
+  [[nodiscard]] Record::Slots own_slots(std::size_t rail) const noexcept;
+
+ private:
+  struct Outgoing {
+    TileHeader tile;
+    std::uint64_t position = 0;
+    std::uint32_t pieces = 1;
+    std::uint32_t unfinished = 0;  ///< parts that are queued or under way
+    bool by_write = false;
+    bool arrived = true;
+  };
+  struct Incoming {
+    TileHeader tile;
+    bool in_use = false;
+    bool announced = false;
+    bool written = false;  ///< its pieces are written, or put together, in the slot's memory
+    bool complete = false;
+    std::uint32_t pieces = 0;
+    std::uint32_t got = 0;
+    std::bitset<kMaxPieces> have;
+    Receive* held = nullptr;
+    std::span<const std::byte> data;
+  };
+  struct RailState {
+    bool lost = false;
+    std::uint64_t load_bytes = 0;     ///< not known to have come
+    double bytes_per_us = 0;          ///< 0: not measured
+    std::uint64_t counted_bytes = 0;  ///< that have come since counted_from
+    Clock::time_point counted_from{};
+    Clock::time_point waits_since{};  ///< for the next of its bytes to come
+    Clock::time_point heard{};
+  };
+
+  [[nodiscard]] bool several_rails() const noexcept { return shape_.rails > 1; }
+  [[nodiscard]] std::uint32_t pieces_of(std::size_t bytes, bool by_write) const noexcept;
+  Part& part_of(std::size_t slot, std::size_t i) noexcept { return parts_[slot * parts_per_slot_ + i]; }
+  std::byte* payload_of(std::size_t slot) const noexcept;
+  std::byte* header_of(std::size_t slot, std::size_t i) const noexcept { return payload_of(slot) - (i + 1) * kPacketBytes; }
+  std::byte* slot_memory(std::size_t slot) const noexcept { return slots_.data() + slot * slot_stride_; }
+  void enqueue(Part& part);
+  int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
+  int post(Part& part, std::size_t rail);
+  int post_word();
+  Packet front(PacketKind kind) noexcept;
+  std::span<const std::byte> write_front(std::byte* at, const Packet& packet) noexcept;
+  void count_sent();
+  void finish_part(Part& part);
+  void drop_queue();
+  void take_acknowledgements(const Packet& packet, std::size_t rail);
+  void note_arrival(Outgoing& tile, Clock::time_point now);
+  void uncount_load(Part& part, Clock::time_point now);
+  void resend_from(std::size_t rail);
+  void lose_rail(std::size_t rail, const std::string& why);
+  [[nodiscard]] bool any_rail_left() const noexcept;
+  Incoming* incoming_for(std::uint64_t position) noexcept;
+  void finish_incoming(Incoming& incoming, std::uint64_t position);
+  void want_word();
+  void forget(Incoming& incoming) noexcept;
+  void begin_end(std::string why);
+
+  Hub& hub_;
+  const int peer_;
+  const LaneShape shape_;
+  Status status_;
+  std::string ending_;  ///< why; not empty: nothing more is sent, and the lane fails when nothing more comes
+  Clock::time_point ending_since_{};
+  std::optional<std::uint64_t> goodbye_at_;  ///< the peer has sent so many tiles and left
+
+  // Outgoing
+  std::size_t parts_per_slot_ = 0;
+  std::size_t out_stride_ = 0;
+  Memory outbox_;
+  std::vector<Outgoing> out_;
+  std::vector<Part> parts_;
+  PartQueue queue_;
+  std::uint64_t taken_ = 0;
+  std::uint64_t sent_ = 0;
+  std::uint64_t peer_released_ = 0;
+  bool refused_ = false;
+  std::array<RailState, kMaxRails> rails_{};
+  std::size_t last_rail_ = 0;  ///< by which the peer was heard
+
+  // Words
+  Short word_;
+  bool word_due_ = false;
+  bool leaving_ = false;
+  bool said_goodbye_ = false;
+  std::uint32_t rails_to_tell_ = 0;  ///< bits: closed, and the peer does not know
+  std::uint32_t rails_to_ask_ = 0;
+  std::optional<std::size_t> answer_on_;
+
+  // Incoming
+  Memory slots_;
+  std::size_t slot_stride_ = 0;
+  std::vector<Incoming> in_;
+  std::uint64_t released_ = 0;
+  std::uint64_t arrived_ = 0;
+  std::uint64_t shown_ = 0;
+  std::uint64_t told_released_ = 0;
+  std::uint64_t told_arrived_ = 0;
+  Arrival arrival_;
+};
+
+}  // namespace shoal::ofi

@@ -1,0 +1,293 @@
+// How the ranks of a job meet on their rails: each shows itself to each peer by a hello, and answers the peer's. Both records
+// are proven by the job's key; an answer covers a nonce of either side, so a recorded one opens nothing.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include <fmt/format.h>
+
+#include "src/trust/refusals.h"
+#include "transports/ofi/hub.h"
+
+namespace shoal::ofi {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kHelloAgain{3000};  // messages are reliable; a rail may not be
+constexpr milliseconds kHelloFailed{50};
+constexpr std::size_t kNamedRanks = 8;
+
+// Ranks with the same number see each other's process identifiers. 0: unknown.
+std::uint64_t host_number() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat space {};
+  if (boot.empty() || ::stat("/proc/self/ns/pid", &space) != 0) return 0;
+  return std::hash<std::string>{}(boot) ^ (static_cast<std::uint64_t>(space.st_ino) * 0x9e3779b97f4a7c15);
+}
+
+// An address: for each rail its length and its bytes.
+Result<std::vector<std::string>> split_address(const std::string& address) {
+  std::vector<std::string> rails;
+  for (std::size_t at = 0; at < address.size();) {
+    const auto bytes = static_cast<std::size_t>(static_cast<unsigned char>(address[at++]));
+    if (bytes == 0 || bytes > address.size() - at)
+      return Status(StatusCode::invalid_argument, "it is no address of an ofi transport");
+    rails.push_back(address.substr(at, bytes));
+    at += bytes;
+  }
+  if (rails.empty()) return Status(StatusCode::invalid_argument, "it is empty");
+  return rails;
+}
+
+}  // namespace
+
+std::string Hub::address() const {
+  std::string all;
+  for (const std::string& rail : rail_addresses_) {
+    all += static_cast<char>(static_cast<unsigned char>(std::min<std::size_t>(rail.size(), 255)));
+    all += rail.substr(0, 255);
+  }
+  return all;
+}
+
+Status Hub::add_peer(int peer, const std::string& address) {
+  const auto bad = [&](const std::string& what) {
+    return Status(StatusCode::invalid_argument, fmt::format("ofi: connect: rank {}: {}", peer, what));
+  };
+  if (peer < 0 || peer >= options_.size || peer == options_.rank)
+    return bad(fmt::format("it is no peer of rank {}", options_.rank));
+  if (lane_of_rank_[static_cast<std::size_t>(peer)] >= 0) return bad("it is named twice");
+  const auto rails = split_address(address);
+  if (!rails.ok()) return bad(rails.status().message());
+  if (rails->size() != rails_.size()) {
+    return {StatusCode::mismatch, fmt::format("ofi: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
+                                              peer, rails->size(), options_.rank, rails_.size())};
+  }
+  auto lane = std::make_unique<Lane>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape());
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    auto number = rails_[r]->add_peer((*rails)[r]);
+    if (!number.ok()) return number.status();
+    lane->addresses.push_back(*number);
+  }
+  if (Status status = lane->prepare(); !status.ok()) return status;
+  lane->meeting.nonce = random_nonce();
+  std::byte* memory = records_.data() + lanes_.size() * 2 * ((kRecordBytes + 63) / 64 * 64);
+  for (Short* record : {&lane->meeting.hello, &lane->meeting.answer}) {
+    record->role = Posted::Role::record;
+    record->lane = lane.get();
+    record->memory = memory;
+    record->bytes = kRecordBytes;
+    memory += (kRecordBytes + 63) / 64 * 64;
+  }
+  lane_of_rank_[static_cast<std::size_t>(peer)] = static_cast<int>(lanes_.size());
+  lanes_.push_back(std::move(lane));
+  return {};
+}
+
+Record Hub::own_record(const Lane& lane, RecordKind kind) const {
+  const LaneShape& shape = lane.shape();
+  static const std::uint64_t host = host_number();
+  Record record;
+  record.kind = kind;
+  record.from_rank = static_cast<std::uint32_t>(options_.rank);
+  record.to_rank = static_cast<std::uint32_t>(lane.peer());
+  record.size = static_cast<std::uint32_t>(options_.size);
+  record.job_id = options_.job_id;
+  record.tile_bytes = static_cast<std::uint32_t>(shape.tile_bytes);
+  record.window = static_cast<std::uint32_t>(shape.window);
+  record.stripe_bytes = static_cast<std::uint32_t>(shape.stripe_bytes);
+  record.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
+  record.write_from = static_cast<std::uint32_t>(shape.write_from);
+  record.rails = static_cast<std::uint16_t>(shape.rails);
+  record.link = lane.index;
+  record.host = host;
+  record.process = static_cast<std::uint64_t>(::getpid());
+  record.nonce = lane.meeting.nonce;
+  if (kind == RecordKind::answer && lane.meeting.peer_nonce) record.peer_nonce = *lane.meeting.peer_nonce;
+  for (std::size_t r = 0; r < shape.rails; ++r) record.slots[r] = lane.own_slots(r);
+  return record;
+}
+
+void Hub::send_record(Lane& lane, Short& record, RecordKind kind) {
+  if (record.under_way) return;
+  const RecordBytes bytes = encode(own_record(lane, kind), options_.key);
+  std::memcpy(record.memory, bytes.data(), bytes.size());
+  const std::size_t first = static_cast<std::size_t>(lane.meeting.tries) % rails_.size();
+  for (std::size_t i = 0; i < rails_.size(); ++i) {
+    const std::size_t r = (first + i) % rails_.size();
+    if (rails_[r] == nullptr) continue;
+    const Piece piece{record.memory, record.bytes, records_.descriptor(r)};
+    const int result = rails_[r]->post_send(record, lane.addresses[r], {&piece, 1});
+    if (result == 0) {
+      record.under_way = true;
+      record.rail = static_cast<std::uint8_t>(r);
+      return;
+    }
+    if (result != kAgain) {
+      Completion failed;
+      failed.error = -result;
+      lane.meeting.last_error = rails_[r]->describe(failed);
+    }
+  }
+}
+
+void Hub::greet(Lane& lane, Clock::time_point now) {
+  if (lane.meeting.answers) send_record(lane, lane.meeting.answer, RecordKind::answer);
+  if (lane.meeting.answers && lane.meeting.answer.under_way) lane.meeting.answers = false;
+  if (lane.meeting.answered || now < lane.meeting.next_hello) return;
+  send_record(lane, lane.meeting.hello, RecordKind::hello);
+  if (!lane.meeting.hello.under_way) return;  // no room: with the next pass
+  ++lane.meeting.tries;
+  lane.meeting.next_hello = now + kHelloAgain;
+}
+
+void Hub::on_record_sent(Short& record, const Completion& completion) {
+  record.under_way = false;
+  Lane& lane = *record.lane;
+  const bool is_answer = &record == &lane.meeting.answer;
+  if (completion.error == 0) {
+    lane.meeting.has_answer |= is_answer;
+    return;
+  }
+  lane.meeting.last_error = rails_[record.rail] == nullptr ? "its rail is closed" : rails_[record.rail]->describe(completion);
+  ++lane.meeting.tries;
+  if (is_answer) {
+    lane.meeting.answers = true;
+  } else {
+    lane.meeting.next_hello = Clock::now() + kHelloFailed;
+  }
+}
+
+void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
+  const auto refuse = [&](std::string_view why) {
+    ++strangers_;
+    count_refusal("ofi", why);
+  };
+  const auto said = decode_record(bytes);
+  if (!said) return refuse("its record makes no sense");
+  if (said->job_id != options_.job_id || said->to_rank != static_cast<std::uint32_t>(options_.rank))
+    return refuse("it looks for another job or rank");
+  if (!is_proven(bytes, options_.key)) return refuse("it does not hold the job's key");
+  if (said->from_rank >= lane_of_rank_.size() || lane_of_rank_[said->from_rank] < 0)
+    return refuse("it is no rank that this one expects");
+  if (!check_settings(*said)) return;
+  Lane& lane = *lanes_[static_cast<std::size_t>(lane_of_rank_[said->from_rank])];
+  if (lane.meeting.peer_nonce && *lane.meeting.peer_nonce != said->nonce)
+    return refuse("it has met this rank with another nonce");
+  if (said->kind == RecordKind::answer && said->peer_nonce != lane.meeting.nonce)
+    return refuse("its answer is of another time");
+  if (!lane.meeting.peer_nonce) {
+    lane.meeting.peer_nonce = said->nonce;
+    lane.peer_index = said->link;
+    for (std::size_t r = 0; r < rails_.size(); ++r) lane.peer_slots[r] = said->slots[r];
+    lane.peer_write_from = said->write_from;
+    lane.token_out = make_token(options_.key, lane.meeting.nonce, said->nonce);
+    lane.token_in = make_token(options_.key, said->nonce, lane.meeting.nonce);
+    watch_process(lane, *said);
+  }
+  if (said->kind == RecordKind::hello) {
+    lane.meeting.answers = true;
+    greet(lane, Clock::time_point::min());  // after connect() nobody else looks
+  } else {
+    lane.meeting.answered = true;
+  }
+}
+
+bool Hub::check_settings(const Record& record) {
+  const auto differ = [&](std::string_view what, auto theirs, auto ours) {
+    if (theirs == ours) return false;
+    failure_ = Status(StatusCode::mismatch,
+                      fmt::format("ofi: rank {} of this job has {} {}, rank {} has {}; start all ranks with the same settings",
+                                  record.from_rank, what, theirs, options_.rank, ours));
+    return true;
+  };
+  const LaneShape lane = shape();
+  return !differ("wire version", record.version, kWireVersion) && !differ("a job size of", record.size, options_.size + 0U) &&
+         !differ("rails:", record.rails, lane.rails + 0U) && !differ("a tile size of", record.tile_bytes, lane.tile_bytes) &&
+         !differ("tiles per peer:", record.window, lane.window) &&
+         !differ("stripes of", record.stripe_bytes, lane.stripe_bytes) &&
+         !differ("messages of", record.piece_bytes, lane.piece_bytes) &&
+         !differ("writes from", record.write_from, lane.write_from);
+}
+
+void Hub::watch_process(Lane& lane, const Record& record) {
+  const Record own = own_record(lane, RecordKind::hello);
+  if (own.host == 0 || record.host != own.host || record.process == own.process) return;
+#ifdef SYS_pidfd_open
+  Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(record.process), 0)));
+  if (!process.valid()) return;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = process.get();
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return;
+  lane.pidfd = process.get();
+  pidfds_.push_back(std::move(process));
+#endif
+}
+
+Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                        Clock::time_point deadline) {
+  const auto bad = [](std::string text) { return Status(StatusCode::invalid_argument, "ofi: connect: " + std::move(text)); };
+  if (!lanes_.empty()) return bad("was called before");
+  if (peers.size() != addresses.size()) return bad(fmt::format("{} peers but {} addresses", peers.size(), addresses.size()));
+  const Clock::time_point start = Clock::now();
+  to_pump_.reserve(peers.size());
+  pumped_.reserve(peers.size());
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    if (Status status = add_peer(peers[i], addresses[i]); !status.ok()) return status;
+  }
+  const auto met = [&] {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->meeting.done(); });
+  };
+  while (!met()) {
+    const Clock::time_point now = Clock::now();
+    if (now >= deadline) return late(start, deadline);
+    Clock::time_point next = deadline;
+    for (const auto& lane : lanes_) {
+      greet(*lane, now);
+      const bool refused = !lane->meeting.hello.under_way && !lane->meeting.answered && lane->meeting.next_hello <= now;
+      next = std::min(next, refused || lane->meeting.answers ? now + milliseconds(2) : std::max(now, lane->meeting.next_hello));
+    }
+    progress();
+    if (!failure_.ok()) return failure_;
+    if (met()) break;
+    const bool sleeps = prepare_wait();
+    const auto pause = std::chrono::duration_cast<milliseconds>(next - Clock::now()).count();
+    pollfd item{epoll_.get(), POLLIN, 0};
+    // A peer that ends now may say so only by silence: never long.
+    finish_wait(!sleeps || ::poll(&item, 1, static_cast<int>(std::clamp<std::int64_t>(pause, 1, 200))) != 0);
+    if (!failure_.ok()) return failure_;
+  }
+  std::vector<Lane*> made;
+  for (const auto& lane : lanes_) made.push_back(lane.get());
+  return made;
+}
+
+Status Hub::late(Clock::time_point start, Clock::time_point deadline) const {
+  const double seconds = std::chrono::duration<double>(deadline - start).count();
+  std::string text;
+  std::size_t missing = 0;
+  for (const auto& lane : lanes_) {
+    if (lane->meeting.done() || ++missing > kNamedRanks) continue;
+    text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", lane->peer(), seconds);
+    if (lane->meeting.peer_nonce)
+      text += lane->meeting.answered ? " (it was heard, and does not take an answer)" : " (it was heard, but did not answer)";
+    if (!lane->meeting.last_error.empty()) text += fmt::format(": {}", lane->meeting.last_error);
+  }
+  if (missing > kNamedRanks) text += fmt::format("; and {} more ranks", missing - kNamedRanks);
+  if (strangers_ > 0) text += fmt::format("; dropped {} messages from strangers", strangers_);
+  return {StatusCode::timeout,
+          fmt::format("ofi: {} ({})", text, rails_[0] == nullptr ? "closed" : rails_[0]->traits().provider)};
+}
+
+}  // namespace shoal::ofi

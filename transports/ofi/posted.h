@@ -1,0 +1,80 @@
+// What is under way on the rails: the operations that a completion can name.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "transports/ofi/rail.h"
+
+namespace shoal::ofi {
+
+class Lane;
+
+/// Begins every operation of ours, so that its completion finds the way back.
+struct Posted : Operation {
+  enum class Role : std::uint8_t { part, word, record, receive };
+  Role role = Role::part;
+  std::uint8_t rail = 0;
+  bool under_way = false;
+  Lane* lane = nullptr;  ///< null for a receive
+};
+
+/// A piece of a tile, or the announcement of one whose pieces are written.
+struct Part : Posted {
+  std::uint32_t slot = 0;
+  std::uint32_t piece = 0;
+  bool announces = false;
+  bool queued = false;
+  std::uint32_t load_bytes = 0;  ///< counted to its rail until the peer has it
+};
+
+/// A short message from memory of its own.
+struct Short : Posted {
+  std::byte* memory = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// Memory in which a message arrives.
+struct Receive : Posted {
+  std::span<std::byte> memory;
+};
+
+/// Pages that are taken when they are first touched, and the registrations of them on each rail.
+class Memory {
+ public:
+  Memory() noexcept = default;
+  explicit Memory(std::size_t bytes) : bytes_(bytes) {
+    void* got = bytes == 0 ? MAP_FAILED : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    data_ = got == MAP_FAILED ? nullptr : static_cast<std::byte*>(got);
+  }
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(registrations, other.registrations);
+    return *this;
+  }
+  /// Registrations must be gone.
+  ~Memory() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return data_ == nullptr ? 0 : bytes_; }
+  [[nodiscard]] void* descriptor(std::size_t rail) const noexcept {
+    return rail < registrations.size() ? registrations[rail].descriptor : nullptr;
+  }
+
+  std::vector<Registration> registrations;  ///< by rail; empty where none is needed
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace shoal::ofi

@@ -1,0 +1,177 @@
+#include "transports/ofi/wire.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+namespace shoal::ofi {
+namespace {
+
+constexpr std::uint32_t kPacketMagic = 0x50494641;  // "AFIP" in the order of the bytes
+constexpr std::uint32_t kRecordMagic = 0x52494641;  // "AFIR"
+constexpr std::size_t kPreludeBytes = 8;            // magic and check sum
+constexpr std::size_t kProvenBytes = kRecordBytes - sizeof(Proof);
+constexpr std::size_t kCacheLine = 64;
+
+// Writes or reads one field after the other.
+class FieldWriter {
+ public:
+  explicit FieldWriter(std::byte* at) : at_(at) {}
+  template <typename T>
+  void operator()(const T& value) {
+    if constexpr (std::is_same_v<T, Nonce>) {
+      std::memcpy(at_, value.data(), value.size());
+      at_ += value.size();
+    } else {
+      for (std::size_t i = 0; i < sizeof(T); ++i) *at_++ = static_cast<std::byte>(static_cast<std::uint64_t>(value) >> (8 * i));
+    }
+  }
+
+ private:
+  std::byte* at_;
+};
+
+class FieldReader {
+ public:
+  explicit FieldReader(const std::byte* at) : at_(at) {}
+  template <typename T>
+  void operator()(T& value) {
+    if constexpr (std::is_same_v<T, Nonce>) {
+      std::memcpy(value.data(), at_, value.size());
+      at_ += value.size();
+    } else {
+      std::uint64_t bits = 0;
+      for (std::size_t i = 0; i < sizeof(T); ++i) bits |= static_cast<std::uint64_t>(*at_++) << (8 * i);
+      value = static_cast<T>(bits);
+    }
+  }
+
+ private:
+  const std::byte* at_;
+};
+
+template <typename P, typename Fields>
+void each_packet_field(P& packet, Fields&& field) {
+  field(packet.kind), field(packet.link), field(packet.token), field(packet.released), field(packet.arrived);
+  field(packet.arrived_after), field(packet.position), field(packet.piece), field(packet.pieces);
+  field(packet.tile.communicator), field(packet.tile.sequence), field(packet.tile.edge), field(packet.tile.size_bytes);
+  field(packet.tile.offset_bytes);
+}
+constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader);
+static_assert(kPreludeBytes + kPacketFields <= kPacketBytes);
+
+template <typename R, typename Fields>
+void each_record_field(R& record, Fields&& field) {
+  field(record.kind), field(record.version), field(record.from_rank), field(record.to_rank), field(record.size);
+  field(record.job_id), field(record.tile_bytes), field(record.window), field(record.stripe_bytes), field(record.piece_bytes);
+  field(record.write_from), field(record.rails), field(record.link), field(record.host), field(record.process);
+  field(record.nonce), field(record.peer_nonce);
+  for (auto& slots : record.slots) field(slots.base), field(slots.key);
+}
+constexpr std::size_t kRecordFields = 2 + 2 + 3 * 4 + 8 + 5 * 4 + 2 + 2 + 2 * 8 + 2 * 16 + kMaxRails * 16;
+static_assert(kPreludeBytes + kRecordFields <= kProvenBytes);
+
+// Folds whole 8-byte words: any single changed bit changes the result.
+std::uint32_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
+  std::uint64_t sum = 0x9e3779b97f4a7c15;
+  for (std::size_t i = 0; i < count; i += 8) {
+    std::uint64_t word = 0;
+    FieldReader{bytes + i}(word);
+    sum = (sum ^ word) * 0xff51afd7ed558ccd;
+    sum ^= sum >> 29;
+  }
+  return static_cast<std::uint32_t>(sum ^ (sum >> 32));
+}
+
+void seal(std::byte* at, std::uint32_t magic, std::size_t bytes) noexcept {
+  FieldWriter write(at);
+  write(magic);
+  write(sum_of(at + kPreludeBytes, bytes - kPreludeBytes));
+}
+
+bool is_sealed(const std::byte* at, std::uint32_t magic, std::size_t bytes) noexcept {
+  std::uint32_t said_magic = 0;
+  std::uint32_t said_sum = 0;
+  FieldReader read(at);
+  read(said_magic);
+  read(said_sum);
+  return said_magic == magic && said_sum == sum_of(at + kPreludeBytes, bytes - kPreludeBytes);
+}
+
+Proof proof_of(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
+  return prove(key, "ofi link", {as_text(bytes).substr(0, kProvenBytes)});
+}
+
+}  // namespace
+
+void encode(const Packet& packet, std::span<std::byte, kPacketBytes> bytes) noexcept {
+  std::byte* at = bytes.data();
+  std::memset(at + kPreludeBytes + kPacketFields, 0, kPacketBytes - kPreludeBytes - kPacketFields);
+  each_packet_field(packet, FieldWriter(at + kPreludeBytes));
+  seal(at, kPacketMagic, kPacketBytes);
+}
+
+std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> bytes, std::size_t max_tile_bytes) noexcept {
+  if (!is_sealed(bytes.data(), kPacketMagic, kPacketBytes)) return {};
+  Packet packet;
+  each_packet_field(packet, FieldReader(bytes.data() + kPreludeBytes));
+  if (packet.kind < PacketKind::data || packet.kind > PacketKind::rail_lost) return {};
+  if (packet.pieces < 1 || packet.pieces > kMaxPieces || packet.piece >= packet.pieces) return {};
+  if (packet.tile.size_bytes > max_tile_bytes) return {};
+  return packet;
+}
+
+Extent piece_extent(std::size_t tile_bytes, std::uint32_t pieces, std::uint32_t piece) noexcept {
+  const std::size_t each = ((tile_bytes + pieces - 1) / pieces + kCacheLine - 1) / kCacheLine * kCacheLine;
+  const std::size_t offset = std::min(tile_bytes, piece * each);
+  return {offset, std::min(each, tile_bytes - offset)};
+}
+
+std::uint32_t to_data(const Mark& mark) noexcept {
+  return static_cast<std::uint32_t>(mark.link) << 20 | static_cast<std::uint32_t>(mark.position) << 8 | mark.piece;
+}
+
+Mark to_mark(std::uint32_t data) noexcept {
+  return {static_cast<std::uint16_t>(data >> 20), static_cast<std::uint16_t>(data >> 8 & 0xfff),
+          static_cast<std::uint8_t>(data)};
+}
+
+RecordBytes encode(const Record& record, const Key& key) noexcept {
+  RecordBytes bytes{};
+  each_record_field(record, FieldWriter(bytes.data() + kPreludeBytes));
+  seal(bytes.data(), kRecordMagic, kProvenBytes);
+  const Proof proof = proof_of(bytes, key);
+  std::memcpy(bytes.data() + kProvenBytes, proof.data(), proof.size());
+  return bytes;
+}
+
+std::optional<Record> decode_record(std::span<const std::byte, kRecordBytes> bytes) noexcept {
+  if (!is_sealed(bytes.data(), kRecordMagic, kProvenBytes)) return {};
+  Record record;
+  each_record_field(record, FieldReader(bytes.data() + kPreludeBytes));
+  if (record.kind != RecordKind::hello && record.kind != RecordKind::answer) return {};
+  return record;
+}
+
+bool is_proven(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
+  Proof claimed;
+  std::memcpy(claimed.data(), bytes.data() + kProvenBytes, claimed.size());
+  return same(claimed, proof_of(bytes, key));
+}
+
+bool looks_like_record(std::span<const std::byte> message) noexcept {
+  if (message.size() != kRecordBytes) return false;
+  std::uint32_t magic = 0;
+  FieldReader{message.data()}(magic);
+  return magic == kRecordMagic;
+}
+
+std::uint64_t make_token(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept {
+  const Proof proof = prove(key, "ofi token", {as_text(sender), as_text(receiver)});
+  std::uint64_t token = 0;
+  FieldReader{proof.data()}(token);
+  return token;
+}
+
+}  // namespace shoal::ofi
