@@ -76,8 +76,10 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   };
   // Loads libfabric, too, which keeps descriptors for the life of the process.
   static const auto providers = ofi_providers();
-  std::string unavailable = providers.ok() ? fmt::format("libfabric has no provider {} here", provider) : providers.status().message();
-  if (providers.ok() && std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
+  std::string unavailable =
+      providers.ok() ? fmt::format("libfabric has no provider {} here", provider) : providers.status().message();
+  if (providers.ok() &&
+      std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
     unavailable.clear();
   return {label, "ofi", processes, false, false, false, make_group, unavailable};
 }

@@ -240,7 +240,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
     case Posted::Role::part:
       return posted->lane->on_sent(*static_cast<Part*>(posted), completion);
     case Posted::Role::word:
-      return posted->lane->on_word_sent(completion);
+      return posted->lane->on_word_sent(*static_cast<Short*>(posted), completion);
     case Posted::Role::record:
       return on_record_sent(*static_cast<Short*>(posted), completion);
   }
@@ -280,7 +280,7 @@ void Hub::look_at_clock() {
   static thread_local unsigned looks = 0;
   if (++looks % kLooksBetweenEvents == 0) serve_events();
   if (!watching_ && rails_.size() == 1) return;
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = this->now();
   if (now - last_watch_ < kWatchPeriod) return;
   last_watch_ = now;
   watching_ = false;

@@ -52,6 +52,7 @@ class Hub {
   void note_move() noexcept { moved_ = true; }
   /// The lane has something to send in the next progress() or prepare_wait().
   void want_pump(Lane& lane);
+  [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
   void take_back(Receive& receive);
   Status enroll(Memory& memory, bool for_peers, bool needed_locally);
   void dismiss(Memory& memory) noexcept;

@@ -43,7 +43,7 @@ Status Lane::prepare() {
   parts_per_slot_ = pieces + 1;  // the last announces
   out_stride_ = round_up(parts_per_slot_ * kPacketBytes) + round_up(shape_.tile_bytes);
   slot_stride_ = round_up(shape_.tile_bytes);
-  outbox_ = Memory(shape_.window * out_stride_ + round_up(kPacketBytes));
+  outbox_ = Memory(shape_.window * out_stride_ + shape_.rails * round_up(kPacketBytes));
   if (pieces > 1 || shape_.write_from > 0) slots_ = Memory(shape_.window * slot_stride_);
   if (outbox_.data() == nullptr || ((pieces > 1 || shape_.write_from > 0) && slots_.data() == nullptr))
     return {StatusCode::system_error, fmt::format("ofi: no memory for the link to rank {}", peer_)};
@@ -61,10 +61,12 @@ Status Lane::prepare() {
     parts_[i].announces = i % parts_per_slot_ == pieces;
   }
   queue_.make_room(parts_.size());
-  word_.role = Posted::Role::word;
-  word_.lane = this;
-  word_.memory = outbox_.data() + shape_.window * out_stride_;
-  word_.bytes = kPacketBytes;
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    words_[r].role = Posted::Role::word;
+    words_[r].lane = this;
+    words_[r].memory = outbox_.data() + shape_.window * out_stride_ + r * round_up(kPacketBytes);
+    words_[r].bytes = kPacketBytes;
+  }
   return {};
 }
 
@@ -194,10 +196,13 @@ int Lane::post(Part& part, std::size_t rail) {
   part.under_way = true;
   if (several_rails()) {
     RailState& state = rails_[rail];
+    const bool idle = state.load_bytes == 0 && state.under_way == 0;
+    if (idle) state.waits_since = hub_.now();
     if (state.load_bytes == 0) {
-      state.counted_from = state.waits_since = Clock::now();
+      state.counted_from = hub_.now();
       state.counted_bytes = 0;
     }
+    ++state.under_way;
     part.load_bytes = static_cast<std::uint32_t>(bytes + kPacketBytes);
     state.load_bytes += part.load_bytes;
   }
@@ -221,7 +226,7 @@ bool Lane::pump() {
       queue_.pop();
     }
   }
-  if (word_due_ && !word_.under_way && status_.ok()) return post_word() != kAgain;
+  if (word_due_ && status_.ok()) return post_word() != kAgain;
   return true;
 }
 
@@ -230,43 +235,69 @@ void Lane::want_word() {
   hub_.want_pump(*this);
 }
 
+// The rail that is wanted, or else any; -1 where each has a word under way.
+int Lane::choose_word_rail(std::size_t wanted) const noexcept {
+  for (std::size_t i = 0; i < shape_.rails; ++i) {
+    const std::size_t r = (wanted + i) % shape_.rails;
+    if (!rails_[r].lost && hub_.rail(r) != nullptr && !words_[r].under_way) return static_cast<int>(r);
+  }
+  return -1;
+}
+
 int Lane::post_word() {
-  Packet packet = front(PacketKind::note);
-  std::size_t rail = answer_on_.value_or(last_rail_);
+  PacketKind kind = PacketKind::note;
+  std::uint64_t position = 0;
+  std::size_t wanted = answer_on_.value_or(last_rail_);
   if (rails_to_tell_ != 0) {
-    packet.kind = PacketKind::rail_lost;
-    packet.position = static_cast<std::uint64_t>(__builtin_ctz(rails_to_tell_));
+    kind = PacketKind::rail_lost;
+    position = static_cast<std::uint64_t>(__builtin_ctz(rails_to_tell_));
   } else if (rails_to_ask_ != 0) {
-    packet.kind = PacketKind::ask;
-    rail = static_cast<std::size_t>(__builtin_ctz(rails_to_ask_));
+    kind = PacketKind::ask;
+    wanted = static_cast<std::size_t>(__builtin_ctz(rails_to_ask_));
   } else if (leaving_ && !said_goodbye_) {
-    packet.kind = PacketKind::goodbye;
-    packet.position = taken_;
+    kind = PacketKind::goodbye;
+    position = taken_;
   }
-  const auto usable = [&](std::size_t r) { return r < shape_.rails && !rails_[r].lost && hub_.rail(r) != nullptr; };
-  for (std::size_t i = 0; i < shape_.rails && !usable(rail); ++i) rail = i;
-  if (!usable(rail)) {
-    word_due_ = false;
-    return 0;
-  }
-  encode(packet, std::span<std::byte, kPacketBytes>(word_.memory, kPacketBytes));
-  const Piece piece{word_.memory, word_.bytes, outbox_.descriptor(rail)};
-  const int result = hub_.rail(rail)->post_send(word_, addresses[rail], {&piece, 1});
+  const int chosen = choose_word_rail(wanted);
+  if (chosen < 0) return 0;  // the completion of one lets this one go
+  const auto rail = static_cast<std::size_t>(chosen);
+  Word& word = words_[rail];
+  Packet packet = front(kind);
+  packet.position = position;
+  encode(packet, std::span<std::byte, kPacketBytes>(word.memory, kPacketBytes));
+  const Piece piece{word.memory, word.bytes, outbox_.descriptor(rail)};
+  const int result = hub_.rail(rail)->post_send(word, addresses[rail], {&piece, 1});
   if (result == kAgain) return result;
-  word_.rail = static_cast<std::uint8_t>(rail);
   if (result != 0) {
     Completion failed;
     failed.error = -result;
     lose_rail(rail, hub_.rail(rail)->describe(failed));
     return result;
   }
-  word_.under_way = true;
+  word.rail = static_cast<std::uint8_t>(rail);
+  word.under_way = true;
+  word.kind = kind;
+  word.position = position;
+  if (several_rails()) word.since = hub_.now();
   answer_on_.reset();
-  if (packet.kind == PacketKind::rail_lost) rails_to_tell_ &= rails_to_tell_ - 1;
-  if (packet.kind == PacketKind::ask) rails_to_ask_ &= rails_to_ask_ - 1;
-  if (packet.kind == PacketKind::goodbye) said_goodbye_ = true;
+  if (kind == PacketKind::rail_lost) rails_to_tell_ &= rails_to_tell_ - 1;
+  if (kind == PacketKind::ask) rails_to_ask_ &= rails_to_ask_ - 1;
+  if (kind == PacketKind::goodbye) said_goodbye_ = true;
   word_due_ = rails_to_tell_ != 0 || rails_to_ask_ != 0 || (leaving_ && !said_goodbye_);
+  if (word_due_) hub_.want_pump(*this);
   return 0;
+}
+
+// It has not left: what it says is said by another.
+void Lane::take_back_word(Word& word) {
+  word.under_way = false;
+  if (word.kind == PacketKind::rail_lost) rails_to_tell_ |= 1U << word.position;
+  if (word.kind == PacketKind::goodbye) said_goodbye_ = false;
+  word_due_ = true;
+}
+
+bool Lane::word_under_way() const noexcept {
+  return std::any_of(words_.begin(), words_.end(), [](const Word& word) { return word.under_way; });
 }
 
 void Lane::finish_part(Part& part) {
@@ -294,6 +325,10 @@ void Lane::drop_queue() {
 
 void Lane::on_sent(Part& part, const Completion& completion) {
   part.under_way = false;
+  if (several_rails()) {
+    --rails_[part.rail].under_way;
+    rails_[part.rail].waits_since = hub_.now();
+  }
   const Outgoing& out = out_[part.slot];
   if (completion.error == 0 || out.arrived || out.position < peer_released_) return finish_part(part);
   const std::size_t rail = part.rail;
@@ -308,16 +343,12 @@ void Lane::on_sent(Part& part, const Completion& completion) {
   }
 }
 
-void Lane::on_word_sent(const Completion& completion) {
-  word_.under_way = false;
+void Lane::on_word_sent(Short& sent, const Completion& completion) {
+  auto& word = static_cast<Word&>(sent);
+  word.under_way = false;
   if (completion.error != 0) {
-    const std::size_t rail = word_.rail;
-    word_due_ = true;
-    if (leaving_) {
-      said_goodbye_ = true;  // there is nobody to hear it
-      word_due_ = false;
-    }
-    lose_rail(rail, hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed");
+    take_back_word(word);
+    lose_rail(word.rail, hub_.rail(word.rail) != nullptr ? hub_.rail(word.rail)->describe(completion) : "it is closed");
   }
   if (word_due_) hub_.want_pump(*this);
 }
@@ -354,7 +385,7 @@ void Lane::note_arrival(Outgoing& out, Clock::time_point now) {
 void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
   if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
   if (several_rails()) {
-    const Clock::time_point now = Clock::now();
+    const Clock::time_point now = hub_.now();
     rails_[rail].heard = now;
     last_rail_ = rail;
     for (std::uint64_t p = peer_released_; p < taken_; ++p) {
@@ -380,7 +411,7 @@ Lane::Incoming* Lane::incoming_for(std::uint64_t position) noexcept {
 }
 
 void Lane::finish_incoming(Incoming& incoming, std::uint64_t position) {
-  if (!ending_.empty()) ending_since_ = Clock::now();
+  if (!ending_.empty()) ending_since_ = hub_.now();
   const bool all = incoming.pieces != 0 && incoming.got == incoming.pieces;
   if (!all) return;
   incoming.complete = true;
@@ -522,13 +553,11 @@ void Lane::lose_rail(std::size_t rail, const std::string& why) {
 }
 
 void Lane::on_rail_closed(std::size_t rail, const std::string& why) {
-  if (word_.under_way && word_.rail == rail) {
-    word_.under_way = false;
-    word_due_ = true;
-  }
+  if (words_[rail].under_way) take_back_word(words_[rail]);
   for (Part& part : parts_) {
     if (!part.under_way || part.rail != rail) continue;
     part.under_way = false;
+    if (several_rails()) --rails_[rail].under_way;
     --out_[part.slot].unfinished;  // resend_from() counts it again where it has not come
   }
   const bool known = rails_[rail].lost;
@@ -545,7 +574,7 @@ void Lane::on_rail_closed(std::size_t rail, const std::string& why) {
 void Lane::begin_end(std::string why) {
   if (!ending_.empty() || !status_.ok()) return;
   ending_ = std::move(why);
-  ending_since_ = Clock::now();
+  ending_since_ = hub_.now();
   drop_queue();
 }
 
@@ -561,20 +590,22 @@ bool Lane::watch(Clock::time_point now) {
   bool waits = false;
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     const RailState& state = rails_[r];
-    if (state.load_bytes == 0 || hub_.rail(r) == nullptr) continue;
+    const bool has_parts = state.load_bytes != 0 || state.under_way != 0;
+    if (hub_.rail(r) == nullptr || (!has_parts && !words_[r].under_way)) continue;
     waits = true;
-    if (now - state.waits_since < kAskAfter) continue;
+    const Clock::time_point since = has_parts ? state.waits_since : words_[r].since;
+    if (now - since < kAskAfter) continue;
     bool heard = false;
     for (std::size_t other = 0; other < shape_.rails; ++other) {
       if (other == r || rails_[other].lost) continue;
-      heard |= rails_[other].heard > state.waits_since + kAskAfter;
+      heard |= rails_[other].heard > since + kAskAfter;
       rails_to_ask_ |= 1U << other;
     }
     want_word();
-    if (heard && now - state.waits_since >= kLostAfter) {
+    if (heard && now - since >= kLostAfter) {
       hub_.close_rail(
           r, fmt::format("nothing of what was sent to rank {} by it has come for {} ms, though the peer is heard by another",
-                         peer_, std::chrono::duration_cast<milliseconds>(now - state.waits_since).count()));
+                         peer_, std::chrono::duration_cast<milliseconds>(now - since).count()));
       return true;
     }
   }
@@ -597,7 +628,7 @@ void Lane::leave() {
 bool Lane::is_quiet() const noexcept {
   if (!status_.ok() || !ending_.empty()) return true;
   const bool all_left = std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.unfinished == 0; });
-  return queue_.empty() && all_left && said_goodbye_ && !word_.under_way;
+  return queue_.empty() && all_left && said_goodbye_ && !word_under_way();
 }
 
 }  // namespace shoal::ofi

@@ -87,7 +87,7 @@ class Lane {
   bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
   void on_written(const Mark& mark);
   void on_sent(Part& part, const Completion& completion);
-  void on_word_sent(const Completion& completion);
+  void on_word_sent(Short& word, const Completion& completion);
   /// The rail is closed: what was under way on it is over.
   void on_rail_closed(std::size_t rail, const std::string& why);
   /// The peer's process has ended. What it had sent still comes.
@@ -156,11 +156,18 @@ class Lane {
   struct RailState {
     bool lost = false;
     std::uint64_t load_bytes = 0;     ///< not known to have come
+    std::uint32_t under_way = 0;      ///< operations that have not completed
     double bytes_per_us = 0;          ///< 0: not measured
     std::uint64_t counted_bytes = 0;  ///< that have come since counted_from
     Clock::time_point counted_from{};
-    Clock::time_point waits_since{};  ///< for the next of its bytes to come
+    Clock::time_point waits_since{};  ///< for the next of its bytes to come, or of its operations to complete
     Clock::time_point heard{};
+  };
+
+  struct Word : Short {
+    PacketKind kind = PacketKind::note;
+    std::uint64_t position = 0;
+    Clock::time_point since{};
   };
 
   [[nodiscard]] bool several_rails() const noexcept { return shape_.rails > 1; }
@@ -173,6 +180,9 @@ class Lane {
   int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
   int post(Part& part, std::size_t rail);
   int post_word();
+  int choose_word_rail(std::size_t wanted) const noexcept;
+  void take_back_word(Word& word);
+  [[nodiscard]] bool word_under_way() const noexcept;
   Packet front(PacketKind kind) noexcept;
   std::span<const std::byte> write_front(std::byte* at, const Packet& packet) noexcept;
   void count_sent();
@@ -213,7 +223,7 @@ class Lane {
   std::size_t last_rail_ = 0;  ///< by which the peer was heard
 
   // Words
-  Short word_;
+  std::array<Word, kMaxRails> words_;  // one by each rail, so that a rail that swallows one holds up no others
   bool word_due_ = false;
   bool leaving_ = false;
   bool said_goodbye_ = false;

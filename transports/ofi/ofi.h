@@ -1,8 +1,10 @@
 // The ofi transport: ordered links over the unordered reliable datagrams of libfabric, on one or several network devices.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,8 +36,9 @@ struct OfiOptions {
   std::uint64_t job_id = 0;              ///< tells this job's ranks from others by accident
   Key key;                               ///< tells them from strangers on purpose
   int rank = 0;
-  int size = 1;                         ///< ranks of the job
-  std::shared_ptr<ofi::Fabric> fabric;  ///< where rails come from; null: libfabric
+  int size = 1;                                                  ///< ranks of the job
+  std::shared_ptr<ofi::Fabric> fabric;                           ///< where rails come from; null: libfabric
+  std::function<std::chrono::steady_clock::time_point()> clock;  ///< for tests; empty: the system's
 };
 
 /// Opens an ofi transport. See transport.h for its use and thread rule.

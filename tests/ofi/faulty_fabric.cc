@@ -1,0 +1,255 @@
+#include "tests/ofi/faulty_fabric.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <list>
+#include <set>
+
+namespace shoal::ofi::testing {
+
+namespace {
+
+constexpr std::uint32_t kRepeated = 0x80000000;  // marks segments that are placed once more
+
+}  // namespace
+
+class FaultyRail final : public Rail {
+ public:
+  FaultyRail(std::unique_ptr<Rail> inner, std::shared_ptr<FaultState> state, int rank, int number)
+      : inner_(std::move(inner)),
+        state_(std::move(state)),
+        faults_(state_->faults()),
+        dies_(faults_.dying_rail == number && faults_.dying_rank == rank),
+        draws_(faults_.seed * 0x100 + static_cast<std::uint64_t>(rank) * 0x10 + static_cast<std::uint64_t>(number)),
+        traits_(inner_->traits()) {
+    if (faults_.max_message_bytes != 0)
+      traits_.max_message_bytes = std::min(traits_.max_message_bytes, faults_.max_message_bytes);
+    if (faults_.no_writes) traits_.max_write_bytes = 0;
+  }
+
+  [[nodiscard]] const RailTraits& traits() const noexcept override { return traits_; }
+  [[nodiscard]] std::string address() const override { return inner_->address(); }
+  Result<std::uint64_t> add_peer(std::string_view address) override { return inner_->add_peer(address); }
+  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
+    return inner_->enroll(memory, for_peers);
+  }
+  void dismiss(Registration& registration) noexcept override { inner_->dismiss(registration); }
+
+  int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) override {
+    return refuses() ? kAgain : inner_->post_receive(operation, memory, descriptor);
+  }
+
+  int post_send(Operation& operation, std::uint64_t peer, std::span<const Piece> pieces) override {
+    std::size_t bytes = 0;
+    for (const Piece& piece : pieces) bytes += piece.bytes;
+    if (bytes > traits_.max_message_bytes) return -EMSGSIZE;
+    if (refuses()) return kAgain;
+    switch (fate()) {
+      case Fate::lost:
+        return 0;
+      case Fate::failed:
+        held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
+        return 0;
+      case Fate::well:
+        break;
+      case Fate::done_but_lost:
+        vanishing_.insert(&operation);
+        break;
+      case Fate::done_but_failed:
+        failing_.insert(&operation);
+        break;
+    }
+    const int result = inner_->post_send(operation, peer, pieces);
+    if (result != 0) vanishing_.erase(&operation), failing_.erase(&operation);
+    return result;
+  }
+
+  int post_write(Operation& operation, std::uint64_t peer, const Piece& piece, std::uint64_t address, std::uint64_t key,
+                 std::uint32_t data) override {
+    if (faults_.no_writes) return -EOPNOTSUPP;
+    if (refuses()) return kAgain;
+    const Fate fate = this->fate();
+    if (fate == Fate::lost) return 0;
+    if (fate == Fate::failed) {
+      held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
+      return 0;
+    }
+    if (faults_.segment_bytes == 0) return inner_->post_write(operation, peer, piece, address, key, data);
+    Job& job = jobs_.emplace_back();
+    job.user = &operation;
+    job.vanishes = fate == Fate::done_but_lost;
+    job.fails = fate == Fate::done_but_failed;
+    for (std::size_t at = 0; at < piece.bytes; at += faults_.segment_bytes) {
+      Segment& segment = job.segments.emplace_back();
+      segment.job = &job;
+      segment.peer = peer;
+      segment.piece = {piece.data + at, std::min(faults_.segment_bytes, piece.bytes - at), piece.descriptor};
+      segment.address = address + at;
+      segment.key = key;
+    }
+    job.missing = job.segments.size();
+    const std::lock_guard lock(state_->mutex_);
+    job.number = ++state_->last_write_;
+    state_->writes_[job.number] = {data, job.segments.size()};
+    return 0;
+  }
+
+  int read(std::span<Completion> completions) override {
+    std::array<Completion, 32> batch;
+    const int got = inner_->read(batch);
+    if (got < 0) return got;
+    for (int i = 0; i < got; ++i) take(batch[static_cast<std::size_t>(i)]);
+    post_segments();
+    if (!state_->started()) return show_all(completions);
+    if (held_.empty()) return 0;
+    if (draws_.chance(faults_.blank)) {
+      ++state_->injected_;
+      return 0;
+    }
+    if (faults_.show >= 1) return show_all(completions);
+    std::size_t count = 0;
+    for (std::size_t looks = held_.size(); looks > 0 && count < completions.size() && !held_.empty(); --looks) {
+      const auto at = draws_.below(held_.size());
+      if (!draws_.chance(faults_.show)) {
+        ++state_->injected_;
+        continue;
+      }
+      completions[count++] = held_[at];
+      held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return static_cast<int>(count);
+  }
+
+  [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
+  // Nothing would wake for what is held back here.
+  bool may_wait() override { return held_.empty() && jobs_.empty() && inner_->may_wait(); }
+  void stop() noexcept override {
+    inner_->stop();
+    held_.clear();
+    jobs_.clear();
+  }
+  [[nodiscard]] std::string describe(const Completion& failed) const override { return inner_->describe(failed); }
+
+ private:
+  enum class Fate { well, lost, failed, done_but_lost, done_but_failed };
+  struct Job;
+  struct Segment : Operation {
+    Job* job = nullptr;
+    std::uint64_t peer = 0;
+    Piece piece;
+    std::uint64_t address = 0;
+    std::uint64_t key = 0;
+    bool posted = false;
+  };
+  struct Job {
+    Operation* user = nullptr;
+    std::list<Segment> segments;
+    std::size_t missing = 0;
+    std::uint32_t number = 0;
+    bool repeats = false;
+    bool vanishes = false;
+    bool fails = false;
+  };
+
+  bool refuses() {
+    if (!state_->started()) return false;
+    if (storm_left_ == 0 && draws_.chance(faults_.again)) storm_left_ = 1 + faults_.storm;
+    if (storm_left_ == 0) return false;
+    --storm_left_;
+    ++state_->injected_;
+    return true;
+  }
+
+  Fate fate() {
+    if (!dies_ || !state_->started() || posts_++ < faults_.dies_after) return Fate::well;
+    ++state_->injected_;
+    if (draws_.chance(faults_.silent)) return draws_.chance(0.5) ? Fate::lost : Fate::done_but_lost;
+    return draws_.chance(0.5) ? Fate::failed : Fate::done_but_failed;
+  }
+
+  int show_all(std::span<Completion> completions) {
+    const std::size_t count = std::min(held_.size(), completions.size());
+    std::copy_n(held_.begin(), count, completions.begin());
+    held_.erase(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(count));
+    return static_cast<int>(count);
+  }
+
+  void take(Completion completion) {
+    if (completion.kind == Completion::Kind::written && completion.error == 0 && faults_.segment_bytes != 0) {
+      if ((completion.data & kRepeated) != 0) return;
+      const std::lock_guard lock(state_->mutex_);
+      auto& write = state_->writes_[completion.data];
+      if (--write.missing != 0) return;
+      const std::uint32_t number = completion.data;
+      completion.data = write.data;
+      state_->writes_.erase(number);
+    } else if (completion.kind == Completion::Kind::sent) {
+      for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
+        const bool its = std::any_of(job->segments.begin(), job->segments.end(),
+                                     [&](const Segment& s) { return &s == completion.operation; });
+        if (!its) continue;
+        if (--job->missing == 0) finish(job);
+        return;
+      }
+      if (vanishing_.erase(completion.operation) != 0) return;
+      if (failing_.erase(completion.operation) != 0) completion.error = EHOSTUNREACH;
+    }
+    held_.push_back(completion);
+  }
+
+  void finish(std::list<Job>::iterator job) {
+    if (!job->repeats && draws_.chance(faults_.twice)) {
+      ++state_->injected_;
+      job->repeats = true;
+      job->missing = job->segments.size();
+      for (Segment& segment : job->segments) segment.posted = false;
+      return;
+    }
+    if (!job->vanishes) held_.push_back({Completion::Kind::sent, job->user, 0, 0, job->fails ? EHOSTUNREACH : 0, 0});
+    jobs_.erase(job);
+  }
+
+  // A few segments of any write each time, so that those of several mix.
+  void post_segments() {
+    std::vector<Segment*> waiting;
+    for (Job& job : jobs_) {
+      for (Segment& segment : job.segments) {
+        if (!segment.posted) waiting.push_back(&segment);
+      }
+    }
+    for (int i = 0; i < 4 && !waiting.empty(); ++i) {
+      const auto at = draws_.below(waiting.size());
+      Segment& segment = *waiting[at];
+      waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(at));
+      const std::uint32_t data = segment.job->number | (segment.job->repeats ? kRepeated : 0);
+      segment.posted = inner_->post_write(segment, segment.peer, segment.piece, segment.address, segment.key, data) == 0;
+    }
+  }
+
+  const std::unique_ptr<Rail> inner_;
+  const std::shared_ptr<FaultState> state_;
+  const Faults& faults_;
+  const bool dies_;
+  Draws draws_;
+  RailTraits traits_;
+  std::vector<Completion> held_;
+  std::list<Job> jobs_;
+  std::set<Operation*> vanishing_;
+  std::set<Operation*> failing_;
+  int storm_left_ = 0;
+  std::uint64_t posts_ = 0;
+};
+
+Result<std::vector<std::unique_ptr<Rail>>> FaultyFabric::open(const RailRequest& request) {
+  auto rails = inner_->open(request);
+  if (!rails.ok()) return rails.status();
+  std::vector<std::unique_ptr<Rail>> faulty;
+  for (auto& rail : *rails) {
+    const int number = static_cast<int>(faulty.size());
+    faulty.push_back(std::make_unique<FaultyRail>(std::move(rail), state_, rank_, number));
+  }
+  return faulty;
+}
+
+}  // namespace shoal::ofi::testing

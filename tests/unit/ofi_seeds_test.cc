@@ -1,0 +1,267 @@
+// Links over a fabric that does everything that EFA may do, thousands of times. SHOAL_TEST_SEED runs one seed again,
+// SHOAL_TEST_SEEDS that many.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <thread>
+#include <vector>
+
+#include "tests/ofi/faulty_fabric.h"
+#include "tests/ofi/memory_fabric.h"
+#include "transports/ofi/ofi.h"
+
+namespace shoal::ofi {
+namespace {
+
+using testing::Draws;
+using testing::FaultState;
+using testing::FaultyFabric;
+using testing::MemoryFabric;
+using testing::MemoryNetwork;
+using testing::MemoryRailOptions;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kSeeds = 1000;
+constexpr int kMostRounds = 400'000;
+
+/// A world that is made of a seed alone.
+struct World {
+  int ranks = 2;
+  int tiles = 20;
+  bool rail_dies = false;
+  MemoryRailOptions rails;
+  testing::Faults faults;
+  OfiOptions options;
+
+  static World of(std::uint64_t seed) {
+    Draws draws(seed);
+    World world;
+    world.ranks = 2 + static_cast<int>(draws.below(2));
+    world.rails.rails = 1 + static_cast<int>(draws.below(3));
+    world.rails.writes = draws.chance(0.6);
+    world.rails.local_registration = draws.chance(0.5);
+    world.rails.receives = draws.chance(0.3) ? 4 + draws.below(8) : 1024;
+    world.options.tile_bytes = 512 << draws.below(5);
+    world.options.tiles_per_peer = 2 + draws.below(7);
+    world.options.stripe_bytes = 1024;
+    world.options.write_from_bytes = 512 << draws.below(3);
+    testing::Faults& faults = world.faults;
+    faults.seed = seed;
+    faults.show = draws.chance(0.8) ? 0.1 + 0.1 * static_cast<double>(draws.below(8)) : 1;
+    faults.blank = draws.chance(0.5) ? 0.5 : 0;
+    faults.again = draws.chance(0.7) ? 0.2 : 0;
+    faults.storm = static_cast<int>(draws.below(30));
+    if (draws.chance(0.4)) faults.max_message_bytes = 96 + 512 + draws.below(512);
+    faults.no_writes = draws.chance(0.2);
+    if (draws.chance(0.7)) {
+      faults.segment_bytes = 128 + draws.below(512);
+      faults.twice = draws.chance(0.5) ? 0.3 : 0;
+    } else {
+      world.rails.writes_take_receives = draws.chance(0.5);
+    }
+    world.rail_dies = world.rails.rails > 1 && draws.chance(0.4);
+    if (world.rail_dies) {
+      faults.dying_rail = static_cast<int>(draws.below(static_cast<std::uint64_t>(world.rails.rails)));
+      faults.dying_rank = static_cast<int>(draws.below(static_cast<std::uint64_t>(world.ranks)));
+      faults.dies_after = draws.below(40);
+      faults.silent = draws.chance(0.5) ? 0.5 : 0;
+    }
+    return world;
+  }
+};
+
+/// The n-th tile from one rank to another.
+struct Expected {
+  TileHeader header;
+  std::vector<std::byte> data;
+
+  Expected(int from, int to, int number, std::size_t max_bytes) {
+    Draws draws(static_cast<std::uint64_t>(from) << 40 ^ static_cast<std::uint64_t>(to) << 32 ^
+                static_cast<std::uint64_t>(number));
+    const std::size_t size = draws.chance(0.3)   ? max_bytes - draws.below(2)
+                             : draws.chance(0.1) ? 0
+                                                 : draws.below(max_bytes + 1);
+    data.resize(size);
+    for (std::byte& byte : data) byte = static_cast<std::byte>(draws.next());
+    header = {static_cast<std::uint32_t>(from), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(to),
+              static_cast<std::uint32_t>(size), draws.next()};
+  }
+};
+
+/// All ranks of a seed in one thread, which is what makes it replay.
+class Replay {
+ public:
+  explicit Replay(std::uint64_t seed)
+      : world_(World::of(seed)), draws_(seed + 1), network_(std::make_shared<MemoryNetwork>(world_.rails)) {}
+
+  /// What went wrong; empty where nothing did.
+  std::string run() {
+    if (std::string error = connect(); !error.empty()) return error;
+    state_->start();
+    std::string error = talk();
+    if (error.empty()) error = network_->complaint();
+    // Whoever leaves waits a moment for those who are still there: together.
+    std::vector<std::thread> leaving;
+    for (End& end : ends_) {
+      leaving.emplace_back([&end] {
+        end.links.clear();
+        end.transport.reset();
+      });
+    }
+    for (std::thread& thread : leaving) thread.join();
+    return error;
+  }
+  [[nodiscard]] std::uint64_t injected() const { return state_->injected(); }
+  [[nodiscard]] bool rail_dies() const { return world_.rail_dies; }
+
+ private:
+  struct Direction {
+    int sent = 0;
+    int received = 0;
+    std::vector<std::vector<std::byte>> alive;  // until sent_tiles() counts them
+  };
+  struct End {
+    std::unique_ptr<Transport> transport;
+    std::vector<std::unique_ptr<Link>> links;
+    std::vector<Direction> directions;
+  };
+
+  std::string connect() {
+    const auto time = std::make_shared<Clock::time_point>(Clock::now());
+    time_ = time;
+    state_ = std::make_shared<FaultState>(world_.faults);
+    ends_.resize(static_cast<std::size_t>(world_.ranks));
+    std::vector<std::string> addresses;
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      OfiOptions options = world_.options;
+      options.rank = rank;
+      options.size = world_.ranks;
+      options.job_id = 1;
+      options.clock = [time] { return *time; };
+      options.fabric = std::make_shared<FaultyFabric>(std::make_shared<MemoryFabric>(network_), state_, rank);
+      auto made = make_ofi_transport(options);
+      if (!made.ok()) return made.status().to_string();
+      ends_[static_cast<std::size_t>(rank)].transport = std::move(*made);
+      addresses.push_back(ends_[static_cast<std::size_t>(rank)].transport->address());
+    }
+    std::vector<std::future<Status>> connecting;
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      connecting.push_back(std::async(std::launch::async, [&, rank] {
+        End& end = ends_[static_cast<std::size_t>(rank)];
+        std::vector<int> peers;
+        std::vector<std::string> theirs;
+        for (int peer = 0; peer < world_.ranks; ++peer) {
+          if (peer == rank) continue;
+          peers.push_back(peer);
+          theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
+        }
+        auto links = end.transport->connect(peers, theirs, Clock::now() + std::chrono::seconds(60));
+        if (!links.ok()) return links.status();
+        end.links = std::move(*links);
+        end.directions.resize(end.links.size());
+        return Status();
+      }));
+    }
+    std::string error;
+    for (auto& each : connecting) {
+      if (const Status status = each.get(); !status.ok()) error = status.to_string();
+    }
+    return error;
+  }
+
+  // One step of one rank. `error` is set where something is not as it was sent.
+  void step(int rank, std::string& error) {
+    End& end = ends_[static_cast<std::size_t>(rank)];
+    if (draws_.chance(0.7)) end.transport->progress();
+    for (std::size_t i = 0; i < end.links.size(); ++i) {
+      Link& link = *end.links[i];
+      Direction& direction = end.directions[i];
+      if (direction.sent < world_.tiles && draws_.chance(0.5)) {
+        Expected tile(rank, link.peer(), direction.sent, link.max_tile_bytes());
+        if (link.try_send(tile.header, tile.data)) {
+          ++direction.sent;
+          direction.alive.push_back(std::move(tile.data));
+        }
+      }
+      const std::uint64_t sent = link.sent_tiles();
+      for (std::uint64_t n = 0; n < sent && n < direction.alive.size(); ++n) {
+        std::fill(direction.alive[n].begin(), direction.alive[n].end(), std::byte{0xee});
+      }
+      const Arrival* arrival = draws_.chance(0.7) ? link.peek() : nullptr;
+      if (arrival != nullptr) {
+        const Expected tile(link.peer(), rank, direction.received, link.max_tile_bytes());
+        const bool same = direction.received < world_.tiles && arrival->header == tile.header &&
+                          arrival->data.size() == tile.data.size() &&
+                          std::equal(tile.data.begin(), tile.data.end(), arrival->data.begin());
+        if (!same)
+          error = "rank " + std::to_string(rank) + ": tile " + std::to_string(direction.received) + " from rank " +
+                  std::to_string(link.peer()) + " is lost, doubled or damaged";
+        link.release();
+        ++direction.received;
+      }
+      if (!link.status().ok()) error = "rank " + std::to_string(rank) + ": " + link.status().to_string();
+    }
+  }
+
+  [[nodiscard]] bool done() const {
+    for (const End& end : ends_) {
+      for (std::size_t i = 0; i < end.links.size(); ++i) {
+        if (end.directions[i].sent < world_.tiles || end.directions[i].received < world_.tiles) return false;
+        // What vanished without a word on a rail that is not known to be dead does not count as sent.
+        if (!world_.rail_dies && end.links[i]->sent_tiles() < static_cast<std::uint64_t>(world_.tiles)) return false;
+      }
+    }
+    return true;
+  }
+
+  std::string talk() {
+    std::string error;
+    for (int round = 0; round < kMostRounds; ++round) {
+      *time_ += std::chrono::microseconds(200);
+      for (int rank = 0; rank < world_.ranks; ++rank) step(rank, error);
+      if (!error.empty() || done()) return error;
+    }
+    for (int rank = 0; rank < world_.ranks; ++rank) {
+      const End& end = ends_[static_cast<std::size_t>(rank)];
+      for (std::size_t i = 0; i < end.links.size(); ++i) {
+        error += " " + std::to_string(rank) + "-" + std::to_string(end.links[i]->peer()) + ": sent " +
+                 std::to_string(end.directions[i].sent) + " (" + std::to_string(end.links[i]->sent_tiles()) + "), received " +
+                 std::to_string(end.directions[i].received);
+      }
+    }
+    return "it stands still;" + error;
+  }
+
+  const World world_;
+  Draws draws_;
+  std::shared_ptr<MemoryNetwork> network_;
+  std::shared_ptr<FaultState> state_;
+  std::shared_ptr<Clock::time_point> time_;
+  std::vector<End> ends_;
+};
+
+TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
+  std::uint64_t first = 1;
+  std::uint64_t count = kSeeds;
+  if (const char* many = std::getenv("SHOAL_TEST_SEEDS")) count = std::strtoull(many, nullptr, 10);
+  if (const char* one = std::getenv("SHOAL_TEST_SEED")) first = std::strtoull(one, nullptr, 10), count = 1;
+  std::uint64_t injected = 0;
+  std::uint64_t deaths = 0;
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    Replay replay(seed);
+    const std::string error = replay.run();
+    ASSERT_EQ(error, "") << "SHOAL_TEST_SEED=" << seed;
+    injected += replay.injected();
+    deaths += replay.rail_dies() ? 1 : 0;
+  }
+  if (count < 100) return;
+  EXPECT_GT(injected, 100 * count) << "the fabric was too kind";
+  EXPECT_GT(deaths, count / 10);
+}
+
+}  // namespace
+}  // namespace shoal::ofi
