@@ -13,6 +13,7 @@
 #include "transports/ofi/ofi.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
+#include "transports/ucx/ucx.h"
 
 namespace shoal::conformance {
 
@@ -84,6 +85,22 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   return {label, "ofi", processes, false, false, false, make_group, unavailable};
 }
 
+TransportKind ucx_kind(const std::string& label, bool processes) {
+  const auto make_group = [](int ranks) -> MakeEnd {
+    return [=, job = next_job()](int rank) {
+      UcxOptions options;
+      options.tile_bytes = 16 * 1024;
+      options.tiles_per_peer = 4;
+      options.job_id = job;
+      options.rank = rank;
+      options.size = ranks;
+      return make_ucx_transport(options);
+    };
+  };
+  static const auto version = ucx_version();
+  return {label, "ucx", processes, false, false, false, make_group, version.ok() ? "" : version.status().message()};
+}
+
 }  // namespace
 
 std::vector<TransportKind> transport_kinds() {
@@ -115,6 +132,8 @@ std::vector<TransportKind> transport_kinds() {
       ofi_kind("ofi_rxd_sent_processes", true, "udp;ofi_rxd", "127.0.0.1", 0),
       ofi_kind("ofi_shm_sent_processes", true, "shm", "", 0),
       ofi_kind("ofi_shm_written_processes", true, "shm", "", 1024),
+      ucx_kind("ucx_threads", false),
+      ucx_kind("ucx_processes", true),
   };
 }
 

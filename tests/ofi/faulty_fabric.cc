@@ -6,7 +6,7 @@
 #include <list>
 #include <set>
 
-namespace shoal::ofi::testing {
+namespace shoal::rails::testing {
 
 namespace {
 
@@ -252,4 +252,4 @@ Result<std::vector<std::unique_ptr<Rail>>> FaultyFabric::open(const RailRequest&
   return faulty;
 }
 
-}  // namespace shoal::ofi::testing
+}  // namespace shoal::rails::testing

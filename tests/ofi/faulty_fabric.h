@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "transports/ofi/rail.h"
+#include "transports/rails/rail.h"
 
-namespace shoal::ofi::testing {
+namespace shoal::rails::testing {
 
 /// A stream of numbers that look random; the same seed gives the same ones (splitmix64).
 class Draws {
@@ -93,4 +93,4 @@ class FaultyFabric final : public Fabric {
   const int rank_;
 };
 
-}  // namespace shoal::ofi::testing
+}  // namespace shoal::rails::testing

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-namespace shoal::ofi::testing {
+namespace shoal::rails::testing {
 
 /// One end.
 class MemoryRail final : public Rail {
@@ -188,4 +188,4 @@ Result<std::vector<std::unique_ptr<Rail>>> MemoryFabric::open(const RailRequest&
   return rails;
 }
 
-}  // namespace shoal::ofi::testing
+}  // namespace shoal::rails::testing

@@ -9,9 +9,9 @@
 #include <mutex>
 #include <vector>
 
-#include "transports/ofi/rail.h"
+#include "transports/rails/rail.h"
 
-namespace shoal::ofi::testing {
+namespace shoal::rails::testing {
 
 struct MemoryRailOptions {
   int rails = 1;
@@ -49,4 +49,4 @@ class MemoryFabric final : public Fabric {
   std::shared_ptr<MemoryNetwork> network_;
 };
 
-}  // namespace shoal::ofi::testing
+}  // namespace shoal::rails::testing

@@ -14,6 +14,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/selector/")
 PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli|discovery)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
+# What two transports have in common lies beside them.
+SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transports/rails"}
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
 CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc"}  # it times the device itself, below what users see
@@ -40,7 +42,7 @@ def include_complaints(path, text):
         if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
             complain(included, "schedules and what reads them know nothing of wires, devices and threads")
         if match := re.match(r"(transports/\w+)/", path):
-            if folder and included != "transports/transport.h" and folder not in (match[1], "src/trust"):
+            if folder and included != "transports/transport.h" and folder not in (match[1], "src/trust", SHARED_RAILS.get(match[1])):
                 complain(included, "a transport includes its interface and its own files, never another's")
             if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
                 complain(included, "of the public headers a transport needs the status and the types")

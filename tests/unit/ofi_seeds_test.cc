@@ -14,7 +14,7 @@
 #include "tests/ofi/memory_fabric.h"
 #include "transports/ofi/ofi.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 namespace {
 
 using testing::Draws;
@@ -264,4 +264,4 @@ TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
 }
 
 }  // namespace
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

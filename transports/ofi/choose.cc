@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "transports/ofi/libfabric.h"
-#include "transports/ofi/wire.h"
+#include "transports/rails/wire.h"
 
 namespace shoal::ofi {
 namespace {
@@ -46,7 +46,7 @@ std::vector<std::size_t> share_of(const std::vector<std::size_t>& cards, int sha
   const auto parts = static_cast<std::size_t>(std::max(shares, 1));
   if (count <= parts) return {cards[part % count]};
   std::vector<std::size_t> mine;
-  for (std::size_t i = part * count / parts; i < (part + 1) * count / parts && mine.size() < kMaxRails; ++i)
+  for (std::size_t i = part * count / parts; i < (part + 1) * count / parts && mine.size() < rails::kMaxRails; ++i)
     mine.push_back(cards[i]);
   return mine;
 }
@@ -73,8 +73,8 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
     return rank(candidates[a]) < rank(candidates[b]);
   });
   if (!request.devices.empty()) {
-    if (request.devices.size() > kMaxRails)
-      return refuse(fmt::format("{} rails are more than {}", request.devices.size(), kMaxRails));
+    if (request.devices.size() > rails::kMaxRails)
+      return refuse(fmt::format("{} rails are more than {}", request.devices.size(), rails::kMaxRails));
     // The best provider that has them all.
     for (const std::size_t first : usable) {
       std::vector<std::size_t> chosen;

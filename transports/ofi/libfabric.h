@@ -7,9 +7,19 @@
 #include <shoal/status.h>
 
 #include "transports/ofi/ofi.h"
-#include "transports/ofi/rail.h"
+#include "transports/rails/rail.h"
 
 namespace shoal::ofi {
+
+using rails::Completion;
+using rails::Fabric;
+using rails::kAgain;
+using rails::Operation;
+using rails::Piece;
+using rails::Rail;
+using rails::RailRequest;
+using rails::RailTraits;
+using rails::Registration;
 
 /// One device with one provider, as far as choosing among them goes.
 struct Candidate {

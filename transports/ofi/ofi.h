@@ -1,44 +1,28 @@
 // The ofi transport: ordered links over the unordered reliable datagrams of libfabric, on one or several network devices.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <shoal/status.h>
 
-#include "src/trust/proof.h"
+#include "transports/rails/rail.h"
+#include "transports/rails/rails.h"
 #include "transports/transport.h"
 
 namespace shoal {
 
-namespace ofi {
-class Fabric;
-}
-
-/// What an ofi transport needs to know. All ranks of a job must agree on everything but `devices`, `near`, `share`,
-/// `fabric` and `rank`.
-struct OfiOptions {
-  std::string provider;  ///< "efa", "tcp;ofi_rxm"; empty: by capability
-  std::vector<std::string>
-      devices;       ///< by name ("eth0", "rdmap79s0-rdm") or numeric address, one rail each, at most 8; empty: by capability
-  std::string near;  ///< where devices are not named: an interface or address of this host to prefer
-  int share = 0;     ///< of cards that are not named this rank takes the share-th of `shares` equal parts
+/// What an ofi transport needs to know beside what all links over rails do. These may differ from rank to rank, but not the
+/// number of devices.
+struct OfiOptions : rails::Options {
+  std::string provider;              ///< "efa", "tcp;ofi_rxm"; empty: by capability
+  std::vector<std::string> devices;  ///< by name ("eth0", "rdmap79s0-rdm") or numeric address, one rail each, at most 8; empty:
+                                     ///< by capability
+  std::string near;                  ///< where devices are not named: an interface or address of this host to prefer
+  int share = 0;                     ///< of cards that are not named this rank takes the share-th of `shares` equal parts
   int shares = 1;
-  std::size_t tile_bytes = 128 << 10;    ///< largest payload of a tile, 512 B .. 8 MiB
-  std::size_t tiles_per_peer = 8;        ///< under way to a peer: 2..64
-  std::size_t stripe_bytes = 128 << 10;  ///< with several rails a larger tile is cut into pieces of at least half of this
-  std::size_t write_from_bytes = 8192;   ///< larger tiles are written into the peer's memory where the provider can do so
-  std::uint64_t job_id = 0;              ///< tells this job's ranks from others by accident
-  Key key;                               ///< tells them from strangers on purpose
-  int rank = 0;
-  int size = 1;                                                  ///< ranks of the job
-  std::shared_ptr<ofi::Fabric> fabric;                           ///< where rails come from; null: libfabric
-  std::function<std::chrono::steady_clock::time_point()> clock;  ///< for tests; empty: the system's
+  std::shared_ptr<rails::Fabric> fabric;  ///< where rails come from; null: libfabric
 };
 
 /// Opens an ofi transport. See transport.h for its use and thread rule.

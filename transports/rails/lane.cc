@@ -1,4 +1,4 @@
-#include "transports/ofi/lane.h"
+#include "transports/rails/lane.h"
 
 #include <algorithm>
 #include <cassert>
@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "transports/ofi/hub.h"
+#include "transports/rails/hub.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 namespace {
 
 using std::chrono::milliseconds;
@@ -46,7 +46,7 @@ Status Lane::prepare() {
   outbox_ = Memory(shape_.window * out_stride_ + shape_.rails * round_up(kPacketBytes));
   if (pieces > 1 || shape_.write_from > 0) slots_ = Memory(shape_.window * slot_stride_);
   if (outbox_.data() == nullptr || ((pieces > 1 || shape_.write_from > 0) && slots_.data() == nullptr))
-    return {StatusCode::system_error, fmt::format("ofi: no memory for the link to rank {}", peer_)};
+    return {StatusCode::system_error, fmt::format("{}: no memory for the link to rank {}", hub_.name(), peer_)};
   if (Status status = hub_.enroll(outbox_, false, true); !status.ok()) return status;
   if (shape_.write_from > 0) {
     if (Status status = hub_.enroll(slots_, true, false); !status.ok()) return status;
@@ -546,8 +546,8 @@ void Lane::lose_rail(std::size_t rail, const std::string& why) {
   }
   if (!status_.ok() || !ending_.empty() || leaving_) return;
   const Rail* lost = hub_.rail(rail);
-  fmt::print(stderr, "shoal: ofi: rank {} is no longer reached by rail {} ({}): {}; going on without it\n", peer_, rail,
-             lost == nullptr ? "closed" : lost->traits().device, why);
+  fmt::print(stderr, "shoal: {}: rank {} is no longer reached by rail {} ({}): {}; going on without it\n", hub_.name(), peer_,
+             rail, lost == nullptr ? "closed" : lost->traits().device, why);
   resend_from(rail);
   want_word();
 }
@@ -631,4 +631,4 @@ bool Lane::is_quiet() const noexcept {
   return queue_.empty() && all_left && said_goodbye_ && !word_under_way();
 }
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "transports/ofi/rail.h"
+#include "transports/rails/rail.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 class Lane;
 
@@ -77,4 +77,4 @@ class Memory {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

@@ -12,7 +12,7 @@
 
 #include <shoal/status.h>
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 /// Something that was posted and is not completed. The provider may use these bytes until then (FI_CONTEXT, FI_CONTEXT2).
 struct Operation {
@@ -123,4 +123,4 @@ class Fabric {
   virtual Result<std::vector<std::unique_ptr<Rail>>> open(const RailRequest& request) = 0;
 };
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 /// Owns a file descriptor. A value that moves; one thread at a time.
 class Descriptor {
@@ -29,4 +29,4 @@ class Descriptor {
   int fd_ = -1;
 };
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

@@ -1,4 +1,4 @@
-#include "transports/ofi/hub.h"
+#include "transports/rails/hub.h"
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -14,7 +14,7 @@
 
 #include "src/trust/refusals.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 namespace {
 
 using std::chrono::microseconds;
@@ -35,20 +35,24 @@ std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * k
 
 }  // namespace
 
-Hub::Hub(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails)
+Hub::Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails)
     : options_(options),
       rails_(std::move(rails)),
       lane_of_rank_(static_cast<std::size_t>(options.size), -1),
       pools_(rails_.size()),
       owner_pid_(::getpid()) {}
 
-Result<std::shared_ptr<Hub>> Hub::make(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails) {
+Result<std::shared_ptr<Hub>> Hub::make(const Options& options, std::vector<std::unique_ptr<Rail>> rails) {
   std::shared_ptr<Hub> hub(new Hub(options, std::move(rails)));
   if (Status status = hub->open(); !status.ok()) return status;
   return hub;
 }
 
-Hub::~Hub() { close(); }
+Hub::~Hub() {
+  close();
+  // A child of fork() leaves the parent's rails alone: closing them there could end connections of the parent.
+  for (auto& rail : rails_) static_cast<void>(rail.release());
+}
 
 Status Hub::open() {
   for (const auto& rail : rails_) rail_addresses_.push_back(rail->address());
@@ -57,12 +61,12 @@ Status Hub::open() {
   if (lane.piece_bytes < kRecordBytes || max_pieces_ > kMaxPieces) {
     return {
         StatusCode::unsupported,
-        fmt::format("ofi: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
-                    rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, lane.tile_bytes)};
+        fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
+                    options_.transport, rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, lane.tile_bytes)};
   }
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-  if (!epoll_.valid() || !timer_.valid()) return system_error("ofi: epoll or timerfd", errno);
+  if (!epoll_.valid() || !timer_.valid()) return system_error(options_.transport + ": epoll or timerfd", errno);
   const auto add = [&](int fd) {
     epoll_event event{};
     event.events = EPOLLIN;
@@ -71,10 +75,10 @@ Status Hub::open() {
   };
   bool added = add(timer_.get());
   for (const auto& rail : rails_) added &= rail->wait_fd() < 0 || add(rail->wait_fd());
-  if (!added) return system_error("ofi: epoll_ctl", errno);
+  if (!added) return system_error(options_.transport + ": epoll_ctl", errno);
   const auto peers = static_cast<std::size_t>(options_.size - 1);
   records_ = Memory(std::max<std::size_t>(peers, 1) * 2 * round_up(kRecordBytes));
-  if (records_.data() == nullptr) return {StatusCode::system_error, "ofi: no memory for the handshake"};
+  if (records_.data() == nullptr) return {StatusCode::system_error, options_.transport + ": no memory for the handshake"};
   if (Status status = enroll(records_, false, true); !status.ok()) return status;
   return make_receives(peers);
 }
@@ -114,7 +118,8 @@ Status Hub::make_receives(std::size_t peers) {
     const std::size_t count = std::max<std::size_t>(peers, 1) * of_each;
     pool.memory = Memory(count * stride);
     if (pool.memory.data() == nullptr)
-      return {StatusCode::system_error, fmt::format("ofi: no memory for {} receives of {} bytes", count, stride)};
+      return {StatusCode::system_error,
+              fmt::format("{}: no memory for {} receives of {} bytes", options_.transport, count, stride)};
     if (rails_[r]->traits().local_registration) {
       pool.memory.registrations.resize(rails_.size());
       auto made = rails_[r]->enroll({pool.memory.data(), pool.memory.size()}, false);
@@ -132,7 +137,8 @@ Status Hub::make_receives(std::size_t peers) {
     }
     post_receives(r);
     if (pool.unposted.size() == count)
-      return {StatusCode::system_error, fmt::format("ofi: {} takes no receives", rails_[r]->traits().provider)};
+      return {StatusCode::system_error,
+              fmt::format("{}: {} takes no receives", options_.transport, rails_[r]->traits().provider)};
   }
   return {};
 }
@@ -222,7 +228,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
     if (mark.link < lanes_.size()) {
       lanes_[mark.link]->on_written(mark);
     } else {
-      count_refusal("ofi", "it wrote for a link that does not exist");
+      count_refusal(options_.transport, "it wrote for a link that does not exist");
     }
     if (!rails_[rail]->traits().writes_take_receives || posted == nullptr || posted->role != Posted::Role::receive) return;
     posted->under_way = false;
@@ -234,7 +240,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
       auto& receive = *static_cast<Receive*>(posted);
       receive.under_way = false;
       if (completion.error == 0) return on_message(receive, completion.bytes);
-      count_refusal("ofi", "its message was no message of this job: " + rails_[rail]->describe(completion));
+      count_refusal(options_.transport, "its message was no message of this job: " + rails_[rail]->describe(completion));
       return take_back(receive);
     }
     case Posted::Role::part:
@@ -259,7 +265,8 @@ void Hub::on_message(Receive& receive, std::size_t bytes) {
       held = lanes_[packet->link]->on_packet(*packet, receive, message.subspan(kPacketBytes));
     } else {
       ++strangers_;
-      count_refusal("ofi", packet ? "its message does not have the token of a link" : "its message makes no sense");
+      count_refusal(options_.transport,
+                    packet ? "its message does not have the token of a link" : "its message makes no sense");
     }
   }
   if (!held) take_back(receive);
@@ -403,4 +410,4 @@ void Hub::serve_events() {
   }
 }
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

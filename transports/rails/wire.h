@@ -10,7 +10,7 @@
 #include "src/trust/proof.h"
 #include "transports/transport.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 inline constexpr std::uint16_t kWireVersion = 1;
 inline constexpr std::size_t kMaxRails = 8;
@@ -113,4 +113,4 @@ using RecordBytes = std::array<std::byte, kRecordBytes>;
 /// What the packets of one direction carry: who has not seen the handshake does not know it.
 [[nodiscard]] std::uint64_t make_token(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept;
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

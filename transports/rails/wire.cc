@@ -1,11 +1,11 @@
-#include "transports/ofi/wire.h"
+#include "transports/rails/wire.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <type_traits>
 
-namespace shoal::ofi {
+namespace shoal::rails {
 namespace {
 
 constexpr std::uint32_t kPacketMagic = 0x50494641;  // "AFIP" in the order of the bytes
@@ -100,7 +100,7 @@ bool is_sealed(const std::byte* at, std::uint32_t magic, std::size_t bytes) noex
 }
 
 Proof proof_of(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
-  return prove(key, "ofi link", {as_text(bytes).substr(0, kProvenBytes)});
+  return prove(key, "rails link", {as_text(bytes).substr(0, kProvenBytes)});
 }
 
 }  // namespace
@@ -168,10 +168,10 @@ bool looks_like_record(std::span<const std::byte> message) noexcept {
 }
 
 std::uint64_t make_token(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept {
-  const Proof proof = prove(key, "ofi token", {as_text(sender), as_text(receiver)});
+  const Proof proof = prove(key, "rails token", {as_text(sender), as_text(receiver)});
   std::uint64_t token = 0;
   FieldReader{proof.data()}(token);
   return token;
 }
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

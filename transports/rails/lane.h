@@ -13,11 +13,11 @@
 
 #include <shoal/status.h>
 
-#include "transports/ofi/posted.h"
-#include "transports/ofi/wire.h"
+#include "transports/rails/posted.h"
+#include "transports/rails/wire.h"
 #include "transports/transport.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 class Hub;
 using Clock = std::chrono::steady_clock;
@@ -243,4 +243,4 @@ class Lane {
   Arrival arrival_;
 };
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

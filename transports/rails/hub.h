@@ -7,26 +7,28 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <shoal/status.h>
 
-#include "transports/ofi/descriptor.h"
-#include "transports/ofi/lane.h"
-#include "transports/ofi/ofi.h"
-#include "transports/ofi/rail.h"
+#include "transports/rails/descriptor.h"
+#include "transports/rails/lane.h"
+#include "transports/rails/rail.h"
+#include "transports/rails/rails.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 
 /// Shared by the transport and its links; when the transport goes, the rails close and the links are over.
 /// Thread rule: that of the transport, one thread at a time.
 class Hub {
  public:
-  static Result<std::shared_ptr<Hub>> make(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails);
+  static Result<std::shared_ptr<Hub>> make(const Options& options, std::vector<std::unique_ptr<Rail>> rails);
   ~Hub();
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
 
+  [[nodiscard]] std::string_view name() const noexcept { return options_.transport; }
   [[nodiscard]] std::string address() const;
   /// Until every peer has proven itself. Errors: timeout naming who is missing; mismatch for other settings.
   Result<std::vector<Lane*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
@@ -58,7 +60,7 @@ class Hub {
   void dismiss(Memory& memory) noexcept;
 
  private:
-  Hub(const OfiOptions& options, std::vector<std::unique_ptr<Rail>> rails);
+  Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails);
   Status open();
   Status make_receives(std::size_t peers);
   [[nodiscard]] LaneShape shape() const noexcept;
@@ -83,7 +85,7 @@ class Hub {
   [[nodiscard]] Status late(Clock::time_point start, Clock::time_point deadline) const;
   void watch_process(Lane& lane, const Record& record);
 
-  const OfiOptions options_;
+  const Options options_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::vector<std::string> rail_addresses_;
   std::vector<std::unique_ptr<Lane>> lanes_;
@@ -114,4 +116,4 @@ class Hub {
   Status failure_;  // of connect()
 };
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

@@ -15,9 +15,9 @@
 #include <fmt/format.h>
 
 #include "src/trust/refusals.h"
-#include "transports/ofi/hub.h"
+#include "transports/rails/hub.h"
 
-namespace shoal::ofi {
+namespace shoal::rails {
 namespace {
 
 using std::chrono::milliseconds;
@@ -39,7 +39,8 @@ std::uint64_t host_number() {
 Result<std::vector<std::string>> split_address(const std::string& address) {
   std::vector<std::string> rails;
   for (std::size_t at = 0; at < address.size();) {
-    const auto bytes = static_cast<std::size_t>(static_cast<unsigned char>(address[at++]));
+    const auto low = static_cast<unsigned char>(address[at++]);
+    const std::size_t bytes = at == address.size() ? 0 : low + 256U * static_cast<unsigned char>(address[at++]);
     if (bytes == 0 || bytes > address.size() - at)
       return Status(StatusCode::invalid_argument, "it is no address of an ofi transport");
     rails.push_back(address.substr(at, bytes));
@@ -54,15 +55,16 @@ Result<std::vector<std::string>> split_address(const std::string& address) {
 std::string Hub::address() const {
   std::string all;
   for (const std::string& rail : rail_addresses_) {
-    all += static_cast<char>(static_cast<unsigned char>(std::min<std::size_t>(rail.size(), 255)));
-    all += rail.substr(0, 255);
+    all += static_cast<char>(static_cast<unsigned char>(rail.size() & 0xff));
+    all += static_cast<char>(static_cast<unsigned char>(rail.size() >> 8));
+    all += rail;
   }
   return all;
 }
 
 Status Hub::add_peer(int peer, const std::string& address) {
   const auto bad = [&](const std::string& what) {
-    return Status(StatusCode::invalid_argument, fmt::format("ofi: connect: rank {}: {}", peer, what));
+    return Status(StatusCode::invalid_argument, fmt::format("{}: connect: rank {}: {}", options_.transport, peer, what));
   };
   if (peer < 0 || peer >= options_.size || peer == options_.rank)
     return bad(fmt::format("it is no peer of rank {}", options_.rank));
@@ -70,8 +72,8 @@ Status Hub::add_peer(int peer, const std::string& address) {
   const auto rails = split_address(address);
   if (!rails.ok()) return bad(rails.status().message());
   if (rails->size() != rails_.size()) {
-    return {StatusCode::mismatch, fmt::format("ofi: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
-                                              peer, rails->size(), options_.rank, rails_.size())};
+    return {StatusCode::mismatch, fmt::format("{}: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
+                                              options_.transport, peer, rails->size(), options_.rank, rails_.size())};
   }
   auto lane = std::make_unique<Lane>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape());
   for (std::size_t r = 0; r < rails_.size(); ++r) {
@@ -171,7 +173,7 @@ void Hub::on_record_sent(Short& record, const Completion& completion) {
 void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
   const auto refuse = [&](std::string_view why) {
     ++strangers_;
-    count_refusal("ofi", why);
+    count_refusal(options_.transport, why);
   };
   const auto said = decode_record(bytes);
   if (!said) return refuse("its record makes no sense");
@@ -207,8 +209,8 @@ bool Hub::check_settings(const Record& record) {
   const auto differ = [&](std::string_view what, auto theirs, auto ours) {
     if (theirs == ours) return false;
     failure_ = Status(StatusCode::mismatch,
-                      fmt::format("ofi: rank {} of this job has {} {}, rank {} has {}; start all ranks with the same settings",
-                                  record.from_rank, what, theirs, options_.rank, ours));
+                      fmt::format("{}: rank {} of this job has {} {}, rank {} has {}; start all ranks with the same settings",
+                                  options_.transport, record.from_rank, what, theirs, options_.rank, ours));
     return true;
   };
   const LaneShape lane = shape();
@@ -237,7 +239,9 @@ void Hub::watch_process(Lane& lane, const Record& record) {
 
 Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses,
                                         Clock::time_point deadline) {
-  const auto bad = [](std::string text) { return Status(StatusCode::invalid_argument, "ofi: connect: " + std::move(text)); };
+  const auto bad = [&](const std::string& text) {
+    return Status(StatusCode::invalid_argument, fmt::format("{}: connect: {}", options_.transport, text));
+  };
   if (!lanes_.empty()) return bad("was called before");
   if (peers.size() != addresses.size()) return bad(fmt::format("{} peers but {} addresses", peers.size(), addresses.size()));
   const Clock::time_point start = Clock::now();
@@ -287,7 +291,7 @@ Status Hub::late(Clock::time_point start, Clock::time_point deadline) const {
   if (missing > kNamedRanks) text += fmt::format("; and {} more ranks", missing - kNamedRanks);
   if (strangers_ > 0) text += fmt::format("; dropped {} messages from strangers", strangers_);
   return {StatusCode::timeout,
-          fmt::format("ofi: {} ({})", text, rails_[0] == nullptr ? "closed" : rails_[0]->traits().provider)};
+          fmt::format("{}: {} ({})", options_.transport, text, rails_[0] == nullptr ? "closed" : rails_[0]->traits().provider)};
 }
 
-}  // namespace shoal::ofi
+}  // namespace shoal::rails

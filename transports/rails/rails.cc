@@ -1,0 +1,86 @@
+#include "transports/rails/rails.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "transports/rails/hub.h"
+
+namespace shoal::rails {
+namespace {
+
+/// What users hold of a Lane.
+class RailsLink final : public Link {
+ public:
+  RailsLink(std::shared_ptr<Hub> hub, Lane& lane) : hub_(std::move(hub)), lane_(lane) {}
+  ~RailsLink() override {
+    if (hub_->in_owner()) lane_.leave();
+  }
+  [[nodiscard]] int peer() const noexcept override { return lane_.peer(); }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return lane_.shape().tile_bytes; }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_send(header, data); }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return lane_.sent(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return lane_.peek(); }
+  void release() noexcept override { lane_.release(); }
+  [[nodiscard]] const Status& status() const noexcept override { return lane_.status(); }
+
+ private:
+  const std::shared_ptr<Hub> hub_;
+  Lane& lane_;
+};
+
+class RailsTransport final : public Transport {
+ public:
+  explicit RailsTransport(std::shared_ptr<Hub> hub) : hub_(std::move(hub)) {}
+  ~RailsTransport() override { hub_->close(); }
+
+  [[nodiscard]] std::string_view name() const noexcept override { return hub_->name(); }
+  [[nodiscard]] std::string address() const override { return hub_->address(); }
+  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                                     std::chrono::steady_clock::time_point deadline) override {
+    auto lanes = hub_->connect(peers, addresses, deadline);
+    if (!lanes.ok()) return lanes.status();
+    std::vector<std::unique_ptr<Link>> links;
+    for (Lane* lane : *lanes) links.push_back(std::make_unique<RailsLink>(hub_, *lane));
+    return links;
+  }
+  bool progress() override { return hub_->progress(); }
+  [[nodiscard]] int wait_fd() const noexcept override { return hub_->wait_fd(); }
+  bool prepare_wait() override { return hub_->prepare_wait(); }
+  void finish_wait(bool readable) override { hub_->finish_wait(readable); }
+  void leave_to_parent() noexcept override { hub_->leave_to_parent(); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return hub_->memory_bytes(); }
+
+ private:
+  const std::shared_ptr<Hub> hub_;
+};
+
+}  // namespace
+
+Status check(const Options& options) {
+  const auto bad = [&](const std::string& text) {
+    return Status(StatusCode::invalid_argument, options.transport + ": " + text);
+  };
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    return bad(fmt::format("rank {} of {} ranks does not exist", options.rank, options.size));
+  if (options.tile_bytes < 512 || options.tile_bytes > (8 << 20))
+    return bad(fmt::format("tiles of {} bytes; 512 to 8388608 are possible", options.tile_bytes));
+  if (options.tiles_per_peer < 2 || options.tiles_per_peer > kMaxWindow)
+    return bad(fmt::format("{} tiles per peer; 2 to {} are possible", options.tiles_per_peer, kMaxWindow));
+  if (options.stripe_bytes < 1024)
+    return bad(fmt::format("stripes of {} bytes; at least 1024 are possible", options.stripe_bytes));
+  return {};
+}
+
+// Nothing reads the queue while its owner computes: room for all that may end meanwhile.
+std::size_t operations_of(const Options& options) noexcept {
+  return 4096 + 16 * static_cast<std::size_t>(options.size) * options.tiles_per_peer;
+}
+
+Result<std::unique_ptr<Transport>> make_transport(const Options& options, std::vector<std::unique_ptr<Rail>> rails) {
+  auto hub = Hub::make(options, std::move(rails));
+  if (!hub.ok()) return hub.status();
+  return std::unique_ptr<Transport>(std::make_unique<RailsTransport>(std::move(*hub)));
+}
+
+}  // namespace shoal::rails
