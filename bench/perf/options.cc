@@ -65,7 +65,7 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--openmpi-algorithms", raw.openmpi_algorithms,
                  "default = what it chooses; all = its best, tried at each size")
       ->capture_default_str();
-  app.add_option("--transport", options.transports, "force shoal's transports: tcp, or shm,tcp");
+  app.add_option("--transport", options.transports, "force shoal's transports: tcp, ofi, ucx, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
   app.add_option("--memory", raw.memory, "who allocates shoal's buffers: ordinary, or shoal")->capture_default_str();
   app.add_flag("--out-of-place", options.out_of_place_only, "only the out-of-place form, where there is one: half the time");

@@ -17,6 +17,8 @@
 #include "src/cli/machine_checks.h"
 #include "src/cli/schedule_options.h"
 #include "src/cli/topology_drawing.h"
+#include "transports/ofi/ofi.h"
+#include "transports/ucx/ucx.h"
 
 namespace shoal {
 namespace {
@@ -153,6 +155,21 @@ int examine_security_groups(const std::string& path) {
   return report_checks({*check});
 }
 
+// One line for each library that a transport needs and this program does not bring along.
+void print_libraries() {
+  const auto providers = ofi_providers();
+  std::string line = providers.ok() ? "" : providers.status().message();
+  if (providers.ok()) {
+    for (const OfiProvider& each : *providers) {
+      line += fmt::format("{}{} {} on {}", line.empty() ? "ofi: libfabric with " : "; ", each.name, each.version,
+                          fmt::join(each.devices, ","));
+    }
+  }
+  fmt::print("{}\n", line);
+  const auto version = ucx_version();
+  fmt::print("{}\n", version.ok() ? "ucx: UCX " + *version : version.status().message());
+}
+
 int run_doctor(const DoctorOptions& options) {
   if (options.machine || !options.security_groups.empty()) {
     const int status = options.machine ? examine_machine(options) : 0;
@@ -175,6 +192,7 @@ int run_doctor(const DoctorOptions& options) {
     } else {
       list_jobs(jobs, options);
     }
+    print_libraries();
     return 0;
   }
   int status = 0;
@@ -196,7 +214,8 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
   auto options = std::make_shared<DoctorOptions>();
   auto* command =
       app.add_subcommand("doctor",
-                         "Lists the jobs of this host, running, hung or dead; of one of them shows each rank's call, since "
+                         "Lists the jobs of this host, running, hung or dead, and what the transports ofi and ucx find here; "
+                         "of one of them shows each rank's call, since "
                          "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
   command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
   command->add_flag(

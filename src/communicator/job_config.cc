@@ -57,13 +57,27 @@ double number_in(const Json& value, double least) {
 
 }  // namespace
 
+const char* to_string(Network network) noexcept {
+  switch (network) {
+    case Network::tcp:
+      return "tcp";
+    case Network::ofi:
+      return "ofi";
+    case Network::ucx:
+      return "ucx";
+    case Network::none:
+      break;
+  }
+  return "";
+}
+
 Key link_key(const Key& job_key, const JobConfig& config) { return derive_key(job_key, "links", config.salt); }
 
 std::string to_text(const JobConfig& config, const Key& job_key) {
   return Json{{"job_id", config.job_id},
               {"algorithm", config.algorithm},
               {"use_shm", config.use_shm},
-              {"use_tcp", config.use_tcp},
+              {"network", static_cast<std::uint8_t>(config.network)},
               {"tile_bytes", config.tile_bytes},
               {"slow_tile_bytes", config.slow_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
@@ -95,7 +109,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.job_id = read.number("job_id", 0, ~std::uint64_t{0});
   config.algorithm = read.text("algorithm", kLongestName);
   config.use_shm = read.flag("use_shm");
-  config.use_tcp = read.flag("use_tcp");
+  config.network = static_cast<Network>(read.number("network", 0, static_cast<std::uint64_t>(Network::ucx)));
   config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
   config.slow_tile_bytes = read.number("slow_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));

@@ -18,11 +18,16 @@ enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
 /// Whether payloads between nodes have check sums; `measured`: where the wire is slow enough that they cost little.
 enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
 
+/// What connects the nodes, and the ranks of a node where shm is not used.
+enum class Network : std::uint8_t { none = 0, tcp = 1, ofi = 2, ucx = 3 };
+/// "tcp"; "" for none.
+const char* to_string(Network network) noexcept;
+
 struct JobConfig {
   std::uint64_t job_id = 0;
   std::string algorithm;
   bool use_shm = true;
-  bool use_tcp = true;
+  Network network = Network::tcp;
   std::size_t tile_bytes = 64 << 10;
   std::size_t slow_tile_bytes = 64 << 10;  ///< of a large message on a slow wire; at least tile_bytes
   int sockets_per_peer = 1;

@@ -16,8 +16,11 @@
 #include "src/engine/cores.h"
 #include "src/engine/progress_thread.h"
 #include "src/settings/settings.h"
+#include "transports/ofi/ofi.h"
+#include "transports/shm/arena.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
+#include "transports/ucx/ucx.h"
 
 namespace shoal {
 namespace {
@@ -27,12 +30,24 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kSlowTileBytes = 256 << 10;
 constexpr std::size_t kTcpRoomBytes = 512 << 10;  // to receive, for each socket
+constexpr std::size_t kRailsRoomBytes = 1 << 20;  // under way to a peer over ofi or ucx
 
 // What rank 0 has decided, and what it keeps for itself.
 struct Decision {
   JobConfig config;
   TuningTable table;
 };
+
+// "a,b" -> a, b.
+std::vector<std::string> list_of(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    parts.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return parts;
+}
 
 Result<Decision> decide(const CommunicatorOptions& options) {
   Decision decision;
@@ -44,18 +59,24 @@ Result<Decision> decide(const CommunicatorOptions& options) {
     if (const auto known = find_algorithm(config.algorithm); !known.ok()) return known.status();
   }
   if (!options.transports.empty()) {
-    config.use_shm = config.use_tcp = false;
-    for (std::size_t start = 0; start <= options.transports.size();) {
-      const std::size_t end = std::min(options.transports.find(',', start), options.transports.size());
-      const std::string name = options.transports.substr(start, end - start);
-      if (name == "shm")
-        config.use_shm = true;
-      else if (name == "tcp")
-        config.use_tcp = true;
-      else
-        return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp", name));
-      start = end + 1;
+    config.use_shm = false;
+    config.network = Network::none;
+    for (const std::string& name : list_of(options.transports)) {
+      Network network = Network::none;
+      for (const Network known : {Network::tcp, Network::ofi, Network::ucx}) {
+        if (name == to_string(known)) network = known;
+      }
+      if (name != "shm" && network == Network::none)
+        return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp ofi ucx", name));
+      if (network != Network::none && config.network != Network::none) {
+        return Status(StatusCode::invalid_argument,
+                      fmt::format("transports '{}': name one of tcp, ofi and ucx", options.transports));
+      }
+      config.use_shm |= name == "shm";
+      if (network != Network::none) config.network = network;
     }
+  } else if (ofi_has_efa()) {
+    config.network = Network::ofi;
   }
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
@@ -69,6 +90,14 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (encryption != "on" && encryption != "off")
     return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
   config.encryption = encryption == "on";
+  if (config.network != Network::tcp && config.network != Network::none && (config.encryption || integrity == "on")) {
+    if (!options.transports.empty()) {
+      return Status(StatusCode::unsupported,
+                    fmt::format("{} makes no check sums and does not encrypt; without {}=on, or with tcp",
+                                to_string(config.network), config.encryption ? "SHOAL_ENCRYPTION" : "SHOAL_INTEGRITY"));
+    }
+    config.network = Network::tcp;
+  }
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 1);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy == 1;
@@ -166,6 +195,49 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
   return options;
 }
 
+// The transport between nodes, for data.
+Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, int rank, const Topology& topology) {
+  TcpOptions as_tcp = tcp_options(config, links, rank, topology.ranks(), "data", 0);
+  const auto fill = [&](rails::Options& options) {
+    options.tile_bytes = config.slow_tile_bytes;
+    options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
+    // The user's memory that lasts is what shoal has allocated for him.
+    if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {
+      options.lasting_memory = {arena->base(), arena->size_bytes()};
+      options.lasting_changes = [arena] { return arena->frees(); };
+    }
+    options.job_id = as_tcp.job_id;
+    options.key = as_tcp.key;
+    options.rank = rank;
+    options.size = topology.ranks();
+  };
+  switch (config.network) {
+    case Network::ofi: {
+      OfiOptions options;
+      fill(options);
+      options.provider = setting("SHOAL_OFI_PROVIDER");
+      if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) options.devices = list_of(rails);
+      options.near = as_tcp.interface_or_address;
+      options.share = topology.local_rank(rank);
+      options.shares = static_cast<int>(topology.ranks_of_node(topology.node_of_rank[static_cast<std::size_t>(rank)]).size());
+      return make_ofi_transport(options);
+    }
+    case Network::ucx: {
+      UcxOptions options;
+      fill(options);
+      return make_ucx_transport(options);
+    }
+    case Network::tcp:
+    case Network::none:
+      break;
+  }
+  if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) {
+    as_tcp.rails = list_of(rails);
+    as_tcp.sockets_per_peer = std::max(as_tcp.sockets_per_peer, static_cast<int>(as_tcp.rails.size()));
+  }
+  return make_tcp_transport(as_tcp);
+}
+
 Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, int local_rank, int local_size) {
   const int cores = parts.cores;
   auto mesh = std::make_shared<Mesh>(std::move(parts));
@@ -232,19 +304,20 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
 
   Wiring control;
   Wiring shm;
-  Wiring tcp;
+  Wiring network;
   const int node = parts.topology.node_of_rank[static_cast<std::size_t>(rank)];
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     control.peers.push_back(peer);
     const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
-    if (!(same_node && config->use_shm) && !config->use_tcp) {
+    if (!(same_node && config->use_shm) && config->network == Network::none) {
       return Status(
           StatusCode::unsupported,
-          fmt::format("rank {} is on another node, which shm does not reach; allow tcp as well (SHOAL_TRANSPORTS=shm,tcp)",
-                      peer));
+          fmt::format(
+              "rank {} is on another node, which shm does not reach; allow tcp, ofi or ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
+              peer));
     }
-    (same_node && config->use_shm ? shm : tcp).peers.push_back(peer);
+    (same_node && config->use_shm ? shm : network).peers.push_back(peer);
   }
 
   TcpOptions control_options = tcp_options(*config, links, rank, size, "control", 0x636F6E74726F6C);
@@ -266,10 +339,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     if (!made.ok()) return made.status();
     shm.transport = std::move(made).value();
   }
-  if (!tcp.peers.empty()) {
-    auto made = make_tcp_transport(tcp_options(*config, links, rank, size, "data", 0));
+  if (!network.peers.empty()) {
+    auto made = make_network(*config, links, rank, parts.topology);
     if (!made.ok()) return made.status();
-    tcp.transport = std::move(made).value();
+    network.transport = std::move(made).value();
   }
 
   const auto address_of = [](const Wiring& wiring) {
@@ -279,8 +352,8 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   if (!control_addresses.ok()) return control_addresses.status();
   const auto shm_addresses = exchange(*store, "shm", rank, size, address_of(shm), deadline);
   if (!shm_addresses.ok()) return shm_addresses.status();
-  const auto tcp_addresses = exchange(*store, "tcp", rank, size, address_of(tcp), deadline);
-  if (!tcp_addresses.ok()) return tcp_addresses.status();
+  const auto network_addresses = exchange(*store, "network", rank, size, address_of(network), deadline);
+  if (!network_addresses.ok()) return network_addresses.status();
 
   auto control_links = connect(control, *control_addresses, deadline);
   if (!control_links.ok()) return control_links.status();
@@ -297,7 +370,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     return {};
   };
   if (Status status = add(shm, *shm_addresses); !status.ok()) return status;
-  if (Status status = add(tcp, *tcp_addresses); !status.ok()) return status;
+  if (Status status = add(network, *network_addresses); !status.ok()) return status;
 
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
   // A wire that was not measured may be slow.
@@ -305,7 +378,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     for (const auto& transport : parts.transports) transport->use_check_sums();
   }
 
-  WiredRanks wired{{}, transports_between(parts.topology, config->use_shm), config->numerics == Numerics::strict, {}};
+  WiredRanks wired{{},
+                   transports_between(parts.topology, config->use_shm, to_string(config->network)),
+                   config->numerics == Numerics::strict,
+                   {}};
   if (config->tuned) {
     auto tuned = agree_on_tuning(*store, rank, decision->table, parts.topology, wired.transports, deadline);
     if (!tuned.ok()) return tuned.status();

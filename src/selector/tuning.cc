@@ -126,10 +126,10 @@ std::string TuningTable::names() const {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-std::string transports_between(const Topology& topology, bool shared_memory_allowed) {
+std::string transports_between(const Topology& topology, bool shared_memory_allowed, std::string_view network) {
   if (topology.ranks() < 2) return "local";
-  if (!shared_memory_allowed || topology.nodes() == topology.ranks()) return "tcp";
-  return topology.nodes() == 1 ? "shm" : "shm+tcp";
+  if (!shared_memory_allowed || topology.nodes() == topology.ranks()) return std::string(network);
+  return topology.nodes() == 1 ? "shm" : "shm+" + std::string(network);
 }
 
 std::optional<double> measured_us(const TunedShape& tuned, const Algorithm& algorithm, const Collective& collective) {

@@ -49,8 +49,9 @@ struct TuningTable {
   [[nodiscard]] std::string names() const;
 };
 
-/// The transports that the ranks of `topology` use together: "shm", "tcp", "shm+tcp", or "local" for one rank.
-std::string transports_between(const Topology& topology, bool shared_memory_allowed = true);
+/// The transports that the ranks of `topology` use together: "shm", "tcp", "shm+tcp", or "local" for one rank; with another
+/// `network` that in the place of "tcp".
+std::string transports_between(const Topology& topology, bool shared_memory_allowed = true, std::string_view network = "tcp");
 
 /// Time of `algorithm` for `collective` by the measurements next to its size, between which the logarithm of the time is linear
 /// in the logarithm of the size. Nothing outside the sizes that this algorithm was measured at.

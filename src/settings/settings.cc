@@ -28,7 +28,15 @@ constexpr std::array kSettings{
             "XDG_RUNTIME_DIR or /tmp"},
     Setting{"SHOAL_ALGORITHM", "",
             "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
-    Setting{"SHOAL_TRANSPORTS", "", "transports to use, best first: shm,tcp or tcp (rank 0's counts)"},
+    Setting{"SHOAL_TRANSPORTS", "",
+            "transports to use, best first: shm,tcp or tcp; shm,ofi or ofi (libfabric); shm,ucx or ucx (rank 0's counts). "
+            "Default: shm,tcp, or shm,ofi where there is EFA"},
+    Setting{"SHOAL_OFI_PROVIDER", "",
+            "libfabric's provider for the transport ofi, for example efa or tcp;ofi_rxm. Default: by what it can do"},
+    Setting{
+        "SHOAL_RAILS", "",
+        "network devices or numeric addresses of this host to use together, as many on every rank, for example eth0,eth1: by "
+        "ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
     Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, 256K on slow wires"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},

@@ -9,8 +9,11 @@
 
 #include <fmt/format.h>
 
+#include "tests/ofi/faulty_fabric.h"
 #include "transports/loopback/loopback.h"
+#include "transports/ofi/libfabric.h"
 #include "transports/ofi/ofi.h"
+#include "transports/shm/arena.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
 #include "transports/ucx/ucx.h"
@@ -60,10 +63,26 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
 
 /// `write_from` 0: everything is sent, nothing written.
 TransportKind ofi_kind(const std::string& label, bool processes, const std::string& provider, const std::string& device,
-                       std::size_t write_from) {
+                       std::size_t write_from, const rails::testing::Faults* faults = nullptr, bool lent = false) {
   const auto make_group = [=](int ranks) -> MakeEnd {
+    std::shared_ptr<rails::testing::FaultState> state;
+    if (faults != nullptr) {
+      state = std::make_shared<rails::testing::FaultState>(*faults);
+      state->start();
+    }
     return [=, job = next_job()](int rank) {
       OfiOptions options;
+      if (state != nullptr) {
+        const auto inner = ofi::libfabric();
+        if (!inner.ok()) return Result<std::unique_ptr<Transport>>(inner.status());
+        options.fabric = std::make_shared<rails::testing::FaultyFabric>(*inner, state, rank);
+      }
+      if (lent) {
+        shm::Arena* const arena = shm::Arena::instance();
+        options.lasting_memory = {arena->base(), arena->size_bytes()};
+        options.lasting_changes = [arena] { return arena->frees(); };
+        options.lend_from_bytes = 1;
+      }
       options.provider = provider;
       if (!device.empty()) options.devices = {device};
       options.tile_bytes = 16 * 1024;
@@ -82,7 +101,7 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   if (providers.ok() &&
       std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
     unavailable.clear();
-  return {label, "ofi", processes, false, false, false, make_group, unavailable};
+  return {label, "ofi", processes, false, false, lent, make_group, unavailable};
 }
 
 TransportKind ucx_kind(const std::string& label, bool processes) {
@@ -104,6 +123,11 @@ TransportKind ucx_kind(const std::string& label, bool processes) {
 }  // namespace
 
 std::vector<TransportKind> transport_kinds() {
+  // What EFA may do, over sockets: see tests/ofi.
+  static const rails::testing::Faults disorder{.seed = 11, .show = 0.4, .blank = 0.2, .again = 0.05, .storm = 5};
+  static const rails::testing::Faults segments{
+      .seed = 12, .show = 0.5, .again = 0.05, .storm = 3, .segment_bytes = 8192, .twice = 0.2};
+  static const rails::testing::Faults small_messages{.seed = 13, .show = 0.5, .max_message_bytes = 8192, .no_writes = true};
   LoopbackOptions plain;
   plain.window_bytes = 4096;
   plain.common_bytes = 4096;
@@ -132,6 +156,10 @@ std::vector<TransportKind> transport_kinds() {
       ofi_kind("ofi_rxd_sent_processes", true, "udp;ofi_rxd", "127.0.0.1", 0),
       ofi_kind("ofi_shm_sent_processes", true, "shm", "", 0),
       ofi_kind("ofi_shm_written_processes", true, "shm", "", 1024),
+      ofi_kind("ofi_rxm_lent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 1024, nullptr, true),
+      ofi_kind("ofi_disorder_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0, &disorder),
+      ofi_kind("ofi_segments_written_threads", false, "tcp;ofi_rxm", "127.0.0.1", 1024, &segments),
+      ofi_kind("ofi_small_messages_processes", true, "tcp;ofi_rxm", "127.0.0.1", 1024, &small_messages),
       ucx_kind("ucx_threads", false),
       ucx_kind("ucx_processes", true),
   };

@@ -1,5 +1,6 @@
 """bench/cluster: ranks, link rates, exit codes, and that nothing is left."""
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -37,6 +38,18 @@ else:
 """
 
 
+# Exit status 0 where the address in the first argument is reached: nobody listens, but somebody refuses.
+REACH = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=1)
+except ConnectionRefusedError:
+    sys.exit(0)
+except OSError:
+    sys.exit(1)
+"""
+
+
 def cluster(*arguments, timeout=60, **environment):
     return subprocess.run([CLUSTER, *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
@@ -60,6 +73,9 @@ class Usage(unittest.TestCase):
         for arguments, words in ((["0x2", "--", "true"], "at least one host"), (["2x0", "--", "true"], "at least one host"),
                                  (["2", "--", "true"], "no cluster shape"), (["9999x1", "--", "true"], "too large"),
                                  (["2x1", "--rate", "fast", "--", "true"], "no rate"), (["2x1", "--rate", "0gbit", "--", "true"], "no rate"),
+                                 (["2x1", "--rails", "9", "--", "true"], "1 to 8 are possible"),
+                                 (["2x1", "--rails", "2", "--rail-rates", "1gbit", "--", "true"], "1 rates for 2 rails"),
+                                 (["2x1", "--cut", "1@2", "--", "true"], "no rail 1"), (["2x1", "--cut", "soon", "--", "true"], "is no cut"),
                                  (["2x1"], "nothing to run"), (["2x1", "--timeout", "-1", "--", "true"], "no number of seconds")):
             with self.subTest(arguments=arguments):
                 done = cluster(*arguments)
@@ -106,6 +122,15 @@ class Cluster(unittest.TestCase):
                     self.assertEqual(line[7], lines[0][7])
                     self.assertEqual(line[8], "none")
                     self.assertEqual(line[9], line[5])
+
+    def test_each_rail_is_a_network_and_may_be_cut(self):
+        script = (f"reach() {{ python3 -c {shlex.quote(REACH)} $1; }}; echo $SHOAL_RANK $SHOAL_RAILS; other=$((2 - SHOAL_RANK)); "
+                  "reach 10.78.0.$other && echo there; sleep 2; reach 10.78.0.$other || echo gone; reach 10.77.0.$other && echo here; sleep 2")
+        done = cluster("2x1", "--rails", "2", "--rail-rates", "1gbit,500mbit", "--cut", "1@1.5", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = sorted(done.stdout.splitlines())
+        self.assertEqual(lines, ["0 10.77.0.1,10.78.0.1", "1 10.77.0.2,10.78.0.2", "gone", "gone", "here", "here", "there", "there"])
+        self.assertIn("cutting rail 1 of node0", done.stderr)
 
     def test_hosts_do_not_share_memory_or_interfaces(self):
         done = cluster("2x1", "--rate", "none", "--", "sh", "-c", "touch /dev/shm/of-$(hostname); sleep 0.5; ls /dev/shm")

@@ -2,11 +2,12 @@
 // SHOAL_TEST_SEEDS that many.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <future>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct World {
   int ranks = 2;
   int tiles = 20;
   bool rail_dies = false;
+  bool lends = false;
   MemoryRailOptions rails;
   testing::Faults faults;
   OfiOptions options;
@@ -49,6 +51,9 @@ struct World {
     world.options.tiles_per_peer = 2 + draws.below(7);
     world.options.stripe_bytes = 1024;
     world.options.write_from_bytes = 512 << draws.below(3);
+    world.lends = draws.chance(0.4);
+    world.options.lend_from_bytes = 64;
+    world.options.registrations = {std::size_t{4} << 20, 1 + draws.below(3)};
     testing::Faults& faults = world.faults;
     faults.seed = seed;
     faults.show = draws.chance(0.8) ? 0.1 + 0.1 * static_cast<double>(draws.below(8)) : 1;
@@ -122,12 +127,20 @@ class Replay {
   struct Direction {
     int sent = 0;
     int received = 0;
-    std::vector<std::vector<std::byte>> alive;  // until sent_tiles() counts them
+    std::uint64_t freed = 0;         // by sent_tiles()
+    std::vector<std::size_t> sizes;  // of those that were taken
   };
   struct End {
     std::unique_ptr<Transport> transport;
     std::vector<std::unique_ptr<Link>> links;
     std::vector<Direction> directions;
+    std::vector<std::byte> memory;  // of all tiles, which lasts
+    int tiles = 0;
+
+    [[nodiscard]] std::span<std::byte> memory_of(std::size_t link, int tile, std::size_t tile_bytes) {
+      return std::span(memory).subspan((link * static_cast<std::size_t>(tiles) + static_cast<std::size_t>(tile)) * tile_bytes,
+                                       tile_bytes);
+    }
   };
 
   std::string connect() {
@@ -137,7 +150,11 @@ class Replay {
     ends_.resize(static_cast<std::size_t>(world_.ranks));
     std::vector<std::string> addresses;
     for (int rank = 0; rank < world_.ranks; ++rank) {
+      End& end = ends_[static_cast<std::size_t>(rank)];
+      end.tiles = world_.tiles;
+      end.memory.resize(static_cast<std::size_t>(world_.ranks * world_.tiles) * world_.options.tile_bytes);
       OfiOptions options = world_.options;
+      if (world_.lends) options.lasting_memory = end.memory;
       options.rank = rank;
       options.size = world_.ranks;
       options.job_id = 1;
@@ -182,14 +199,19 @@ class Replay {
       Direction& direction = end.directions[i];
       if (direction.sent < world_.tiles && draws_.chance(0.5)) {
         Expected tile(rank, link.peer(), direction.sent, link.max_tile_bytes());
-        if (link.try_send(tile.header, tile.data)) {
+        const std::span<std::byte> place = end.memory_of(i, direction.sent, link.max_tile_bytes());
+        std::copy(tile.data.begin(), tile.data.end(), place.begin());
+        const std::span<const std::byte> data = place.first(tile.data.size());
+        if (world_.lends ? link.try_lend(tile.header, data) : link.try_send(tile.header, data)) {
           ++direction.sent;
-          direction.alive.push_back(std::move(tile.data));
+          direction.sizes.push_back(tile.data.size());
         }
       }
       const std::uint64_t sent = link.sent_tiles();
-      for (std::uint64_t n = 0; n < sent && n < direction.alive.size(); ++n) {
-        std::fill(direction.alive[n].begin(), direction.alive[n].end(), std::byte{0xee});
+      for (; direction.freed < sent; ++direction.freed) {
+        const std::size_t size = direction.sizes[direction.freed];
+        std::ranges::fill(end.memory_of(i, static_cast<int>(direction.freed), link.max_tile_bytes()).first(size),
+                          std::byte{0xee});
       }
       const Arrival* arrival = draws_.chance(0.7) ? link.peek() : nullptr;
       if (arrival != nullptr) {

@@ -137,6 +137,7 @@ JobConfig sample_config() {
   config.job_id = ~std::uint64_t{0};
   config.algorithm = "ring";
   config.use_shm = false;
+  config.network = Network::ofi;
   config.tile_bytes = 128 << 10;
   config.slow_tile_bytes = 512 << 10;
   config.sockets_per_peer = 3;
@@ -154,6 +155,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(to_text(*read, key), to_text(sample_config(), key));
   EXPECT_EQ(read->job_id, ~std::uint64_t{0});
   EXPECT_EQ(read->sockets_per_peer, 3);
+  EXPECT_EQ(read->network, Network::ofi);
   EXPECT_EQ(read->integrity, Integrity::measured);
   EXPECT_TRUE(read->encryption);
   EXPECT_EQ(read->slow_tile_bytes, std::size_t{512} << 10);

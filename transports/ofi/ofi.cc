@@ -1,5 +1,9 @@
 #include "transports/ofi/ofi.h"
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "transports/ofi/libfabric.h"
@@ -28,5 +32,20 @@ Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options)
 }
 
 Result<std::vector<OfiProvider>> ofi_providers() { return ofi::libfabric_providers(); }
+
+bool ofi_has_efa() {
+  // Without a device of Amazon's under the kernel's RDMA devices libfabric is not even loaded, which takes a while.
+  std::error_code none;
+  bool device = false;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+    std::string vendor;
+    std::ifstream(entry.path() / "device/vendor") >> vendor;
+    device |= vendor == "0x1d0f";
+  }
+  if (!device) return false;
+  const auto providers = ofi_providers();
+  return providers.ok() &&
+         std::any_of(providers->begin(), providers->end(), [](const auto& each) { return each.name == "efa"; });
+}
 
 }  // namespace shoal

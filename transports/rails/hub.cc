@@ -21,7 +21,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kSpareReceives = 8;  // of each lane, beyond its tiles: words, and what comes twice
+constexpr std::size_t kSpareReceives = 4;  // of each lane, beyond its tiles: words, and what comes twice
 constexpr int kBatchesInARow = 4;
 constexpr std::size_t kBatch = 32;
 constexpr milliseconds kWatchPeriod{50};
@@ -40,6 +40,7 @@ Hub::Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails)
       rails_(std::move(rails)),
       lane_of_rank_(static_cast<std::size_t>(options.size), -1),
       pools_(rails_.size()),
+      registered_(rails_.size()),
       owner_pid_(::getpid()) {}
 
 Result<std::shared_ptr<Hub>> Hub::make(const Options& options, std::vector<std::unique_ptr<Rail>> rails) {
@@ -76,6 +77,10 @@ Status Hub::open() {
   bool added = add(timer_.get());
   for (const auto& rail : rails_) added &= rail->wait_fd() < 0 || add(rail->wait_fd());
   if (!added) return system_error(options_.transport + ": epoll_ctl", errno);
+  for (std::size_t r = 0; r < rails_.size(); ++r) {
+    if (!rails_[r]->traits().local_registration || options_.lasting_memory.empty()) continue;
+    registered_[r] = std::make_unique<RegistrationCache>(*rails_[r], options_.lasting_memory, options_.registrations);
+  }
   const auto peers = static_cast<std::size_t>(options_.size - 1);
   records_ = Memory(std::max<std::size_t>(peers, 1) * 2 * round_up(kRecordBytes));
   if (records_.data() == nullptr) return {StatusCode::system_error, options_.transport + ": no memory for the handshake"};
@@ -112,7 +117,7 @@ Status Hub::make_receives(std::size_t peers) {
   const std::size_t sent = lane.write_from > 0 ? lane.write_from : lane.tile_bytes;
   const std::size_t pieces = std::max((sent + lane.piece_bytes - 1) / lane.piece_bytes, lane.rails);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
-    std::size_t of_each = lane.window * (pieces + 1) + kSpareReceives;
+    std::size_t of_each = lane.window * (pieces + (lane.write_from > 0 ? 1 : 0)) + kSpareReceives;
     if (rails_[r]->traits().writes_take_receives) of_each += lane.window * max_pieces_;
     Pool& pool = pools_[r];
     const std::size_t count = std::max<std::size_t>(peers, 1) * of_each;
@@ -160,11 +165,21 @@ void Hub::dismiss(Memory& memory) noexcept {
   }
 }
 
+void Hub::dismiss_one(Memory& memory, std::size_t rail) noexcept {
+  if (rail < memory.registrations.size() && rails_[rail] != nullptr) rails_[rail]->dismiss(memory.registrations[rail]);
+}
+
 std::size_t Hub::memory_bytes() const noexcept {
   std::size_t sum = records_.size();
   for (const Pool& pool : pools_) sum += pool.memory.size();
   for (const auto& lane : lanes_) sum += lane->memory_bytes();
   return sum;
+}
+
+bool Hub::lasts(std::span<const std::byte> data) const noexcept {
+  const auto offset = static_cast<std::size_t>(data.data() - options_.lasting_memory.data());  // wraps where it lies before
+  return data.size() >= options_.lend_from_bytes && offset < options_.lasting_memory.size() &&
+         data.size() <= options_.lasting_memory.size() - offset;
 }
 
 // Moving
@@ -307,6 +322,7 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   }
   dismiss_here(records_);
   dismiss_here(pools_[index].memory);
+  if (registered_[index] != nullptr) registered_[index]->clear();
   rails_[index].reset();
   for (const auto& lane : lanes_) lane->on_rail_closed(index, why);
   moved_ = true;
@@ -331,6 +347,9 @@ void Hub::close() {
   }
   for (const auto& lane : lanes_) lane->dismiss();
   dismiss(records_);
+  for (auto& cache : registered_) {
+    if (cache != nullptr) cache->clear();
+  }
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     if (rails_[r] != nullptr && r < pools_[r].memory.registrations.size())
       rails_[r]->dismiss(pools_[r].memory.registrations[r]);
@@ -405,7 +424,6 @@ void Hub::serve_events() {
       static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
       lane->pidfd = -1;
       lane->on_death("its process is gone");
-      watching_ = true;
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "transports/rails/lane.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"
+#include "transports/rails/registrations.h"
 
 namespace shoal::rails {
 
@@ -50,11 +51,20 @@ class Hub {
   [[nodiscard]] Rail* rail(std::size_t index) const noexcept { return rails_[index].get(); }
   /// Closes a rail that has failed, for all lanes.
   void close_rail(std::size_t index, const std::string& why);
+  /// A lane wants to be watched by the clock.
+  void begin_watching() noexcept { watching_ = true; }
+  /// Peers reach that memory by this rail no more.
+  void dismiss_one(Memory& memory, std::size_t rail) noexcept;
   /// progress() will say that something moved.
   void note_move() noexcept { moved_ = true; }
   /// The lane has something to send in the next progress() or prepare_wait().
   void want_pump(Lane& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
+  /// Whether this lies in memory that lasts, and is worth sending from there.
+  [[nodiscard]] bool lasts(std::span<const std::byte> data) const noexcept;
+  /// The caches of the rails that need registrations; null for the others.
+  [[nodiscard]] RegistrationCache* registrations(std::size_t rail) const noexcept { return registered_[rail].get(); }
+  [[nodiscard]] std::uint64_t lasting_changes() const { return options_.lasting_changes ? options_.lasting_changes() : 0; }
   void take_back(Receive& receive);
   Status enroll(Memory& memory, bool for_peers, bool needed_locally);
   void dismiss(Memory& memory) noexcept;
@@ -99,6 +109,7 @@ class Hub {
   };
   std::vector<Pool> pools_;  // by rail
   Memory records_;
+  std::vector<std::unique_ptr<RegistrationCache>> registered_;  // by rail
   std::vector<Lane*> to_pump_;
   std::vector<Lane*> pumped_;
 

@@ -97,7 +97,29 @@ std::uint32_t Lane::pieces_of(std::size_t bytes, bool by_write) const noexcept {
   return static_cast<std::uint32_t>(pieces);
 }
 
-bool Lane::try_send(const TileHeader& header, std::span<const std::byte> data) {
+// Where that is not possible the tile is copied.
+bool Lane::register_lent(Outgoing& out, std::span<const std::byte> data) {
+  if (!hub_.lasts(data)) return false;
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    RegistrationCache* const cache = hub_.rail(r) == nullptr ? nullptr : hub_.registrations(r);
+    if (cache == nullptr) continue;
+    out.entries[r] = cache->acquire(data.data(), data.size(), hub_.lasting_changes());
+    if (out.entries[r] != nullptr) continue;
+    unregister_lent(out);
+    return false;
+  }
+  return true;
+}
+
+void Lane::unregister_lent(Outgoing& out) {
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    RegistrationCache::Entry* const entry = std::exchange(out.entries[r], nullptr);
+    if (entry != nullptr && hub_.rail(r) != nullptr) hub_.registrations(r)->release(*entry);
+  }
+  out.lent = nullptr;
+}
+
+bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
   assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
   if (!status_.ok() || !ending_.empty() || leaving_) return false;
   const std::size_t slot = taken_ % shape_.window;
@@ -107,10 +129,21 @@ bool Lane::try_send(const TileHeader& header, std::span<const std::byte> data) {
     refused_ = true;
     return false;
   }
-  if (!data.empty()) std::memcpy(payload_of(slot), data.data(), data.size());
+  // An operation that failed may still arrive: until the peer has closed its slots to a lost rail nothing new is written there.
+  const bool by_write = shape_.write_from > 0 && data.size() > shape_.write_from;
+  if (by_write && (rails_lost_ & ~peer_rails_lost_) != 0) {
+    refused_ = true;
+    return false;
+  }
+  unregister_lent(out);
+  if (lend && register_lent(out, data)) {
+    out.lent = data.data();
+  } else if (!data.empty()) {
+    std::memcpy(payload_of(slot), data.data(), data.size());
+  }
   out.tile = header;
   out.position = taken_;
-  out.by_write = shape_.write_from > 0 && data.size() > shape_.write_from;
+  out.by_write = by_write;
   out.pieces = pieces_of(data.size(), out.by_write);
   out.arrived = false;
   ++taken_;
@@ -164,7 +197,8 @@ int Lane::post(Part& part, std::size_t rail) {
   Outgoing& out = out_[part.slot];
   Rail& on = *hub_.rail(rail);
   void* const descriptor = outbox_.descriptor(rail);
-  std::byte* const payload = payload_of(part.slot);
+  const std::byte* const payload = out.lent != nullptr ? out.lent : payload_of(part.slot);
+  void* const payload_descriptor = out.entries[rail] != nullptr ? out.entries[rail]->registration.descriptor : descriptor;
   const Extent extent = piece_extent(out.tile.size_bytes, out.pieces, part.announces ? 0 : part.piece);
   const std::size_t bytes = part.announces ? 0 : extent.bytes;
   int result = 0;
@@ -172,8 +206,8 @@ int Lane::post(Part& part, std::size_t rail) {
     const Mark mark{peer_index, static_cast<std::uint16_t>(out.position % kMarkPositions),
                     static_cast<std::uint8_t>(part.piece)};
     const std::uint64_t address = peer_slots[rail].base + part.slot * slot_stride_ + extent.offset;
-    result = on.post_write(part, addresses[rail], {payload + extent.offset, bytes, descriptor}, address, peer_slots[rail].key,
-                           to_data(mark));
+    result = on.post_write(part, addresses[rail], {payload + extent.offset, bytes, payload_descriptor}, address,
+                           peer_slots[rail].key, to_data(mark));
   } else {
     Packet packet = front(part.announces ? PacketKind::announce : PacketKind::data);
     packet.position = out.position;
@@ -182,12 +216,12 @@ int Lane::post(Part& part, std::size_t rail) {
     packet.pieces = out.pieces;
     std::byte* const header = header_of(part.slot, part.piece);
     encode(packet, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
-    if (bytes == 0 || out.pieces == 1) {  // the header lies in front of the payload
+    if (bytes == 0 || (out.pieces == 1 && out.lent == nullptr)) {  // the header lies in front of the payload
       const Piece whole{header, kPacketBytes + bytes, descriptor};
       result = on.post_send(part, addresses[rail], {&whole, 1});
     } else {
       const std::array<Piece, 2> both{Piece{header, kPacketBytes, descriptor},
-                                      Piece{payload + extent.offset, bytes, descriptor}};
+                                      Piece{payload + extent.offset, bytes, payload_descriptor}};
       result = on.post_send(part, addresses[rail], both);
     }
   }
@@ -308,7 +342,12 @@ void Lane::finish_part(Part& part) {
 }
 
 void Lane::count_sent() {
-  while (sent_ < taken_ && out_[sent_ % shape_.window].unfinished == 0) {
+  while (sent_ < taken_) {
+    Outgoing& out = out_[sent_ % shape_.window];
+    if (out.unfinished != 0) return;
+    // What was lent may have to leave once more, by another rail, until it has come.
+    if (out.lent != nullptr && several_rails() && !out.arrived) return;
+    unregister_lent(out);
     ++sent_;
     hub_.note_move();
   }
@@ -393,6 +432,7 @@ void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
                         (p > packet.arrived && (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
       if (come) note_arrival(out_[p % shape_.window], now);
     }
+    count_sent();
   }
   if (packet.released <= peer_released_) return;
   peer_released_ = packet.released;
@@ -436,7 +476,10 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
       want_word();
       return false;
     case PacketKind::rail_lost:
-      if (packet.position < shape_.rails) lose_rail(packet.position, "the other end has closed it");
+      if (packet.position >= shape_.rails) return false;
+      peer_rails_lost_ |= 1U << packet.position;
+      if (std::exchange(refused_, false)) hub_.note_move();
+      lose_rail(packet.position, "the other end has lost it");
       return false;
     case PacketKind::goodbye:
       goodbye_at_ = packet.position;
@@ -540,6 +583,9 @@ void Lane::resend_from(std::size_t rail) {
 void Lane::lose_rail(std::size_t rail, const std::string& why) {
   if (rails_[rail].lost) return;
   rails_[rail].lost = true;
+  rails_lost_ |= 1U << rail;
+  rails_to_tell_ |= 1U << rail;
+  hub_.dismiss_one(slots_, rail);
   if (!any_rail_left()) {
     begin_end(fmt::format("rank {} cannot be reached: {}", peer_, why));
     return;
@@ -561,7 +607,6 @@ void Lane::on_rail_closed(std::size_t rail, const std::string& why) {
     --out_[part.slot].unfinished;  // resend_from() counts it again where it has not come
   }
   const bool known = rails_[rail].lost;
-  if (any_rail_left()) rails_to_tell_ |= 1U << rail;
   if (known) {
     resend_from(rail);
     want_word();
@@ -575,6 +620,7 @@ void Lane::begin_end(std::string why) {
   if (!ending_.empty() || !status_.ok()) return;
   ending_ = std::move(why);
   ending_since_ = hub_.now();
+  hub_.begin_watching();
   drop_queue();
 }
 

@@ -14,6 +14,7 @@
 #include <shoal/status.h>
 
 #include "transports/rails/posted.h"
+#include "transports/rails/registrations.h"
 #include "transports/rails/wire.h"
 #include "transports/transport.h"
 
@@ -74,7 +75,8 @@ class Lane {
   // What a Link offers ------------------------------------------------------------------------------------------------------
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] const LaneShape& shape() const noexcept { return shape_; }
-  bool try_send(const TileHeader& header, std::span<const std::byte> data);
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, false); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, true); }
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
   [[nodiscard]] const Arrival* peek() noexcept;
   void release() noexcept;
@@ -140,6 +142,8 @@ class Lane {
     std::uint32_t unfinished = 0;  ///< parts that are queued or under way
     bool by_write = false;
     bool arrived = true;
+    const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
+    std::array<RegistrationCache::Entry*, kMaxRails> entries{};
   };
   struct Incoming {
     TileHeader tile;
@@ -176,7 +180,9 @@ class Lane {
   std::byte* payload_of(std::size_t slot) const noexcept;
   std::byte* header_of(std::size_t slot, std::size_t i) const noexcept { return payload_of(slot) - (i + 1) * kPacketBytes; }
   std::byte* slot_memory(std::size_t slot) const noexcept { return slots_.data() + slot * slot_stride_; }
-  void enqueue(Part& part);
+  bool take(const TileHeader& header, std::span<const std::byte> data, bool lend);
+  bool register_lent(Outgoing& out, std::span<const std::byte> data);
+  void unregister_lent(Outgoing& out);
   int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
   int post(Part& part, std::size_t rail);
   int post_word();
@@ -227,7 +233,9 @@ class Lane {
   bool word_due_ = false;
   bool leaving_ = false;
   bool said_goodbye_ = false;
-  std::uint32_t rails_to_tell_ = 0;  ///< bits: closed, and the peer does not know
+  std::uint32_t rails_lost_ = 0;       ///< bits: here
+  std::uint32_t peer_rails_lost_ = 0;  ///< there, and the peer has taken its slots from them
+  std::uint32_t rails_to_tell_ = 0;    ///< lost here, and the peer does not know
   std::uint32_t rails_to_ask_ = 0;
   std::optional<std::size_t> answer_on_;
 

@@ -19,6 +19,7 @@ class RailsLink final : public Link {
   [[nodiscard]] int peer() const noexcept override { return lane_.peer(); }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return lane_.shape().tile_bytes; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_send(header, data); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_lend(header, data); }
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return lane_.sent(); }
   [[nodiscard]] const Arrival* peek() noexcept override { return lane_.peek(); }
   void release() noexcept override { lane_.release(); }

@@ -23,7 +23,7 @@ enum class PacketKind : std::uint8_t {
   note = 3,       ///< only what every packet says of the other direction
   goodbye = 4,    ///< this end leaves in order; `position` tiles were sent
   ask = 5,        ///< a note is wanted, on the rail by which this came
-  rail_lost = 6,  ///< this end has closed its rail number `position`
+  rail_lost = 6,  ///< this end uses its rail number `position` no more for this link, and lets nobody write by it
 };
 
 /// The front of every message between ranks that have met. `released`, `arrived` and `arrived_after` tell of the opposite

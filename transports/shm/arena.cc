@@ -93,6 +93,7 @@ Status Arena::free(void* memory) {
   }
   auto [start, size] = *piece;
   in_use_.erase(piece);
+  frees_.fetch_add(1, std::memory_order_release);
   ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start), static_cast<off_t>(size));
   auto next = free_.lower_bound(start);
   if (next != free_.end() && start + size == next->first) {

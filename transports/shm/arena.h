@@ -1,6 +1,7 @@
 // Memory of one process that the other ranks of its host read where it lies.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -36,6 +37,8 @@ class Arena {
     if (offset >= size_bytes_ || bytes > size_bytes_ - offset) return std::nullopt;
     return offset;
   }
+  /// How often pieces have been freed: their pages are others when they are used again.
+  [[nodiscard]] std::uint64_t frees() const noexcept { return frees_.load(std::memory_order_acquire); }
   [[nodiscard]] int file() const noexcept { return file_.get(); }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
@@ -48,6 +51,7 @@ class Arena {
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
   pid_t owner_ = 0;
+  std::atomic<std::uint64_t> frees_ = 0;
   std::mutex mutex_;                           // guards the maps; never taken while a call runs
   std::map<std::size_t, std::size_t> free_;    // offset -> bytes; no two touch
   std::map<std::size_t, std::size_t> in_use_;  // likewise, by offset

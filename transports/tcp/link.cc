@@ -28,6 +28,8 @@ constexpr std::chrono::milliseconds kClosingPatience{300};
 // A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
 constexpr std::uint8_t kVanishedTries = 3;
 constexpr std::uint32_t kVanishedMs = 10'000;
+// Where another network may answer, a socket is given up earlier.
+constexpr std::uint32_t kSilentRailMs = 1500;
 // How often a goodbye is offered to a kernel that is out of memory.
 constexpr int kGoodbyeTries = 8;
 
@@ -720,7 +722,15 @@ bool TcpLink::watch() {
     tcp_info info{};
     socklen_t bytes = sizeof info;
     if (flow.ended || flow.down || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
-    if (std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries && info.tcpi_last_ack_recv >= kVanishedMs) {
+    const bool silent = std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries;
+    if (shape_.rails && silent && info.tcpi_last_ack_recv >= kSilentRailMs && may_resume()) {
+      fmt::print(stderr, "shoal: tcp: rank {} has not answered on socket {} for {:.1f} s; going on without its network\n",
+                 peer_, index_of(flow), info.tcpi_last_ack_recv / 1e3);
+      drop(flow);
+      moved = true;
+      continue;
+    }
+    if (silent && info.tcpi_last_ack_recv >= kVanishedMs) {
       close(Status(StatusCode::peer_failed,
                    fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down", peer_,
                                peer_address_, info.tcpi_last_ack_recv / 1e3)));

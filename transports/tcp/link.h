@@ -63,6 +63,7 @@ struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t tiles_per_socket = 0;
   bool integrity = false;
+  bool rails = false;  ///< the sockets use several networks: one that is silent is left for another
 };
 
 /// See Link. Sending: try_send appends a copy to the link's own memory, from which each socket pulls its next tiles only when

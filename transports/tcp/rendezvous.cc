@@ -413,7 +413,8 @@ class RealRendezvous final : public Rendezvous {
 
   void start(Outbound& outbound) {
     const Peer& peer = peers_[outbound.peer];
-    const SocketAddress& address = peer.where.addresses[peer.address];
+    const std::size_t rail = peer.where.rails ? outbound.index : 0;
+    const SocketAddress& address = peer.where.addresses[(peer.address + rail) % peer.where.addresses.size()];
     outbound.since = Clock::now();
     outbound.spoke = false;
     outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -591,7 +592,7 @@ class RealRendezvous final : public Rendezvous {
       links_->resume(peer.where.rank, index, std::move(made), received);
       return;
     }
-    if (accepts_from(peer)) remember_address(peer, made.socket);
+    if (accepts_from(peer) && !peer.where.rails) remember_address(peer, made.socket);
     const bool again = peer.sockets.sockets[index].socket.valid();
     peer.sockets.sockets[index] = std::move(made);
     if (again) return;

@@ -25,6 +25,7 @@ using Identity = Hello;
 struct PeerAddress {
   int rank = 0;
   std::vector<SocketAddress> addresses;  ///< best first; not empty
+  bool rails = false;                    ///< each is a network of its own, and the sockets go round them
 };
 
 /// A socket that has finished its handshake.

@@ -39,9 +39,21 @@ struct Listeners {
   std::vector<SocketAddress> advertised;
 };
 
+// One address for each rail; without rails all by which this host may be reached.
+Result<std::vector<SocketAddress>> addresses_of(const TcpOptions& options) {
+  if (options.rails.empty()) return local_addresses(options.interface_or_address);
+  std::vector<SocketAddress> addresses;
+  for (const std::string& rail : options.rails) {
+    auto found = local_addresses(rail);
+    if (!found.ok()) return found.status();
+    addresses.push_back(found->front());
+  }
+  return addresses;
+}
+
 // Listens on what it advertises and nowhere else: an address that was not chosen may face another network.
 Result<Listeners> open_listeners(const TcpOptions& options) {
-  auto addresses = local_addresses(options.interface_or_address);
+  auto addresses = addresses_of(options);
   if (!addresses.ok()) return addresses.status();
   Listeners listeners;
   Status failure;
@@ -49,6 +61,7 @@ Result<Listeners> open_listeners(const TcpOptions& options) {
     address.set_port(options.port);
     auto socket = bind_and_listen(address);
     if (!socket.ok()) {
+      if (!options.rails.empty()) return socket.status();  // that one was asked for by name
       failure = socket.status();  // an address that is about to go or to come must not keep the others from use
       continue;
     }
@@ -92,7 +105,8 @@ class TcpTransport final : public Transport {
     for (PeerSockets& peer : *connected) {
       for (const Connection& connection : peer.sockets) tune(connection.socket.get());
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption});
+                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption,
+                                 !options_.rails.empty()});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }
@@ -127,7 +141,12 @@ class TcpTransport final : public Transport {
       }
       auto parsed = split_addresses(addresses[i]);
       if (!parsed.ok()) return bad(fmt::format("the address of rank {}: {}", rank, parsed.status().message()));
-      where.push_back({rank, std::move(*parsed)});
+      if (!options_.rails.empty() && parsed->size() != options_.rails.size()) {
+        return Status(StatusCode::mismatch,
+                      fmt::format("tcp: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)", rank,
+                                  parsed->size(), options_.rank, options_.rails.size()));
+      }
+      where.push_back({rank, std::move(*parsed), !options_.rails.empty()});
     }
     return where;
   }
@@ -142,6 +161,8 @@ Status check(const TcpOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return bad(fmt::format("rank {} of {} ranks does not exist", options.rank, options.size));
   }
+  if (options.rails.size() > kMaxAdvertised)
+    return bad(fmt::format("{} rails; at most {} are possible", options.rails.size(), kMaxAdvertised));
   if (options.sockets_per_peer < 1 || options.sockets_per_peer > 16) {
     return bad(fmt::format("{} sockets per peer; 1 to 16 are possible", options.sockets_per_peer));
   }

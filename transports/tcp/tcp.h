@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -13,12 +14,16 @@
 
 namespace shoal {
 
-/// What a TCP transport needs to know. All ranks of a job must agree on everything but the first two and `rank`.
+/// What a TCP transport needs to know. All ranks of a job must agree on everything but the first three (the
+/// number of rails is the same) and `rank`.
 struct TcpOptions {
   /// Where to listen and what to advertise: a numeric address ("10.0.0.3", "fd00::3"), an interface ("eth0"), or empty for
   /// every usable address of this host, among which the peers pick the first that they reach. It listens on these addresses and
   /// no others.
   std::string interface_or_address;
+  /// Instead of that, to share the load among several networks: one address or interface for each, in the same order on every
+  /// rank; the sockets to a peer go round them, so that there should be at least as many.
+  std::vector<std::string> rails{};
   std::uint16_t port = 0;              ///< to listen on; 0 = any free one
   int sockets_per_peer = 2;            ///< 1..16
   std::size_t tile_bytes = 128 << 10;  ///< largest payload of a tile, 64 B .. 16 MiB
