@@ -78,8 +78,9 @@ class MemoryRail final : public Rail {
     event.key = key;
     event.offset = address - (key << 40);
     event.data = data;
+    event.writer = address_;
+    event.operation = &operation;
     target->inbox_.push_back(std::move(event));
-    over_.push_back({Completion::Kind::sent, &operation, 0, 0, 0, 0});
     return 0;
   }
 
@@ -104,6 +105,7 @@ class MemoryRail final : public Rail {
   void stop() noexcept override {
     const std::lock_guard lock(network_->mutex_);
     network_->rails_[address_] = nullptr;
+    for (const Event& event : inbox_) tell_writer(event, ECONNRESET);
     inbox_.clear();
     posted_.clear();
     over_.clear();
@@ -117,6 +119,8 @@ class MemoryRail final : public Rail {
     std::uint64_t key = 0;
     std::uint64_t offset = 0;
     std::uint32_t data = 0;
+    std::size_t writer = 0;  // a write completes there when it is placed
+    Operation* operation = nullptr;
   };
   struct PostedReceive {
     Operation* operation;
@@ -131,6 +135,10 @@ class MemoryRail final : public Rail {
   int fail(Operation& operation) {
     over_.push_back({Completion::Kind::sent, &operation, 0, 0, ECONNREFUSED, 0});
     return 0;
+  }
+  void tell_writer(const Event& event, int error) {
+    MemoryRail* const writer = event.is_write ? find(event.writer) : nullptr;
+    if (writer != nullptr) writer->over_.push_back({Completion::Kind::sent, event.operation, 0, 0, error, 0});
   }
   void complain(const std::string& text) {
     if (network_->complaint_.empty()) network_->complaint_ = text;
@@ -162,6 +170,7 @@ class MemoryRail final : public Rail {
     } else {
       std::copy(event.bytes.begin(), event.bytes.end(), found->second.memory.data() + event.offset);
     }
+    tell_writer(event, completion.error);
     if (traits_.writes_take_receives) {
       completion.operation = posted_.front().operation;
       posted_.pop_front();

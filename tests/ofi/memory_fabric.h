@@ -39,7 +39,8 @@ class MemoryNetwork {
   std::string complaint_;
 };
 
-/// Opens rails on a network; messages come in the order in which they were posted, and wait for a receive.
+/// Opens rails on a network; messages come in the order in which they were posted, and wait for a receive. A send completes at
+/// once, a write when it is placed.
 class MemoryFabric final : public Fabric {
  public:
   explicit MemoryFabric(std::shared_ptr<MemoryNetwork> network) : network_(std::move(network)) {}

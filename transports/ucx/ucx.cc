@@ -27,6 +27,7 @@ Result<std::string> ucx_version() { return no_ucx(); }
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <type_traits>
 
@@ -48,7 +49,8 @@ constexpr std::chrono::milliseconds kFlushTime{300};
 // The functions of UCX, found when it is loaded.
 #define SHOAL_UCX_FUNCTIONS(X)                                                                                               \
   X(ucp_get_version)                                                                                                         \
-  X(ucp_init_version) X(ucp_config_read) X(ucp_config_release) X(ucp_cleanup) X(ucp_worker_create) X(ucp_worker_destroy)     \
+  X(ucp_init_version)                                                                                                        \
+  X(ucp_config_read) X(ucp_config_modify) X(ucp_config_release) X(ucp_cleanup) X(ucp_worker_create) X(ucp_worker_destroy)    \
       X(ucp_worker_get_address) X(ucp_worker_release_address) X(ucp_worker_get_efd) X(ucp_worker_arm) X(ucp_worker_progress) \
           X(ucp_worker_flush_nbx) X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_tag_send_nbx) X(ucp_tag_recv_nbx)               \
               X(ucp_request_free) X(ucp_request_cancel) X(ucp_request_check_status)
@@ -220,6 +222,9 @@ class UcxRail final : public Rail {
     ucp_config_t* configuration = nullptr;
     ucs_status_t status = library()->ucp_config_read(nullptr, nullptr, &configuration);
     if (status != UCS_OK) return failed("ucp_config_read (is a UCX_ variable malformed?)", status);
+    // Rendezvous costs each tile a round trip and, over TCP, a third of the rate of 1 Gbit/s; there is always a receive here.
+    if (std::getenv("UCX_RNDV_THRESH") == nullptr)
+      static_cast<void>(library()->ucp_config_modify(configuration, "RNDV_THRESH", "inf"));
     ucp_params_t parameters{};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
     parameters.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
