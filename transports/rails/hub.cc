@@ -140,10 +140,12 @@ Status Hub::make_receives(std::size_t peers) {
       receive.memory = {pool.memory.data() + (count - 1 - i) * stride + skew, kPacketBytes + lane.piece_bytes};
       pool.unposted.push_back(&receive);
     }
-    post_receives(r);
-    if (pool.unposted.size() == count)
-      return {StatusCode::system_error,
-              fmt::format("{}: {} takes no receives", options_.transport, rails_[r]->traits().provider)};
+    if (const int result = post_receives(r); result != 0 && result != kAgain) {
+      Completion failed;
+      failed.error = -result;
+      return {StatusCode::system_error, fmt::format("{}: {} takes no receives: {}", options_.transport,
+                                                    rails_[r]->traits().provider, rails_[r]->describe(failed))};
+    }
   }
   return {};
 }
@@ -185,14 +187,16 @@ bool Hub::lasts(std::span<const std::byte> data) const noexcept {
 // Moving
 // -----------------------------------------------------------------------------------------------------------------------
 
-void Hub::post_receives(std::size_t rail) {
+int Hub::post_receives(std::size_t rail) {
   Pool& pool = pools_[rail];
   while (!pool.unposted.empty() && rails_[rail] != nullptr) {
     Receive& receive = *pool.unposted.back();
-    if (rails_[rail]->post_receive(receive, receive.memory, pool.memory.descriptor(rail)) != 0) return;
+    const int result = rails_[rail]->post_receive(receive, receive.memory, pool.memory.descriptor(rail));
+    if (result != 0) return result;
     receive.under_way = true;
     pool.unposted.pop_back();
   }
+  return 0;
 }
 
 void Hub::take_back(Receive& receive) {

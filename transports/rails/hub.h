@@ -79,7 +79,7 @@ class Hub {
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
   void pump_lanes();
-  void post_receives(std::size_t rail);
+  int post_receives(std::size_t rail);
   void look_at_clock();
   void set_timer(std::chrono::microseconds delay);
   void serve_events();
