@@ -21,7 +21,10 @@ constexpr milliseconds kEndingPatience{300};
 // peer was heard by another one meanwhile.
 constexpr milliseconds kAskAfter{500};
 constexpr milliseconds kLostAfter{1500};
+// Few bytes say nothing of a speed, and a rail that looks slow and is left alone for a while gets another chance.
 constexpr milliseconds kSpeedSample{5};
+constexpr std::uint64_t kSpeedSampleBytes = 256 << 10;
+constexpr milliseconds kSpeedForgotten{200};
 
 constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
 constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { return (bytes + each - 1) / each; }
@@ -403,11 +406,11 @@ void Lane::uncount_load(Part& part, Clock::time_point now) {
     rail.counted_bytes += part.load_bytes;
     rail.waits_since = now;
     const auto passed = now - rail.counted_from;
-    if (passed >= kSpeedSample) {
+    if (passed >= kSpeedSample && rail.counted_bytes >= kSpeedSampleBytes) {
       const double sample = static_cast<double>(rail.counted_bytes) / std::chrono::duration<double, std::micro>(passed).count();
       rail.bytes_per_us = rail.bytes_per_us > 0 ? 0.75 * rail.bytes_per_us + 0.25 * sample : sample;
       rail.counted_bytes = 0;
-      rail.counted_from = now;
+      rail.counted_from = rail.measured_at = now;
     }
   }
   part.load_bytes = 0;
@@ -635,7 +638,8 @@ bool Lane::watch(Clock::time_point now) {
   if (!several_rails()) return false;
   bool waits = false;
   for (std::size_t r = 0; r < shape_.rails; ++r) {
-    const RailState& state = rails_[r];
+    RailState& state = rails_[r];
+    if (state.load_bytes == 0 && now - state.measured_at > kSpeedForgotten) state.bytes_per_us = 0;
     const bool has_parts = state.load_bytes != 0 || state.under_way != 0;
     if (hub_.rail(r) == nullptr || (!has_parts && !words_[r].under_way)) continue;
     waits = true;

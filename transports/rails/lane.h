@@ -164,6 +164,7 @@ class Lane {
     double bytes_per_us = 0;          ///< 0: not measured
     std::uint64_t counted_bytes = 0;  ///< that have come since counted_from
     Clock::time_point counted_from{};
+    Clock::time_point measured_at{};
     Clock::time_point waits_since{};  ///< for the next of its bytes to come, or of its operations to complete
     Clock::time_point heard{};
   };

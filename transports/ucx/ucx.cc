@@ -47,16 +47,15 @@ constexpr std::size_t kMaxAddress = 1000;  // a transport's address has 1 KiB
 constexpr std::chrono::milliseconds kFlushTime{300};
 
 // The functions of UCX, found when it is loaded.
-#define SHOAL_UCX_FUNCTIONS(X)                                                                                      \
-  X(ucp_get_version)                                                                                                \
-  X(ucp_init_version)                                                                                               \
-  X(ucp_config_read)                                                                                                \
-  X(ucp_config_modify)                                                                                              \
-  X(ucp_config_release)                                                                                             \
-  X(ucp_cleanup) X(ucp_worker_create) X(ucp_worker_destroy) X(ucp_worker_get_address) X(ucp_worker_release_address) \
-      X(ucp_worker_get_efd) X(ucp_worker_arm) X(ucp_worker_progress) X(ucp_worker_flush_nbx) X(ucp_ep_create)       \
-          X(ucp_ep_close_nbx) X(ucp_tag_send_nbx) X(ucp_tag_recv_nbx) X(ucp_request_free) X(ucp_request_cancel)     \
-              X(ucp_request_check_status)
+// clang-format off
+#define SHOAL_UCX_FUNCTIONS(X) \
+  X(ucp_get_version) X(ucp_init_version) X(ucp_config_read) X(ucp_config_modify) \
+  X(ucp_config_release) X(ucp_cleanup) X(ucp_worker_create) X(ucp_worker_destroy) \
+  X(ucp_worker_get_address) X(ucp_worker_release_address) X(ucp_worker_get_efd) X(ucp_worker_arm) \
+  X(ucp_worker_progress) X(ucp_worker_flush_nbx) X(ucp_ep_create) X(ucp_ep_close_nbx) \
+  X(ucp_tag_send_nbx) X(ucp_tag_recv_nbx) X(ucp_request_free) X(ucp_request_cancel) \
+  X(ucp_request_check_status)
+// clang-format on
 
 struct Library {
 #define SHOAL_DECLARE(name) decltype(&::name) name = nullptr;
