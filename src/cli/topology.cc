@@ -122,7 +122,7 @@ Json machine_json(const FoundMachine& machine, const std::vector<RankPlace>& pla
     found["gpus"].push_back(
         {{"address", gpu.place.address}, {"numa_node", gpu.place.numa_node}, {"bridges", gpu.place.bridges}});
   }
-  const auto used = rails(hardware);
+  const auto used = network_rails(hardware);
   for (std::size_t i = 0; i < hardware.nics.size(); ++i) {
     const Nic& nic = hardware.nics[i];
     found["nics"].push_back({{"address", nic.place.address},

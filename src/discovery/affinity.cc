@@ -50,7 +50,7 @@ Indices part_of(const Indices& nics, std::size_t index, std::size_t count) {
 }
 
 void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
-  const Indices all = rails(hardware);
+  const Indices all = network_rails(hardware);
   std::vector<NearNics> near;
   for (const RankPlace& place : places) {
     if (place.gpu >= 0) {
@@ -138,7 +138,7 @@ void choose_cores(const Hardware& hardware, const std::vector<int>& allowed, std
 
 }  // namespace
 
-std::vector<int> rails(const Hardware& hardware) {
+std::vector<int> network_rails(const Hardware& hardware) {
   for (const Nic::Kind kind : {Nic::Kind::efa, Nic::Kind::infiniband, Nic::Kind::ethernet}) {
     Indices found;
     for (std::size_t i = 0; i < hardware.nics.size(); ++i) {

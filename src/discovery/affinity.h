@@ -22,7 +22,7 @@ struct RankPlace {
 
 /// The NICs that carry data between hosts: EFA devices where there are any, else InfiniBand, else Ethernet with a link.
 /// Indices into Hardware::nics.
-std::vector<int> rails(const Hardware& hardware);
+std::vector<int> network_rails(const Hardware& hardware);
 
 /// A place for each of `ranks` local ranks, of which rank i uses GPU i (modulo their number), in the order of PCI addresses.
 ///

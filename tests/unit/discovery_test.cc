@@ -85,7 +85,7 @@ TEST(Sysfs, FindsTheDevicesOfAP5) {
   EXPECT_EQ(found.cores().size(), 192U);
   EXPECT_EQ(found.sibling_of.at(100), 4);
   EXPECT_EQ(found.node_of_core(150), 1);
-  const auto used = rails(found);
+  const auto used = network_rails(found);
   ASSERT_EQ(used.size(), 32U);  // the Ethernet beside them carries no data
   const Nic& first = found.nics[static_cast<std::size_t>(used.front())];
   EXPECT_EQ(first.name, "rdmap79s0");
@@ -163,7 +163,7 @@ TEST(Placement, RanksWithoutGpusAreDealtOverTheNodes) {
 TEST(Placement, ALaptopHasOneNicAndNoSecret) {
   const Hardware laptop = hardware_of(fake::machine("laptop"));
   EXPECT_THAT(laptop.gpus, IsEmpty());  // its display does not compute
-  EXPECT_THAT(names_of(laptop, rails(laptop)), ElementsAre("enp0s31f6"));
+  EXPECT_THAT(names_of(laptop, network_rails(laptop)), ElementsAre("enp0s31f6"));
   const auto places = place_ranks(laptop, 2, laptop.cores());
   EXPECT_EQ(places[0].why, "all there are");
   EXPECT_EQ(places[0].shares_nic_with, 1);
@@ -192,7 +192,7 @@ TEST(Placement, NicsWithoutDriverOrLinkAreNotUsed) {
     if (device.device == "0xefa0") device.verbs.clear();
   }
   const Hardware found = hardware_of(machine);
-  EXPECT_THAT(names_of(found, rails(found)), ElementsAre("eth0"));
+  EXPECT_THAT(names_of(found, network_rails(found)), ElementsAre("eth0"));
 }
 
 DetectOptions options_for(const Folder& folder) {
