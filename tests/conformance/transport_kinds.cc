@@ -61,6 +61,19 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
   };
 }
 
+/// There are many such kinds, and each tile costs several system calls.
+TransportKind through_a_library(TransportKind kind, const std::string& unavailable) {
+  kind.sizes = {3};
+  kind.slowness = 10;
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  kind.unavailable = "the library below is not built for the sanitizer";
+  static_cast<void>(unavailable);
+#else
+  kind.unavailable = unavailable;
+#endif
+  return kind;
+}
+
 /// `write_from` 0: everything is sent, nothing written.
 TransportKind ofi_kind(const std::string& label, bool processes, const std::string& provider, const std::string& device,
                        std::size_t write_from, const rails::testing::Faults* faults = nullptr, bool lent = false) {
@@ -101,7 +114,7 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   if (providers.ok() &&
       std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
     unavailable.clear();
-  return {label, "ofi", processes, false, false, lent, make_group, unavailable};
+  return through_a_library({label, "ofi", processes, false, false, lent, make_group}, unavailable);
 }
 
 TransportKind ucx_kind(const std::string& label, bool processes) {
@@ -117,7 +130,8 @@ TransportKind ucx_kind(const std::string& label, bool processes) {
     };
   };
   static const auto version = ucx_version();
-  return {label, "ucx", processes, false, false, false, make_group, version.ok() ? "" : version.status().message()};
+  return through_a_library({label, "ucx", processes, false, false, false, make_group},
+                           version.ok() ? "" : version.status().message());
 }
 
 }  // namespace

@@ -24,7 +24,9 @@ struct TransportKind {
   bool refuses = false;    ///< try_send may also be false for no reason
   bool shared = false;     ///< payloads are sent from memory that peers can read where it lies
   std::function<MakeEnd(int ranks)> make_group;
-  std::string unavailable = {};  ///< why it cannot be tested on this machine; empty where it can
+  std::vector<int> sizes = {2, 3, 5};  ///< ranks of the groups that it is tested with
+  int slowness = 1;                    ///< long cases move so many times fewer tiles
+  std::string unavailable = {};        ///< why it cannot be tested on this machine; empty where it can
 };
 
 inline void PrintTo(const TransportKind& kind, std::ostream* out) { *out << kind.label; }
