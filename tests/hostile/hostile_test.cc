@@ -117,7 +117,7 @@ std::string rank_body(int rank, int port, const std::string& directory) {
   // The last rank has told its addresses and now hesitates to connect: all others wait for it, with open listeners.
   tell(directory, "pid." + std::to_string(rank), std::to_string(::getpid()));
   const bool late = rank == kRanks - 1;
-  PartOfStore second_part(**store, "second/", late ? "tcp/0" : "-", [&] {
+  PartOfStore second_part(**store, "second/", late ? "network/0" : "-", [&] {
     tell(directory, "listening");
     hear(directory, "go");
   });
