@@ -564,6 +564,14 @@ void Executor::close(const Status& cause) {
   }
   closed_.store(true, std::memory_order_seq_cst);
   mesh_->tend_to_closed();
+  const std::scoped_lock lock(hook_mutex_);
+  if (close_hook_) close_hook_(cause);
+}
+
+void Executor::on_close(std::function<void(const Status&)> hook) {
+  const std::scoped_lock lock(hook_mutex_);
+  close_hook_ = std::move(hook);
+  if (close_hook_ && closed()) close_hook_(status());
 }
 
 Status Executor::status() const {

@@ -1,0 +1,20 @@
+// reduce_nway of the integers of 32 and 64 bits.
+#include "kernels/reduce_nway.cuh"
+
+namespace shoal::kernels {
+
+cudaError_t launch_fold_wide(const FoldParameters& p, cudaStream_t stream) {
+  const auto launch = [&](auto variant) { return launch_reduce_nway<decltype(variant)>(p, stream); };
+  switch (p.type) {
+    case DataType::int32:
+      return visit_integer<std::int32_t>(p.op, p.divisor, launch);
+    case DataType::uint32:
+      return visit_integer<std::uint32_t>(p.op, p.divisor, launch);
+    case DataType::int64:
+      return visit_integer<std::int64_t>(p.op, p.divisor, launch);
+    default:
+      return visit_integer<std::uint64_t>(p.op, p.divisor, launch);
+  }
+}
+
+}  // namespace shoal::kernels

@@ -1,0 +1,129 @@
+// CudaApi: everything that the library asks of CUDA, and nothing else. The real one (kernels/runtime_api.cu) is loaded at run time;
+// the tests have one of host threads (tests/cuda/fake_cuda.h).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <shoal/status.h>
+
+#include "kernels/parameters.h"
+
+namespace shoal::cuda {
+
+/// A cudaStream_t; null is the default stream of the current device.
+using Stream = void*;
+/// A cudaEvent_t without timing.
+using Event = void*;
+
+struct DeviceDescription {
+  std::string name;
+  std::array<std::byte, 16> uuid{};
+  int processors = 0;  ///< SMs
+  int major = 0;       ///< compute capability
+  int minor = 0;
+  bool shares_kernels = false;  ///< MPS runs here: kernels of several processes may be resident at once
+};
+
+enum class MemoryKind : std::uint8_t { host, device, managed };
+
+/// What memory a pointer points to.
+struct PointerDescription {
+  MemoryKind kind = MemoryKind::host;
+  int device = -1;            ///< of memory of a device
+  std::byte* base = nullptr;  ///< of the allocation
+  std::size_t bytes = 0;      ///< of the allocation
+  /// Of this allocation and no other of the process, also after it has been freed and its address is in use again.
+  std::uint64_t allocation = 0;
+};
+
+/// Names an allocation of one process for another one of the same host.
+struct MemoryHandle {
+  std::array<std::byte, 64> bytes{};
+};
+
+/// One stream memory operation on a 32-bit flag in pinned memory.
+struct FlagOperation {
+  enum class Kind : std::uint8_t {
+    write,  ///< after all that precedes it on the stream is visible to every processor
+    wait,   ///< until the flag is `value` or beyond, in the arithmetic of 32 bits that wrap
+  };
+  Kind kind = Kind::write;
+  std::uint32_t* flag = nullptr;  ///< the host's address
+  std::uint32_t value = 0;
+};
+
+/// Calls return before what they enqueue is done. Errors: unsupported, where a device or driver lacks something; system_error with
+/// CUDA's words otherwise, the call's name first. An error that an earlier kernel has caused may appear in any call.
+///
+/// Thread rule: any thread. A thread works on one device at a time, which use_device() sets for that thread.
+class CudaApi {
+ public:
+  CudaApi() = default;
+  CudaApi(const CudaApi&) = delete;
+  CudaApi& operator=(const CudaApi&) = delete;
+  virtual ~CudaApi() = default;
+
+  virtual Result<int> device_count() = 0;
+  virtual Result<int> current_device() = 0;
+  virtual Status use_device(int device) = 0;
+  virtual Result<DeviceDescription> describe_device(int device) = 0;
+  virtual Result<PointerDescription> describe_pointer(const void* pointer) = 0;
+  /// Which device memory the current one may read directly; asked of both when peers' memory is mapped.
+  virtual Result<bool> can_access_peer(int device, int peer) = 0;
+
+  virtual Result<void*> allocate(std::size_t bytes) = 0;
+  virtual Status release(void* memory) = 0;
+  /// Page-locked memory of the host that streams read and write at the same address.
+  virtual Result<void*> allocate_pinned(std::size_t bytes) = 0;
+  virtual Status release_pinned(void* memory) = 0;
+  /// Page-locks memory that exists, as that which processes share.
+  virtual Status pin(void* memory, std::size_t bytes) = 0;
+  virtual Status unpin(void* memory) = 0;
+
+  /// Of a whole allocation, by its base. Errors: unsupported for memory that cannot be given to other processes.
+  virtual Result<MemoryHandle> export_memory(void* base) = 0;
+  /// Maps another process's allocation for the current device, with peer access where it is another device's. Never of this
+  /// process's own.
+  virtual Result<void*> import_memory(const MemoryHandle& handle) = 0;
+  virtual Status forget_memory(void* imported) = 0;
+
+  /// `urgent`: before kernels of other streams.
+  virtual Result<Stream> create_stream(bool urgent) = 0;
+  virtual Status destroy_stream(Stream stream) = 0;
+  virtual Status synchronize(Stream stream) = 0;
+  virtual Result<bool> is_capturing(Stream stream) = 0;
+
+  virtual Result<Event> create_event() = 0;
+  virtual Status destroy_event(Event event) = 0;
+  virtual Status record(Event event, Stream stream) = 0;
+  virtual Status wait(Stream stream, Event event) = 0;
+  /// Whether what the event was recorded behind is done.
+  virtual Result<bool> has_happened(Event event) = 0;
+  /// Blocks the host until it is; the thread sleeps.
+  virtual Status wait_host(Event event) = 0;
+
+  virtual Status flags(Stream stream, std::span<const FlagOperation> operations) = 0;
+  virtual Status copy(void* target, const void* source, std::size_t bytes, Stream stream) = 0;
+  /// Calls `function` in a thread of the driver when the stream comes to it; the stream goes on when it returns. It must not call
+  /// CUDA, nor wait for what other streams do.
+  virtual Status call_host(Stream stream, void (*function)(void*), void* argument) = 0;
+
+  virtual Status launch(const kernels::FoldParameters& parameters, Stream stream) = 0;
+  virtual Status launch(const kernels::CopyParameters& parameters, Stream stream) = 0;
+  virtual Status launch(const kernels::FusedParameters& parameters, Stream stream) = 0;
+};
+
+/// The CUDA of this machine; lives for ever. Opens libshoal_cuda.so, which stands beside libshoal.so, the first time. Errors:
+/// unsupported, saying which of library, driver and GPU is missing. Thread rule: any thread.
+Result<CudaApi*> load_cuda_api();
+
+/// What libshoal_cuda.so offers: `message` is filled where there is no CudaApi. `version` is kCudaApiVersion of both sides.
+using CudaApiEntry = CudaApi* (*)(int version, char* message, std::size_t message_bytes);
+inline constexpr const char* kCudaApiEntryName = "shoal_cuda_api";
+inline constexpr int kCudaApiVersion = 1;
+
+}  // namespace shoal::cuda

@@ -1,0 +1,20 @@
+// The words of pinned memory by which the host of a rank speaks to its own streams and kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/parameters.h"
+#include "src/cuda/device_group.h"
+
+namespace shoal::cuda {
+
+struct DeviceGroup::Words {
+  struct alignas(kernels::kFlagBytes) Word {
+    std::uint32_t value;
+  };
+  Word cancelled;                                                ///< 1: kernels touch nothing any more
+  Word tile_done[kMaxSlots];                                     ///< number of the piece whose tile is back, plus one
+  const std::byte* bases[kernels::kMaxPeers][kernels::kMaxBuffers];  ///< buffers of each rank as mapped here
+};
+
+}  // namespace shoal::cuda

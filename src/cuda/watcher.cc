@@ -1,0 +1,176 @@
+// The group's thread: hands tiles to the host's engine, sees to deadlines, and lets the streams go on after a failure. It sleeps
+// until there is news or a deadline.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "kernels/partition.h"
+#include "src/communicator/communicator_impl.h"
+#include "src/cuda/device_group.h"
+#include "src/cuda/device_words.h"
+
+namespace shoal::cuda {
+namespace {
+
+/// After a failure flags are raised again this often until the streams are through: other ranks' streams may still write old values.
+constexpr std::chrono::milliseconds kReleaseAgain{2};
+
+Status of_a_peer(int rank) {
+  return {StatusCode::aborted, fmt::format("rank {} of the node has given up; its own error says why", rank)};
+}
+
+}  // namespace
+
+StreamCall::~StreamCall() {
+  if (event == nullptr) return;
+  const std::scoped_lock lock(state->events_mutex);
+  state->events.push_back(event);
+}
+
+void GroupState::look_at(StreamCall& call) {
+  if (call.ended) return;
+  const auto happened = api->has_happened(call.event);
+  if (happened.ok() && !*happened) return;
+  call.ended = true;
+  call.outcome = happened.ok() ? failure : happened.status();
+  if (!call.outcome.ok() || board == nullptr) return;
+  // Who gives up lets its streams go on, and they announce what they have not done: such a result is none.
+  if (const int rank = board->first_given_up(ranks_on_board); rank >= 0) call.outcome = of_a_peer(rank);
+}
+
+void GroupState::prune() {
+  while (!in_flight.empty()) {
+    StreamCall& oldest = *in_flight.front();
+    look_at(oldest);
+    // One that has failed ends for its user before its stream is through; it stays here until then.
+    const auto happened = oldest.ended ? api->has_happened(oldest.event) : Result<bool>(false);
+    if ((happened.ok() && !*happened) || oldest.tiles_in_engine != 0) return;
+    in_flight.pop_front();
+  }
+}
+
+Status wait_for(StreamCall& call) {
+  GroupState& state = *call.state;
+  {
+    const std::scoped_lock lock(state.mutex);
+    state.look_at(call);
+    if (call.ended) return call.outcome;
+  }
+  const Status waited = state.api->wait_host(call.event);
+  const std::scoped_lock lock(state.mutex);
+  state.look_at(call);
+  if (call.ended) return call.outcome;
+  return waited.ok() ? Status(StatusCode::internal, "the stream is through with the call, its event is not") : waited;
+}
+
+Status DeviceGroup::status() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->failure.ok() && noted_ ? *noted_ : state_->failure;
+}
+
+void DeviceGroup::note_failure(const Status& cause) {
+  const std::scoped_lock lock(state_->mutex);
+  if (noted_ || !state_->failure.ok()) return;
+  noted_ = cause;
+  news_.notify_one();
+}
+
+void DeviceGroup::abort(const std::string& reason) { note_failure({StatusCode::aborted, reason}); }
+
+void DeviceGroup::watch() {
+  static_cast<void>(api_.use_device(device_));
+  std::unique_lock lock(state_->mutex);
+  while (!stopping_) {
+    if (noted_ && state_->failure.ok()) {
+      fail(lock);
+      continue;
+    }
+    if (!state_->failure.ok()) {
+      arrived_.clear();  // their streams go on by the flags below
+      state_->prune();
+      if (state_->in_flight.empty()) {
+        news_.wait(lock);
+      } else {
+        let_streams_go_on();
+        news_.wait_for(lock, kReleaseAgain);
+      }
+      continue;
+    }
+    if (!arrived_.empty()) {
+      Tile& tile = *arrived_.front();
+      arrived_.pop_front();
+      ++tile.call->tiles_in_engine;
+      lock.unlock();
+      start_tile(tile);
+      lock.lock();
+      continue;
+    }
+    auto next = Clock::time_point::max();
+    const auto now = Clock::now();
+    for (const auto& call : state_->in_flight) {
+      if (call->ended) continue;
+      if (call->deadline <= now) state_->look_at(*call);
+      if (call->ended) continue;
+      next = std::min(next, call->deadline);
+      if (call->deadline <= now && !noted_) noted_ = late(*call);
+    }
+    if (noted_) continue;
+    if (next == Clock::time_point::max()) {
+      news_.wait(lock);
+    } else {
+      news_.wait_until(lock, next);
+    }
+  }
+}
+
+/// Ends everything in flight, then lets the streams go on, then tells the other ranks. The lock is held but for the last.
+void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
+  for (const auto& call : state_->in_flight) state_->look_at(*call);  // what is through by now ends well
+  state_->failure = *noted_;
+  for (const auto& call : state_->in_flight) {
+    if (call->ended) continue;
+    call->ended = true;
+    call->outcome = state_->failure;
+  }
+  // In this order: no rank may believe what this one's streams announce from here on, nor may its own kernels touch anything.
+  if (board_ != nullptr) board_->give_up(node_rank_);
+  std::atomic_ref(words_->cancelled.value).store(1);
+  let_streams_go_on();
+  const Status cause = state_->failure;
+  lock.unlock();
+  internal::CommunicatorImpl::of(*all_).executor().close(cause);
+  if (rail_ != nullptr) internal::CommunicatorImpl::of(*rail_).executor().close(cause);
+  lock.lock();
+}
+
+void DeviceGroup::let_streams_go_on() {
+  constexpr std::uint32_t kFarAhead = 1U << 30;  // as in Board::release
+  if (board_ != nullptr) board_->release(node_rank_, node_size_, tick_.load());
+  for (auto& done : words_->tile_done) std::atomic_ref(done.value).store(piece_.load() + kFarAhead);
+}
+
+/// What to say of `call`, whose deadline has passed: which ranks have not come to it, or not through it.
+Status DeviceGroup::late(const StreamCall& call) const {
+  std::string text = fmt::format("{} (call {}) was not done after {} s", to_string(call.signature), call.sequence,
+                                 static_cast<double>(call.timeout.count()) / 1000);
+  bool named = false;
+  for (int rank = 0; board_ != nullptr && rank < node_size_; ++rank) {
+    if (rank == node_rank_) continue;
+    const auto last = board_->last_signed(rank);
+    const int in_job = node_ranks_[static_cast<std::size_t>(rank)];
+    if (!last || last->first < call.sequence) {
+      text += last ? fmt::format("; rank {} is in call {}, {}", in_job, last->first, to_string(last->second))
+                   : fmt::format("; rank {} has made no call", in_job);
+      named = true;
+    } else if (!kernels::reached(std::atomic_ref(*board_->flag(node_rank_, rank)).load(), call.last_tick)) {
+      text += fmt::format("; rank {} has made it, but its stream has not come through it", in_job);
+      named = true;
+    }
+  }
+  if (!named) text += "; the stream of this rank has not come through it";
+  return {StatusCode::timeout, text};
+}
+
+}  // namespace shoal::cuda
