@@ -1,8 +1,8 @@
 // all_reduce_fused: a whole all_reduce of one node in one kernel, which waits for the same kernel of the other ranks.
 //
-// Implements the Programs `one_shot` and `direct` (two_shot) on one node; fused.h has the phases. Only for ranks whose kernels are
-// known to be resident at once: one rank on each GPU, or MPS with room for all. Elsewhere the stages run as kernels of their own and
-// the streams wait between them (src/cuda/node_stage.cc). Measured range: none yet on any device.
+// Implements the Programs `one_shot` and `direct` (two_shot) on one node; fused.h has the phases. Only for ranks whose kernels
+// are known to be resident at once: one rank on each GPU, or MPS with room for all. Elsewhere the stages run as kernels of
+// their own and the streams wait between them (src/cuda/node_stage.cc). Measured range: none yet on any device.
 #pragma once
 
 #include "kernels/dispatch.h"
@@ -20,8 +20,8 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* flag) {
   return value;
 }
 
-/// Tells the blocks of the same number on all ranks that this one has come to `epoch`, and waits for theirs. False where the host
-/// has cancelled the call. Thread r speaks with rank r.
+/// Tells the blocks of the same number on all ranks that this one has come to `epoch`, and waits for theirs. False where the
+/// host has cancelled the call. Thread r speaks with rank r.
 __device__ inline bool meet(const FusedParameters& p, std::uint32_t epoch, bool& given_up) {
   // All threads of the block have written before; the fence makes that visible to all processors before the flag is.
   __syncthreads();

@@ -1,5 +1,5 @@
-// The n-way fold and the copy as one thread of many performs them. A kernel calls these with its thread's number; the tests and the
-// fake device call them in a loop over all threads.
+// The n-way fold and the copy as one thread of many performs them. A kernel calls these with its thread's number; the tests and
+// the fake device call them in a loop over all threads.
 #pragma once
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// all_reduce in one kernel, phase by phase, for one thread of one block. all_reduce_fused.cu runs the phases on a device, host_run.h
-// on the host.
+// all_reduce in one kernel, phase by phase, for one thread of one block. all_reduce_fused.cu runs the phases on a device,
+// host_run.h on the host.
 //
 // Implements the Programs of `one_shot` (everybody reads everything) and `direct`, also called two_shot (everybody folds its
 // share, then reads the others'), on one node.

@@ -1,5 +1,5 @@
-// What the kernels are asked to do, as plain structs: filled by the host (src/cuda), read on the device, and by the tests' fake of
-// one. Nothing of CUDA is named here.
+// What the kernels are asked to do, as plain structs: filled by the host (src/cuda), read on the device, and by the tests' fake
+// of one. Nothing of CUDA is named here.
 #pragma once
 
 #include <cstddef>
@@ -26,10 +26,10 @@ struct Place {
 
 /// Something to read: an address, or a Place that is looked up on the device when the kernel runs.
 struct Source {
-  const std::byte* address = nullptr;     ///< used where `place` is null
-  const Place* place = nullptr;           ///< of the rank that owns the memory
+  const std::byte* address = nullptr;       ///< used where `place` is null
+  const Place* place = nullptr;             ///< of the rank that owns the memory
   const std::byte* const* bases = nullptr;  ///< kMaxBuffers addresses: that rank's buffers as mapped here
-  std::size_t offset_bytes = 0;           ///< added to either
+  std::size_t offset_bytes = 0;             ///< added to either
 };
 
 /// targets[j][i] = sources[0][i] op sources[1][i] op ..., folded in their order, for i < count; see Device::reduce.
@@ -66,9 +66,9 @@ struct CopyParameters {
 struct FusedParameters {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::byte* staging[kMaxPeers] = {};      ///< what each rank gives, then (two_shot) what it has folded
-  std::byte* results[kMaxPeers] = {};      ///< two_shot: each rank's folded share; unused by one_shot
-  std::uint32_t* flags[kMaxPeers] = {};    ///< kMaxPeers * kMaxFusedBlocks words each
+  std::byte* staging[kMaxPeers] = {};    ///< what each rank gives, then (two_shot) what it has folded
+  std::byte* results[kMaxPeers] = {};    ///< two_shot: each rank's folded share; unused by one_shot
+  std::uint32_t* flags[kMaxPeers] = {};  ///< kMaxPeers * kMaxFusedBlocks words each
   int rank = 0;
   int ranks = 1;
   std::size_t count = 0;
@@ -76,8 +76,8 @@ struct FusedParameters {
   ReduceOp op = ReduceOp::sum;
   int divisor = 0;
   bool two_shot = false;
-  int blocks = 1;                  ///< the same on all ranks, at most kMaxFusedBlocks
-  std::uint32_t epoch = 0;         ///< of this call; it uses epoch + 1 and, in two shots, epoch + 2
+  int blocks = 1;                      ///< the same on all ranks, at most kMaxFusedBlocks
+  std::uint32_t epoch = 0;             ///< of this call; it uses epoch + 1 and, in two shots, epoch + 2
   std::uint32_t* cancelled = nullptr;  ///< where this word turns 1, who waits gives up
 };
 inline constexpr int kMaxFusedBlocks = 32;

@@ -62,8 +62,6 @@ SHOAL_HOST_DEVICE int blocks_for(std::size_t bytes, int max_blocks) {
 }
 
 /// Whether a flag has reached `epoch`; epochs wrap.
-SHOAL_HOST_DEVICE bool reached(std::uint32_t flag, std::uint32_t epoch) {
-  return static_cast<std::int32_t>(flag - epoch) >= 0;
-}
+SHOAL_HOST_DEVICE bool reached(std::uint32_t flag, std::uint32_t epoch) { return static_cast<std::int32_t>(flag - epoch) >= 0; }
 
 }  // namespace shoal::kernels

@@ -1,10 +1,10 @@
 // reduce_nway: folds the same elements of up to kMaxPeers sources in one pass over memory, in the order of the ranks.
 //
-// Implements one run of consecutive recv_reduce steps of a Program, its own operand among them: the reduce-scatter half of `direct`
-// (two_shot), and all of `one_shot`. Peers' memory is read where it lies, so there is no recv step of its own.
+// Implements one run of consecutive recv_reduce steps of a Program, its own operand among them: the reduce-scatter half of
+// `direct` (two_shot), and all of `one_shot`. Peers' memory is read where it lies, so there is no recv step of its own.
 //
-// Memory bound. A thread has kUnroll vectors of 16 bytes of one source in flight; tests/cuda/resources_test.py holds the registers
-// to what lets a block of kThreads run. Measured range: none yet on any device.
+// Memory bound. A thread has kUnroll vectors of 16 bytes of one source in flight; tests/cuda/library_test.py holds the
+// registers to what lets a block of kThreads run. Measured range: none yet on any device.
 #pragma once
 
 #include "kernels/dispatch.h"

@@ -1,5 +1,5 @@
-// The real CudaApi. The runtime is linked statically and the driver's functions are asked for by name, so that this library loads on
-// a machine without a driver and says so.
+// The real CudaApi. The runtime is linked statically and the driver's functions are asked for by name, so that this library
+// loads on a machine without a driver and says so.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -62,7 +62,8 @@ class RuntimeApi final : public CudaApi {
     int count = 0;
     if (Status status = checked("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
     if (count == 0) return {StatusCode::unsupported, "there is no GPU"};
-    if (Status status = DriverFunctions::find("cuStreamBatchMemOp", driver_.batch_memory_operations); !status.ok()) return status;
+    if (Status status = DriverFunctions::find("cuStreamBatchMemOp", driver_.batch_memory_operations); !status.ok())
+      return status;
     if (Status status = DriverFunctions::find("cuPointerGetAttribute", driver_.pointer_attribute); !status.ok()) return status;
     return DriverFunctions::find("cuMemGetAddressRange", driver_.address_range);
   }
@@ -81,7 +82,8 @@ class RuntimeApi final : public CudaApi {
 
   Result<DeviceDescription> describe_device(int device) override {
     cudaDeviceProp properties{};
-    if (Status status = checked("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device)); !status.ok()) return status;
+    if (Status status = checked("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, device)); !status.ok())
+      return status;
     DeviceDescription description;
     description.name = properties.name;
     std::memcpy(description.uuid.data(), properties.uuid.bytes, description.uuid.size());
@@ -94,7 +96,8 @@ class RuntimeApi final : public CudaApi {
 
   Result<PointerDescription> describe_pointer(const void* pointer) override {
     cudaPointerAttributes attributes{};
-    if (Status status = checked("cudaPointerGetAttributes", cudaPointerGetAttributes(&attributes, pointer)); !status.ok()) return status;
+    if (Status status = checked("cudaPointerGetAttributes", cudaPointerGetAttributes(&attributes, pointer)); !status.ok())
+      return status;
     PointerDescription description;
     if (attributes.type == cudaMemoryTypeManaged) description.kind = MemoryKind::managed;
     if (attributes.type == cudaMemoryTypeDevice) description.kind = MemoryKind::device;
@@ -115,7 +118,8 @@ class RuntimeApi final : public CudaApi {
   Result<bool> can_access_peer(int device, int peer) override {
     if (device == peer) return true;
     int can = 0;
-    if (Status status = checked("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can, device, peer)); !status.ok()) return status;
+    if (Status status = checked("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&can, device, peer)); !status.ok())
+      return status;
     return can != 0;
   }
 
@@ -136,7 +140,8 @@ class RuntimeApi final : public CudaApi {
     const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
     if (Status status = checked("cudaHostRegister", cudaHostRegister(memory, bytes, flags)); !status.ok()) return status;
     void* mapped = nullptr;
-    if (Status status = checked("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&mapped, memory, 0)); !status.ok()) return status;
+    if (Status status = checked("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&mapped, memory, 0)); !status.ok())
+      return status;
     if (mapped == memory) return {};
     static_cast<void>(cudaHostUnregister(memory));
     return {StatusCode::unsupported, "the device sees pinned memory at another address than the host"};
@@ -149,8 +154,9 @@ class RuntimeApi final : public CudaApi {
     const cudaError_t error = cudaIpcGetMemHandle(&handle, base);
     if (error == cudaErrorInvalidValue || error == cudaErrorNotSupported) {
       static_cast<void>(cudaGetLastError());
-      return Status(StatusCode::unsupported, "cudaIpcGetMemHandle: this memory cannot be given to other processes (made by "
-                                             "cuMemCreate or cudaMallocAsync?)");
+      return Status(StatusCode::unsupported,
+                    "cudaIpcGetMemHandle: this memory cannot be given to other processes (made by "
+                    "cuMemCreate or cudaMallocAsync?)");
     }
     if (Status status = checked("cudaIpcGetMemHandle", error); !status.ok()) return status;
     MemoryHandle given;
@@ -170,7 +176,8 @@ class RuntimeApi final : public CudaApi {
   Result<Stream> create_stream(bool urgent) override {
     int least = 0;
     int greatest = 0;
-    if (Status status = checked("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&least, &greatest)); !status.ok())
+    if (Status status = checked("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        !status.ok())
       return status;
     cudaStream_t stream = nullptr;
     const cudaError_t error = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least);
@@ -283,10 +290,10 @@ class RuntimeApi final : public CudaApi {
 }  // namespace shoal::cuda
 
 extern "C" __attribute__((visibility("default"))) shoal::cuda::CudaApi* shoal_cuda_api(int version, char* message,
-                                                                                    std::size_t message_bytes) {
+                                                                                       std::size_t message_bytes) {
   if (version != shoal::cuda::kCudaApiVersion) {
-    std::snprintf(message, message_bytes, "libshoal_cuda.so has interface %d, libshoal.so wants %d", shoal::cuda::kCudaApiVersion,
-                  version);
+    std::snprintf(message, message_bytes, "libshoal_cuda.so has interface %d, libshoal.so wants %d",
+                  shoal::cuda::kCudaApiVersion, version);
     return nullptr;
   }
   static shoal::cuda::RuntimeApi* const api = new shoal::cuda::RuntimeApi();  // never destroyed: streams may outlive main()

@@ -21,8 +21,8 @@ class DeviceGroup;
 struct StreamCall;
 }  // namespace cuda
 
-/// ok where this process can use CUDA, else why not: the part of shoal that needs it is not installed, there is no driver, or no
-/// GPU. The first call opens the driver. Thread rule: any thread.
+/// ok where this process can use CUDA, else why not: the part of shoal that needs it is not installed, there is no driver, or
+/// no GPU. The first call opens the driver. Thread rule: any thread.
 Status cuda_available();
 
 /// One operation on a stream. A cheap shared handle. Thread rule: any thread.
@@ -51,21 +51,21 @@ struct StreamOptions {
   std::size_t staging_bytes = 0;
   /// SMs that kernels of this library occupy at most. 0: SHOAL_MAX_SMS.
   int max_processors = 0;
-  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU (MPS). They then wait
-  /// for each other inside one kernel, which is faster for small messages, and hang until the deadline where it is not true. Ranks
-  /// with a GPU each need no word. Must be the same on all ranks.
+  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU (MPS). They then
+  /// wait for each other inside one kernel, which is faster for small messages, and hang until the deadline where it is not
+  /// true. Ranks with a GPU each need no word. Must be the same on all ranks.
   bool kernels_run_together = false;
 };
 
 /// A group of ranks that call collectives on memory of CUDA devices, each rank on one device.
 ///
 /// A call returns at once. It is done in the order of `stream`: after what was enqueued there before, before what is enqueued
-/// there later. Buffers are device memory of the device that was current when this was made, belong to the call until the stream
-/// has come past it, and must not be freed before. `count`, places in the buffers, in-place calls and zero counts are as in
-/// Communicator. Streams may differ from call to call; the calls of one group follow each other nevertheless.
+/// there later. Buffers are device memory of the device that was current when this was made, belong to the call until the
+/// stream has come past it, and must not be freed before. `count`, places in the buffers, in-place calls and zero counts are as
+/// in Communicator. Streams may differ from call to call; the calls of one group follow each other nevertheless.
 ///
-/// Every rank makes the same calls in the same order, also over several groups that share a device: streams may share a queue of
-/// the device, in which the wait of an earlier call holds up a later one.
+/// Every rank makes the same calls in the same order, also over several groups that share a device: streams may share a queue
+/// of the device, in which the wait of an earlier call holds up a later one.
 ///
 /// Between the ranks of a node data moves over NVLink or inside the device where all of them can map each other's memory, else
 /// through host memory; between nodes always through host memory, as tiles, by the communicator that this was made from.
@@ -75,8 +75,8 @@ struct StreamOptions {
 /// refused with unsupported. Thread rule: calls may come from any thread, in the same order on every rank.
 class StreamCommunicator {
  public:
-  /// Collective over `communicator`, which must live longer. Uses the current CUDA device. Errors: as cuda_available(); unsupported
-  /// where a rank's device or driver lacks what is needed; those of Communicator.
+  /// Collective over `communicator`, which must live longer. Uses the current CUDA device. Errors: as cuda_available();
+  /// unsupported where a rank's device or driver lacks what is needed; those of Communicator.
   static Result<std::unique_ptr<StreamCommunicator>> create(Communicator& communicator, StreamOptions options = {});
   StreamCommunicator(const StreamCommunicator&) = delete;
   StreamCommunicator& operator=(const StreamCommunicator&) = delete;
@@ -85,18 +85,18 @@ class StreamCommunicator {
 
   Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
                                 std::optional<std::chrono::milliseconds> timeout = {});
-  Result<StreamWork> reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
-                                    std::optional<std::chrono::milliseconds> timeout = {});
+  Result<StreamWork> reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                    void* stream, std::optional<std::chrono::milliseconds> timeout = {});
   Result<StreamWork> all_gather(const void* input, void* output, std::size_t count, DataType type, void* stream,
                                 std::optional<std::chrono::milliseconds> timeout = {});
   Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream,
                                std::optional<std::chrono::milliseconds> timeout = {});
 
-  /// Maps the allocation that holds `buffer` on the other ranks of the node, so that they read inputs of all_reduce, all_gather and
-  /// broadcast there and nothing is copied to staging memory. Collective: every rank registers a buffer of its own, of any size.
-  /// Blocks the host; no call may be in flight on any rank. The allocation must live as long as this group. At most 63 allocations
-  /// a rank; one that is known already costs nothing more. Errors: unsupported where the memory of some rank cannot be mapped
-  /// (then nothing is registered and calls go on through staging memory); those of Communicator.
+  /// Maps the allocation that holds `buffer` on the other ranks of the node, so that they read inputs of all_reduce, all_gather
+  /// and broadcast there and nothing is copied to staging memory. Collective: every rank registers a buffer of its own, of any
+  /// size. Blocks the host; no call may be in flight on any rank. The allocation must live as long as this group. At most 63
+  /// allocations a rank; one that is known already costs nothing more. Errors: unsupported where the memory of some rank cannot
+  /// be mapped (then nothing is registered and calls go on through staging memory); those of Communicator.
   Status register_buffer(const void* buffer);
 
   /// Closes the group with `aborted` and `reason`, here and on every other rank.

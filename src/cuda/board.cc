@@ -71,7 +71,8 @@ std::size_t Board::bytes() noexcept {
 
 Result<std::unique_ptr<Board>> Board::create(Communicator& node) {
   if (node.size() > kernels::kMaxPeers)
-    return Status(StatusCode::unsupported, fmt::format("{} ranks on a node, {} can share memory", node.size(), kernels::kMaxPeers));
+    return Status(StatusCode::unsupported,
+                  fmt::format("{} ranks on a node, {} can share memory", node.size(), kernels::kMaxPeers));
   int descriptor = -1;
   void* memory = MAP_FAILED;
   Address address;
@@ -126,7 +127,8 @@ int Board::first_given_up(int ranks) const noexcept {
   return -1;
 }
 
-std::optional<Board::Disagreement> Board::sign(int rank, int ranks, std::uint64_t sequence, const Signature& signature) noexcept {
+std::optional<Board::Disagreement> Board::sign(int rank, int ranks, std::uint64_t sequence,
+                                               const Signature& signature) noexcept {
   const std::size_t at = sequence % kSignatures;
   SignatureLine& own = layout_->signatures[rank][at];
   own.call.store(0);

@@ -1,5 +1,5 @@
-// Board: a piece of host memory that the ranks of a node share for one DeviceGroup. Streams and kernels write and read its flags and
-// places; hosts its signatures.
+// Board: a piece of host memory that the ranks of a node share for one DeviceGroup. Streams and kernels write and read its
+// flags and places; hosts its signatures.
 #pragma once
 
 #include <array>
@@ -36,8 +36,8 @@ std::string to_string(const Signature& signature);
 /// Thread rule: as the atomics that it is made of; sign() by one thread at a time.
 class Board {
  public:
-  /// Collective over `node`, whose ranks share a host. Errors: those of Communicator; unsupported where the ranks cannot reach each
-  /// other's memory (containers of their own).
+  /// Collective over `node`, whose ranks share a host. Errors: those of Communicator; unsupported where the ranks cannot reach
+  /// each other's memory (containers of their own).
   static Result<std::unique_ptr<Board>> create(Communicator& node);
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
@@ -52,16 +52,16 @@ class Board {
   /// Where `writer` has laid what it gives in slot `slot`. Written by its streams before its flags.
   [[nodiscard]] kernels::Place* place(int writer, std::size_t slot) noexcept;
 
-  /// Lets every wait of `reader` for values up to `last` go on. Streams of others that have not heard of it may still write older
-  /// values, so this is repeated until `reader`'s streams are through.
+  /// Lets every wait of `reader` for values up to `last` go on. Streams of others that have not heard of it may still write
+  /// older values, so this is repeated until `reader`'s streams are through.
   void release(int reader, int ranks, std::uint32_t last) noexcept;
   /// `rank` has given up: what its streams announce from now on means nothing. To be set before release().
   void give_up(int rank) noexcept;
   /// A rank that has given up; -1: none. Whoever has seen an announcement that came after give_up() sees that, too.
   [[nodiscard]] int first_given_up(int ranks) const noexcept;
 
-  /// Says what `rank` is asked for in its call number `sequence`, and compares with those that have come to that call already. Of
-  /// any two ranks at least one, the later, sees the other's. The first other rank that was asked for something else.
+  /// Says what `rank` is asked for in its call number `sequence`, and compares with those that have come to that call already.
+  /// Of any two ranks at least one, the later, sees the other's. The first other rank that was asked for something else.
   struct Disagreement {
     int rank = 0;
     Signature other;

@@ -1,5 +1,5 @@
-// CudaApi: everything that the library asks of CUDA, and nothing else. The real one (kernels/runtime_api.cu) is loaded at run time;
-// the tests have one of host threads (tests/cuda/fake_cuda.h).
+// CudaApi: everything that the library asks of CUDA, and nothing else. The real one (kernels/runtime_api.cu) is loaded at run
+// time; the tests have one of host threads (tests/cuda/fake_cuda.h).
 #pragma once
 
 #include <array>
@@ -56,8 +56,8 @@ struct FlagOperation {
   std::uint32_t value = 0;
 };
 
-/// Calls return before what they enqueue is done. Errors: unsupported, where a device or driver lacks something; system_error with
-/// CUDA's words otherwise, the call's name first. An error that an earlier kernel has caused may appear in any call.
+/// Calls return before what they enqueue is done. Errors: unsupported, where a device or driver lacks something; system_error
+/// with CUDA's words otherwise, the call's name first. An error that an earlier kernel has caused may appear in any call.
 ///
 /// Thread rule: any thread. A thread works on one device at a time, which use_device() sets for that thread.
 class CudaApi {
@@ -108,8 +108,8 @@ class CudaApi {
 
   virtual Status flags(Stream stream, std::span<const FlagOperation> operations) = 0;
   virtual Status copy(void* target, const void* source, std::size_t bytes, Stream stream) = 0;
-  /// Calls `function` in a thread of the driver when the stream comes to it; the stream goes on when it returns. It must not call
-  /// CUDA, nor wait for what other streams do.
+  /// Calls `function` in a thread of the driver when the stream comes to it; the stream goes on when it returns. It must not
+  /// call CUDA, nor wait for what other streams do.
   virtual Status call_host(Stream stream, void (*function)(void*), void* argument) = 0;
 
   virtual Status launch(const kernels::FoldParameters& parameters, Stream stream) = 0;

@@ -23,7 +23,8 @@ Status DeviceGroup::check_buffer(const char* name, const void* buffer, std::size
   const auto memory = api_.describe_pointer(buffer);
   if (!memory.ok()) return memory.status();
   if (memory->kind != MemoryKind::device)
-    return {StatusCode::invalid_argument, fmt::format("{} is not memory of a CUDA device; Communicator takes that of the host", name)};
+    return {StatusCode::invalid_argument,
+            fmt::format("{} is not memory of a CUDA device; Communicator takes that of the host", name)};
   if (memory->device != device_)
     return {StatusCode::invalid_argument,
             fmt::format("{} is memory of device {}, this communicator was made for device {}", name, memory->device, device_)};
@@ -39,7 +40,8 @@ Status DeviceGroup::check(const Signature& signature, const void* input, const v
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   if (element_bytes == 0) return invalid_call(signature, "unknown data type");
   if (reduces(signature.kind) && !supports(signature.type, signature.op))
-    return invalid_call(signature, fmt::format("{} is not defined on {}", shoal::to_string(signature.op), shoal::to_string(signature.type)));
+    return invalid_call(
+        signature, fmt::format("{} is not defined on {}", shoal::to_string(signature.op), shoal::to_string(signature.type)));
   if (has_root(signature.kind) && signature.root >= ranks)
     return invalid_call(signature, fmt::format("there is no such rank; the ranks are 0 to {}", ranks - 1));
   if (signature.count > static_cast<std::size_t>(PTRDIFF_MAX) / element_bytes / ranks)
@@ -47,9 +49,10 @@ Status DeviceGroup::check(const Signature& signature, const void* input, const v
   const auto capturing = api_.is_capturing(stream);
   if (!capturing.ok()) return capturing.status();
   if (*capturing)
-    return {StatusCode::unsupported, fmt::format("{}: the stream is being captured into a CUDA graph, which shoal does not support; "
-                                                 "make the call outside of the capture",
-                                                 to_string(signature))};
+    return {StatusCode::unsupported,
+            fmt::format("{}: the stream is being captured into a CUDA graph, which shoal does not support; "
+                        "make the call outside of the capture",
+                        to_string(signature))};
   const bool deals_input = signature.kind == CollectiveKind::reduce_scatter;
   const bool deals_output = signature.kind == CollectiveKind::all_gather;
   const std::size_t bytes = signature.count * element_bytes;
@@ -58,8 +61,8 @@ Status DeviceGroup::check(const Signature& signature, const void* input, const v
   return input == output ? Status() : check_buffer("output", output, deals_output ? bytes * ranks : bytes);
 }
 
-Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature, const void* input, void* output, Stream stream,
-                                                      std::optional<std::chrono::milliseconds> timeout) {
+Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature, const void* input, void* output,
+                                                      Stream stream, std::optional<std::chrono::milliseconds> timeout) {
   const std::scoped_lock calling(calls_mutex_);
   if (Status closed = status(); !closed.ok()) return Status(closed.code(), "the communicator is closed: " + closed.message());
   if (timeout && timeout->count() <= 0)
@@ -73,14 +76,20 @@ Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature
   call->deadline = Clock::now() + call->timeout;
   if (board_ != nullptr) {
     if (const auto other = board_->sign(node_rank_, node_size_, call->sequence, signature)) {
-      const Status mismatch(StatusCode::mismatch, fmt::format("call {} is {} on rank {}, and {} on rank {} of the node", call->sequence,
-                                                              to_string(signature), node_rank_, to_string(other->other), other->rank));
+      const Status mismatch(StatusCode::mismatch,
+                            fmt::format("call {} is {} on rank {}, and {} on rank {} of the node", call->sequence,
+                                        to_string(signature), node_rank_, to_string(other->other), other->rank));
       note_failure(mismatch);
       return mismatch;
     }
   }
-  Enqueuing e{call.get(), static_cast<const std::byte*>(input), static_cast<std::byte*>(output), stream, size_of(signature.type),
-              route_,     {}};
+  Enqueuing e{call.get(),
+              static_cast<const std::byte*>(input),
+              static_cast<std::byte*>(output),
+              stream,
+              size_of(signature.type),
+              route_,
+              {}};
   if (route_ == Route::rails && signature.kind != CollectiveKind::all_reduce) e.route = Route::host;
   const Status enqueued = enqueue(e);
   const Status recorded = call->event == nullptr ? enqueued : api_.record(call->event, stream);
@@ -187,7 +196,8 @@ Status DeviceGroup::begin_piece(Enqueuing& e, const Piece& piece) {
 
 Status DeviceGroup::end_piece(Enqueuing& e, const Piece& piece) {
   if (e.route == Route::host) return piece_from_host(e, piece);
-  const bool one_step = e.call->signature.kind != CollectiveKind::all_reduce || (e.route == Route::peer && (fuses_ || one_shot(e)));
+  const bool one_step =
+      e.call->signature.kind != CollectiveKind::all_reduce || (e.route == Route::peer && (fuses_ || one_shot(e)));
   if (one_step) return {};
   if (e.route == Route::rails) {
     if (Status status = share_from_host(e, piece); !status.ok()) return status;
@@ -237,14 +247,16 @@ Status DeviceGroup::register_buffer(const void* buffer) {
   Registered own;
   Status refused;
   const auto memory = api_.describe_pointer(buffer);
-  if (route_ == Route::host) refused = Status(StatusCode::unsupported, "register_buffer: data goes through the host: " + why_host_);
+  if (route_ == Route::host)
+    refused = Status(StatusCode::unsupported, "register_buffer: data goes through the host: " + why_host_);
   if (refused.ok()) refused = check_buffer("the buffer", buffer, 0);
   if (refused.ok()) {
     own = {memory->allocation, memory->base, memory->bytes};
     const auto known = [&](const Registered& each) { return each.allocation == own.allocation && each.bytes != 0; };
     offer.is_new = std::none_of(registered_.begin(), registered_.end(), known) ? 1 : 0;
     if (offer.is_new != 0 && registered_.size() == kernels::kMaxBuffers)
-      refused = Status(StatusCode::unsupported, fmt::format("register_buffer: {} allocations are registered already", registered_.size() - 1));
+      refused = Status(StatusCode::unsupported,
+                       fmt::format("register_buffer: {} allocations are registered already", registered_.size() - 1));
   }
   if (refused.ok() && offer.is_new != 0) {
     const auto handle = api_.export_memory(own.base);
@@ -257,7 +269,8 @@ Status DeviceGroup::register_buffer(const void* buffer) {
   std::vector<void*> mapped(all.size());
   for (std::size_t rank = 0; rank < all.size() && refused.ok(); ++rank) {
     if (all[rank].code != 0)
-      refused = Status(static_cast<StatusCode>(all[rank].code), fmt::format("register_buffer: rank {} of the node cannot", rank));
+      refused =
+          Status(static_cast<StatusCode>(all[rank].code), fmt::format("register_buffer: rank {} of the node cannot", rank));
     if (!refused.ok() || static_cast<int>(rank) == node_rank_ || all[rank].is_new == 0) continue;
     const auto imported = api_.import_memory(all[rank].handle);
     if (imported.ok()) mapped[rank] = *imported;

@@ -191,7 +191,8 @@ Status DeviceGroup::map_staging() {
   introduction.code = static_cast<std::int32_t>(own.code());
   introduction.shares_kernels = description_.shares_kernels ? 1 : 0;
   std::vector<Introduction> all(static_cast<std::size_t>(node_size_));
-  if (Status status = node_->all_gather(&introduction, all.data(), sizeof introduction, DataType::uint8); !status.ok()) return status;
+  if (Status status = node_->all_gather(&introduction, all.data(), sizeof introduction, DataType::uint8); !status.ok())
+    return status;
 
   peers_.assign(static_cast<std::size_t>(node_size_), nullptr);
   for (int rank = 0; rank < node_size_ && own.ok(); ++rank) {
@@ -200,9 +201,11 @@ Status DeviceGroup::map_staging() {
       peers_[static_cast<std::size_t>(rank)] = staging_;
       continue;
     }
-    if (other.code != 0) return {static_cast<StatusCode>(other.code), fmt::format("rank {} of the node has no memory to map", rank)};
+    if (other.code != 0)
+      return {static_cast<StatusCode>(other.code), fmt::format("rank {} of the node has no memory to map", rank)};
     auto memory = api_.import_memory(other.staging);
-    if (!memory.ok()) return {StatusCode::unsupported, fmt::format("memory of rank {} of the node: {}", rank, memory.status().message())};
+    if (!memory.ok())
+      return {StatusCode::unsupported, fmt::format("memory of rank {} of the node: {}", rank, memory.status().message())};
     imported_.push_back(*memory);
     peers_[static_cast<std::size_t>(rank)] = static_cast<std::byte*>(*memory);
   }
@@ -290,8 +293,8 @@ DeviceGroup::~DeviceGroup() {
   }
   news_.notify_all();
   thread_.join();
-  // After a failure, kernels of other ranks may be reading here still, and where a stream is stuck so may be this rank's own: what
-  // they use then stays until the process ends.
+  // After a failure, kernels of other ranks may be reading here still, and where a stream is stuck so may be this rank's own:
+  // what they use then stays until the process ends.
   if (!orderly) staging_ = nullptr;
   if (drained) {
     give_back_memory();
@@ -301,8 +304,8 @@ DeviceGroup::~DeviceGroup() {
   }
 }
 
-/// Whether the streams are through with everything, and the engine with all tiles. Waits for a while, while the thread lets them go
-/// on.
+/// Whether the streams are through with everything, and the engine with all tiles. Waits for a while, while the thread lets
+/// them go on.
 bool DeviceGroup::wait_until_drained() {
   constexpr std::chrono::seconds kLongest{5};
   std::unique_lock lock(state_->mutex);

@@ -1,8 +1,9 @@
 // DeviceGroup: what stands behind a StreamCommunicator.
 //
-// A call only enqueues work on the caller's stream. Streams of different ranks wait for each other by flags in the host's memory
-// (Board), never inside a kernel unless kernels are known to run together; where data goes through the host, a thread of the group
-// hands tiles to the host's engine and raises flags when they are back. So the caller never waits, and several ranks may share a GPU.
+// A call only enqueues work on the caller's stream. Streams of different ranks wait for each other by flags in the host's
+// memory (Board), never inside a kernel unless kernels are known to run together; where data goes through the host, a thread of
+// the group hands tiles to the host's engine and raises flags when they are back. So the caller never waits, and several ranks
+// may share a GPU.
 #pragma once
 
 #include <atomic>
@@ -75,8 +76,8 @@ struct GroupState {
   Status failure;                                     ///< why the group is closed
   std::deque<std::shared_ptr<StreamCall>> in_flight;  ///< those whose event has not been seen to happen, oldest first
   std::mutex events_mutex;
-  std::vector<Event> events;                          ///< unused; guarded by events_mutex
-  Board* board = nullptr;                             ///< null when there is none any more
+  std::vector<Event> events;  ///< unused; guarded by events_mutex
+  Board* board = nullptr;     ///< null when there is none any more
   int ranks_on_board = 0;
 
   ~GroupState();
@@ -168,7 +169,8 @@ class DeviceGroup {
   [[nodiscard]] std::size_t result_offset(std::size_t slot) const noexcept;
 
   // Through the host (host_stage.cc).
-  Status hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const Signature& what, std::byte* input, std::byte* output);
+  Status hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const Signature& what, std::byte* input,
+                   std::byte* output);
   Status await_tile(Enqueuing& e, const Piece& piece);
   Status share_to_host(Enqueuing& e, const Piece& piece);
   Status share_from_host(Enqueuing& e, const Piece& piece);
@@ -206,7 +208,8 @@ class DeviceGroup {
   bool board_pinned_ = false;
   std::size_t lookahead_ = 0;  ///< pieces that begin before the oldest has ended: hides what the host takes
   std::size_t slot_bytes_ = 0;
-  std::byte* staging_ = nullptr;   ///< device memory: flags of fused kernels, then inputs of all slots, then results of all slots
+  std::byte* staging_ =
+      nullptr;  ///< device memory: flags of fused kernels, then inputs of all slots, then results of all slots
   std::vector<std::byte*> peers_;  ///< the same of each rank of the node, as mapped here
   struct Words;                    ///< see make_pinned_memory
   Words* words_ = nullptr;         ///< pinned
@@ -216,14 +219,14 @@ class DeviceGroup {
     std::byte* base = nullptr;
     std::size_t bytes = 0;
   };
-  std::vector<Registered> registered_;  ///< own allocations that peers have mapped; number 0 is staging_
+  std::vector<Registered> registered_;   ///< own allocations that peers have mapped; number 0 is staging_
   std::vector<std::size_t> buffers_of_;  ///< how many of each rank are mapped
   std::vector<void*> imported_;
 
   std::mutex calls_mutex_;  ///< held while a call is enqueued; before GroupState::mutex
   std::uint64_t sequence_ = 0;
   std::atomic<std::uint32_t> tick_{0};   ///< the last value of this rank's flags that is enqueued; the thread reads it, too
-  std::uint32_t epoch_ = 0;  ///< of fused kernels
+  std::uint32_t epoch_ = 0;              ///< of fused kernels
   std::atomic<std::uint32_t> piece_{0};  ///< pieces enqueued so far; likewise
   Stream last_stream_ = nullptr;
   std::shared_ptr<StreamCall> last_call_;

@@ -12,8 +12,8 @@ struct DeviceGroup::Words {
   struct alignas(kernels::kFlagBytes) Word {
     std::uint32_t value;
   };
-  Word cancelled;                                                ///< 1: kernels touch nothing any more
-  Word tile_done[kMaxSlots];                                     ///< number of the piece whose tile is back, plus one
+  Word cancelled;                                                    ///< 1: kernels touch nothing any more
+  Word tile_done[kMaxSlots];                                         ///< number of the piece whose tile is back, plus one
   const std::byte* bases[kernels::kMaxPeers][kernels::kMaxBuffers];  ///< buffers of each rank as mapped here
 };
 

@@ -1,5 +1,5 @@
-// What a piece does in the host's memory: the stream copies it to a slot of pinned memory and says so, the group's thread hands it to
-// the host's engine, the stream waits for a flag and copies the result back. Copy engines do the copies, SMs nothing.
+// What a piece does in the host's memory: the stream copies it to a slot of pinned memory and says so, the group's thread hands
+// it to the host's engine, the stream waits for a flag and copies the result back. Copy engines do the copies, SMs nothing.
 //
 // The stream says so by a function of the host and not by a flag: a thread that sleeps cannot be woken by a word of memory.
 #include <algorithm>
@@ -120,8 +120,8 @@ void DeviceGroup::tile_arrived(void* argument) {
   }
 }
 
-/// In the group's thread. Calls of the engine begin in the order in which the stream has come to them, which is that of the calls:
-/// the same on all ranks.
+/// In the group's thread. Calls of the engine begin in the order in which the stream has come to them, which is that of the
+/// calls: the same on all ranks.
 void DeviceGroup::start_tile(Tile& tile) {
   CallOptions options;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(tile.call->deadline - Clock::now());

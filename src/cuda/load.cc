@@ -32,10 +32,12 @@ Result<CudaApi*> open_cuda_library() {
   }
   if (library == nullptr) {
     const char* error = ::dlerror();
-    return no_cuda(fmt::format("{} cannot be opened ({}); a build with nvcc makes it", kName, error ? error : "no reason given"));
+    return no_cuda(
+        fmt::format("{} cannot be opened ({}); a build with nvcc makes it", kName, error ? error : "no reason given"));
   }
   auto entry = reinterpret_cast<CudaApiEntry>(::dlsym(library, kCudaApiEntryName));
-  if (entry == nullptr) return no_cuda(fmt::format("{} has no {}: it is of another version of shoal", kName, kCudaApiEntryName));
+  if (entry == nullptr)
+    return no_cuda(fmt::format("{} has no {}: it is of another version of shoal", kName, kCudaApiEntryName));
   std::array<char, 512> message{};
   CudaApi* api = entry(kCudaApiVersion, message.data(), message.size());
   if (api == nullptr) return no_cuda(message.data());

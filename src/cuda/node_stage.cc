@@ -1,8 +1,8 @@
 // What a piece does in the memory of the ranks of a node. Each function enqueues on the caller's stream.
 //
-// The order of things, by which nothing is overwritten that somebody still reads: a rank's flag says how many ticks its stream has
-// come through, each behind the kernels before it. A slot is used again two pieces later at the earliest (slot_count()), and in
-// between the stream has waited for a tick that every rank announces only after it has read the slot.
+// The order of things, by which nothing is overwritten that somebody still reads: a rank's flag says how many ticks its stream
+// has come through, each behind the kernels before it. A slot is used again two pieces later at the earliest (slot_count()),
+// and in between the stream has waited for a tick that every rank announces only after it has read the slot.
 #include <algorithm>
 #include <array>
 
@@ -18,7 +18,9 @@ constexpr std::size_t kOneShotBytes = std::size_t{128} << 10;
 constexpr std::size_t kFusedFlagsBytes = sizeof(std::uint32_t) * kernels::kMaxPeers * kernels::kMaxFusedBlocks;
 
 /// Blocks of a piece lie this far apart in a slot.
-std::size_t row_bytes(std::size_t bytes) { return (bytes + kernels::kVectorBytes - 1) / kernels::kVectorBytes * kernels::kVectorBytes; }
+std::size_t row_bytes(std::size_t bytes) {
+  return (bytes + kernels::kVectorBytes - 1) / kernels::kVectorBytes * kernels::kVectorBytes;
+}
 
 void add_segment(kernels::CopyParameters& copies, const kernels::Source& source, std::byte* target, std::size_t bytes) {
   if (bytes == 0) return;
@@ -44,7 +46,8 @@ kernels::Source DeviceGroup::given_by(int rank, const Piece& piece, std::size_t 
 /// Lays this rank's part where the others read it, unless they can read it where it is.
 Status DeviceGroup::give(Enqueuing& e, const Piece& piece) {
   const Signature& what = e.call->signature;
-  if (e.registered || (what.kind == CollectiveKind::broadcast && what.root != static_cast<std::uint32_t>(node_rank_))) return {};
+  if (e.registered || (what.kind == CollectiveKind::broadcast && what.root != static_cast<std::uint32_t>(node_rank_)))
+    return {};
   kernels::CopyParameters copies;
   std::byte* slot = staging_ + input_offset(piece.slot);
   const std::size_t bytes = piece.count * e.element_bytes;
@@ -72,8 +75,8 @@ Status DeviceGroup::meet(Enqueuing& e, const Piece* announced, bool waits) {
     kernels::Place place{0, static_cast<std::uint32_t>(input_offset(announced->slot)),
                          static_cast<std::uint32_t>(std::uint64_t{input_offset(announced->slot)} >> 32)};
     if (e.registered) {
-      const std::uint64_t offset = (std::uint64_t{e.registered->offset_high} << 32 | e.registered->offset_low) +
-                                   announced->begin * e.element_bytes;
+      const std::uint64_t offset =
+          (std::uint64_t{e.registered->offset_high} << 32 | e.registered->offset_low) + announced->begin * e.element_bytes;
       place = {e.registered->buffer, static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> 32)};
     }
     kernels::Place* written = board_->place(node_rank_, announced->slot);
@@ -169,7 +172,8 @@ Status DeviceGroup::take_blocks(Enqueuing& e, const Piece& piece) {
     std::byte* target = e.output + (static_cast<std::size_t>(rank) * what.count + piece.begin) * e.element_bytes;
     const std::byte* own = e.input + piece.begin * e.element_bytes;
     if (rank == node_rank_ && target == own) continue;
-    add_segment(copies, rank == node_rank_ ? kernels::Source{own} : given_by(rank, piece, 0), target, piece.count * e.element_bytes);
+    add_segment(copies, rank == node_rank_ ? kernels::Source{own} : given_by(rank, piece, 0), target,
+                piece.count * e.element_bytes);
   }
   if (copies.segment_count == 0) return {};
   copies.max_blocks = options_.max_processors;
@@ -206,7 +210,8 @@ Status DeviceGroup::all_reduce_fused(Enqueuing& e, const Piece& piece) {
   fused.op = what.op;
   fused.divisor = kernels::divisor_of(what.op, node_size_);
   fused.two_shot = !one_shot(e);
-  fused.blocks = kernels::blocks_for(piece.count * e.element_bytes, std::min(options_.max_processors, kernels::kMaxFusedBlocks));
+  fused.blocks =
+      kernels::blocks_for(piece.count * e.element_bytes, std::min(options_.max_processors, kernels::kMaxFusedBlocks));
   fused.epoch = epoch_;
   fused.cancelled = &words_->cancelled.value;
   epoch_ += 2;

@@ -10,7 +10,8 @@ namespace {
 using cuda::DeviceGroup;
 using cuda::Signature;
 
-Signature signature_of(CollectiveKind kind, std::size_t count, DataType type, ReduceOp op = ReduceOp::sum, std::uint32_t root = 0) {
+Signature signature_of(CollectiveKind kind, std::size_t count, DataType type, ReduceOp op = ReduceOp::sum,
+                       std::uint32_t root = 0) {
   return {count, kind, type, op, root};
 }
 
@@ -60,22 +61,23 @@ Result<std::unique_ptr<StreamCommunicator>> StreamCommunicator::create(Communica
   return DeviceGroup::wrap(std::move(*group));
 }
 
-Result<StreamWork> StreamCommunicator::all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                                  void* stream, std::optional<std::chrono::milliseconds> timeout) {
+Result<StreamWork> StreamCommunicator::all_reduce(const void* input, void* output, std::size_t count, DataType type,
+                                                  ReduceOp op, void* stream, std::optional<std::chrono::milliseconds> timeout) {
   auto call = group_->call(signature_of(CollectiveKind::all_reduce, count, type, op), input, output, stream, timeout);
   if (!call.ok()) return call.status();
   return StreamWork(std::move(*call));
 }
 
-Result<StreamWork> StreamCommunicator::reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                                      void* stream, std::optional<std::chrono::milliseconds> timeout) {
+Result<StreamWork> StreamCommunicator::reduce_scatter(const void* input, void* output, std::size_t count, DataType type,
+                                                      ReduceOp op, void* stream,
+                                                      std::optional<std::chrono::milliseconds> timeout) {
   auto call = group_->call(signature_of(CollectiveKind::reduce_scatter, count, type, op), input, output, stream, timeout);
   if (!call.ok()) return call.status();
   return StreamWork(std::move(*call));
 }
 
-Result<StreamWork> StreamCommunicator::all_gather(const void* input, void* output, std::size_t count, DataType type, void* stream,
-                                                  std::optional<std::chrono::milliseconds> timeout) {
+Result<StreamWork> StreamCommunicator::all_gather(const void* input, void* output, std::size_t count, DataType type,
+                                                  void* stream, std::optional<std::chrono::milliseconds> timeout) {
   auto call = group_->call(signature_of(CollectiveKind::all_gather, count, type), input, output, stream, timeout);
   if (!call.ok()) return call.status();
   return StreamWork(std::move(*call));

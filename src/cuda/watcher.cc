@@ -1,5 +1,5 @@
-// The group's thread: hands tiles to the host's engine, sees to deadlines, and lets the streams go on after a failure. It sleeps
-// until there is news or a deadline.
+// The group's thread: hands tiles to the host's engine, sees to deadlines, and lets the streams go on after a failure. It
+// sleeps until there is news or a deadline.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -14,7 +14,8 @@
 namespace shoal::cuda {
 namespace {
 
-/// After a failure flags are raised again this often until the streams are through: other ranks' streams may still write old values.
+/// After a failure flags are raised again this often until the streams are through: other ranks' streams may still write old
+/// values.
 constexpr std::chrono::milliseconds kReleaseAgain{2};
 
 Status of_a_peer(int rank) {

@@ -76,8 +76,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   /// Fails everything in flight and all later calls with `cause`, and tells the peers. The first cause stays.
   void close(const Status& cause);
-  /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the last away, and returns when that
-  /// is not being called any more. A hook must not wait, nor call the Executor. At most one, any thread.
+  /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the last away, and returns when
+  /// that is not being called any more. A hook must not wait, nor call the Executor. At most one, any thread.
   void on_close(std::function<void(const Status&)> hook);
   /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the Mesh. Once, as the last call.
   void shut_down();
@@ -263,8 +263,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};
-  bool announced_ = false;          // the peers have been told
-  std::mutex hook_mutex_;  // guards close_hook_, also while that is called; before any mutex of its own
+  bool announced_ = false;  // the peers have been told
+  std::mutex hook_mutex_;   // guards close_hook_, also while that is called; before any mutex of its own
   std::function<void(const Status&)> close_hook_;
   mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
   Status cause_;

@@ -18,7 +18,10 @@ PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootst
 SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transports/rails"}
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
-CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc"}  # it times the device itself, below what users see
+CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc",  # it times the device itself, below what users see
+                     "bench/gpu/fold_bandwidth.cc", "bench/gpu/all_reduce.cc", "bench/gpu/nccl.cc"}  # kernels; memory of a GPU
+
+CUDA_HEADER = re.compile(r"(?:cuda|nccl|nvml)[\w.]*\.h$")
 
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root)/|/home/\w+/")
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
@@ -52,6 +55,12 @@ def include_complaints(path, text):
             complain(included, "a device includes its interface and its own files")
         if path.startswith(CLIENTS) and path not in CLIENT_EXCEPTIONS and folder and not (folder + "/").startswith(CLIENTS):
             complain(included, "clients see include/ only")
+        if CUDA_HEADER.match(included) and not path.startswith("kernels/"):
+            complain(included, "only kernels/ knows CUDA; everything else asks src/cuda/cuda_api.h")
+        if path.startswith("kernels/") and folder not in (None, "kernels") and included != "src/cuda/cuda_api.h":
+            complain(included, "kernels stand alone but for the interface that they implement")
+        if folder == "kernels" and not path.startswith(("kernels/", "src/cuda/", "tests/cuda/", "tests/gpu/")):
+            complain(included, "kernels are reached through src/cuda")
         if path.startswith("include/") and not included.startswith("shoal/") and ("/" in included and folder):
             complain(included, "public headers stand alone")
         if not path.startswith(("tests/", "bench/", "torch_plugin/")) and folder in ("tests", "bench", "torch_plugin"):

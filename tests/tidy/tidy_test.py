@@ -42,7 +42,7 @@ class Tree(unittest.TestCase):
             self.fail("\n" + "\n".join(complaints[:50] + more))
 
     def test_includes_point_down_only(self):
-        self.check([c for path in tree() if path.endswith((".cc", ".h", ".c", ".cu")) for c in rules.include_complaints(path, text_of(path))])
+        self.check([c for path in tree() if path.endswith((".cc", ".h", ".c", ".cu", ".cuh")) for c in rules.include_complaints(path, text_of(path))])
 
     def test_texts(self):
         self.check([c for path in tree() if is_code(path) for c in rules.text_complaints(path, text_of(path))])
@@ -90,6 +90,9 @@ class Checker(unittest.TestCase):
                 ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/engine/plan.h"', True),
                 ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/status/s.h"', True),
                 ("torch_plugin/x.cc", '#include "torch_plugin/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
+                ("src/cuda/x.cc", "#include <cuda_runtime.h>", True), ("kernels/x.cu", "#include <cuda_runtime.h>", False),
+                ("src/engine/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
+                ("kernels/x.cu", '#include "src/cuda/cuda_api.h"', False), ("src/cuda/x.cc", '#include "kernels/parameters.h"', False),
                 ("include/shoal/x.h", '#include "src/engine/plan.h"', True), ("src/engine/x.cc", '#include "tests/x.h"', True)):
             with self.subTest(path=path, line=line):
                 self.assertEqual(bool(rules.include_complaints(path, "// x\n" + line + "\n")), bad)

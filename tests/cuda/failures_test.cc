@@ -1,0 +1,262 @@
+// What goes wrong on streams: ranks that die, come late, ask for something else, or whose CUDA refuses. Nothing hangs, streams
+// go on, and the error names who is to blame.
+#include <gtest/gtest.h>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tests/cuda/stream_ranks.h"
+
+namespace shoal {
+namespace {
+
+using testing::expect_stream_ranks;
+using testing::RankOutcome;
+using testing::StreamCase;
+using testing::StreamRank;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Calls all_reduce of `count` int32 on fresh memory until one fails; its status. Memory is left: the stream may still use it.
+Status until_failure(StreamRank& rank, std::size_t count, int most) {
+  void* data = *rank.cuda.allocate(count * 4);
+  for (int call = 0; call < most; ++call) {
+    auto work = rank.group.all_reduce(data, data, count, DataType::int32, ReduceOp::sum, rank.stream);
+    if (!work.ok()) return work.status();
+    if (Status status = work->wait(); !status.ok()) return status;
+  }
+  return {};
+}
+
+/// The stream must come through what it holds, and later calls fail at once with the same cause.
+std::string aftermath(StreamRank& rank, const Status& cause) {
+  if (Status status = rank.cuda.synchronize(rank.stream); !status.ok()) return status.to_string();
+  void* data = *rank.cuda.allocate(400);
+  const auto start = Clock::now();
+  auto later = rank.group.all_reduce(data, data, 100, DataType::int32, ReduceOp::sum, rank.stream);
+  if (later.ok()) return "a call after the failure was accepted";
+  if (later.status().code() != cause.code() && cause.code() != StatusCode::aborted)
+    return "later: " + later.status().to_string() + " after " + cause.to_string();
+  if (seconds_since(start) > 0.5) return "a call after the failure took long";
+  return rank.group.status().ok() ? "the group is not closed" : "";
+}
+
+void expect_well(const std::vector<RankOutcome>& outcomes, int but) {
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (static_cast<int>(rank) == but) continue;
+    EXPECT_TRUE(outcomes[rank].output.empty() && !outcomes[rank].killed && outcomes[rank].code == 0)
+        << "rank " << rank << ": " << outcomes[rank].output << (outcomes[rank].killed ? " (killed)" : "");
+  }
+}
+
+/// A rank dies between two calls, or in the middle of one, on every route.
+TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
+  for (const int route : {0, 1, 2, 3}) {
+    for (const std::size_t count : {std::size_t{100}, std::size_t{100000}}) {
+      SCOPED_TRACE(fmt::format("route {}, {} elements", route, count));
+      StreamCase c;
+      c.ranks = 4;
+      c.cuda.longest_delay_us = 500;
+      c.cuda.own_device = route == 1;
+      c.cuda.reads_peers = route != 2;
+      c.nodes = route == 3 ? 2 : 1;
+      c.route = route == 0 ? "peer" : route == 1 ? "peer+fused" : route == 2 ? "host" : "peer+host";
+      std::vector<RankOutcome> outcomes;
+      expect_stream_ranks(
+          c,
+          [count](StreamRank& rank) -> std::string {
+            if (rank.rank() == 2) {
+              // Dies while its stream is in a call.
+              std::thread([] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(60));
+                ::kill(::getpid(), SIGKILL);
+              }).detach();
+            }
+            const auto start = Clock::now();
+            const Status status = until_failure(rank, count, 100000);
+            if (status.ok()) return "no call has failed";
+            if (seconds_since(start) > 10) return fmt::format("it took {} s", seconds_since(start));
+            const bool blames = status.message().find("rank 2") != std::string::npos || status.code() == StatusCode::aborted;
+            if (!blames) return "not blamed on rank 2: " + status.to_string();
+            const Status closed = rank.group.status();
+            for (int i = 0; i < 300 && rank.group.status().ok(); ++i)
+              std::this_thread::sleep_for(std::chrono::milliseconds(10));
+            if (rank.group.status().message().find("rank 2") == std::string::npos)
+              return "the cause does not name rank 2: " + rank.group.status().to_string();
+            return aftermath(rank, status);
+          },
+          &outcomes);
+      EXPECT_TRUE(outcomes[2].killed);
+      expect_well(outcomes, 2);
+    }
+  }
+}
+
+TEST(StreamFailures, ADeadlineNamesWhoHasNotCome) {
+  for (const bool fused : {false, true}) {
+    StreamCase c;
+    c.ranks = 3;
+    c.cuda.own_device = fused;
+    c.timeout = std::chrono::milliseconds(20000);
+    expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+      void* data = *rank.cuda.allocate(40000);
+      auto good = rank.group.all_reduce(data, data, 10000, DataType::int32, ReduceOp::sum, rank.stream);
+      if (!good.ok() || !good->wait().ok()) return "the first call: " + good.status().to_string();
+      if (rank.rank() == 1) {
+        for (int i = 0; i < 1000 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return rank.group.status().ok() ? "the late rank has not heard of it" : "";
+      }
+      const auto start = Clock::now();
+      auto work =
+          rank.group.all_reduce(data, data, 10000, DataType::int32, ReduceOp::sum, rank.stream, std::chrono::milliseconds(400));
+      if (!work.ok()) return work.status().to_string();
+      const Status status = work->wait();
+      if (status.ok()) return "a call without rank 1 went well";
+      if (seconds_since(start) > 5) return fmt::format("it took {} s", seconds_since(start));
+      for (int i = 0; i < 300 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (rank.group.status().message().find("rank 1 is in call 0") == std::string::npos)
+        return "it does not say who is late: " + rank.group.status().to_string();
+      return aftermath(rank, status);
+    });
+  }
+}
+
+TEST(StreamFailures, DifferentCallsAreAMismatchAndNoHang) {
+  StreamCase c;
+  c.ranks = 2;
+  expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+    void* data = *rank.cuda.allocate(4000);
+    const std::size_t count = rank.rank() == 0 ? 1000 : 999;
+    const auto start = Clock::now();
+    auto work = rank.group.all_reduce(data, data, count, DataType::int32, ReduceOp::sum, rank.stream);
+    const Status status = work.ok() ? work->wait() : work.status();
+    if (seconds_since(start) > 10) return "it took long";
+    for (int i = 0; i < 300 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const std::string text = rank.group.status().message();
+    if (rank.group.status().code() != StatusCode::mismatch || text.find("1000") == std::string::npos ||
+        text.find("999") == std::string::npos)
+      return "the cause: " + rank.group.status().to_string();
+    return status.ok() ? "two different calls went well" : aftermath(rank, rank.group.status());
+  });
+}
+
+TEST(StreamFailures, AbortEndsCallsInFlightEverywhere) {
+  StreamCase c;
+  c.ranks = 3;
+  expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+    void* data = *rank.cuda.allocate(4000);
+    if (rank.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      rank.group.abort("enough");
+    } else {
+      auto work = rank.group.all_reduce(data, data, 1000, DataType::int32, ReduceOp::sum, rank.stream);
+      const Status status = work.ok() ? work->wait() : work.status();
+      if (status.ok()) return "it went well without rank 0";
+    }
+    for (int i = 0; i < 300 && rank.group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const Status cause = rank.group.status();
+    if (cause.message().find("enough") == std::string::npos) return "the reason is lost: " + cause.to_string();
+    return aftermath(rank, cause);
+  });
+}
+
+/// Each call of CUDA fails once, at set-up or later: an error on every rank, or another route; never a hang.
+TEST(StreamFailures, EveryCallOfCudaMayFail) {
+  for (const char* call :
+       {"allocate", "allocate_pinned", "pin", "export_memory", "import_memory", "create_event", "record", "flags", "copy",
+        "copy_segments", "fold", "call_host", "is_capturing", "describe_pointer", "synchronize"}) {
+    for (const int after : {0, 2}) {
+      for (const bool through_host : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} after {}{}", call, after, through_host ? ", through the host" : ""));
+        std::vector<RankOutcome> outcomes;
+        outcomes = testing::run_ranks(
+            2,
+            [&](int rank, int ranks, const std::string& directory) -> std::string {
+              CommunicatorOptions options;
+              options.timeout = std::chrono::seconds(20);
+              auto host = testing::join(directory, rank, ranks, options);
+              if (!host.ok()) return host.status().to_string();
+              testing::FakeCudaOptions fake;
+              fake.reads_peers = !through_host;
+              if (rank == 1) {
+                fake.refused_call = call;
+                fake.refused_after = after;
+              }
+              testing::FakeCuda cuda(fake);
+              auto group = cuda::DeviceGroup::create(cuda, **host, {std::size_t{64} << 10, 4, false});
+              if (!group.ok()) return group.status().message().empty() ? "no message" : "";
+              auto streams = cuda::DeviceGroup::wrap(std::move(*group));
+              const auto stream = cuda.create_stream(false);
+              auto memory = cuda.allocate(400000);
+              if (!memory.ok()) return "";
+              for (int i = 0; i < 4; ++i) {
+                auto work = streams->all_reduce(*memory, *memory, 100000, DataType::int32, ReduceOp::sum, *stream);
+                const Status status = work.ok() ? work->wait() : work.status();
+                if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
+                if (!status.ok())
+                  streams->abort("the test has seen what it wanted");  // where a call was refused before it began
+                if (!status.ok()) break;
+              }
+              return "";
+            },
+            60);
+        for (const RankOutcome& outcome : outcomes) {
+          EXPECT_TRUE(outcome.output.empty() && !outcome.killed) << outcome.output << (outcome.killed ? " (killed)" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST(StreamFailures, CapturesAreRefusedAndLeaveNothingBehind) {
+  StreamCase c;
+  c.ranks = 2;
+  expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+    void* data = *rank.cuda.allocate(4000);
+    rank.cuda.set_capturing(true);
+    auto refused = rank.group.all_reduce(data, data, 10, DataType::int32, ReduceOp::sum, rank.stream);
+    if (refused.ok() || refused.status().code() != StatusCode::unsupported) return "captured: " + refused.status().to_string();
+    if (refused.status().message().find("graph") == std::string::npos) return "it does not say why";
+    rank.cuda.set_capturing(false);
+    auto work = rank.group.all_reduce(data, data, 10, DataType::int32, ReduceOp::sum, rank.stream);
+    return work.ok() ? work->wait().message() : work.status().to_string();
+  });
+}
+
+TEST(StreamFailures, BadArgumentsAreRefusedAndNothingIsStarted) {
+  StreamCase c;
+  c.ranks = 2;
+  expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+    void* data = *rank.cuda.allocate(400);
+    std::vector<char> host(400);
+    const auto is_invalid = [](const Result<StreamWork>& work) {
+      return !work.ok() && work.status().code() == StatusCode::invalid_argument && !work.status().message().empty();
+    };
+    auto& group = rank.group;
+    if (!is_invalid(group.all_reduce(host.data(), data, 100, DataType::int32, ReduceOp::sum, rank.stream)))
+      return "memory of the host";
+    if (!is_invalid(group.all_reduce(data, data, 101, DataType::int32, ReduceOp::sum, rank.stream)))
+      return "beyond the allocation";
+    if (!is_invalid(group.all_gather(data, data, 100, DataType::int32, rank.stream))) return "output beyond the allocation";
+    if (!is_invalid(group.all_reduce(data, data, 100, DataType::float32, ReduceOp::bxor, rank.stream))) return "bits of floats";
+    if (!is_invalid(group.all_reduce(nullptr, data, 100, DataType::int32, ReduceOp::sum, rank.stream))) return "null";
+    if (!is_invalid(group.broadcast(data, 10, DataType::int32, 2, rank.stream))) return "no such root";
+    if (!is_invalid(group.broadcast(data, 10, DataType::int32, -1, rank.stream))) return "a negative root";
+    if (!is_invalid(group.all_reduce(data, data, std::size_t{1} << 62, DataType::int32, ReduceOp::sum, rank.stream)))
+      return "count";
+    auto work = group.all_reduce(data, data, 100, DataType::int32, ReduceOp::sum, rank.stream);
+    return work.ok() ? work->wait().message() : work.status().to_string();
+  });
+}
+
+}  // namespace
+}  // namespace shoal

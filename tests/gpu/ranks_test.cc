@@ -1,0 +1,197 @@
+// StreamCommunicator on the GPU: 2, 4 and 8 processes, forked before any of them touches CUDA, all on one device or one each.
+//
+//   gpu_ranks [RANKS...] [--together]     (--together: MPS runs, kernels may wait for each other)
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <string>
+#include <thread>
+
+#include <shoal/communicator.h>
+#include <shoal/cuda.h>
+
+#include "tests/gpu/gpu_support.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::byte> given(int rank, int call, std::size_t count) {
+  std::mt19937 random(static_cast<unsigned>(rank * 1009 + call));
+  std::vector<std::byte> data(count * 4);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<float>(random() % 100);
+    std::memcpy(data.data() + 4 * i, &value, 4);
+  }
+  return data;
+}
+
+float at(const std::vector<std::byte>& data, std::size_t i) {
+  float value = 0;
+  std::memcpy(&value, data.data() + 4 * i, 4);
+  return value;
+}
+
+/// One call of each kind on `count` float32; empty where all is well.
+std::string check_calls(Communicator& host, StreamCommunicator& group, cuda::Stream stream, std::size_t count, int call,
+                        bool registers) {
+  const int ranks = host.size();
+  const auto n = static_cast<std::size_t>(ranks);
+  const auto own = static_cast<std::size_t>(host.rank());
+  gpu::DeviceMemory input(count * 4 * n + 64);
+  gpu::DeviceMemory output(count * 4 * n + 64);
+  if (registers) {
+    if (Status status = group.register_buffer(input.get()); !status.ok()) return "register_buffer: " + status.to_string();
+  }
+  std::vector<std::vector<std::byte>> all;
+  for (int rank = 0; rank < ranks; ++rank) all.push_back(given(rank, call, count * n));
+  const auto finish = [&](const char* what, Result<StreamWork> work) -> std::string {
+    if (!work.ok()) return std::string(what) + ": " + work.status().to_string();
+    const Status status = work->wait();
+    return status.ok() ? "" : std::string(what) + ": " + status.to_string();
+  };
+  input.write(all[own]);
+  if (auto error =
+          finish("all_reduce", group.all_reduce(input.get(), output.get(), count, DataType::float32, ReduceOp::sum, stream));
+      !error.empty())
+    return error;
+  auto got = output.read(count * 4);
+  for (std::size_t i = 0; i < count; ++i) {
+    float wanted = 0;
+    for (const auto& each : all) wanted += at(each, i);
+    if (at(got, i) != wanted) return "all_reduce of " + std::to_string(count) + ": element " + std::to_string(i);
+  }
+  if (auto error = finish("reduce_scatter",
+                          group.reduce_scatter(input.get(), output.get(), count, DataType::float32, ReduceOp::sum, stream));
+      !error.empty())
+    return error;
+  got = output.read(count * 4);
+  for (std::size_t i = 0; i < count; ++i) {
+    float wanted = 0;
+    for (const auto& each : all) wanted += at(each, own * count + i);
+    if (at(got, i) != wanted) return "reduce_scatter of " + std::to_string(count) + ": element " + std::to_string(i);
+  }
+  if (auto error = finish("all_gather", group.all_gather(input.get(), output.get(), count, DataType::float32, stream));
+      !error.empty())
+    return error;
+  got = output.read(count * 4 * n);
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (at(got, rank * count + i) != at(all[rank], i))
+        return "all_gather of " + std::to_string(count) + ": block " + std::to_string(rank);
+    }
+  }
+  const int root = call % ranks;
+  if (auto error = finish("broadcast", group.broadcast(input.get(), count, DataType::float32, root, stream)); !error.empty())
+    return error;
+  got = input.read(count * 4);
+  if (!std::equal(got.begin(), got.end(), all[static_cast<std::size_t>(root)].begin()))
+    return "broadcast of " + std::to_string(count);
+  return "";
+}
+
+/// Many calls without a word of waiting in between, then one that a rank does not make.
+std::string check_series(Communicator& host, StreamCommunicator& group, cuda::Stream stream) {
+  constexpr std::size_t kCount = 100000;
+  gpu::DeviceMemory memory(kCount * 4);
+  memory.write(std::vector<std::byte>(kCount * 4));
+  Result<StreamWork> last(Status(StatusCode::internal, "no call"));
+  for (int i = 0; i < 200; ++i) {
+    last = group.all_reduce(memory.get(), memory.get(), kCount, DataType::int32, ReduceOp::sum, stream);
+    if (!last.ok()) return last.status().to_string();
+  }
+  if (Status status = last->wait(); !status.ok()) return "200 calls: " + status.to_string();
+  if (host.rank() == 1) {
+    for (int i = 0; i < 1000 && group.status().ok(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return group.status().ok() ? "rank 1 has not heard of the failure" : "";
+  }
+  const auto start = Clock::now();
+  auto late = group.all_reduce(memory.get(), memory.get(), kCount, DataType::int32, ReduceOp::sum, stream,
+                               std::chrono::milliseconds(500));
+  if (!late.ok()) return late.status().to_string();
+  const Status status = late->wait();
+  if (status.ok()) return "a call without rank 1 went well";
+  gpu::must(gpu::api().synchronize(stream), "the stream after a failure");
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return seconds < 10 ? "" : "the failure took " + std::to_string(seconds) + " s";
+}
+
+int run_rank(int rank, int ranks, const std::string& folder, bool together) {
+  auto store = make_file_store(folder);
+  CommunicatorOptions options;
+  options.timeout = std::chrono::seconds(60);
+  auto host =
+      store.ok() ? Communicator::create(**store, rank, ranks, options) : Result<std::unique_ptr<Communicator>>(store.status());
+  if (!host.ok()) return std::printf("rank %d: %s\n", rank, host.status().to_string().c_str()), 1;
+  const int devices = gpu::must(gpu::api().device_count(), "devices");
+  gpu::must(gpu::api().use_device(rank % devices), "use_device");
+  StreamOptions streams;
+  streams.staging_bytes = std::size_t{8} << 20;
+  streams.kernels_run_together = together;
+  auto group = StreamCommunicator::create(**host, streams);
+  if (!group.ok()) return std::printf("rank %d: %s\n", rank, group.status().to_string().c_str()), 1;
+  if (rank == 0) std::printf("  %d ranks on %d devices, route %s\n", ranks, devices, (*group)->route().c_str());
+  std::fflush(stdout);
+  const auto stream = gpu::must(gpu::api().create_stream(true), "stream");
+  std::string error;
+  int call = 0;
+  for (const std::size_t count : {1U, 1000U, 33333U, 1000001U, 5000003U}) {
+    for (const bool registers : {false, true}) {
+      if (registers && (count != 1000001U || (*group)->route() == "host")) continue;
+      if (error.empty()) error = check_calls(**host, **group, stream, count, call++, registers);
+    }
+  }
+  if (error.empty() && ranks > 1) error = check_series(**host, **group, stream);
+  if (error.empty()) return 0;
+  std::printf("WRONG rank %d of %d: %s\n", rank, ranks, error.c_str());
+  return 1;
+}
+
+bool run_ranks(int ranks, bool together) {
+  char folder[] = "/tmp/shoal-gpu-XXXXXX";
+  if (::mkdtemp(folder) == nullptr) return false;
+  std::vector<pid_t> children;
+  std::fflush(stdout);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(150);  // nothing may hang
+      const int code = run_rank(rank, ranks, folder, together);
+      std::fflush(stdout);
+      ::_exit(code);
+    }
+    children.push_back(child);
+  }
+  bool good = true;
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    int status = 0;
+    ::waitpid(children[rank], &status, 0);
+    if (status != 0) std::printf("WRONG rank %zu of %d ended with status %d\n", rank, ranks, status);
+    good = good && status == 0;
+  }
+  return good;
+}
+
+}  // namespace
+}  // namespace shoal
+
+int main(int argc, char** argv) {
+  std::vector<int> sizes;
+  bool together = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) == "--together") {
+      together = true;
+    } else {
+      sizes.push_back(std::atoi(argv[i]));
+    }
+  }
+  if (sizes.empty()) sizes = {1, 2, 4, 8};
+  bool good = true;
+  for (const int ranks : sizes) good = shoal::run_ranks(ranks, together) && good;
+  std::printf("%s\n", good ? "passed" : "FAILED");
+  return good ? 0 : 1;
+}
