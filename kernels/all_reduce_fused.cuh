@@ -46,14 +46,14 @@ __device__ inline bool meet(const FusedParameters& p, std::uint32_t epoch, bool&
 }
 
 template <class V>
-__global__ void __launch_bounds__(kThreads) all_reduce_fused(const __grid_constant__ FusedParameters p) {
+__global__ void __launch_bounds__(kThreads, 1) all_reduce_fused(const __grid_constant__ FusedParameters p) {
   constexpr std::size_t kElementBytes = sizeof(typename V::Element::Stored);
   __shared__ Fold fold;
   __shared__ bool given_up;
   const int block = static_cast<int>(blockIdx.x);
   if (threadIdx.x == 0) {
     given_up = false;
-    fold = fused_fold_of(p, kElementBytes, block);
+    set_fused_fold(fold, p, kElementBytes, block);
   }
   fused_give(p, kElementBytes, block, threadIdx.x, blockDim.x);
   if (!meet(p, p.epoch + 1, given_up)) return;
@@ -63,7 +63,11 @@ __global__ void __launch_bounds__(kThreads) all_reduce_fused(const __grid_consta
 }
 
 template <class V>
-cudaError_t launch_all_reduce_fused(const FusedParameters& p, cudaStream_t stream) {
+cudaError_t launch_all_reduce_fused(const FusedParameters& p, cudaStream_t stream, Launch how) {
+  if (how == Launch::load) {
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, all_reduce_fused<V>);
+  }
   all_reduce_fused<V><<<p.blocks, kThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }

@@ -3,8 +3,8 @@
 
 namespace shoal::kernels {
 
-cudaError_t launch_fused_float8(const FusedParameters& p, cudaStream_t stream) {
-  const auto launch = [&](auto variant) { return launch_all_reduce_fused<decltype(variant)>(p, stream); };
+cudaError_t launch_fused_float8(const FusedParameters& p, cudaStream_t stream, Launch how) {
+  const auto launch = [&](auto variant) { return launch_all_reduce_fused<decltype(variant)>(p, stream, how); };
   return p.type == DataType::float8_e4m3fn ? visit_floating<Float8E4M3Fn>(p.op, p.divisor, launch)
                                            : visit_floating<Float8E5M2>(p.op, p.divisor, launch);
 }

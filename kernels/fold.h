@@ -72,34 +72,58 @@ SHOAL_HOST_DEVICE bool vectors_line_up(const auto& fold) {
   return same;
 }
 
+/// Element `i` of a Vector, by shifts: an array that is addressed would lie in memory. Little-endian, as all devices are.
+template <typename Stored>
+SHOAL_HOST_DEVICE Stored element_of(const Vector& vector, int i) {
+  constexpr int kBytes = static_cast<int>(sizeof(Stored));
+  if constexpr (kBytes == 8) {
+    return std::bit_cast<Stored>(std::uint64_t{vector.words[2 * i + 1]} << 32 | vector.words[2 * i]);
+  } else if constexpr (kBytes == 4) {
+    return std::bit_cast<Stored>(vector.words[i]);
+  } else {
+    return static_cast<Stored>(vector.words[i * kBytes / 4] >> (8 * (i * kBytes % 4)));
+  }
+}
+
+/// Puts element `i` into a Vector whose bits there are zero.
+template <typename Stored>
+SHOAL_HOST_DEVICE void put_element(Vector& vector, int i, Stored element) {
+  constexpr int kBytes = static_cast<int>(sizeof(Stored));
+  if constexpr (kBytes == 8) {
+    const auto bits = std::bit_cast<std::uint64_t>(element);
+    vector.words[2 * i] = static_cast<std::uint32_t>(bits);
+    vector.words[2 * i + 1] = static_cast<std::uint32_t>(bits >> 32);
+  } else if constexpr (kBytes == 4) {
+    vector.words[i] = std::bit_cast<std::uint32_t>(element);
+  } else {
+    const std::uint32_t bits = static_cast<std::make_unsigned_t<Stored>>(element);
+    vector.words[i * kBytes / 4] |= bits << (8 * (i * kBytes % 4));
+  }
+}
+
 /// How E's elements of one Vector are folded.
 template <class E, class Op>
 struct VectorFold {
-  static constexpr int kElements = static_cast<int>(kVectorBytes / sizeof(typename E::Stored));
+  using Stored = typename E::Stored;
+  static constexpr int kElements = static_cast<int>(kVectorBytes / sizeof(Stored));
   typename E::Computed values[kElements];
 
   SHOAL_HOST_DEVICE void begin(const Vector& vector) {
-    const auto stored = std::bit_cast<Elements>(vector);
     SHOAL_UNROLL
-    for (int i = 0; i < kElements; ++i) values[i] = E::decode(stored.at[i]);
+    for (int i = 0; i < kElements; ++i) values[i] = E::decode(element_of<Stored>(vector, i));
   }
   SHOAL_HOST_DEVICE void add(const Vector& vector) {
-    const auto stored = std::bit_cast<Elements>(vector);
     SHOAL_UNROLL
-    for (int i = 0; i < kElements; ++i) values[i] = Op::apply(values[i], E::decode(stored.at[i]));
+    for (int i = 0; i < kElements; ++i) values[i] = Op::apply(values[i], E::decode(element_of<Stored>(vector, i)));
   }
   template <bool kDivides>
   SHOAL_HOST_DEVICE Vector end(int divisor) const {
-    Elements stored;
+    Vector result{};
     SHOAL_UNROLL
-    for (int i = 0; i < kElements; ++i) stored.at[i] = E::encode(kDivides ? divide(values[i], divisor) : values[i]);
-    return std::bit_cast<Vector>(stored);
+    for (int i = 0; i < kElements; ++i)
+      put_element<Stored>(result, i, E::encode(kDivides ? divide(values[i], divisor) : values[i]));
+    return result;
   }
-
- private:
-  struct Elements {
-    typename E::Stored at[kElements];
-  };
 };
 
 /// Folds what single element `i` of every source holds.

@@ -33,18 +33,16 @@ SHOAL_HOST_DEVICE void fused_give(const FusedParameters& p, std::size_t element_
   }
 }
 
-/// Phase 2, after all have given: folds. `fold` is filled by fused_fold_of() once a block.
-SHOAL_HOST_DEVICE Fold fused_fold_of(const FusedParameters& p, std::size_t element_bytes, int block) {
+/// Phase 2, after all have given: what to fold. Filled in place, once a block.
+SHOAL_HOST_DEVICE void set_fused_fold(Fold& fold, const FusedParameters& p, std::size_t element_bytes, int block) {
   const Share run = fused_run(p, element_bytes, p.rank, block);
   const std::size_t offset = run.begin * element_bytes;
-  Fold fold{};
   for (int k = 0; k < p.ranks; ++k) fold.sources[k] = p.staging[k] + offset;
   fold.source_count = p.ranks;
   fold.targets[0] = p.output + offset;
   fold.targets[1] = p.two_shot ? p.results[p.rank] + offset : nullptr;
   fold.count = run.count;
   fold.divisor = p.divisor;
-  return fold;
 }
 
 /// Phase 3 of two shots, after all have folded: takes the others' shares.

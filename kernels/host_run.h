@@ -63,7 +63,8 @@ inline bool run_on_host(const FusedParameters& p, std::size_t threads) {
   for (int block = 0; block < p.blocks; ++block) {
     for (std::size_t t = 0; t < threads; ++t) fused_give(p, element_bytes, block, t, threads);
     if (!meet(block, p.epoch + 1)) return false;
-    const Fold fold = fused_fold_of(p, element_bytes, block);
+    Fold fold{};
+    set_fused_fold(fold, p, element_bytes, block);
     visit_variant(p.type, p.op, p.divisor, [&](auto variant) {
       using V = decltype(variant);
       for (std::size_t t = 0; t < threads; ++t) fold_thread<typename V::Element, typename V::Op, V::kDivides>(fold, t, threads);

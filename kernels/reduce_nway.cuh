@@ -18,8 +18,9 @@ __device__ inline bool is_cancelled(const std::uint32_t* cancelled) {
   return cancelled != nullptr && *static_cast<const volatile std::uint32_t*>(cancelled) != 0;
 }
 
+/// At least one block on a multiprocessor: told nothing, ptxas makes room for two, and spills.
 template <class V>
-__global__ void __launch_bounds__(kThreads) reduce_nway(const __grid_constant__ FoldParameters p) {
+__global__ void __launch_bounds__(kThreads, 1) reduce_nway(const __grid_constant__ FoldParameters p) {
   __shared__ Fold fold;
   __shared__ bool cancelled;
   if (threadIdx.x == 0) {
@@ -39,7 +40,11 @@ __global__ void __launch_bounds__(kThreads) reduce_nway(const __grid_constant__ 
 
 /// Launches reduce_nway for a Variant.
 template <class V>
-cudaError_t launch_reduce_nway(const FoldParameters& p, cudaStream_t stream) {
+cudaError_t launch_reduce_nway(const FoldParameters& p, cudaStream_t stream, Launch how) {
+  if (how == Launch::load) {
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, reduce_nway<V>);
+  }
   const int blocks = blocks_for(p.count * sizeof(typename V::Element::Stored), p.max_blocks);
   reduce_nway<V><<<blocks, kThreads, 0, stream>>>(p);
   return cudaGetLastError();

@@ -3,8 +3,8 @@
 
 namespace shoal::kernels {
 
-cudaError_t launch_fold_wide(const FoldParameters& p, cudaStream_t stream) {
-  const auto launch = [&](auto variant) { return launch_reduce_nway<decltype(variant)>(p, stream); };
+cudaError_t launch_fold_wide(const FoldParameters& p, cudaStream_t stream, Launch how) {
+  const auto launch = [&](auto variant) { return launch_reduce_nway<decltype(variant)>(p, stream, how); };
   switch (p.type) {
     case DataType::int32:
       return visit_integer<std::int32_t>(p.op, p.divisor, launch);

@@ -90,7 +90,6 @@ class RuntimeApi final : public CudaApi {
     description.processors = properties.multiProcessorCount;
     description.major = properties.major;
     description.minor = properties.minor;
-    description.shares_kernels = runs_under_mps();
     return description;
   }
 
@@ -262,6 +261,7 @@ class RuntimeApi final : public CudaApi {
     return checked("cudaLaunchHostFunc", cudaLaunchHostFunc(native(stream), function, argument));
   }
 
+  Status load_kernels() override { return checked("loading the kernels", kernels::load_all()); }
   Status launch(const kernels::FoldParameters& parameters, Stream stream) override {
     return checked("reduce_nway", kernels::launch(parameters, native(stream)));
   }
@@ -273,16 +273,6 @@ class RuntimeApi final : public CudaApi {
   }
 
  private:
-  /// A client of MPS has a pipe to its server in this folder, which has the default name where none is set.
-  static bool runs_under_mps() {
-    const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
-    const std::string path = std::string(folder != nullptr && *folder != '\0' ? folder : "/tmp/nvidia-mps") + "/control";
-    std::FILE* control = std::fopen((path + ".pid").c_str(), "r");
-    if (control == nullptr) return false;
-    std::fclose(control);
-    return true;
-  }
-
   DriverFunctions driver_;
 };
 

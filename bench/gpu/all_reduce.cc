@@ -53,8 +53,7 @@ int main(int argc, char** argv) {
   char folder[] = "/tmp/shoal-gpu-XXXXXX";
   if (ranks < 1 || ranks > 16 || ::mkdtemp(folder) == nullptr) return 2;
   const std::string path = folder;
-  const bool good = shoal::gpu::fork_ranks(ranks, 120, [&](int rank, shoal::gpu::SharedPage& page) {
+  return shoal::gpu::fork_ranks(ranks, 120, [&](int rank, shoal::gpu::SharedPage& page) {
     return shoal::run_rank(rank, ranks, page, path, together, registered);
   });
-  return good ? 0 : 1;
 }

@@ -22,8 +22,9 @@ struct SharedPage {
   char text[4096];  ///< for what rank 0 tells the others
 };
 
-/// Forks `ranks` processes that run body(rank, page); their exit status is its result. True where all are 0.
-inline bool fork_ranks(int ranks, int limit_s, const std::function<int(int, SharedPage&)>& body) {
+/// Forks `ranks` processes that run body(rank, page); their exit status is its result. 0 where all are 0, 77 where one was
+/// skipped, else 1.
+inline int fork_ranks(int ranks, int limit_s, const std::function<int(int, SharedPage&)>& body) {
   auto* page =
       static_cast<SharedPage*>(::mmap(nullptr, sizeof(SharedPage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   pthread_barrierattr_t attributes;
@@ -42,14 +43,15 @@ inline bool fork_ranks(int ranks, int limit_s, const std::function<int(int, Shar
     }
     children.push_back(child);
   }
-  bool good = true;
+  int worst = 0;
   for (const pid_t child : children) {
     int status = 0;
     ::waitpid(child, &status, 0);
-    good = good && status == 0;
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    worst = code == 0 || worst == 77 ? worst : code == 77 ? 77 : 1;
   }
   ::munmap(page, sizeof(SharedPage));
-  return good;
+  return worst;
 }
 
 /// Times `calls` of `call` ended by `finish`, on all ranks at once, several times. The median of the slowest rank's times, on

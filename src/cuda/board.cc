@@ -38,6 +38,12 @@ Signature unpacked(std::uint64_t count, std::uint64_t what) {
           static_cast<ReduceOp>(what >> 16 & 0xFF), static_cast<std::uint32_t>(what >> 32)};
 }
 
+/// Why a rank has given up. `code` is written last; 0: it has not.
+struct Cause {
+  std::atomic<std::int32_t> code;
+  char text[1020];
+};
+
 /// Where a rank finds the memory of the one that made it.
 struct Address {
   std::int64_t process = 0;
@@ -50,7 +56,7 @@ struct Address {
 
 struct Board::Layout {
   std::uint64_t secret;
-  std::array<std::atomic<std::uint32_t>, kernels::kMaxPeers> given_up;
+  Cause causes[kernels::kMaxPeers];
   FlagLine flags[kernels::kMaxPeers][kernels::kMaxPeers];
   PlaceLine places[kernels::kMaxPeers][kMaxSlots];
   SignatureLine signatures[kernels::kMaxPeers][kSignatures];
@@ -118,13 +124,18 @@ void Board::release(int reader, int ranks, std::uint32_t last) noexcept {
   for (int writer = 0; writer < ranks; ++writer) std::atomic_ref(*flag(reader, writer)).store(last + kFarAhead);
 }
 
-void Board::give_up(int rank) noexcept { layout_->given_up[static_cast<std::size_t>(rank)].store(1); }
+void Board::give_up(int rank, const Status& cause) noexcept {
+  Cause& own = layout_->causes[rank];
+  std::strncpy(own.text, cause.message().c_str(), sizeof own.text - 1);  // the page was zero
+  own.code.store(static_cast<std::int32_t>(cause.code()));
+}
 
-int Board::first_given_up(int ranks) const noexcept {
+Status Board::given_up(int ranks) const {
   for (int rank = 0; rank < ranks; ++rank) {
-    if (layout_->given_up[static_cast<std::size_t>(rank)].load() != 0) return rank;
+    const Cause& cause = layout_->causes[rank];
+    if (const std::int32_t code = cause.code.load(); code != 0) return {static_cast<StatusCode>(code), cause.text};
   }
-  return -1;
+  return {};
 }
 
 std::optional<Board::Disagreement> Board::sign(int rank, int ranks, std::uint64_t sequence,

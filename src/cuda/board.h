@@ -55,10 +55,11 @@ class Board {
   /// Lets every wait of `reader` for values up to `last` go on. Streams of others that have not heard of it may still write
   /// older values, so this is repeated until `reader`'s streams are through.
   void release(int reader, int ranks, std::uint32_t last) noexcept;
-  /// `rank` has given up: what its streams announce from now on means nothing. To be set before release().
-  void give_up(int rank) noexcept;
-  /// A rank that has given up; -1: none. Whoever has seen an announcement that came after give_up() sees that, too.
-  [[nodiscard]] int first_given_up(int ranks) const noexcept;
+  /// `rank` has given up because of `cause`, once: what its streams announce from now on means nothing. To be called before
+  /// release().
+  void give_up(int rank, const Status& cause) noexcept;
+  /// ok, or why one of the ranks has given up. Whoever has seen an announcement that came after give_up() sees that, too.
+  [[nodiscard]] Status given_up(int ranks) const;
 
   /// Says what `rank` is asked for in its call number `sequence`, and compares with those that have come to that call already.
   /// Of any two ranks at least one, the later, sees the other's. The first other rank that was asked for something else.

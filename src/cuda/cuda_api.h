@@ -25,7 +25,6 @@ struct DeviceDescription {
   int processors = 0;  ///< SMs
   int major = 0;       ///< compute capability
   int minor = 0;
-  bool shares_kernels = false;  ///< MPS runs here: kernels of several processes may be resident at once
 };
 
 enum class MemoryKind : std::uint8_t { host, device, managed };
@@ -112,6 +111,9 @@ class CudaApi {
   /// call CUDA, nor wait for what other streams do.
   virtual Status call_host(Stream stream, void (*function)(void*), void* argument) = 0;
 
+  /// Loads every kernel onto the current device. One that is loaded at its first launch may wait there for all streams, and so
+  /// for other ranks.
+  virtual Status load_kernels() = 0;
   virtual Status launch(const kernels::FoldParameters& parameters, Stream stream) = 0;
   virtual Status launch(const kernels::CopyParameters& parameters, Stream stream) = 0;
   virtual Status launch(const kernels::FusedParameters& parameters, Stream stream) = 0;

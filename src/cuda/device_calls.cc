@@ -15,6 +15,26 @@ Status invalid_call(const Signature& signature, const std::string& what) {
   return {StatusCode::invalid_argument, fmt::format("{}: {}", to_string(signature), what)};
 }
 
+/// The calling thread works on another device, perhaps: not meanwhile.
+class OnDevice {
+ public:
+  OnDevice(CudaApi& api, int device) : api_(api) {
+    const auto current = api.current_device();
+    if (!current.ok() || *current == device) return;
+    before_ = *current;
+    static_cast<void>(api.use_device(device));  // where this fails, so does what follows
+  }
+  ~OnDevice() {
+    if (before_ >= 0) static_cast<void>(api_.use_device(before_));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  CudaApi& api_;
+  int before_ = -1;
+};
+
 }  // namespace
 
 /// `what` of a buffer of `bytes` must lie in one allocation of the group's device.
@@ -58,13 +78,20 @@ Status DeviceGroup::check(const Signature& signature, const void* input, const v
   const std::size_t bytes = signature.count * element_bytes;
   if (bytes == 0) return {};
   if (Status status = check_buffer("input", input, deals_input ? bytes * ranks : bytes); !status.ok()) return status;
-  return input == output ? Status() : check_buffer("output", output, deals_output ? bytes * ranks : bytes);
+  return check_buffer("output", output, deals_output ? bytes * ranks : bytes);
 }
 
 Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature, const void* input, void* output,
                                                       Stream stream, std::optional<std::chrono::milliseconds> timeout) {
   const std::scoped_lock calling(calls_mutex_);
+  const OnDevice here(api_, device_);
   if (Status closed = status(); !closed.ok()) return Status(closed.code(), "the communicator is closed: " + closed.message());
+  if (board_ != nullptr) {  // the engine hears of others' failures only while there are calls in flight
+    if (Status cause = board_->given_up(node_size_); !cause.ok()) {
+      note_failure(cause);
+      return Status(cause.code(), "the communicator is closed: " + cause.message());
+    }
+  }
   if (timeout && timeout->count() <= 0)
     return invalid_call(signature, fmt::format("a timeout of {} ms is not positive", timeout->count()));
   if (Status status = check(signature, input, output, stream); !status.ok()) return status;
@@ -95,6 +122,7 @@ Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature
   const Status recorded = call->event == nullptr ? enqueued : api_.record(call->event, stream);
   {
     const std::scoped_lock lock(state_->mutex);
+    if (!looking_out_ || call->deadline < next_look_ || !state_->failure.ok()) news_.notify_one();
     state_->prune();
     if (recorded.ok()) {
       state_->in_flight.push_back(call);
@@ -102,7 +130,6 @@ Result<std::shared_ptr<StreamCall>> DeviceGroup::call(const Signature& signature
       broken_.push_back(call);  // the stream may come to its tiles still
     }
   }
-  news_.notify_one();  // its deadline may be the next
   if (!enqueued.ok() || !recorded.ok()) {
     // The stream holds part of a call now: the other ranks must not wait for the rest.
     const Status& why = enqueued.ok() ? recorded : enqueued;
@@ -236,6 +263,7 @@ std::string DeviceGroup::route() const {
 
 Status DeviceGroup::register_buffer(const void* buffer) {
   const std::scoped_lock calling(calls_mutex_);
+  const OnDevice here(api_, device_);
   if (Status closed = status(); !closed.ok()) return {closed.code(), "the communicator is closed: " + closed.message()};
   /// What a rank offers. code: why nothing.
   struct Offer {

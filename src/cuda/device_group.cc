@@ -18,6 +18,8 @@ namespace {
 constexpr std::size_t kLookahead = 4;
 constexpr std::size_t kFlagsBytes = sizeof(std::uint32_t) * kernels::kMaxPeers * kernels::kMaxFusedBlocks;
 constexpr std::size_t kSlotAlignment = 256;
+/// Device memory is dealt in blocks of this size: what is given to other processes has whole ones to itself.
+constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
 constexpr std::size_t kSmallestSlot = 4096;
 
 Executor& executor_of(Communicator& communicator) { return internal::CommunicatorImpl::of(communicator).executor(); }
@@ -25,9 +27,7 @@ Executor& executor_of(Communicator& communicator) { return internal::Communicato
 /// What a rank tells the others of its device.
 struct Introduction {
   MemoryHandle staging;
-  std::array<std::byte, 16> uuid;
   std::int32_t code;  ///< of the Status of what it has done so far
-  std::int32_t shares_kernels;
 };
 
 }  // namespace
@@ -77,6 +77,7 @@ Status DeviceGroup::set_up() {
     if (description.ok()) description_ = std::move(*description);
     own = description.status();
   }
+  if (own.ok()) own = api_.load_kernels();
   if (options_.max_processors == 0) {
     const auto most = integer_setting("SHOAL_MAX_SMS", 1, 1024);
     if (most.ok()) options_.max_processors = static_cast<int>(*most);
@@ -170,7 +171,7 @@ Status DeviceGroup::make_board_and_staging() {
 Status DeviceGroup::map_staging() {
   Status own = api_.pin(board_->memory(), Board::bytes());
   board_pinned_ = own.ok();
-  const std::size_t bytes = kFlagsBytes + 2 * slot_count() * slot_bytes_;
+  const std::size_t bytes = (kFlagsBytes + 2 * slot_count() * slot_bytes_ + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   Introduction introduction{};
   if (own.ok()) {
     auto memory = api_.allocate(bytes);
@@ -187,9 +188,7 @@ Status DeviceGroup::map_staging() {
     if (handle.ok()) introduction.staging = *handle;
     own = handle.status();
   }
-  introduction.uuid = description_.uuid;
   introduction.code = static_cast<std::int32_t>(own.code());
-  introduction.shares_kernels = description_.shares_kernels ? 1 : 0;
   std::vector<Introduction> all(static_cast<std::size_t>(node_size_));
   if (Status status = node_->all_gather(&introduction, all.data(), sizeof introduction, DataType::uint8); !status.ok())
     return status;
@@ -280,19 +279,20 @@ DeviceGroup::~DeviceGroup() {
     open = state_->in_flight;
   }
   for (const auto& call : open) static_cast<void>(wait_for(*call));  // each ends by its deadline, the group's thread sees to it
-  executor_of(*all_).on_close({});
-  // Nobody reads here any more when all have come to the first barrier, nobody maps it after the second.
-  bool orderly = status().ok() && all_->barrier().ok();
   const bool drained = wait_until_drained();
-  if (drained) close_imports();
-  orderly = orderly && all_->barrier().ok();
   {
     const std::scoped_lock lock(state_->mutex);
     stopping_ = true;
     state_->board = nullptr;
   }
+  executor_of(*all_).on_close({});
   news_.notify_all();
   thread_.join();
+  if (looking_out_) stop_looking_out();
+  // Nobody reads here any more when all have come to the first barrier, nobody maps it after the second.
+  bool orderly = drained && status().ok() && all_->barrier().ok();
+  if (drained) close_imports();
+  orderly = orderly && all_->barrier().ok();
   // After a failure, kernels of other ranks may be reading here still, and where a stream is stuck so may be this rank's own:
   // what they use then stays until the process ends.
   if (!orderly) staging_ = nullptr;
@@ -302,6 +302,10 @@ DeviceGroup::~DeviceGroup() {
     static_cast<void>(board_.release());
     static_cast<void>(new std::shared_ptr<GroupState>(state_));
   }
+  // Before the rest: their callbacks come here, and none runs any more when they are gone.
+  rail_.reset();
+  node_.reset();
+  all_.reset();
 }
 
 /// Whether the streams are through with everything, and the engine with all tiles. Waits for a while, while the thread lets

@@ -6,6 +6,7 @@
 // may share a GPU.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -185,6 +186,8 @@ class DeviceGroup {
   void note_failure(const Status& cause);
   void fail(std::unique_lock<std::mutex>& lock);
   void let_streams_go_on();
+  void look_out();
+  void stop_looking_out();
   [[nodiscard]] Status late(const StreamCall& call) const;
 
   CudaApi& api_;
@@ -237,6 +240,11 @@ class DeviceGroup {
   std::deque<Tile*> arrived_;
   std::optional<Status> noted_;  ///< a failure that the thread has not seen yet
   bool stopping_ = false;
+  Clock::time_point next_look_;  ///< when the thread wakes by itself
+  bool looking_out_ = false;     ///< see look_out()
+  Clock::time_point looking_out_until_;
+  Work lookout_;
+  std::array<std::byte, 2> lookout_bytes_{};
   std::thread thread_;
 };
 

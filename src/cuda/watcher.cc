@@ -18,9 +18,10 @@ namespace {
 /// values.
 constexpr std::chrono::milliseconds kReleaseAgain{2};
 
-Status of_a_peer(int rank) {
-  return {StatusCode::aborted, fmt::format("rank {} of the node has given up; its own error says why", rank)};
-}
+/// How long the host's engine is kept looking out before it is asked again whether that is still needed.
+constexpr std::chrono::milliseconds kLookout{250};
+/// Of the message by which a rank ends its own lookout. The group's communicator carries no others.
+constexpr int kLookoutTag = 1;
 
 }  // namespace
 
@@ -38,7 +39,7 @@ void GroupState::look_at(StreamCall& call) {
   call.outcome = happened.ok() ? failure : happened.status();
   if (!call.outcome.ok() || board == nullptr) return;
   // Who gives up lets its streams go on, and they announce what they have not done: such a result is none.
-  if (const int rank = board->first_given_up(ranks_on_board); rank >= 0) call.outcome = of_a_peer(rank);
+  call.outcome = board->given_up(ranks_on_board);
 }
 
 void GroupState::prune() {
@@ -83,7 +84,7 @@ void DeviceGroup::abort(const std::string& reason) { note_failure({StatusCode::a
 void DeviceGroup::watch() {
   static_cast<void>(api_.use_device(device_));
   std::unique_lock lock(state_->mutex);
-  while (!stopping_) {
+  while (!stopping_ || (noted_ && state_->failure.ok())) {  // the other ranks hear of a failure in any case
     if (noted_ && state_->failure.ok()) {
       fail(lock);
       continue;
@@ -108,8 +109,27 @@ void DeviceGroup::watch() {
       lock.lock();
       continue;
     }
-    auto next = Clock::time_point::max();
     const auto now = Clock::now();
+    state_->prune();
+    if (looking_out_ && now >= looking_out_until_) {
+      lock.unlock();
+      stop_looking_out();
+      lock.lock();
+      looking_out_ = false;
+      if (board_ != nullptr && !noted_ && state_->failure.ok()) {
+        if (const Status cause = board_->given_up(node_size_); !cause.ok()) noted_ = cause;
+      }
+      continue;
+    }
+    if (!looking_out_ && !state_->in_flight.empty() && communicator_.size() > 1) {
+      looking_out_ = true;
+      looking_out_until_ = now + kLookout;
+      lock.unlock();
+      look_out();
+      lock.lock();
+      continue;
+    }
+    auto next = looking_out_ ? looking_out_until_ : Clock::time_point::max();
     for (const auto& call : state_->in_flight) {
       if (call->ended) continue;
       if (call->deadline <= now) state_->look_at(*call);
@@ -118,6 +138,7 @@ void DeviceGroup::watch() {
       if (call->deadline <= now && !noted_) noted_ = late(*call);
     }
     if (noted_) continue;
+    next_look_ = next;
     if (next == Clock::time_point::max()) {
       news_.wait(lock);
     } else {
@@ -126,17 +147,41 @@ void DeviceGroup::watch() {
   }
 }
 
+/// The host's engine notices dead ranks while one of its calls is in flight, and streams that wait for a rank are none of its
+/// calls. So while there are any, this rank waits for a message from anybody, which only it sends itself, in
+/// stop_looking_out().
+void DeviceGroup::look_out() {
+  CallOptions options;
+  options.timeout = std::chrono::hours(24);
+  auto work = all_->recv_async(lookout_bytes_.data(), 1, DataType::uint8, kAnySource, kLookoutTag, options);
+  if (!work.ok()) return note_failure(work.status());
+  lookout_ = *work;
+  static_cast<void>(lookout_.on_completion([this](const Status& outcome) {
+    if (!outcome.ok()) note_failure(outcome);
+  }));
+}
+
+void DeviceGroup::stop_looking_out() {
+  if (lookout_.is_completed()) return;  // it has failed
+  static_cast<void>(all_->send(lookout_bytes_.data() + 1, 1, DataType::uint8, all_->rank(), kLookoutTag));
+  static_cast<void>(lookout_.wait());
+}
+
 /// Ends everything in flight, then lets the streams go on, then tells the other ranks. The lock is held but for the last.
 void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
   for (const auto& call : state_->in_flight) state_->look_at(*call);  // what is through by now ends well
   state_->failure = *noted_;
+  // Of several errors the first is the cause: another rank may have left because of it, which is all that is seen here.
+  if (board_ != nullptr) {
+    if (Status first = board_->given_up(node_size_); !first.ok()) state_->failure = first;
+  }
   for (const auto& call : state_->in_flight) {
     if (call->ended) continue;
     call->ended = true;
     call->outcome = state_->failure;
   }
   // In this order: no rank may believe what this one's streams announce from here on, nor may its own kernels touch anything.
-  if (board_ != nullptr) board_->give_up(node_rank_);
+  if (board_ != nullptr) board_->give_up(node_rank_, state_->failure);
   std::atomic_ref(words_->cancelled.value).store(1);
   let_streams_go_on();
   const Status cause = state_->failure;

@@ -429,6 +429,8 @@ Status FakeCuda::call_host(cuda::Stream stream, void (*function)(void*), void* a
   return enqueue(stream, [function, argument] { function(argument); });
 }
 
+Status FakeCuda::load_kernels() { return refuse("load_kernels"); }
+
 Status FakeCuda::launch(const kernels::FoldParameters& parameters, cuda::Stream stream) {
   if (Status refused = refuse("fold"); !refused.ok()) return refused;
   return enqueue(stream, [this, parameters] {

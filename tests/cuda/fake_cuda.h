@@ -74,6 +74,7 @@ class FakeCuda final : public cuda::CudaApi {
   Status flags(cuda::Stream stream, std::span<const cuda::FlagOperation> operations) override;
   Status copy(void* target, const void* source, std::size_t bytes, cuda::Stream stream) override;
   Status call_host(cuda::Stream stream, void (*function)(void*), void* argument) override;
+  Status load_kernels() override;
   Status launch(const kernels::FoldParameters& parameters, cuda::Stream stream) override;
   Status launch(const kernels::CopyParameters& parameters, cuda::Stream stream) override;
   Status launch(const kernels::FusedParameters& parameters, cuda::Stream stream) override;

@@ -28,7 +28,7 @@ Bytes given(int rank, int call, std::size_t count, DataType type, bool exact) {
   std::mt19937 random(static_cast<unsigned>(rank * 1009 + call));
   Bytes data(count * size_of(type));
   for (std::size_t i = 0; i < count; ++i) {
-    const auto value = static_cast<std::int32_t>(random() % 5);
+    const std::int64_t value = random() % 5;
     std::byte* at = data.data() + i * size_of(type);
     if (type == DataType::float32) {
       const float f = exact ? static_cast<float>(value) : static_cast<float>(random()) * 0x1p-20F;
@@ -220,20 +220,21 @@ TEST(Streams, FusedKernelsWhereEveryRankHasADevice) {
   }
 }
 
+/// The host's engine folds in whatever order serves it, so the numbers are such that the order does not show.
 TEST(Streams, ThroughTheHostWhereMemoryCannotBeShared) {
   StreamCase c = delayed(3, 3, "host");
   c.cuda.reads_peers = false;
-  expect_stream_ranks(c, [](StreamRank& rank) { return all_kinds(rank, false); });
+  expect_stream_ranks(c, [](StreamRank& rank) { return all_kinds(rank, true); });
   c.cuda.reads_peers = true;
   c.cuda.exports_memory = false;
   expect_stream_ranks(c, [](StreamRank& rank) {
     const Status refused = rank.group.register_buffer(rank.stream);
     if (refused.code() != StatusCode::unsupported) return "registered: " + refused.to_string();
-    return check(rank, {CollectiveKind::all_reduce, 5000, DataType::float32}, 0);
+    return check(rank, {CollectiveKind::all_reduce, 5000, DataType::float32}, 0, true);
   });
 }
 
-/// Between nodes sums come together in another order, so the numbers are such that the order does not show.
+/// The same holds between nodes.
 TEST(Streams, NodesMeetThroughTheHost) {
   StreamCase c = delayed(4, 4, "peer+host");
   c.nodes = 2;
