@@ -179,9 +179,10 @@ Status DeviceGroup::map_staging() {
     own = memory.status();
   }
   if (own.ok()) {
-    const std::vector<std::byte> zeros(kFlagsBytes);
-    own = api_.copy(staging_, zeros.data(), zeros.size(), nullptr);
+    static constexpr std::array<std::byte, kFlagsBytes> kZeros{};
+    own = api_.copy(staging_, kZeros.data(), kZeros.size(), nullptr);
     if (own.ok()) own = api_.synchronize(nullptr);
+    if (!own.ok()) staging_ = nullptr;  // the copy may still come: the memory stays until the process ends
   }
   if (own.ok()) {
     const auto handle = api_.export_memory(staging_);

@@ -180,8 +180,8 @@ TEST(StreamFailures, EveryCallOfCudaMayFail) {
     for (const int after : {0, 2}) {
       for (const bool through_host : {false, true}) {
         SCOPED_TRACE(fmt::format("{} after {}{}", call, after, through_host ? ", through the host" : ""));
-        std::vector<RankOutcome> outcomes;
-        outcomes = testing::run_ranks(
+        const auto case_start = Clock::now();
+        const std::vector<RankOutcome> outcomes = testing::run_ranks(
             2,
             [&](int rank, int ranks, const std::string& directory) -> std::string {
               CommunicatorOptions options;
@@ -212,6 +212,7 @@ TEST(StreamFailures, EveryCallOfCudaMayFail) {
               return "";
             },
             60);
+        EXPECT_LT(seconds_since(case_start), 10) << "only a deadline can have ended it";
         for (const RankOutcome& outcome : outcomes) {
           EXPECT_TRUE(outcome.output.empty() && !outcome.killed) << outcome.output << (outcome.killed ? " (killed)" : "");
         }
