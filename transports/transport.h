@@ -50,8 +50,8 @@ class Link {
   /// The largest payload that try_send takes; the same at both ends.
   [[nodiscard]] virtual std::size_t max_tile_bytes() const noexcept = 0;
 
-  /// Starts sending one tile; false where there is no room now (try again after progress). It may leave only in the transport's
-  /// next progress() or prepare_wait(), together with others. At least two tiles of the maximal
+  /// Starts sending one tile; false where there is no room now (try again after progress). It may leave only in a later
+  /// progress() or prepare_wait(); surely it has left once it counts in sent_tiles(). At least two tiles of the maximal
   /// size fit between sender and receiver. `data` must stay unchanged until the tile counts in sent_tiles().
   /// Precondition: header.size_bytes == data.size() <= max_tile_bytes(). On a broken link: false.
   virtual bool try_send(const TileHeader& header, std::span<const std::byte> data) = 0;
