@@ -67,20 +67,6 @@ Status stream_error(const char* what, int error) {
 
 }  // namespace
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-int Descriptor::release() noexcept { return std::exchange(fd_, -1); }
-
 std::string own_address() {
   if (const std::string given = setting("SHOAL_HOST_ADDRESS"); !given.empty()) return given;
   const std::string wanted = setting("SHOAL_SOCKET_IFNAME");

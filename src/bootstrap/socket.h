@@ -8,23 +8,9 @@
 
 #include <shoal/status.h>
 
+#include "transports/descriptor.h"
+
 namespace shoal {
-
-/// A file descriptor that closes itself.
-class Descriptor {
- public:
-  Descriptor() noexcept = default;
-  explicit Descriptor(int fd) noexcept : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
-
-  [[nodiscard]] int get() const noexcept { return fd_; }
-  [[nodiscard]] int release() noexcept;
-
- private:
-  int fd_ = -1;
-};
 
 /// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the
 /// first interface that is up and not a loopback, else 127.0.0.1.

@@ -45,11 +45,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   auto reactor = tcp::Reactor::make();
   if (!reactor.ok()) std::abort();
   std::vector<tcp::Connection> ours;
-  std::vector<tcp::Descriptor> theirs;
+  std::vector<Descriptor> theirs;
   for (std::size_t i = 0; i <= kSockets; ++i) {  // the last is for words
     std::array<int, 2> ends{};
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
-    ours.push_back({tcp::Descriptor(ends[0]), {}});
+    ours.push_back({Descriptor(ends[0]), {}});
     theirs.emplace_back(ends[1]);
   }
   auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true});
@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();
       static_cast<void>(!::send(theirs.back().get(), word.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
     }
-    const tcp::Descriptor& socket = theirs[choice % kSockets];
+    const Descriptor& socket = theirs[choice % kSockets];
     std::vector<std::byte> out;
     if ((choice & 4) != 0) {
       const auto raw = input.some(64);

@@ -15,6 +15,7 @@ PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "s
 PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli|discovery)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
 # What two transports have in common lies beside them.
+COMMON_OF_TRANSPORTS = ("transports/transport.h", "transports/descriptor.h")
 SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transports/rails"}
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
@@ -45,7 +46,8 @@ def include_complaints(path, text):
         if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
             complain(included, "schedules and what reads them know nothing of wires, devices and threads")
         if match := re.match(r"(transports/\w+)/", path):
-            if folder and included != "transports/transport.h" and folder not in (match[1], "src/trust", SHARED_RAILS.get(match[1])):
+            own = (match[1], "src/trust", SHARED_RAILS.get(match[1]))
+            if folder and included not in COMMON_OF_TRANSPORTS and folder not in own:
                 complain(included, "a transport includes its interface and its own files, never another's")
             if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
                 complain(included, "of the public headers a transport needs the status and the types")

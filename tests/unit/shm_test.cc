@@ -179,7 +179,7 @@ TEST(ShmSegment, PartsDoNotOverlapAndEndWithTheSegment) {
 
 TEST(ShmSegment, AForeignFileIsRefused) {
   const shm::SegmentLayout layout{2, {1000, 3}, 4096};
-  shm::Descriptor file;
+  Descriptor file;
   ASSERT_TRUE(shm::Segment::create(layout, 7, &file).ok());
   EXPECT_TRUE(shm::Segment::attach(layout, 7, file).ok());
   EXPECT_EQ(shm::Segment::attach(layout, 8, file).status().code(), StatusCode::mismatch);

@@ -9,8 +9,8 @@
 #include <atomic>
 #include <thread>
 
+#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/descriptor.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp_test {
@@ -52,7 +52,6 @@ INSTANTIATE_TEST_SUITE_P(Shapes, TcpMessage,
                                   std::to_string(info.param.message_bytes);
                          });
 
-using tcp::Descriptor;
 using tcp::Hello;
 
 std::vector<End> make_pair_of(int sockets, std::size_t tile_bytes) {

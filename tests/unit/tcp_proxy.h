@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/descriptor.h"
 
 namespace shoal::tcp_test {
 
@@ -41,7 +41,7 @@ class Proxy {
   Proxy(std::string target, Judge judge, bool orderly = false, const std::string& host = "127.0.0.1")
       : target_(std::move(target)), judge_(std::move(judge)), orderly_(orderly), stop_(::eventfd(0, EFD_CLOEXEC)) {
     auto where = *tcp::parse_host(host);
-    listener_ = tcp::Descriptor(::socket(where.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+    listener_ = Descriptor(::socket(where.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     socklen_t length = where.length();
     EXPECT_EQ(::bind(listener_.get(), where.raw(), length), 0);
     EXPECT_EQ(::listen(listener_.get(), 64), 0);
@@ -66,10 +66,10 @@ class Proxy {
  private:
   void accept_all() {
     while (wait_for(listener_.get())) {
-      tcp::Descriptor near(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      Descriptor near(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!near.valid()) continue;
       const auto where = tcp::parse_address(target_);
-      tcp::Descriptor far(::socket(where->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+      Descriptor far(::socket(where->family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
       const int number = connections_++;
       if (::connect(far.get(), where->raw(), where->length()) != 0) continue;  // the end of `near` says so
       pumps_.emplace_back([this, number, near = std::move(near), far = std::move(far)]() mutable { pump(number, near, far); });
@@ -83,7 +83,7 @@ class Proxy {
     return both[0].revents == 0;
   }
 
-  void pump(int number, const tcp::Descriptor& near, const tcp::Descriptor& far) {
+  void pump(int number, const Descriptor& near, const Descriptor& far) {
     std::array<std::uint64_t, 2> offsets{};
     std::array<std::byte, 32 << 10> buffer;
     for (;;) {
@@ -106,8 +106,7 @@ class Proxy {
         ++cuts_;
         if (!orderly_) {
           const linger reset{1, 0};
-          for (const tcp::Descriptor* one : {&near, &far})
-            ::setsockopt(one->get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+          for (const Descriptor* one : {&near, &far}) ::setsockopt(one->get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
         }
         return;
       }
@@ -131,8 +130,8 @@ class Proxy {
   const std::string target_;
   const Judge judge_;
   const bool orderly_;
-  tcp::Descriptor stop_;
-  tcp::Descriptor listener_;
+  Descriptor stop_;
+  Descriptor listener_;
   std::string address_;
   std::mutex mutex_;
   std::atomic<int> connections_{0};

@@ -10,14 +10,13 @@
 #include <mutex>
 
 #include "src/trust/refusals.h"
+#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/descriptor.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp_test {
 namespace {
 
-using tcp::Descriptor;
 using tcp::Hello;
 using tcp::HelloKind;
 

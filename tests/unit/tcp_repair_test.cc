@@ -296,7 +296,7 @@ TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
   std::vector<End> ends(2);
   for (std::size_t i = 0; i < 2; ++i) ends[i].transport = std::move(*make_tcp_transport(options[i]));
   auto proxy = std::make_unique<Proxy>(ends[0].transport->address(), pass_all());
-  tcp::Descriptor door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Descriptor door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in where{};
   where.sin_family = AF_INET;
   where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -312,7 +312,7 @@ TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
 
   bool may_vanish = false;
   std::thread doorman([&] {
-    tcp::Descriptor knock(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor knock(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
     // A socket that is under repair closes without a word.
     const int on = 1;
     may_vanish = ::setsockopt(knock.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) == 0;

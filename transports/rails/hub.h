@@ -12,7 +12,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/rails/descriptor.h"
+#include "transports/descriptor.h"
 #include "transports/rails/lane.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"

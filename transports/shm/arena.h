@@ -13,7 +13,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/shm/descriptor.h"
+#include "transports/descriptor.h"
 
 namespace shoal::shm {
 

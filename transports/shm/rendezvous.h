@@ -21,7 +21,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/shm/descriptor.h"
+#include "transports/descriptor.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/segment.h"
 

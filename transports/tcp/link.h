@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "transports/tcp/descriptor.h"
+#include "transports/descriptor.h"
 #include "transports/tcp/mirror_ring.h"
 #include "transports/tcp/rendezvous.h"
 #include "transports/tcp/sealing.h"

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "transports/tcp/descriptor.h"
+#include "transports/descriptor.h"
 
 namespace shoal::tcp {
 

@@ -12,8 +12,8 @@
 
 #include <shoal/status.h>
 
+#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/descriptor.h"
 #include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 

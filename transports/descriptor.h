@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace shoal::rails {
+namespace shoal {
 
 /// Owns a file descriptor. A value that moves; one thread at a time.
 class Descriptor {
@@ -14,7 +14,7 @@ class Descriptor {
   explicit Descriptor(int fd) noexcept : fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
+    Descriptor closing(std::exchange(fd_, other.release()));
     return *this;
   }
   ~Descriptor() {
@@ -23,10 +23,11 @@ class Descriptor {
 
   [[nodiscard]] int get() const noexcept { return fd_; }
   [[nodiscard]] bool valid() const noexcept { return fd_ >= 0; }
+  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
   void reset() noexcept { Descriptor closing(std::exchange(fd_, -1)); }
 
  private:
   int fd_ = -1;
 };
 
-}  // namespace shoal::rails
+}  // namespace shoal
