@@ -61,15 +61,17 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
   };
 }
 
-/// There are many such kinds, and each tile costs several system calls.
-TransportKind through_a_library(TransportKind kind, const std::string& unavailable) {
+/// There are many such kinds, and each tile costs several system calls. `probe` says why the library cannot be used. It is not
+/// called under a sanitizer: UCX, once loaded, puts itself before madvise, and ThreadSanitizer ends the process for that.
+template <class Probe>
+TransportKind through_a_library(TransportKind kind, const Probe& probe) {
   kind.sizes = {3};
   kind.slowness = 10;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   kind.unavailable = "the library below is not built for the sanitizer";
-  static_cast<void>(unavailable);
+  static_cast<void>(probe);
 #else
-  kind.unavailable = unavailable;
+  kind.unavailable = probe();
 #endif
   return kind;
 }
@@ -107,14 +109,15 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
       return make_ofi_transport(options);
     };
   };
-  // Loads libfabric, too, which keeps descriptors for the life of the process.
-  static const auto providers = ofi_providers();
-  std::string unavailable =
-      providers.ok() ? fmt::format("libfabric has no provider {} here", provider) : providers.status().message();
-  if (providers.ok() &&
-      std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; }))
-    unavailable.clear();
-  return through_a_library({label, "ofi", processes, false, false, lent, make_group}, unavailable);
+  const auto probe = [&]() -> std::string {
+    // Loads libfabric, too, which keeps descriptors for the life of the process.
+    static const auto providers = ofi_providers();
+    if (!providers.ok()) return providers.status().message();
+    const bool there =
+        std::any_of(providers->begin(), providers->end(), [&](const auto& each) { return each.name == provider; });
+    return there ? "" : fmt::format("libfabric has no provider {} here", provider);
+  };
+  return through_a_library({label, "ofi", processes, false, false, lent, make_group}, probe);
 }
 
 TransportKind ucx_kind(const std::string& label, bool processes) {
@@ -129,9 +132,11 @@ TransportKind ucx_kind(const std::string& label, bool processes) {
       return make_ucx_transport(options);
     };
   };
-  static const auto version = ucx_version();
-  return through_a_library({label, "ucx", processes, false, false, false, make_group},
-                           version.ok() ? "" : version.status().message());
+  const auto probe = [] {
+    static const auto version = ucx_version();
+    return version.ok() ? std::string() : version.status().message();
+  };
+  return through_a_library({label, "ucx", processes, false, false, false, make_group}, probe);
 }
 
 }  // namespace
