@@ -38,9 +38,17 @@ def rows(document, library, type_="float32"):
 
 
 def ratios(document, peer, key="latency_us", type_="float32"):
-    """{bytes: what the peer has over what shoal has}, where both have measured."""
+    """{bytes: what the peer has over what shoal has}, where both have measured. Of times it is the median over the rounds of the ratio of two
+    turns side by side, and over the cycles."""
     mine, theirs = rows(document, "shoal", type_), rows(document, peer, type_)
-    return {size: theirs[size][key] / mine[size][key] for size in mine if size in theirs and mine[size][key] > 0}
+    of_size = {size: theirs[size][key] / mine[size][key] for size in mine if size in theirs and mine[size][key] > 0}
+    if key != "latency_us":
+        return of_size
+    paired = {}
+    for row in document["results"]:
+        if row["library"] == peer and row["type"] == type_ and row.get("time_over_shoal") is not None:
+            paired.setdefault(row["bytes"], []).append(row["time_over_shoal"])
+    return of_size | {size: statistics.median(values) for size, values in paired.items() if size in of_size}
 
 
 def within(values, sizes):

@@ -100,13 +100,14 @@ def table_of_sizes(group, document):
     peers = [peer for peer in group["peers"] if ratios(document, peer)]
     head = ["size", "shoal, us", "10 .. 90 %", "algorithm", "of the limit"] + [f"{NAMES[peer]}{extra}" for peer in peers for extra in (", us", "")]
     lines = [line(head), "|" + "---|" * len(head)]
+    over = {peer: ratios(document, peer) for peer in peers}
     for size, row in mine.items():
         cells = [size_label(size), time(row["latency_us"]), f"{time(row['latency_us_p10'])} .. {time(row['latency_us_p90'])}", row["algorithm"],
                  percent_of_limit(row)]
         for peer in peers:
             theirs = rows(document, peer).get(size)
             cells += [time(theirs["latency_us"]) + (f" ({theirs['algorithm']})" if peer == "openmpi" else ""),
-                      ratio(theirs["latency_us"] / row["latency_us"])] if theirs else ["", ""]
+                      ratio(over[peer][size])] if theirs else ["", ""]
         lines.append(line(cells))
     return "\n".join(lines)
 
@@ -146,7 +147,7 @@ def table_of_types(document):
 def details(groups, documents):
     """The page of all groups: what was run, the verdict on each target, every size."""
     parts = ["# Comparison",
-             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, in bold where shoal is slower."]
+             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, the median over the rounds as well, in bold where shoal is slower."]
     for group in groups:
         if group["name"] not in documents:
             continue

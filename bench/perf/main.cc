@@ -166,7 +166,7 @@ class Job {
       Result<std::vector<Row>> measured = runner.measure(type, op, bytes);
       if (!measured.ok()) return measured.status();
       for (const Row& row : *measured) {
-        print("{}", table_row(row, type, op, measured->front()));
+        print("{}", table_row(row, type, op));
         rows_.push_back(row);
       }
     }

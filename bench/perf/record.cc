@@ -27,14 +27,21 @@ void set_figures(Record& record, std::span<const double> block_us, double cpu_s_
   }
 }
 
+std::optional<double> paired_ratio(std::span<const double> theirs, std::span<const double> ours) {
+  if (theirs.size() != ours.size()) return {};
+  std::vector<double> ratios;
+  for (std::size_t round = 0; round < ours.size(); ++round) {
+    if (ours[round] > 0) ratios.push_back(theirs[round] / ours[round]);
+  }
+  if (ratios.empty()) return {};
+  return median(ratios);
+}
+
 std::vector<Ratio> ratios_to_shoal(std::span<const Row> rows, const std::string& library, std::optional<Record> Row::*form) {
   std::vector<Ratio> ratios;
-  const Record* shoal = nullptr;  // shoal's row comes first at every size
   for (const Row& row : rows) {
     const std::optional<Record>& record = row.*form;
-    if (row.library == "shoal") shoal = record ? &*record : nullptr;
-    if (row.library != library || !record || shoal == nullptr || shoal->latency_us <= 0) continue;
-    ratios.push_back({row.bytes, record->latency_us / shoal->latency_us});
+    if (row.library == library && record && record->time_over_shoal) ratios.push_back({row.bytes, *record->time_over_shoal});
   }
   return ratios;
 }
@@ -67,6 +74,7 @@ nlohmann::ordered_json to_json(const Record& record) {
       {"limit_fraction", or_null(record.limit_fraction)},
       {"cpu_s_per_gb", record.cpu_s_per_gb},
       {"wrong", record.wrong},
+      {"time_over_shoal", or_null(record.time_over_shoal)},
   };
 }
 

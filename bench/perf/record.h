@@ -27,17 +27,22 @@ struct Record {
   double latency_us = 0;  ///< median over the rounds
   double latency_us_p10 = 0;
   double latency_us_p90 = 0;
-  double algbw_gbs = 0;                  ///< bytes / latency, GB = 1e9
-  double busbw_gbs = 0;                  ///< algbw x bus_factor()
-  std::optional<double> limit_gbs;       ///< goodput between nodes, per node and direction; none on one node
-  std::optional<double> limit_fraction;  ///< least time that limit_gbs allows / latency
-  double cpu_s_per_gb = 0;               ///< CPU seconds of all ranks in a timed block (median), per GB of message
-  std::size_t wrong = 0;                 ///< elements, over all ranks and checked calls
+  double algbw_gbs = 0;                   ///< bytes / latency, GB = 1e9
+  double busbw_gbs = 0;                   ///< algbw x bus_factor()
+  std::optional<double> limit_gbs;        ///< goodput between nodes, per node and direction; none on one node
+  std::optional<double> limit_fraction;   ///< least time that limit_gbs allows / latency
+  double cpu_s_per_gb = 0;                ///< CPU seconds of all ranks in a timed block (median), per GB of message
+  std::size_t wrong = 0;                  ///< elements, over all ranks and checked calls
+  std::optional<double> time_over_shoal;  ///< a peer's: paired_ratio() to shoal's times in the same form
 };
 
 /// Sets the figures that follow from `block_us` (one time per round) and `cpu_s_per_call` (all ranks together);
 /// bytes, ranks, nodes and collective must be set. `goodput_gbs` is 0 where there is no limit.
 void set_figures(Record& record, std::span<const double> block_us, double cpu_s_per_call, double goodput_gbs);
+
+/// The median over the rounds of `theirs` / `ours`, both one time per round: a slow phase of the machine, which lasts longer
+/// than a round, meets both. Nothing where there are no rounds, or as many times as rounds are not there.
+[[nodiscard]] std::optional<double> paired_ratio(std::span<const double> theirs, std::span<const double> ours);
 
 /// A row of the table: one library at one size; a collective without an out-of-place form has `in_place` only.
 struct Row {
@@ -53,7 +58,7 @@ struct Row {
   [[nodiscard]] const Record* main() const { return out_of_place ? &*out_of_place : in_place ? &*in_place : nullptr; }
 };
 
-/// Time of `library` over shoal's time in one form (&Row::out_of_place or &Row::in_place), at every size that both measured.
+/// `time_over_shoal` of `library` in one form (&Row::out_of_place or &Row::in_place), at every size that both measured.
 struct Ratio {
   std::size_t bytes = 0;
   double value = 0;

@@ -361,7 +361,13 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
   for (const Contestant& contestant : contestants) {
     const auto row =
         std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == contestant.library->name(); });
-    (contestant.form == Form::out_of_place ? row->out_of_place : row->in_place) = record_of(contestant, call);
+    Record record = record_of(contestant, call);
+    const auto shoal = std::find_if(contestants.begin(), contestants.end(), [&](const Contestant& each) {
+      return each.library == libraries_.front().get() && each.form == contestant.form;
+    });
+    if (shoal != contestants.end() && shoal->library != contestant.library)
+      record.time_over_shoal = paired_ratio(contestant.block_us, shoal->block_us);
+    (contestant.form == Form::out_of_place ? row->out_of_place : row->in_place) = record;
   }
   return rows;
 }

@@ -21,9 +21,9 @@ std::string figures(const std::optional<Record>& record) {
                      wrong);
 }
 
-std::string ratio_text(const Row& row, const std::optional<Record>& record, const std::optional<Record>& shoal) {
-  const bool comparable = row.library != "shoal" && record && shoal && shoal->latency_us > 0;
-  return comparable ? fmt::format("{:>9.2f}", record->latency_us / shoal->latency_us) : fmt::format("{:>9}", "-");
+std::string ratio_text(const std::optional<Record>& record) {
+  const bool comparable = record && record->time_over_shoal;
+  return comparable ? fmt::format("{:>9.2f}", *record->time_over_shoal) : fmt::format("{:>9}", "-");
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ std::string table_header() {
   return text;
 }
 
-std::string table_row(const Row& row, DataType type, ReduceOp op, const Row& shoal) {
+std::string table_row(const Row& row, DataType type, ReduceOp op) {
   const Record* main = row.main();
   const bool shows_op = main == nullptr || reduces(main->collective);
   std::string text = fmt::format("{:>13}{:>13}{:>10}{:>9}{:>8}", row.bytes, row.count, to_string(type),
@@ -50,7 +50,7 @@ std::string table_row(const Row& row, DataType type, ReduceOp op, const Row& sho
   text += figures(row.out_of_place) + figures(row.in_place);
   text += fmt::format("{:>9}{:>8}", seven(main->latency_us_p10), seven(main->latency_us_p90));
   text += main->limit_fraction ? fmt::format("{:>7.1f}", *main->limit_fraction * 100) : fmt::format("{:>7}", "-");
-  text += ratio_text(row, row.out_of_place, shoal.out_of_place) + ratio_text(row, row.in_place, shoal.in_place);
+  text += ratio_text(row.out_of_place) + ratio_text(row.in_place);
   text += fmt::format("  {:<8} {:<20} {}\n", row.library, main->algorithm, main->transport);
   return text;
 }
