@@ -21,6 +21,7 @@
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/socket.h"
 #include "src/bootstrap/store_session.h"
+#include "src/status/quiet_thread.h"
 #include "src/trust/refusals.h"
 
 namespace shoal {
@@ -42,7 +43,7 @@ class Server {
       : listener_(std::move(listener)),
         table_{std::string(job), key, {}},
         stop_event_(::eventfd(0, EFD_CLOEXEC)),
-        thread_([this] { serve(); }) {}
+        thread_(quiet_thread([this] { serve(); })) {}
   ~Server() {
     const std::uint64_t one = 1;
     while (::write(stop_event_.get(), &one, sizeof one) < 0 && errno == EINTR) {

@@ -172,8 +172,11 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   const auto deadline = Clock::now() + timeout;
   // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
   // and comes to the group in which the others wait. Who has only been told that a group failed tries the same one again, and
-  // hears of the death there.
+  // hears of the death there. A deadline, though, ends the meeting for everybody: whoever tried again would find alone, in what
+  // is left of its own time, ranks missing that have only given up.
   constexpr int kSameAgain = 3;
+  // Of a meeting that follows a death at the last moment: who is missing then takes a moment to find out.
+  const auto least = std::min(timeout, std::chrono::milliseconds(100));
   int same = 0;
   for (std::vector<int> tried;;) {
     std::vector<int> members = executor_->present();  // ranks of the job
@@ -188,12 +191,11 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     wired.transports = wired.executor->transports();
     auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
     CallOptions patience;
-    patience.timeout =
-        std::max(std::chrono::milliseconds(1), std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+    patience.timeout = std::max(least, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
     Status met = left->run(left->barrier_call(), patience);
     if (met.ok()) return left;
     same = members == tried ? same + 1 : 0;
-    if (Clock::now() >= deadline || same == kSameAgain)
+    if (met.code() == StatusCode::timeout || Clock::now() >= deadline || same == kSameAgain)
       return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
     tried = std::move(members);
   }

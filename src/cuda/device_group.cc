@@ -10,6 +10,7 @@
 #include "src/communicator/communicator_impl.h"
 #include "src/cuda/device_words.h"
 #include "src/settings/settings.h"
+#include "src/status/quiet_thread.h"
 
 namespace shoal::cuda {
 namespace {
@@ -96,7 +97,7 @@ Status DeviceGroup::set_up() {
   if (Status status = agree_on_fusing(); !status.ok()) return status;
   state_->board = board_.get();
   state_->ranks_on_board = board_ != nullptr ? node_size_ : 0;
-  thread_ = std::thread([this] { watch(); });
+  thread_ = quiet_thread([this] { watch(); });
   executor_of(*all_).on_close([this](const Status& cause) { note_failure(cause); });
   return {};
 }

@@ -73,7 +73,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       messages_(*mesh_, group_),
       ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
       watchdog_(mesh_->warn_after()),
-      heard_(group_.members.size()) {
+      roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
   std::size_t slow_tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());

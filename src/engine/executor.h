@@ -23,6 +23,7 @@
 #include "src/engine/plan_cache.h"
 #include "src/engine/recorder.h"
 #include "src/engine/ring_queue.h"
+#include "src/engine/roll_call.h"
 #include "src/engine/watchdog.h"
 #include "src/engine/window_board.h"
 #include "src/engine/window_calls.h"
@@ -211,21 +212,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
-  struct Late {
-    std::vector<int> absent;  // not in the call
-    std::vector<int> slow;    // in it, but data is missing
-  };
   [[nodiscard]] Late late_ranks(const internal::Operation& operation);
-  /// What ranks tell each other when they have waited for long, as it lies in memory.
-  struct Wait {
-    std::uint64_t sequence = ~std::uint64_t{0};
-    RankSet absent;
-    RankSet slow;
-  };
   void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
-  /// Ranks that hold up this one, directly or by others that have said for whom they wait, and that have said nothing
-  /// themselves.
-  [[nodiscard]] std::vector<int> silent_ranks(const Late& late, std::uint64_t sequence) const;
   /// "; not in the call: rank 3".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string name_of(int rank) const;
@@ -255,11 +243,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::uint64_t next_start_ = 0;
   LedgerEntry ledger_;  // the latest started calls
   Watchdog watchdog_;
-  std::vector<Wait> heard_;                           // of each rank, the latest
-  std::uint64_t told_sequence_ = ~std::uint64_t{0};   // the oldest call when a wait was last looked at
-  std::chrono::steady_clock::duration tell_after_{};  // of waiting; doubles
-  std::chrono::steady_clock::time_point tell_since_{};
-  std::chrono::steady_clock::time_point tell_at_{};         // zero: nothing to tell
+  RollCall roll_call_;
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};

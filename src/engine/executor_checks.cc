@@ -16,7 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
-constexpr Clock::duration kTellAfter = std::chrono::milliseconds(400);
 
 std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
   return fmt::format("call {} ({})", sequence, to_string(signature));
@@ -194,8 +193,10 @@ bool Executor::check_deadlines() {
     }
   }
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (now < active_[i]->deadline()) continue;
-    fail({StatusCode::timeout, late_report(*active_[i])});
+    if (now < roll_call_.verdict_at(active_[i]->deadline())) continue;
+    // Answers may have come since these were last looked at, and the same verdict of another rank.
+    mesh_->poll_control();
+    if (!closed()) fail({StatusCode::timeout, late_report(*active_[i])});
     return true;
   }
   return false;
@@ -238,13 +239,13 @@ bool Executor::check_messages() {
 Clock::time_point Executor::next_check() const noexcept {
   auto until = Clock::now() + std::chrono::seconds(1);
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
-  for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, active[i]->deadline());
+  for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, roll_call_.verdict_at(active[i]->deadline()));
   for (const Operation* operation : messages_.live()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
-  if (active_.size() > 0 && tell_at_ != Clock::time_point{}) until = std::min(until, tell_at_);
+  if (active_.size() > 0) until = std::min(until, roll_call_.next());
   return until;
 }
 
@@ -268,51 +269,22 @@ std::string Executor::late_report(const Operation& operation) {
 
 void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
   if (mesh_->control() == nullptr) return;
-  if (oldest.sequence() != told_sequence_) {
-    told_sequence_ = oldest.sequence();
-    tell_since_ = now;
-    // Early enough to be heard before a short deadline.
-    tell_after_ = std::clamp((oldest.deadline() - now) / 3, Clock::duration(std::chrono::milliseconds(20)), kTellAfter);
-    tell_at_ = now + tell_after_;
-  }
-  if (now < tell_at_) return;
-  tell_after_ *= 2;
-  tell_at_ = tell_since_ + tell_after_;
-  const Late late = late_ranks(oldest);
-  Wait mine{oldest.sequence(), {}, {}};
-  for (const int rank : late.absent) mine.absent.insert(rank);
-  for (const int rank : late.slow) mine.slow.insert(rank);
-  mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&mine, 1)));
+  auto deadline = oldest.deadline();
+  for (std::size_t i = 1; i < active_.size(); ++i) deadline = std::min(deadline, active_[i]->deadline());
+  if (!roll_call_.due(oldest.sequence(), deadline, now)) return;
+  const RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
+  mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
 }
 
 void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
   const LinkState* state = link_to(job_rank);
-  if (state == nullptr || what.size() != sizeof(Wait)) return;
-  std::memcpy(&heard_[static_cast<std::size_t>(state->peer)], what.data(), sizeof(Wait));
+  RollCall::Words words;
+  if (state == nullptr || what.size() != sizeof words) return;
+  std::memcpy(&words, what.data(), sizeof words);
+  roll_call_.hear(state->peer, words, Clock::now());
 }
 
-std::vector<int> Executor::silent_ranks(const Late& late, std::uint64_t sequence) const {
-  std::vector<bool> met(heard_.size());
-  met[static_cast<std::size_t>(group_.rank)] = true;
-  std::vector<int> silent;
-  std::vector<int> next = late.absent;
-  next.insert(next.end(), late.slow.begin(), late.slow.end());
-  while (!next.empty()) {
-    const int rank = next.back();
-    next.pop_back();
-    if (met[static_cast<std::size_t>(rank)]) continue;
-    met[static_cast<std::size_t>(rank)] = true;
-    const Wait& its = heard_[static_cast<std::size_t>(rank)];
-    if (its.sequence != sequence) silent.push_back(rank);
-    for (int peer = 0; its.sequence == sequence && peer < group_.topology.ranks(); ++peer) {
-      if (its.absent.contains(peer) || its.slow.contains(peer)) next.push_back(peer);
-    }
-  }
-  std::ranges::sort(silent);
-  return silent;
-}
-
-Executor::Late Executor::late_ranks(const Operation& operation) {
+Late Executor::late_ranks(const Operation& operation) {
   Late late;
   for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
     if (window_calls_.awaits(operation, peer)) late.absent.push_back(peer);
@@ -330,24 +302,15 @@ Executor::Late Executor::late_ranks(const Operation& operation) {
 }
 
 std::string Executor::who_is_late(const Operation& operation) {
-  const Late late = late_ranks(operation);
-  const auto names = [&](const std::vector<int>& ranks) {
-    std::string list;
-    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + name_of(rank);
-    return list;
-  };
+  const RollCall::Verdict verdict = roll_call_.verdict(operation.sequence(), late_ranks(operation));
   std::string report;
-  if (!late.absent.empty()) report += fmt::format("; not in the call: {}", names(late.absent));
-  if (!late.slow.empty()) report += fmt::format("; in the call but data still missing: {}", names(late.slow));
-  // Of those named so far some may only wait for others.
-  std::vector<int> named = late.absent;
-  named.insert(named.end(), late.slow.begin(), late.slow.end());
-  std::ranges::sort(named);
-  const std::vector<int> silent = silent_ranks(late, operation.sequence());
-  if (!silent.empty() && silent != named)
-    report += fmt::format("; these wait in turn, but of {} nothing is heard", names(silent));
-  if (late.absent.empty() && late.slow.empty()) report += "; everything has come in, but peers have not taken all of our data";
-  return report;
+  const auto add = [&](const char* what, const std::vector<int>& ranks) {
+    for (std::size_t i = 0; i < ranks.size(); ++i) report += (i == 0 ? fmt::format("; {}: ", what) : ", ") + name_of(ranks[i]);
+  };
+  add("not in the call", verdict.absent);
+  add("in the call but data still missing", verdict.slow);
+  add("waiting in turn", verdict.waiting);
+  return report.empty() ? "; everything has come in, but peers have not taken all of our data" : report;
 }
 
 Status Executor::unexpected_tile(const LinkState& state, const Arrival& head) const {

@@ -47,6 +47,25 @@ Status own_folder(const std::string& folder) {
   return {};
 }
 
+/// Takes blocks of the disk for a part of a file: a write to a mapping for which it has no room would end the process. 0 or an
+/// error number.
+int take_room(int fd, std::size_t offset, std::size_t bytes) noexcept {
+  int error = EINTR;  // by the program's signals
+  while (error == EINTR) error = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  return error;
+}
+
+/// One line on standard error, the first time in this process.
+void warn_once(int rank, const std::string& reason) {
+  static std::atomic_flag warned;
+  if (warned.test_and_set()) return;
+  fmt::print(
+      stderr,
+      "shoal: rank {}: the job goes on, but shoal doctor will not see all of it: {}; make room, or let SHOAL_LEDGER name "
+      "another folder or be off\n",
+      rank, reason);
+}
+
 /// Whether some process still writes to a ledger in `folder`, as far as can be seen from here.
 bool in_use(const fs::path& folder) {
   std::error_code error;
@@ -128,25 +147,25 @@ std::string ledger_folder() {
 
 std::string ledger_job_name(std::uint64_t job_id) { return fmt::format("{:016x}", job_id); }
 
-Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool cleans) {
+Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool first_of_node) {
   const std::string root = ledger_folder();
   if (root.empty()) return std::shared_ptr<Ledger>();
   // Nobody has asked for a file: a full or read-only disk is no reason to stop a job.
   const bool wanted = !setting("SHOAL_LEDGER").empty();
   const auto refuse = [&](Status status) -> Result<std::shared_ptr<Ledger>> {
     if (wanted) return status;
+    if (first_of_node) warn_once(owner.rank, status.message());
     return std::shared_ptr<Ledger>();
   };
   const std::string folder = root + "/" + ledger_job_name(owner.job_id);
   if (Status status = own_folder(root); !status.ok()) return refuse(std::move(status));
-  if (cleans) clean(root);
+  if (first_of_node) clean(root);
   if (Status status = own_folder(folder); !status.ok()) return refuse(std::move(status));
   const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return refuse(system_error("SHOAL_LEDGER: write " + path, errno));
-  // Blocks are taken now: a write to a mapping for which the disk has no room would end the process.
   int error = ::ftruncate(fd, static_cast<off_t>(kLedgerFileBytes)) == 0 ? 0 : errno;
-  if (error == 0) error = ::posix_fallocate(fd, 0, kLedgerHeaderBytes + sizeof(LedgerPage));
+  if (error == 0) error = take_room(fd, 0, kLedgerHeaderBytes + sizeof(LedgerPage));
   void* memory = MAP_FAILED;
   if (error == 0) {
     memory = ::mmap(nullptr, kLedgerFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -194,7 +213,7 @@ Ledger::~Ledger() {
     std::erase(living().ledgers, this);
   }
   bool failed = false;
-  for (std::uint32_t i = 0; i < kLedgerPages; ++i) failed |= page(i)->state.load() == kLedgerFailed;
+  for (std::uint32_t i = 0; i < with_room_.load(); ++i) failed |= page(i)->state.load() == kLedgerFailed;
   if (!failed) remove_file();
   ::munmap(memory_, kLedgerFileBytes);
   ::close(fd_);
@@ -207,15 +226,20 @@ LedgerPage* Ledger::page(std::uint32_t index) const noexcept {
 }
 
 LedgerPage* Ledger::take_page() noexcept {
-  for (std::uint32_t i = 0; i < kLedgerPages; ++i) {
-    const auto offset = static_cast<off_t>(kLedgerHeaderBytes + i * sizeof(LedgerPage));
-    // Holes read as zero, so looking at a page that was never used takes no room on the disk.
-    if (page(i)->state.load() != 0) continue;
-    if (::posix_fallocate(fd_, offset, sizeof(LedgerPage)) != 0) return nullptr;
-    std::uint32_t free = 0;
+  const std::scoped_lock lock(mutex_);
+  const std::uint32_t with_room = with_room_.load();
+  for (std::uint32_t i = 0; i < with_room; ++i) {
+    std::uint32_t free = 0;  // given back by any thread
     if (page(i)->state.compare_exchange_strong(free, kLedgerOpen)) return page(i);
   }
-  return nullptr;
+  if (with_room == kLedgerPages) return nullptr;
+  if (const int error = take_room(fd_, kLedgerHeaderBytes + with_room * sizeof(LedgerPage), sizeof(LedgerPage)); error != 0) {
+    warn_once(reinterpret_cast<const LedgerHeader*>(memory_)->rank, system_error("write " + path_, error).message());
+    return nullptr;
+  }
+  with_room_.store(with_room + 1);
+  page(with_room)->state.store(kLedgerOpen);
+  return page(with_room);
 }
 
 void Ledger::remove_file() noexcept {
@@ -226,7 +250,7 @@ void Ledger::remove_file() noexcept {
 
 void Ledger::leave_file_of_ended_process() noexcept {
   bool worth_a_look = false;
-  for (std::uint32_t i = 0; i < kLedgerPages; ++i) {
+  for (std::uint32_t i = 0; i < with_room_.load(); ++i) {
     const LedgerPage& one = *page(i);
     worth_a_look |= one.state.load() == kLedgerFailed ||
                     (one.state.load() == kLedgerOpen &&

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -129,14 +130,14 @@ class Ledger {
     std::span<const int> node_of_rank;
   };
   /// In the folder of the settings. Null where SHOAL_LEDGER is off, or is not set and no file can be made: training goes on
-  /// without. Removes what long-dead jobs have left where `cleans`. Errors: invalid_argument or system_error, where
-  /// SHOAL_LEDGER names a folder that does not serve.
-  static Result<std::shared_ptr<Ledger>> create(const Owner& owner, bool cleans);
+  /// without. The first rank of a node says so on standard error, and removes what long-dead jobs have left. Errors:
+  /// invalid_argument or system_error, where SHOAL_LEDGER names a folder that does not serve.
+  static Result<std::shared_ptr<Ledger>> create(const Owner& owner, bool first_of_node);
   ~Ledger();
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
-  /// A page for a communicator; null where all are taken or the disk is full.
+  /// A page for a communicator; null where all are taken, or where the disk is full, which is said once.
   LedgerPage* take_page() noexcept;
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
@@ -155,6 +156,10 @@ class Ledger {
   int fd_;
   std::byte* memory_;
   pid_t pid_;
+  std::mutex mutex_;  // of who takes a page
+  // Pages, the first ones, that the disk has given room for. The others must not even be looked at: where the file lies in a
+  // tmpfs, that takes room, and ends the process where there is none.
+  std::atomic<std::uint32_t> with_room_{1};
 };
 
 /// A page of a Ledger, or of ordinary memory where there is none. Given back when it goes, unless its communicator has failed.

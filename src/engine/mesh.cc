@@ -112,6 +112,7 @@ Status Mesh::attach(Executor& executor) {
   }
   if (const auto early = early_.find(number); early != early_.end()) {
     for (const int rank : early->second.left) executor.peer_left(rank);
+    for (const auto& [rank, what] : early->second.waits) executor.peer_waits(rank, what);
     if (!early->second.abort.ok()) executor.close(early->second.abort);
     early_.erase(early);
   }
@@ -314,6 +315,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
     Early& early = early_[message.communicator];
     if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;
     if (message.kind == Kind::farewell) early.left.push_back(message.rank);
+    if (message.kind == Kind::waits) early.waits[message.rank] = message.payload;
   }
 }
 

@@ -213,6 +213,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   struct Early {
     Status abort;
     std::vector<int> left;
+    std::map<int, std::vector<std::byte>> waits;  // by rank, the latest
   };
   std::unordered_map<std::uint32_t, Early> early_;
   std::size_t foreign_asides_ = 0;

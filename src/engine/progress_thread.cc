@@ -12,6 +12,7 @@
 #include "src/engine/cores.h"
 #include "src/engine/drive.h"
 #include "src/engine/waiter.h"
+#include "src/status/quiet_thread.h"
 
 namespace shoal {
 namespace {
@@ -70,7 +71,7 @@ void ProgressThread::notify(Mesh* mesh) {
   if (!started_.load(std::memory_order_acquire)) {
     const std::scoped_lock lock(mutex_);
     if (!started_.load()) {
-      thread_ = std::thread([this] { loop(); });
+      thread_ = quiet_thread([this] { loop(); });
       started_.store(true, std::memory_order_release);
     }
   }

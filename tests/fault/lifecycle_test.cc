@@ -10,12 +10,17 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include <shoal/store.h>
 
 #include "tests/fault/victims.h"
 #include "tests/multiprocess/ranks.h"
@@ -170,6 +175,118 @@ TEST_P(Lifecycle, SignalsOfTheProgramDisturbNoCall) {
     return status;
   });
   expect_all_ok(job);
+}
+
+/// The threads of this process but the calling one: those that would take SIGTERM, and all.
+std::pair<int, int> other_threads_open_to_sigterm() {
+  int open = 0;
+  int all = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(::gettid())) continue;
+    ++all;
+    std::ifstream status(task.path() / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("SigBlk:", 0) == 0 && (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) == 0) ++open;
+    }
+  }
+  return {open, all};
+}
+
+std::vector<void (*)(int)> signal_handlers() {
+  std::vector<void (*)(int)> handlers;
+  for (int signal = 1; signal < SIGRTMIN; ++signal) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    handlers.push_back(action.sa_handler);
+  }
+  return handlers;
+}
+
+// A program that waits for a signal itself blocks it in all its threads. Those of the library, of which it does not know, must
+// not take it: that would end the process.
+TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    const auto handlers = signal_handlers();
+    std::unique_ptr<Store> store;
+    for (int port = 24700; port < 24800 && store == nullptr; ++port) {
+      auto made = make_tcp_store("127.0.0.1", port, true, "job", Clock::now() + std::chrono::seconds(10));
+      if (made.ok()) store = std::move(made).value();
+    }
+    CommunicatorOptions options;
+    options.transports = GetParam();
+    auto made = testing::join(directory, rank, size, options);
+    if (!made.ok() || store == nullptr) return "no communicator or store: " + made.status().to_string();
+    std::vector<float> data(100'000);
+    for (int k = 0; k < 20; ++k) {
+      auto work = (*made)->all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+      if (!work.ok()) return work.status().to_string();
+      sigset_t wanted;
+      ::sigemptyset(&wanted);
+      ::sigaddset(&wanted, SIGTERM);
+      ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);  // by now the library's threads run
+      ::kill(::getpid(), SIGTERM);
+      const timespec patience{5, 0};
+      if (::sigtimedwait(&wanted, nullptr, &patience) != SIGTERM) return "the signal has not come";
+      ::pthread_sigmask(SIG_UNBLOCK, &wanted, nullptr);
+      if (const Status status = work->wait(); !status.ok()) return status.to_string();
+    }
+    const auto [open, all] = other_threads_open_to_sigterm();
+    if (all < 2) return fmt::format("only {} other threads, so nothing was tested", all);
+    if (open != 0) return fmt::format("{} of {} other threads would take SIGTERM", open, all);
+    return signal_handlers() == handlers ? "" : "a signal has another handler now";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.killed ? "killed" : outcome.output, "");
+}
+
+// Calls of every kind are under way, with a rank that does not take part. The handles outlive the communicator.
+TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    CommunicatorOptions options;
+    options.transports = GetParam();
+    auto made = testing::join(directory, rank, size, options);
+    if (!made.ok()) return made.status().to_string();
+    if (const Status status = sum(**made, 1000, 0); !status.ok()) return status.to_string();
+    if (rank != 0) {
+      ::usleep(300'000);  // in no call
+      const auto begin = Clock::now();
+      const Status status = sum(**made, 1, 1);  // as rank 0's first
+      if (status.code() != StatusCode::aborted ||
+          status.message().find("rank 0 destroyed its communicator") == std::string::npos)
+        return status.to_string();
+      return Clock::now() - begin < std::chrono::duration<double>(1 * kSlack) ? "" : "heard of late";
+    }
+    std::vector<std::vector<std::int32_t>> buffers;
+    std::vector<Work> works;
+    const auto keep = [&](Result<Work> work) {
+      if (work.ok()) works.push_back(std::move(work).value());
+    };
+    for (const std::size_t count : {1U, 1000U, 3'000'000U}) {
+      auto& data = buffers.emplace_back(count);
+      keep((*made)->all_reduce_async(data.data(), data.data(), count, DataType::int32, ReduceOp::sum));
+      auto& message = buffers.emplace_back(count);
+      keep((*made)->send_async(message.data(), count, DataType::int32, 1));
+      auto& answer = buffers.emplace_back(count);
+      keep((*made)->recv_async(answer.data(), count, DataType::int32, 2));
+    }
+    if (works.size() != 9) return fmt::format("only {} calls have been started", works.size());
+    std::atomic<int> told{0};
+    if (!works[0].on_completion([&](const Status& status) { told = status.code() == StatusCode::aborted ? 1 : -1; }).ok())
+      return "no callback";
+    ::usleep(20'000);
+    const auto begin = Clock::now();
+    made->reset();
+    if (Clock::now() - begin > std::chrono::duration<double>(1 * kSlack)) return "destruction has waited";
+    for (std::size_t k = 0; k < works.size(); ++k) {
+      if (!works[k].is_completed()) return fmt::format("call {} goes on without a communicator", k);
+      // Small messages may have left.
+      if (const Status status = works[k].wait(); status.code() != StatusCode::aborted && !(k % 3 == 1 && status.ok()))
+        return fmt::format("call {}: {}", k, status.to_string());
+    }
+    buffers.clear();    // they are the program's again
+    ::usleep(200'000);  // and nobody writes to them
+    return told == 1 ? "" : "the callback was not told";
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.killed ? "killed" : outcome.output, "");
 }
 
 TEST_P(Lifecycle, TwoJobsOnOneHostKnowNothingOfEachOther) {

@@ -192,6 +192,15 @@ class Train(unittest.TestCase):
         (row,) = self.rows("results.json")
         self.assertEqual(lines[2]["loss"], row["step_loss"][-1])
 
+    def test_a_full_disk_costs_the_log_and_the_trace_but_not_the_training(self):
+        done = train("--steps", "6", "--log", "/dev/full", "--trace", "/dev/full", "--json", self.path("results.json"), *SMALL, ranks=2)
+        for lost in ("log", "trace"):
+            said = f"shoal_train: write /dev/full: No space left on device; training goes on without the {lost}"
+            self.assertEqual(done.stderr.count(said), 1, done.stderr)
+        self.assertNotEqual(done.returncode, 0)
+        (row,) = self.rows("results.json")
+        self.assertEqual(len(row["step_loss"]), 6)
+
     def test_a_report_is_a_page_that_needs_nothing_else(self):
         self.trained("--steps", "6", "--evaluate", "--json", self.path("results.json"))
         out = self.path("report")

@@ -102,7 +102,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     if (speaks()) std::fprintf(stderr, "shoal_train: interrupted\n");
     return kInterrupted;
   }
-  return 0;
+  return outcome.misses_files ? kFailed : 0;
 }
 
 }  // namespace shoal::train

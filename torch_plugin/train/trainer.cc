@@ -4,6 +4,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
@@ -245,8 +246,9 @@ class Run {
     if (job_.rank() != 0) return;
     const std::string title = model_.name + ", batch " + std::to_string(options_.batch) + ", " + std::to_string(job_.size()) +
                               " ranks on " + std::to_string(job_.control->nodes()) + " hosts";
-    outcome_.status =
+    const Status written =
         write_json({{"traceEvents", all}, {"displayTimeUnit", "ms"}, {"otherData", {{"title", title}}}}, options_.trace);
+    if (!written.ok()) do_without(written, "trace");
   }
 
   /// Rank 0's clock counts. Between rounds, so that all contestants have made as many steps.
@@ -398,7 +400,15 @@ class Run {
   void note(const nlohmann::json& line) {
     if (!log_.is_open()) return;
     log_ << line.dump() << std::endl;  // whoever follows the file sees it at once
-    if (!log_) outcome_.status = system_error("write " + options_.log, errno);
+    if (log_) return;
+    do_without(system_error("write " + options_.log, errno), "log");
+    log_.close();
+  }
+
+  /// A full disk is no reason to lose hours of training, on all ranks.
+  void do_without(const Status& why, const char* what) {
+    std::fprintf(stderr, "shoal_train: %s; training goes on without the %s\n", why.message().c_str(), what);
+    outcome_.misses_files = true;
   }
 
   /// The backend's name, with the overlap where that name is not enough.

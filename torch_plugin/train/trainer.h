@@ -22,6 +22,7 @@ struct TrainOutcome {
   std::vector<std::uint64_t> fingerprints;         ///< of the ranks' parameters at the end, where options.survives()
   std::string gpu_why_not;                         ///< why the use of GPUs is not measured; empty where it is
   bool interrupted = false;
+  bool misses_files = false;  ///< the log or the trace could not be written, as has been said; training went on
   Status status;
 };
 
