@@ -212,6 +212,20 @@ def recorded(rank, size):
     return shoal.dump_flight_recorder()
 
 
+def recorded_in_vain(rank, size):
+    """A trace that cannot be written changes nothing about the error that it is written for."""
+    os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(TRACES, "no", "folder", "rank_")  # read when the first trace is written
+    dist.all_reduce(torch.ones(3, 5))
+    if rank == 0:
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(milliseconds=300)
+        expect(dist.DistBackendError, "Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        check(not os.path.exists(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0"), "the trace was written, so nothing was tested")
+        check(pickle.loads(shoal.dump_flight_recorder())["entries"][-1]["state"] == "started", "the recorder still knows the call")
+    else:
+        time.sleep(1)
+
+
 class Work(unittest.TestCase):
     def test_ends_of_a_work(self):
         run_ranks(2, ends_of_a_work)
@@ -254,6 +268,9 @@ class MonitoredBarrier(unittest.TestCase):
 
 
 class FlightRecorder(unittest.TestCase):
+    def test_a_trace_that_cannot_be_written_changes_no_error(self):
+        run_ranks(2, recorded_in_vain)
+
     def test_pytorchs_tools_read_what_it_recorded(self):
         traces = [pickle.loads(trace) for trace in run_ranks(2, recorded)]
         details = {f"rank_{rank}": trace | {"rank": rank, "host_name": "here"} for rank, trace in enumerate(traces)}
