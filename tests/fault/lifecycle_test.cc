@@ -249,7 +249,8 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
     if (const Status status = sum(**made, 1000, 0); !status.ok()) return status.to_string();
     constexpr std::array<std::size_t, 3> kCounts{1, 1000, 3'000'000};
     if (rank != 0) {
-      ::usleep(300'000);  // in no call
+      const auto patience = Clock::now() + std::chrono::seconds(30);
+      while (!std::filesystem::exists(directory + "/destroyed") && Clock::now() < patience) ::usleep(1000);  // in no call
       const auto begin = Clock::now();
       // What rank 0 had given to small calls is there, and may still be summed.
       Status status;
@@ -281,6 +282,7 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
     ::usleep(20'000);
     const auto begin = Clock::now();
     made->reset();
+    std::ofstream(directory + "/destroyed") << "yes";
     if (Clock::now() - begin > std::chrono::duration<double>(1 * kSlack)) return "destruction has waited";
     for (std::size_t k = 0; k < works.size(); ++k) {
       if (!works[k].is_completed()) return fmt::format("call {} goes on without a communicator", k);
