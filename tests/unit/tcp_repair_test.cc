@@ -63,55 +63,9 @@ struct Pair {
   }
   [[nodiscard]] bool connected() const { return ends[0].status.ok() && ends[1].status.ok(); }
 
-  /// Sends `there` from rank 1 and `back` from rank 0 at the same time. What was wrong; empty where nothing was.
+  /// See exchange_messages().
   std::string exchange(std::span<const std::byte> there, std::span<const std::byte> back, std::size_t tile) {
-    std::array<std::string, 2> wrong;
-    const auto rank = [&](std::size_t own) {
-      const auto out = own == 1 ? there : back;
-      const auto in = own == 1 ? back : there;
-      Link& link = ends[own].link(1 - static_cast<int>(own));
-      const std::uint64_t before = link.sent_tiles();
-      std::uint64_t tiles = 0;
-      std::size_t sent = 0;
-      std::size_t received = 0;
-      const bool done = drive(ends[own], [&] {
-        while (sent < out.size()) {
-          const auto part = out.subspan(sent, std::min(tile, out.size() - sent));
-          if (!link.try_send({1, 2, static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(part.size()), sent}, part))
-            break;
-          sent += part.size();
-          ++tiles;
-        }
-        while (const Arrival* arrival = link.peek()) {
-          const auto due = in.subspan(received, std::min(tile, in.size() - received));
-          if (arrival->header.offset_bytes != received || arrival->data.size() != due.size() ||
-              std::memcmp(arrival->data.data(), due.data(), due.size()) != 0) {
-            wrong[own] = "rank " + std::to_string(own) + " got something else at byte " + std::to_string(received);
-          }
-          received += arrival->data.size();
-          link.release();
-        }
-        const bool whole = sent == out.size() && received >= in.size() && link.sent_tiles() == before + tiles;
-        return whole || !wrong[own].empty() || !link.status().ok();
-      });
-      if (wrong[own].empty() && (!done || !link.status().ok()))
-        wrong[own] = "rank " + std::to_string(own) + ": " + link.status().to_string();
-    };
-    // Until both are done: whoever is through early still has to see to what the other lost.
-    std::atomic<int> through = 0;
-    const auto stay = [&](std::size_t own) {
-      rank(own);
-      ++through;
-      while (through < 2) {
-        if (ends[own].transport->progress() || !ends[own].transport->prepare_wait()) continue;
-        pollfd waiting{ends[own].transport->wait_fd(), POLLIN, 0};
-        ends[own].transport->finish_wait(::poll(&waiting, 1, 5) > 0);
-      }
-    };
-    std::thread other(stay, 1);
-    stay(0);
-    other.join();
-    return wrong[0] + wrong[1];
+    return exchange_messages(ends, there, back, tile);
   }
 };
 

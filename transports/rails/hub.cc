@@ -58,8 +58,7 @@ Hub::~Hub() {
 Status Hub::open() {
   for (const auto& rail : rails_) rail_addresses_.push_back(rail->address());
   const LaneShape lane = shape();
-  max_pieces_ = lane.max_pieces();
-  if (lane.piece_bytes < kRecordBytes || max_pieces_ > kMaxPieces) {
+  if (lane.piece_bytes < kRecordBytes || (max_pieces_ = lane.max_pieces()) > kMaxPieces) {
     return {
         StatusCode::unsupported,
         fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
@@ -91,7 +90,8 @@ Status Hub::open() {
 LaneShape Hub::shape() const noexcept {
   LaneShape lane;
   lane.tile_bytes = options_.tile_bytes;
-  lane.window = options_.tiles_per_peer;
+  // Each rail has a bandwidth-delay product of its own.
+  lane.window = std::min(kMaxWindow, options_.tiles_per_peer * rails_.size());
   lane.stripe_bytes = options_.stripe_bytes;
   lane.rails = rails_.size();
   std::size_t message = ~std::size_t{0};
@@ -114,10 +114,8 @@ Status Hub::make_receives(std::size_t peers) {
   // Payloads lie on cache lines: a buffer begins before one.
   const std::size_t skew = round_up(kPacketBytes) - kPacketBytes;
   const std::size_t stride = round_up(kPacketBytes) + lane.piece_bytes;
-  const std::size_t sent = lane.write_from > 0 ? lane.write_from : lane.tile_bytes;
-  const std::size_t pieces = std::max((sent + lane.piece_bytes - 1) / lane.piece_bytes, lane.rails);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
-    std::size_t of_each = lane.window * (pieces + (lane.write_from > 0 ? 1 : 0)) + kSpareReceives;
+    std::size_t of_each = lane.window * (lane.max_sent_pieces() + (lane.write_from > 0 ? 1 : 0)) + kSpareReceives;
     if (rails_[r]->traits().writes_take_receives) of_each += lane.window * max_pieces_;
     Pool& pool = pools_[r];
     const std::size_t count = std::max<std::size_t>(peers, 1) * of_each;
@@ -245,7 +243,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
   if (completion.kind == Completion::Kind::written && completion.error == 0) {
     const Mark mark = to_mark(completion.data);
     if (mark.link < lanes_.size()) {
-      lanes_[mark.link]->on_written(mark);
+      lanes_[mark.link]->on_written(mark, rail);
     } else {
       count_refusal(options_.transport, "it wrote for a link that does not exist");
     }

@@ -21,22 +21,25 @@ constexpr milliseconds kEndingPatience{300};
 // peer was heard by another one meanwhile.
 constexpr milliseconds kAskAfter{500};
 constexpr milliseconds kLostAfter{1500};
-// Few bytes say nothing of a speed, and a rail that looks slow and is left alone for a while gets another chance.
-constexpr milliseconds kSpeedSample{5};
-constexpr std::uint64_t kSpeedSampleBytes = 256 << 10;
-constexpr milliseconds kSpeedForgotten{200};
+// Words leave by a rail on which the peer was heard within this time: by others they might vanish.
+constexpr milliseconds kHeardLately{50};
+// Of a tile for each rail, so that a faster one can take more of them.
+constexpr std::size_t kStripesPerRail = 2;
 
 constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
 constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { return (bytes + each - 1) / each; }
 
 }  // namespace
 
-std::size_t LaneShape::max_pieces() const noexcept {
-  const std::size_t sent = write_from > 0 ? write_from : tile_bytes;
-  std::size_t pieces = parts_for(sent, piece_bytes);
-  if (write_from > 0) pieces = std::max(pieces, parts_for(tile_bytes, max_write_bytes));
-  return std::max(pieces, rails);
+std::size_t LaneShape::pieces(std::size_t bytes, std::size_t alive) const noexcept {
+  const std::size_t least = std::max<std::size_t>(1, parts_for(bytes, is_written(bytes) ? max_write_bytes : piece_bytes));
+  if (rails == 1 || bytes <= stripe_bytes) return least;
+  return std::max(least, std::min({kStripesPerRail * alive, 2 * bytes / stripe_bytes, kMaxPieces}));
 }
+
+std::size_t LaneShape::max_sent_pieces() const noexcept { return pieces(write_from > 0 ? write_from : tile_bytes, rails); }
+
+std::size_t LaneShape::max_pieces() const noexcept { return std::max(max_sent_pieces(), pieces(tile_bytes, rails)); }
 
 Lane::Lane(Hub& hub, int peer, std::uint16_t own_index, const LaneShape& shape)
     : index(own_index), hub_(hub), peer_(peer), shape_(shape) {}
@@ -64,6 +67,7 @@ Status Lane::prepare() {
     parts_[i].announces = i % parts_per_slot_ == pieces;
   }
   queue_.make_room(parts_.size());
+  for (std::size_t r = 0; several_rails() && r < shape_.rails; ++r) rails_[r].load.make_room(parts_.size());
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     words_[r].role = Posted::Role::word;
     words_[r].lane = this;
@@ -90,14 +94,10 @@ std::byte* Lane::payload_of(std::size_t slot) const noexcept {
 // Sending
 // -----------------------------------------------------------------------------------------------------------------------
 
-std::uint32_t Lane::pieces_of(std::size_t bytes, bool by_write) const noexcept {
-  std::size_t pieces = std::max<std::size_t>(1, parts_for(bytes, by_write ? shape_.max_write_bytes : shape_.piece_bytes));
-  if (several_rails() && bytes > shape_.stripe_bytes) {
-    std::size_t alive = 0;
-    for (std::size_t r = 0; r < shape_.rails; ++r) alive += rails_[r].lost ? 0 : 1;
-    pieces = std::max(pieces, std::min(alive, 2 * bytes / std::max<std::size_t>(shape_.stripe_bytes, 1)));
-  }
-  return static_cast<std::uint32_t>(pieces);
+std::uint32_t Lane::pieces_of(std::size_t bytes) const noexcept {
+  std::size_t alive = 0;
+  for (std::size_t r = 0; r < shape_.rails; ++r) alive += rails_[r].lost ? 0 : 1;
+  return static_cast<std::uint32_t>(shape_.pieces(bytes, alive));
 }
 
 // Where that is not possible the tile is copied.
@@ -133,7 +133,7 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
     return false;
   }
   // An operation that failed may still arrive: until the peer has closed its slots to a lost rail nothing new is written there.
-  const bool by_write = shape_.write_from > 0 && data.size() > shape_.write_from;
+  const bool by_write = shape_.is_written(data.size());
   if (by_write && (rails_lost_ & ~peer_rails_lost_) != 0) {
     refused_ = true;
     return false;
@@ -147,7 +147,7 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
   out.tile = header;
   out.position = taken_;
   out.by_write = by_write;
-  out.pieces = pieces_of(data.size(), out.by_write);
+  out.pieces = pieces_of(data.size());
   out.arrived = false;
   ++taken_;
   if (out.by_write) {
@@ -162,16 +162,20 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
   return true;
 }
 
+// Until a rail is measured it counts as being as fast as the best.
+double Lane::best_speed() const noexcept {
+  double best = 0;
+  for (std::size_t r = 0; r < shape_.rails; ++r) best = std::max(best, rails_[r].load.bytes_per_us());
+  return best > 0 ? best : 1;
+}
+
 int Lane::choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept {
   int best = -1;
   double least = 0;
-  double known = 0;
-  for (std::size_t r = 0; r < shape_.rails; ++r) known = std::max(known, rails_[r].bytes_per_us);
+  const double otherwise = best_speed();
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     if (rails_[r].lost || hub_.rail(r) == nullptr || (refused >> r & 1) != 0) continue;
-    // Until a rail is measured it counts as being as fast as the best.
-    const double speed = rails_[r].bytes_per_us > 0 ? rails_[r].bytes_per_us : known > 0 ? known : 1;
-    const double time = static_cast<double>(rails_[r].load_bytes + bytes) / speed;
+    const double time = rails_[r].load.arrival_us(bytes, otherwise);
     if (best >= 0 && time >= least) continue;
     best = static_cast<int>(r);
     least = time;
@@ -186,6 +190,7 @@ Packet Lane::front(PacketKind kind) noexcept {
   packet.token = token_out;
   packet.released = released_;
   packet.arrived = arrived_;
+  packet.come = come_;
   if (several_rails()) {
     for (std::uint64_t i = 0; i + 1 + arrived_ < released_ + shape_.window; ++i) {
       if (in_[(arrived_ + 1 + i) % shape_.window].complete) packet.arrived_after |= std::uint64_t{1} << i;
@@ -233,15 +238,10 @@ int Lane::post(Part& part, std::size_t rail) {
   part.under_way = true;
   if (several_rails()) {
     RailState& state = rails_[rail];
-    const bool idle = state.load_bytes == 0 && state.under_way == 0;
-    if (idle) state.waits_since = hub_.now();
-    if (state.load_bytes == 0) {
-      state.counted_from = hub_.now();
-      state.counted_bytes = 0;
-    }
+    const Clock::time_point now = hub_.now();
+    if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = now;
     ++state.under_way;
-    part.load_bytes = static_cast<std::uint32_t>(bytes + kPacketBytes);
-    state.load_bytes += part.load_bytes;
+    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes), now);
   }
   return 0;
 }
@@ -272,6 +272,18 @@ void Lane::want_word() {
   hub_.want_pump(*this);
 }
 
+// Words wait behind what is on its way by their rail.
+std::size_t Lane::soonest_word_rail() const noexcept {
+  if (!several_rails()) return 0;
+  const double otherwise = best_speed();
+  std::size_t soonest = last_rail_;
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    if (rails_[last_rail_].heard - rails_[r].heard > kHeardLately) continue;
+    if (rails_[r].load.arrival_us(0, otherwise) < rails_[soonest].load.arrival_us(0, otherwise)) soonest = r;
+  }
+  return soonest;
+}
+
 // The rail that is wanted, or else any; -1 where each has a word under way.
 int Lane::choose_word_rail(std::size_t wanted) const noexcept {
   for (std::size_t i = 0; i < shape_.rails; ++i) {
@@ -284,7 +296,7 @@ int Lane::choose_word_rail(std::size_t wanted) const noexcept {
 int Lane::post_word() {
   PacketKind kind = PacketKind::note;
   std::uint64_t position = 0;
-  std::size_t wanted = answer_on_.value_or(last_rail_);
+  std::size_t wanted = answer_on_.value_or(soonest_word_rail());
   if (rails_to_tell_ != 0) {
     kind = PacketKind::rail_lost;
     position = static_cast<std::uint64_t>(__builtin_ctz(rails_to_tell_));
@@ -375,7 +387,6 @@ void Lane::on_sent(Part& part, const Completion& completion) {
   if (completion.error == 0 || out.arrived || out.position < peer_released_) return finish_part(part);
   const std::size_t rail = part.rail;
   const std::string why = hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed";
-  uncount_load(part, {});
   if (status_.ok() && ending_.empty()) {
     queue_.push(part);
     lose_rail(rail, why);
@@ -398,42 +409,19 @@ void Lane::on_word_sent(Short& sent, const Completion& completion) {
 // Acknowledgements
 // -----------------------------------------------------------------------------------------------------------------------
 
-void Lane::uncount_load(Part& part, Clock::time_point now) {
-  if (part.load_bytes == 0) return;
-  RailState& rail = rails_[part.rail];
-  rail.load_bytes -= part.load_bytes;
-  if (now != Clock::time_point{}) {
-    rail.counted_bytes += part.load_bytes;
-    rail.waits_since = now;
-    const auto passed = now - rail.counted_from;
-    if (passed >= kSpeedSample && rail.counted_bytes >= kSpeedSampleBytes) {
-      const double sample = static_cast<double>(rail.counted_bytes) / std::chrono::duration<double, std::micro>(passed).count();
-      rail.bytes_per_us = rail.bytes_per_us > 0 ? 0.75 * rail.bytes_per_us + 0.25 * sample : sample;
-      rail.counted_bytes = 0;
-      rail.counted_from = rail.measured_at = now;
-    }
-  }
-  part.load_bytes = 0;
-}
-
-void Lane::note_arrival(Outgoing& out, Clock::time_point now) {
-  if (out.arrived) return;
-  out.arrived = true;
-  const std::size_t slot = out.position % shape_.window;
-  for (std::size_t i = 0; i < out.pieces; ++i) uncount_load(part_of(slot, i), now);
-  uncount_load(part_of(slot, parts_per_slot_ - 1), now);
-}
-
 void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
   if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
   if (several_rails()) {
     const Clock::time_point now = hub_.now();
     rails_[rail].heard = now;
     last_rail_ = rail;
+    for (std::size_t r = 0; r < shape_.rails; ++r) {
+      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], now)) rails_[r].waits_since = now;
+    }
     for (std::uint64_t p = peer_released_; p < taken_; ++p) {
       const bool come = p < packet.released || p < packet.arrived ||
                         (p > packet.arrived && (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
-      if (come) note_arrival(out_[p % shape_.window], now);
+      if (come) out_[p % shape_.window].arrived = true;
     }
     count_sent();
   }
@@ -491,6 +479,7 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
       return false;
     case PacketKind::data:
     case PacketKind::announce:
+      ++come_[receive.rail];
       break;
   }
   Incoming* incoming = incoming_for(packet.position);
@@ -524,8 +513,9 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
   return held;
 }
 
-void Lane::on_written(const Mark& mark) {
+void Lane::on_written(const Mark& mark, std::size_t rail) {
   if (!status_.ok()) return;
+  ++come_[rail];
   const std::uint64_t ahead = (mark.position + kMarkPositions - released_ % kMarkPositions) % kMarkPositions;
   Incoming* incoming = incoming_for(released_ + ahead);
   if (incoming == nullptr || incoming->have[mark.piece]) return;
@@ -575,7 +565,6 @@ void Lane::resend_from(std::size_t rail) {
       Part& part = part_of(p % shape_.window, i);
       const bool belongs = part.announces ? out.by_write : i < out.pieces;
       if (!belongs || part.rail != rail || part.queued || part.under_way) continue;
-      uncount_load(part, {});
       ++out.unfinished;
       queue_.push(part);
     }
@@ -586,6 +575,7 @@ void Lane::resend_from(std::size_t rail) {
 void Lane::lose_rail(std::size_t rail, const std::string& why) {
   if (rails_[rail].lost) return;
   rails_[rail].lost = true;
+  rails_[rail].load.drop();
   rails_lost_ |= 1U << rail;
   rails_to_tell_ |= 1U << rail;
   hub_.dismiss_one(slots_, rail);
@@ -639,8 +629,8 @@ bool Lane::watch(Clock::time_point now) {
   bool waits = false;
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     RailState& state = rails_[r];
-    if (state.load_bytes == 0 && now - state.measured_at > kSpeedForgotten) state.bytes_per_us = 0;
-    const bool has_parts = state.load_bytes != 0 || state.under_way != 0;
+    state.load.forget_speed_of_idle(now);
+    const bool has_parts = state.load.bytes() != 0 || state.under_way != 0;
     if (hub_.rail(r) == nullptr || (!has_parts && !words_[r].under_way)) continue;
     waits = true;
     const Clock::time_point since = has_parts ? state.waits_since : words_[r].since;

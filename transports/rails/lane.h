@@ -14,6 +14,7 @@
 #include <shoal/status.h>
 
 #include "transports/rails/posted.h"
+#include "transports/rails/rail_load.h"
 #include "transports/rails/registrations.h"
 #include "transports/rails/wire.h"
 #include "transports/transport.h"
@@ -32,8 +33,12 @@ struct LaneShape {
   std::size_t write_from = 0;  ///< larger tiles are written into the peer's slots; 0 = none is
   std::size_t max_write_bytes = 0;
   std::size_t rails = 1;
-  /// Pieces of the largest tile.
+  /// Pieces of a tile of so many bytes where so many rails carry it.
+  [[nodiscard]] std::size_t pieces(std::size_t bytes, std::size_t alive) const noexcept;
+  /// The most messages, without announcements, of a tile that is sent.
+  [[nodiscard]] std::size_t max_sent_pieces() const noexcept;
   [[nodiscard]] std::size_t max_pieces() const noexcept;
+  [[nodiscard]] bool is_written(std::size_t bytes) const noexcept { return write_from > 0 && bytes > write_from; }
 };
 
 /// Parts that wait for room on a rail; each at most once, so that it never grows.
@@ -87,7 +92,7 @@ class Lane {
   // What the Hub tells ------------------------------------------------------------------------------------------------------
   /// A message of this lane; true where the receive is held until the tile is released.
   bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
-  void on_written(const Mark& mark);
+  void on_written(const Mark& mark, std::size_t rail);
   void on_sent(Part& part, const Completion& completion);
   void on_word_sent(Short& word, const Completion& completion);
   /// The rail is closed: what was under way on it is over.
@@ -159,13 +164,9 @@ class Lane {
   };
   struct RailState {
     bool lost = false;
-    std::uint64_t load_bytes = 0;     ///< not known to have come
+    RailLoad load;                    ///< not known to have come
     std::uint32_t under_way = 0;      ///< operations that have not completed
-    double bytes_per_us = 0;          ///< 0: not measured
-    std::uint64_t counted_bytes = 0;  ///< that have come since counted_from
-    Clock::time_point counted_from{};
-    Clock::time_point measured_at{};
-    Clock::time_point waits_since{};  ///< for the next of its bytes to come, or of its operations to complete
+    Clock::time_point waits_since{};  ///< for the next of its pieces to come, or of its operations to complete
     Clock::time_point heard{};
   };
 
@@ -176,7 +177,7 @@ class Lane {
   };
 
   [[nodiscard]] bool several_rails() const noexcept { return shape_.rails > 1; }
-  [[nodiscard]] std::uint32_t pieces_of(std::size_t bytes, bool by_write) const noexcept;
+  [[nodiscard]] std::uint32_t pieces_of(std::size_t bytes) const noexcept;
   Part& part_of(std::size_t slot, std::size_t i) noexcept { return parts_[slot * parts_per_slot_ + i]; }
   std::byte* payload_of(std::size_t slot) const noexcept;
   std::byte* header_of(std::size_t slot, std::size_t i) const noexcept { return payload_of(slot) - (i + 1) * kPacketBytes; }
@@ -185,8 +186,10 @@ class Lane {
   bool register_lent(Outgoing& out, std::span<const std::byte> data);
   void unregister_lent(Outgoing& out);
   int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
+  [[nodiscard]] double best_speed() const noexcept;
   int post(Part& part, std::size_t rail);
   int post_word();
+  [[nodiscard]] std::size_t soonest_word_rail() const noexcept;
   int choose_word_rail(std::size_t wanted) const noexcept;
   void take_back_word(Word& word);
   [[nodiscard]] bool word_under_way() const noexcept;
@@ -196,8 +199,6 @@ class Lane {
   void finish_part(Part& part);
   void drop_queue();
   void take_acknowledgements(const Packet& packet, std::size_t rail);
-  void note_arrival(Outgoing& tile, Clock::time_point now);
-  void uncount_load(Part& part, Clock::time_point now);
   void resend_from(std::size_t rail);
   void lose_rail(std::size_t rail, const std::string& why);
   [[nodiscard]] bool any_rail_left() const noexcept;
@@ -244,6 +245,7 @@ class Lane {
   Memory slots_;
   std::size_t slot_stride_ = 0;
   std::vector<Incoming> in_;
+  std::array<std::uint32_t, kMaxRails> come_{};  ///< by rail: pieces and announcements that have come
   std::uint64_t released_ = 0;
   std::uint64_t arrived_ = 0;
   std::uint64_t shown_ = 0;

@@ -30,7 +30,6 @@ struct Part : Posted {
   std::uint32_t piece = 0;
   bool announces = false;
   bool queued = false;
-  std::uint32_t load_bytes = 0;  ///< counted to its rail until the peer has it
 };
 
 /// A short message from memory of its own.

@@ -24,7 +24,7 @@ namespace shoal::rails {
 struct Options {
   std::string transport = "ofi";         ///< what name() returns and errors begin with
   std::size_t tile_bytes = 128 << 10;    ///< largest payload of a tile, 512 B .. 8 MiB
-  std::size_t tiles_per_peer = 8;        ///< under way to a peer: 2..64
+  std::size_t tiles_per_peer = 8;        ///< under way to a peer by each rail: 2..64
   std::size_t stripe_bytes = 128 << 10;  ///< with several rails a larger tile is cut into pieces of at least half of this
   std::size_t write_from_bytes = 8192;   ///< larger tiles are written into the peer's memory where the rails can; 0 = none
   /// Memory that stays mapped as long as this process: what is lent from there is sent where it lies, from lend_from_bytes on.

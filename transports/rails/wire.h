@@ -12,7 +12,7 @@
 
 namespace shoal::rails {
 
-inline constexpr std::uint16_t kWireVersion = 1;
+inline constexpr std::uint16_t kWireVersion = 2;
 inline constexpr std::size_t kMaxRails = 8;
 inline constexpr std::size_t kMaxPieces = 256;  ///< of one tile
 inline constexpr std::size_t kMaxWindow = 64;   ///< tiles under way on a link
@@ -26,23 +26,24 @@ enum class PacketKind : std::uint8_t {
   rail_lost = 6,  ///< this end uses its rail number `position` no more for this link, and lets nobody write by it
 };
 
-/// The front of every message between ranks that have met. `released`, `arrived` and `arrived_after` tell of the opposite
-/// direction of the link.
+/// The front of every message between ranks that have met. `released`, `arrived`, `arrived_after` and `come` tell of the
+/// opposite direction of the link.
 struct Packet {
   PacketKind kind = PacketKind::data;
-  std::uint16_t link = 0;           ///< as the receiver counts its links
-  std::uint64_t token = 0;          ///< known to the two ends alone
-  std::uint64_t released = 0;       ///< tiles below have been released: there is room for as many more
-  std::uint64_t arrived = 0;        ///< tiles below have arrived
-  std::uint64_t arrived_after = 0;  ///< bit i: tile arrived + 1 + i has arrived as well
-  std::uint64_t position = 0;       ///< of the tile on its link
+  std::uint16_t link = 0;                       ///< as the receiver counts its links
+  std::uint64_t token = 0;                      ///< known to the two ends alone
+  std::uint64_t released = 0;                   ///< tiles below have been released: there is room for as many more
+  std::uint64_t arrived = 0;                    ///< tiles below have arrived
+  std::uint64_t arrived_after = 0;              ///< bit i: tile arrived + 1 + i has arrived as well
+  std::array<std::uint32_t, kMaxRails> come{};  ///< by rail, modulo 2^32: pieces and announcements that have come by it
+  std::uint64_t position = 0;                   ///< of the tile on its link
   TileHeader tile;
   std::uint32_t piece = 0;
   std::uint32_t pieces = 1;
 
   bool operator==(const Packet&) const = default;
 };
-inline constexpr std::size_t kPacketBytes = 96;
+inline constexpr std::size_t kPacketBytes = 128;
 
 void encode(const Packet& packet, std::span<std::byte, kPacketBytes> bytes) noexcept;
 /// Empty where the bytes are no packet or make no sense: wrong magic, check sum or kind, a piece or size out of range.

@@ -69,6 +69,8 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
 
 void TcpLink::adopt(Flow& flow, Connection connection) {
   flow.socket = std::move(connection.socket);
+  flow.taken_bytes = 0;
+  flow.rate = {};
   // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
   if (connection.keys) flow.sealing = std::make_unique<Sealing>(*connection.keys, frame_bytes(shape_.tile_bytes));
 }
@@ -145,6 +147,41 @@ Flow* TcpLink::choose_idle_flow() noexcept {
   return chosen;
 }
 
+// Large tiles go where they should have come first, by what is on its way there and how fast it goes; where that socket takes
+// nothing for now they wait for it, since by another one they would come later still.
+Flow* TcpLink::choose_rail() noexcept {
+  const std::span<Flow> flows = tile_flows();
+  const auto now = DrainRate::Clock::now();
+  const Outgoing& tile = outgoing(pulled_);
+  std::array<std::uint64_t, kMostSockets> waiting{};
+  double fastest = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[i];
+    int under_way = 0;
+    if (flow.down || ::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) continue;
+    waiting[i] = static_cast<std::uint64_t>(under_way);
+    flow.rate.look(now, flow.taken_bytes - std::min(flow.taken_bytes, waiting[i]), waiting[i]);
+    if (flow.first != flow.last) waiting[i] += due(flow).size();
+    fastest = std::max(fastest, flow.rate.bytes_per_us());
+  }
+  Flow* chosen = nullptr;
+  double soonest = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[i];
+    const bool takes = flow.idle() && flow.again == flow.again_end;
+    // Of one that only takes nothing for now the kernel will tell when it does.
+    if (!takes && (tile.small || flow.down || flow.hung_up || !flow.blocked)) continue;
+    if (tile.small) return &flow;
+    // One that is not measured counts as being as fast as the best.
+    const double known = flow.rate.bytes_per_us() > 0 ? flow.rate.bytes_per_us() : fastest;
+    const double time = static_cast<double>(waiting[i] + tile.bytes) / (known > 0 ? known : 1);
+    if (chosen != nullptr && time >= soonest) continue;
+    chosen = &flow;
+    soonest = time;
+  }
+  return chosen != nullptr && chosen->idle() && chosen->again == chosen->again_end ? chosen : nullptr;
+}
+
 // Lets the flow pull the next tile that it has to send once more; false where there is none.
 bool TcpLink::pull_again(Flow& flow) noexcept {
   const std::size_t own = index_of(flow);
@@ -168,7 +205,7 @@ void TcpLink::pull_tiles() {
     }
   }
   while (pulled_ < taken_ && !closing_) {
-    Flow* flow = choose_idle_flow();
+    Flow* flow = shape_.rails ? choose_rail() : choose_idle_flow();
     if (flow == nullptr) return;
     const auto own = static_cast<std::uint16_t>(index_of(*flow));
     const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());
@@ -202,6 +239,7 @@ inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std
     count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
   taken = count < 0 ? 0 : static_cast<std::size_t>(count);
+  flow.taken_bytes += taken;
   if (taken == bytes.size()) return true;
   // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
   flow.blocked = true;
@@ -480,7 +518,7 @@ void TcpLink::examine(Flow& flow) {
     flow.distrusted = 0;
     flow.received = flow.front->position + 1;
     untold_bytes_ += whole;
-    if (2 * untold_bytes_ >= memory_.size() || ++untold_tiles_ >= kQueueTiles / 2) tell_received();
+    if (untold_bytes_ >= tell_after_bytes() || ++untold_tiles_ >= kQueueTiles / 2) tell_received();
     set_low_water(flow, 1);  // what follows may be small
   }
   if (next_from_ == nullptr) find_next();
@@ -598,6 +636,7 @@ void TcpLink::drop(Flow& flow) {
     flow.first = flow.last = 0;
     flow.sent_of_first = 0;
     if (flow.words) words_got_ = words_due_ = 0;
+    if (pulled_ < taken_) reactor_->hold(*this);  // another socket may take what has waited for this one
   }
   reactor_->lost(*this, index_of(flow));
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "transports/descriptor.h"
+#include "transports/tcp/drain_rate.h"
 #include "transports/tcp/mirror_ring.h"
 #include "transports/tcp/rendezvous.h"
 #include "transports/tcp/sealing.h"
@@ -22,6 +23,8 @@ namespace shoal::tcp {
 
 class Reactor;
 class TcpLink;
+
+inline constexpr std::size_t kMostSockets = 16;  ///< to a peer, for tiles
 
 /// One socket of a link with the state of both its directions. The last flow of a link carries words, the others tiles.
 struct Flow {
@@ -39,6 +42,8 @@ struct Flow {
   std::uint64_t again_end = 0;
   std::unique_ptr<Sealing> sealing;  ///< where the job encrypts: one that belongs to the socket
   bool blocked = false;              ///< the socket took less than offered; it will report when it takes more
+  std::uint64_t taken_bytes = 0;     ///< by the kernel, since the socket exists
+  DrainRate rate;                    ///< of rails
 
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
@@ -165,6 +170,8 @@ class TcpLink final : public Link {
   void pull_tiles();
   bool pull_again(Flow& flow) noexcept;
   Flow* choose_idle_flow() noexcept;
+  Flow* choose_rail() noexcept;
+  [[nodiscard]] std::size_t tell_after_bytes() const noexcept { return memory_.size() / (shape_.rails ? 4 : 2); }
   void adopt(Flow& flow, Connection connection);
   void write(Flow& flow);
   void write_sealed(Flow& flow);

@@ -1,5 +1,6 @@
 #include "transports/tcp/rendezvous.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/epoll.h>
 
@@ -90,6 +91,7 @@ struct Outbound {
   milliseconds retry = kFirstRetry;
   bool knock = false;
   bool spoke = false;               // this knock
+  std::size_t hops = 0;             // rails that were left for the next
   std::size_t refusals = 0;         // in a row
   Clock::time_point since;          // of this try
   Clock::time_point failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
@@ -115,10 +117,24 @@ bool send_record(int socket, const HelloRecord& record) noexcept {
 
 std::string words(int error) { return std::generic_category().message(error); }
 
+// The way there is closed; whether anybody is at its end nobody knows.
+bool is_unanswered(int error) noexcept {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
+}
+
+// Makes the socket leave by the interface of that address where the system routes by it. The number of an error, or 0.
+int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
+  own.set_port(0);
+  const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on));
+  return ::bind(socket.get(), own.raw(), own.length()) == 0 ? 0 : errno;
+}
+
 class RealRendezvous final : public Rendezvous {
  public:
-  RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers)
-      : self_(self), key_(key), listeners_(std::move(listeners)), start_(Clock::now()) {
+  RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
+                 std::vector<SocketAddress> rails)
+      : self_(self), key_(key), rails_(std::move(rails)), listeners_(std::move(listeners)), start_(Clock::now()) {
     const std::size_t sockets = self.sockets + std::size_t{1};
     for (PeerAddress& where : peers) {
       Peer& peer = peers_.emplace_back();
@@ -411,10 +427,24 @@ class RealRendezvous final : public Rendezvous {
     }
   }
 
+  // Which of the peer's addresses it tries: each socket its own rail first, and then the others.
+  [[nodiscard]] std::size_t place_of(const Outbound& outbound) const noexcept {
+    const Peer& peer = peers_[outbound.peer];
+    return rails_.empty() ? peer.address : (outbound.index + outbound.hops) % peer.where.addresses.size();
+  }
+  void leave_address(Outbound& outbound) noexcept {
+    Peer& peer = peers_[outbound.peer];
+    if (rails_.empty()) {
+      peer.address = (peer.address + 1) % peer.where.addresses.size();
+    } else {
+      ++outbound.hops;
+    }
+  }
+
   void start(Outbound& outbound) {
     const Peer& peer = peers_[outbound.peer];
-    const std::size_t rail = peer.where.rails ? outbound.index : 0;
-    const SocketAddress& address = peer.where.addresses[(peer.address + rail) % peer.where.addresses.size()];
+    const std::size_t place = place_of(outbound);
+    const SocketAddress& address = peer.where.addresses[place];
     outbound.since = Clock::now();
     outbound.spoke = false;
     outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -425,9 +455,16 @@ class RealRendezvous final : public Rendezvous {
                                     peer.sockets.rank, address.to_string(), words(errno)));
       return;
     }
+    // Two rails may lie in one network, where a route by the target alone would lead both out by the same interface.
+    if (!rails_.empty() && rails_[place].family() == address.family()) {
+      const int error = bind_to(outbound.socket, rails_[place]);
+      if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
+    }
     outbound.state = Outbound::State::connecting;
     outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
-    if (rejoining()) outbound.until = Clock::now() + kUnansweredTry;
+    // At the start a rail that is left is left for good; later the others go on while one is silent.
+    const bool several_rails = rails_.size() > 1;
+    if (rejoining() != several_rails) outbound.until = Clock::now() + kUnansweredTry;
     if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
       retry(outbound, errno, words(errno));
     } else {
@@ -443,8 +480,10 @@ class RealRendezvous final : public Rendezvous {
     outbound.reader.got = 0;
     outbound.state = Outbound::State::waiting;
     if (rejoining()) return retry_lost(outbound, error);
-    const bool more_addresses = outbound.index == 0 && peer.address + 1 < peer.where.addresses.size();
-    if (outbound.index == 0) peer.address = (peer.address + 1) % peer.where.addresses.size();
+    // Of a rail that has taken the connection nothing is known to be wrong.
+    const bool leaves = rails_.empty() ? outbound.index == 0 : is_unanswered(error) || error == ECONNREFUSED;
+    if (leaves) leave_address(outbound);
+    const bool more_addresses = leaves && (rails_.empty() ? peer.address : outbound.hops % peer.where.addresses.size()) != 0;
     outbound.until = Clock::now();
     if (more_addresses) return;
     outbound.until += outbound.retry;
@@ -455,7 +494,7 @@ class RealRendezvous final : public Rendezvous {
     Peer& peer = peers_[outbound.peer];
     const auto now = Clock::now();
     const bool refused = error == ECONNREFUSED;
-    const bool answered = error != ETIMEDOUT && error != EHOSTUNREACH && error != ENETUNREACH;
+    const bool answered = !is_unanswered(error);
     outbound.refusals = refused ? outbound.refusals + 1 : 0;
     if (answered && now - outbound.since >= kLongEnough) outbound.failing_since = {};
     if (outbound.failing_since == Clock::time_point{}) {
@@ -466,7 +505,7 @@ class RealRendezvous final : public Rendezvous {
     const std::size_t addresses = peer.where.addresses.size();
     if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
       unreachable_.emplace_back(peer.where.rank, peer.last_error);
-    if (refused || !answered) peer.address = (peer.address + 1) % addresses;
+    if (refused || !answered) leave_address(outbound);
     outbound.until = refused ? now : now + outbound.retry;
     outbound.retry = std::min(2 * outbound.retry, kLastRetry);
   }
@@ -505,7 +544,8 @@ class RealRendezvous final : public Rendezvous {
     if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
     if (error != 0) return retry(outbound, error, words(error));
     outbound.state = Outbound::State::replying;
-    outbound.until = peer.where.addresses.size() > 1 && !rejoining() ? now + kReplyTimeout : deadline_;
+    const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !rejoining();
+    outbound.until = elsewhere ? now + kReplyTimeout : deadline_;
   }
 
   // The peer closes what does not greet after a while, which is a sign of life; the system closes it when the peer has ended.
@@ -553,8 +593,18 @@ class RealRendezvous final : public Rendezvous {
       return;
     }
     outbound.state = Outbound::State::done;
-    peer.sockets.address = peer.where.addresses[peer.address].to_string();
+    peer.sockets.address = peer.where.addresses[place_of(outbound)].to_string();
+    if (!rails_.empty()) say_which_rail(outbound);
     complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
+  }
+
+  void say_which_rail(const Outbound& outbound) const {
+    const Peer& peer = peers_[outbound.peer];
+    const std::size_t own = outbound.index % peer.where.addresses.size();
+    const std::size_t taken = place_of(outbound);
+    if (taken == own) return;
+    fmt::print(stderr, "shoal: tcp: socket {} to rank {} goes by rail {} ({}): rail {} does not answer ({})\n", outbound.index,
+               peer.sockets.rank, taken, peer.where.addresses[taken].to_string(), own, peer.last_error);
   }
 
   // Both ----------------------------------------------------------------------------------------------------------------------
@@ -592,7 +642,7 @@ class RealRendezvous final : public Rendezvous {
       links_->resume(peer.where.rank, index, std::move(made), received);
       return;
     }
-    if (accepts_from(peer) && !peer.where.rails) remember_address(peer, made.socket);
+    if (accepts_from(peer) && rails_.empty()) remember_address(peer, made.socket);
     const bool again = peer.sockets.sockets[index].socket.valid();
     peer.sockets.sockets[index] = std::move(made);
     if (again) return;
@@ -664,6 +714,7 @@ class RealRendezvous final : public Rendezvous {
 
   const Identity self_;
   const Key key_;
+  const std::vector<SocketAddress> rails_;  // own ends
   std::vector<Descriptor> listeners_;
   Descriptor epoll_;
   Clock::time_point start_;
@@ -687,8 +738,8 @@ class RealRendezvous final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Rendezvous> Rendezvous::make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                             std::vector<PeerAddress> peers) {
-  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers));
+                                             std::vector<PeerAddress> peers, std::vector<SocketAddress> rails) {
+  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers), std::move(rails));
 }
 
 }  // namespace shoal::tcp

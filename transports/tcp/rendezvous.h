@@ -24,8 +24,7 @@ using Identity = Hello;
 
 struct PeerAddress {
   int rank = 0;
-  std::vector<SocketAddress> addresses;  ///< best first; not empty
-  bool rails = false;                    ///< each is a network of its own, and the sockets go round them
+  std::vector<SocketAddress> addresses;  ///< best first; not empty. With rails: one of each, in the order of the own ones
 };
 
 /// A socket that has finished its handshake.
@@ -61,9 +60,11 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  /// `listeners` are non-blocking and listen.
+  /// `listeners` are non-blocking and listen. `rails`: own addresses, each on a network of its own; the sockets to a peer go
+  /// round them, from the own end of a rail to the peer's. Empty: the system finds the way, and all sockets take the first
+  /// address of a peer that answers.
   static std::unique_ptr<Rendezvous> make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                          std::vector<PeerAddress> peers);
+                                          std::vector<PeerAddress> peers, std::vector<SocketAddress> rails = {});
 
   /// Until every socket has finished its handshake. Connections that are refused or dropped are tried again until the deadline.
   /// The result has the order of `peers`.

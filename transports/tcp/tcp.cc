@@ -98,7 +98,9 @@ class TcpTransport final : public Transport {
     self.integrity = options_.integrity ? 1 : 0;
     if (options_.encryption) self.encryption = kEncrypted | (has_aes() ? kHasAes : 0);
     self.tile_bytes = static_cast<std::uint32_t>(options_.tile_bytes);
-    auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where));
+    auto rails = options_.rails.empty() ? std::vector<SocketAddress>() : listeners_.advertised;
+    auto rendezvous =
+        Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where), std::move(rails));
     auto connected = rendezvous->connect_all(deadline);
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
@@ -146,7 +148,7 @@ class TcpTransport final : public Transport {
                       fmt::format("tcp: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)", rank,
                                   parsed->size(), options_.rank, options_.rails.size()));
       }
-      where.push_back({rank, std::move(*parsed), !options_.rails.empty()});
+      where.push_back({rank, std::move(*parsed)});
     }
     return where;
   }
@@ -163,8 +165,8 @@ Status check(const TcpOptions& options) {
   }
   if (options.rails.size() > kMaxAdvertised)
     return bad(fmt::format("{} rails; at most {} are possible", options.rails.size(), kMaxAdvertised));
-  if (options.sockets_per_peer < 1 || options.sockets_per_peer > 16) {
-    return bad(fmt::format("{} sockets per peer; 1 to 16 are possible", options.sockets_per_peer));
+  if (options.sockets_per_peer < 1 || options.sockets_per_peer > static_cast<int>(kMostSockets)) {
+    return bad(fmt::format("{} sockets per peer; 1 to {} are possible", options.sockets_per_peer, kMostSockets));
   }
   if (options.tile_bytes < kMinTileBytes || options.tile_bytes > kMaxTileBytes) {
     return bad(fmt::format("tiles of {} bytes; {} to {} are possible", options.tile_bytes, kMinTileBytes, kMaxTileBytes));

@@ -1,0 +1,98 @@
+"""Two networks between two emulated hosts: one of half the rate, and one that is cut while all_reduce runs."""
+import ctypes.util
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+
+import cases
+
+CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
+PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
+RATES_GBIT_S = (1, 0.5)
+PAYLOAD = 1448 / 1514  # of a packet, which the token bucket counts whole
+SHARE = 0.9
+TRIES = 3  # others may use the machine for a moment
+
+
+def cluster_complaint():
+    """Why there is no emulated cluster here, or None."""
+    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode else None
+
+
+def ofi_complaint():
+    """Why there is no transport ofi here, or None."""
+    return None if ctypes.util.find_library("fabric") else "ofi: no libfabric here"
+
+
+@unittest.skipIf(cluster_complaint(), cluster_complaint())
+class Rails(unittest.TestCase):
+    def run_perf(self, transport, *options):
+        """What shoal_perf measured, and what was said on standard error. `options`: of the cluster, '--', of shoal_perf."""
+        at = options.index("--")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "measured.json")
+            done = subprocess.run([CLUSTER, "2x1", "--rails", "2", "--timeout", "80", *options[:at], "--", PERF, "--transport", transport,
+                                   "--json", path, "--no-limit", "--out-of-place", *options[at + 1:]],
+                                  capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False)
+            self.assertEqual(done.returncode, 0, f"{transport}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            with open(path, encoding="utf-8") as file:
+                results = json.load(file)["results"]
+        for row in results:
+            self.assertEqual(row["wrong"], 0, row)
+            self.assertIn(transport, row["transport"])
+        return results, done.stderr
+
+    def share_of_both(self, transport):
+        """By message size: busbw over what both rails can carry."""
+        rates = ",".join(f"{int(1000 * rate)}mbit" for rate in RATES_GBIT_S)
+        results, _ = self.run_perf(transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-w", "2", "--rounds", "5",
+                                   "--size-seconds", "3")
+        limit_gbs = sum(RATES_GBIT_S) / 8 * PAYLOAD
+        shares = {row["bytes"]: row["busbw_gbs"] / limit_gbs for row in results}
+        print(f"{transport}: " + ", ".join(f"{size >> 20} MiB {100 * share:.1f} %" for size, share in shares.items()) + " of both rails", flush=True)
+        return shares
+
+    def check_share(self, transport):
+        best = {}
+        for _ in range(TRIES):
+            for size, share in self.share_of_both(transport).items():
+                best[size] = max(share, best.get(size, 0))
+            if min(best.values()) >= SHARE:
+                break
+        self.assertEqual(set(best), {16 << 20, 64 << 20})
+        self.assertGreaterEqual(min(best.values()), SHARE, f"{transport}: {best}")
+
+    def check_cut(self, transport, words):
+        # The largest sizes begin, and are checked, when the rail is gone.
+        results, said = self.run_perf(transport, "--rate", "500mbit", "--cut", "1@4", "--", "-b", "1M", "-e", "8M", "-f", "2", "-c", "3",
+                                      "--size-seconds", "3")
+        self.assertIn("cutting rail 1 of node0", said)
+        for word in words:
+            self.assertIn(word, said)
+        self.assertEqual([row["bytes"] for row in results], [1 << 20, 2 << 20, 4 << 20, 8 << 20])
+        both_gbs = 2 * 0.5 / 8 * PAYLOAD
+        self.assertGreater(results[0]["busbw_gbs"], 0.6 * both_gbs, "both rails were used before the cut")
+        self.assertLess(results[-1]["busbw_gbs"], 0.55 * both_gbs, "the cut took nothing away")
+        print(f"{transport}: " + ", ".join(f"{row['bytes'] >> 20} MiB {row['busbw_gbs'] * 8:.2f} Gbit/s" for row in results), flush=True)
+        print("".join(f"  {line}\n" for line in said.splitlines() if "going on" in line), end="", flush=True)
+
+    def test_tcp_uses_a_rail_of_half_the_rate(self):
+        self.check_share("tcp")
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_uses_a_rail_of_half_the_rate(self):
+        self.check_share("ofi")
+
+    def test_tcp_goes_on_when_a_rail_is_cut(self):
+        self.check_cut("tcp", ["has not answered on socket 1", "going on without its network"])
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_goes_on_when_a_rail_is_cut(self):
+        self.check_cut("ofi", ["is no longer reached by rail 1", "going on without it"])
+
+
+if __name__ == "__main__":
+    cases.main()
