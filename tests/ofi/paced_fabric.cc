@@ -41,14 +41,8 @@ class PacedRail final : public Rail {
   }
 
   int read(std::span<Completion> completions) override {
-    while (!jobs_.empty() && jobs_.front().arrives <= clock_()) {
-      const Job& job = jobs_.front();
-      const Piece piece{job.bytes.data(), job.bytes.size(), nullptr};
-      const int posted = job.writes ? inner_->post_write(own_, job.peer, piece, job.address, job.key, job.data)
-                                    : inner_->post_send(own_, job.peer, {&piece, 1});
-      if (posted != 0) break;
-      jobs_.pop_front();
-    }
+    const auto now = clock_();
+    while (!jobs_.empty() && (!now || jobs_.front().arrives <= *now) && pass_on(jobs_.front()) == 0) jobs_.pop_front();
     std::array<Completion, 32> batch;
     const int got = inner_->read(batch);
     if (got < 0) return got;
@@ -83,12 +77,23 @@ class PacedRail final : public Rail {
   };
 
   int take(Operation& operation, Job job) {
-    const std::chrono::duration<double, std::micro> takes(static_cast<double>(job.bytes.size()) / bytes_per_us_);
-    free_at_ = std::max(free_at_, clock_()) + std::chrono::duration_cast<std::chrono::nanoseconds>(takes);
-    job.arrives = free_at_;
-    jobs_.push_back(std::move(job));
+    const auto now = clock_();
+    if (!now) {
+      if (const int posted = pass_on(job); posted != 0) return posted;
+    } else {
+      const std::chrono::duration<double, std::micro> takes(static_cast<double>(job.bytes.size()) / bytes_per_us_);
+      free_at_ = std::max(free_at_, *now) + std::chrono::duration_cast<std::chrono::nanoseconds>(takes);
+      job.arrives = free_at_;
+      jobs_.push_back(std::move(job));
+    }
     over_.push_back({Completion::Kind::sent, &operation, 0, 0, 0, 0});
     return 0;
+  }
+
+  int pass_on(const Job& job) {
+    const Piece piece{job.bytes.data(), job.bytes.size(), nullptr};
+    return job.writes ? inner_->post_write(own_, job.peer, piece, job.address, job.key, job.data)
+                      : inner_->post_send(own_, job.peer, {&piece, 1});
   }
 
   const std::unique_ptr<Rail> inner_;

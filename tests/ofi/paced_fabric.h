@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,8 @@
 
 namespace shoal::rails::testing {
 
-using PacedClock = std::function<std::chrono::steady_clock::time_point()>;
+/// Empty until the ranks have met: so long everything arrives at once.
+using PacedClock = std::function<std::optional<std::chrono::steady_clock::time_point>()>;
 
 /// Lets what each rail sends arrive at its rate, one after the other, as a socket and its wire do: an operation is over for its
 /// sender as soon as it is posted, and what is posted later waits behind it.

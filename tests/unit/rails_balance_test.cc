@@ -38,14 +38,14 @@ class RailsBalance : public ::testing::TestWithParam<Wires> {
       options.stripe_bytes = 128 << 10;
       options.write_from_bytes = 8192;
       options.clock = [this] { return by_hand_ ? now_ : Clock::now(); };
-      options.fabric =
-          std::make_shared<PacedFabric>(std::make_shared<MemoryFabric>(pair_.network), GetParam().bytes_per_us, options.clock);
+      options.fabric = std::make_shared<PacedFabric>(std::make_shared<MemoryFabric>(pair_.network), GetParam().bytes_per_us,
+                                                     [this] { return by_hand_ ? std::optional(now_) : std::nullopt; });
     }
     pair_.open_and_connect();
     now_ = Clock::now();
     by_hand_ = true;
   }
-  ~RailsBalance() override { by_hand_ = false; }  // what is left on the wires ends by itself
+  ~RailsBalance() override { by_hand_ = false; }
 
   // Lets both ranks send so many tiles to each other; how long that takes on these wires.
   double microseconds_for(std::uint32_t tiles) {

@@ -111,6 +111,7 @@ TEST(RailsLink, NothingNewIsWrittenUntilThePeerHasTakenItsSlotsFromTheLostRail) 
   MemoryRailOptions rails;
   rails.rails = 2;
   Faults faults;
+  faults.seed = 5;  // what is posted on that rail fails at once
   faults.dying_rail = 1;
   faults.dying_rank = 0;
   faults.dies_after = 0;

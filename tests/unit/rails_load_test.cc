@@ -13,48 +13,54 @@ constexpr RailLoad::Clock::time_point kStart{milliseconds(1000)};
 TEST(RailLoad, WhatHasComeIsSubtractedInTheOrderOfPosting) {
   RailLoad load;
   load.make_room(3);
-  load.post(100, kStart);
-  load.post(20, kStart);
-  load.post(3, kStart);
+  load.post(100);
+  load.post(20);
+  load.post(3);
   EXPECT_EQ(load.bytes(), 123U);
-  EXPECT_TRUE(load.come(1, kStart));
+  EXPECT_TRUE(load.come(1, 0, kStart));
   EXPECT_EQ(load.bytes(), 23U);
-  load.post(4000, kStart);
-  EXPECT_TRUE(load.come(3, kStart));
+  load.post(4000);
+  EXPECT_TRUE(load.come(3, 0, kStart));
   EXPECT_EQ(load.bytes(), 4000U);
-  EXPECT_TRUE(load.come(4, kStart));
+  EXPECT_TRUE(load.come(4, 0, kStart));
   EXPECT_EQ(load.bytes(), 0U);
 }
 
 TEST(RailLoad, WhatWasSaidEarlierOrCannotBeChangesNothing) {
   RailLoad load;
   load.make_room(4);
-  for (int i = 0; i < 4; ++i) load.post(10, kStart);
-  EXPECT_TRUE(load.come(2, kStart));
-  EXPECT_FALSE(load.come(2, kStart));
-  EXPECT_FALSE(load.come(1, kStart)) << "overtaken by another packet";
-  EXPECT_FALSE(load.come(5, kStart)) << "more than was sent";
+  for (int i = 0; i < 4; ++i) load.post(10);
+  EXPECT_TRUE(load.come(2, 0, kStart));
+  EXPECT_FALSE(load.come(2, 0, kStart));
+  EXPECT_FALSE(load.come(1, 0, kStart)) << "overtaken by another packet";
+  EXPECT_FALSE(load.come(5, 0, kStart)) << "more than was sent";
   EXPECT_EQ(load.bytes(), 20U);
   load.drop();
   EXPECT_EQ(load.bytes(), 0U);
-  EXPECT_FALSE(load.come(3, kStart));
+  EXPECT_FALSE(load.come(3, 0, kStart));
 }
 
-TEST(RailLoad, TheSpeedIsThatOfTimesWithALoadAndIsForgottenAfterOnesWithout) {
+// Its words are late and come together; its clock, which goes round, says when it was.
+TEST(RailLoad, TheSpeedIsByThePeersClockAndIsForgottenAfterATimeWithoutLoad) {
   RailLoad load;
-  load.make_room(16);
-  auto now = kStart;
+  load.make_room(64);
   std::uint32_t come = 0;
+  std::uint32_t their_us = ~std::uint32_t{0} - 20'000;
   EXPECT_EQ(load.bytes_per_us(), 0);
   EXPECT_DOUBLE_EQ(load.arrival_us(500, 50), 10) << "as fast as another until it is measured";
-  for (int i = 0; i < 8; ++i) load.post(100'000, now);
-  for (int i = 0; i < 100; ++i) {
-    load.post(100'000, now);
-    load.come(++come, now += milliseconds(1));
+  for (int i = 0; i < 40; ++i) load.post(100'000);
+  auto now = kStart;
+  for (int i = 1; i <= 100; ++i) {
+    load.post(100'000);
+    ++come;
+    their_us += 1000;
+    if (i % 10 != 0) continue;
+    now += milliseconds(10);
+    for (std::uint32_t back = 10; back-- > 0;) load.come(come - back, their_us - back * 1000, now);
   }
   EXPECT_NEAR(load.bytes_per_us(), 100, 1);
-  EXPECT_NEAR(load.arrival_us(0, 1), 8000, 100);
-  load.come(come += 8, now);
+  EXPECT_NEAR(load.arrival_us(0, 1), 40'000, 500);
+  load.come(come += 40, their_us, now);
   EXPECT_EQ(load.bytes(), 0U);
   load.forget_speed_of_idle(now + milliseconds(100));
   EXPECT_GT(load.bytes_per_us(), 0);
@@ -62,12 +68,31 @@ TEST(RailLoad, TheSpeedIsThatOfTimesWithALoadAndIsForgottenAfterOnesWithout) {
   EXPECT_EQ(load.bytes_per_us(), 0);
 }
 
+// A rail that gets little looks slow, and would get even less.
+TEST(RailLoad, TimesWithLittleToDoDoNotMakeItSlow) {
+  RailLoad load;
+  load.make_room(64);
+  std::uint32_t come = 0;
+  std::uint32_t their_us = 0;
+  load.post(100'000);
+  const auto bring = [&](std::uint32_t after_us) {
+    load.post(100'000);  // one stays on its way
+    load.come(++come, their_us += after_us, kStart);
+  };
+  for (int i = 0; i < 40; ++i) bring(1000);
+  EXPECT_NEAR(load.bytes_per_us(), 100, 1);
+  for (int i = 0; i < 40; ++i) bring(i % 16 < 8 ? 1000 : 4000);
+  EXPECT_GT(load.bytes_per_us(), 80);
+  for (int i = 0; i < 40; ++i) bring(4000);
+  EXPECT_NEAR(load.bytes_per_us(), 25, 1) << "but where it is always slow, it is";
+}
+
 TEST(RailLoad, CountsGoRound) {
   RailLoad load;
   load.make_room(2);
   for (std::uint64_t i = 1; i < 100'000; ++i) {
-    load.post(static_cast<std::uint32_t>(i), kStart);
-    ASSERT_TRUE(load.come(static_cast<std::uint32_t>(i), kStart));
+    load.post(static_cast<std::uint32_t>(i));
+    ASSERT_TRUE(load.come(static_cast<std::uint32_t>(i), 0, kStart));
     ASSERT_EQ(load.bytes(), 0U);
   }
 }

@@ -20,6 +20,7 @@ Packet sample_packet() {
   packet.tile = {1, 2, 3, 4000, 5};
   packet.piece = 3;
   packet.pieces = 256;
+  packet.sent_us = 0xfffffffe;
   packet.come = {1, 2, 3, 4, 5, 6, 7, ~std::uint32_t{0}};
   return packet;
 }

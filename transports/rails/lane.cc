@@ -190,8 +190,10 @@ Packet Lane::front(PacketKind kind) noexcept {
   packet.token = token_out;
   packet.released = released_;
   packet.arrived = arrived_;
-  packet.come = come_;
   if (several_rails()) {
+    packet.come = come_;
+    packet.sent_us = static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(hub_.now().time_since_epoch()).count());
     for (std::uint64_t i = 0; i + 1 + arrived_ < released_ + shape_.window; ++i) {
       if (in_[(arrived_ + 1 + i) % shape_.window].complete) packet.arrived_after |= std::uint64_t{1} << i;
     }
@@ -238,10 +240,9 @@ int Lane::post(Part& part, std::size_t rail) {
   part.under_way = true;
   if (several_rails()) {
     RailState& state = rails_[rail];
-    const Clock::time_point now = hub_.now();
-    if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = now;
+    if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();
     ++state.under_way;
-    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes), now);
+    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes));
   }
   return 0;
 }
@@ -416,7 +417,7 @@ void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
     rails_[rail].heard = now;
     last_rail_ = rail;
     for (std::size_t r = 0; r < shape_.rails; ++r) {
-      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], now)) rails_[r].waits_since = now;
+      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], packet.sent_us, now)) rails_[r].waits_since = now;
     }
     for (std::uint64_t p = peer_released_; p < taken_; ++p) {
       const bool come = p < packet.released || p < packet.arrived ||

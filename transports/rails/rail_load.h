@@ -1,16 +1,20 @@
 // What is on its way to a peer by one rail, and how fast it gets there.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace shoal::rails {
 
 /// The peer counts what has come by each rail, piece by piece, and says so: whole tiles would not do, since all rails that
-/// carry a tile would then look as slow as the slowest. Which piece has come it does not say: a rail is taken to keep their
-/// order, which only shifts when a few bytes are counted. A plain value; nothing is allocated after make_room().
+/// carry a tile would then look as slow as the slowest. It adds its own time, since its words take theirs. Which piece has come
+/// it does not say: a rail is taken to keep their order, which only shifts when a few bytes are counted. A plain value; nothing
+/// is allocated after make_room().
 class RailLoad {
  public:
   using Clock = std::chrono::steady_clock;
@@ -18,25 +22,20 @@ class RailLoad {
   /// For so many pieces under way.
   void make_room(std::size_t pieces) { pieces_.resize(pieces); }
 
-  void post(std::uint32_t bytes, Clock::time_point now) noexcept {
-    if (bytes_ == 0) {
-      counted_from_ = now;
-      counted_bytes_ = 0;
-    }
+  void post(std::uint32_t bytes) noexcept {
+    if (bytes_ == 0) counts_ = false;
     pieces_[posted_++ % pieces_.size()] = bytes;
     bytes_ += bytes;
   }
 
-  /// `count`: pieces that have come since the two met, modulo 2^32. True where these are more than the peer has said before.
-  bool come(std::uint32_t count, Clock::time_point now) noexcept {
+  /// `count`: pieces that have come since the two met, modulo 2^32; `their_us`: when, by the peer's clock, modulo 2^32. True
+  /// where these are more than the peer has said before.
+  bool come(std::uint32_t count, std::uint32_t their_us, Clock::time_point now) noexcept {
     const std::uint32_t more = count - static_cast<std::uint32_t>(come_);
     if (more == 0 || more > posted_ - come_) return false;  // said earlier and overtaken, or nonsense
-    for (std::uint32_t i = 0; i < more; ++i) {
-      const std::uint32_t bytes = pieces_[come_++ % pieces_.size()];
-      bytes_ -= bytes;
-      counted_bytes_ += bytes;
-    }
-    measure(now);
+    const std::uint64_t before = bytes_;
+    for (std::uint32_t i = 0; i < more; ++i) bytes_ -= pieces_[come_++ % pieces_.size()];
+    measure(before - bytes_, their_us, now);
     return true;
   }
 
@@ -48,7 +47,9 @@ class RailLoad {
 
   /// A rail that looks slow and is left alone for a while gets another chance.
   void forget_speed_of_idle(Clock::time_point now) noexcept {
-    if (bytes_ == 0 && now - measured_at_ > kSpeedForgotten) bytes_per_us_ = 0;
+    if (bytes_ != 0 || now - measured_at_ <= kSpeedForgotten) return;
+    bytes_per_us_ = 0;
+    measured_ = 0;
   }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
@@ -60,26 +61,42 @@ class RailLoad {
 
  private:
   // Few bytes say nothing of a speed.
-  static constexpr std::chrono::milliseconds kSpeedSample{5};
-  static constexpr std::uint64_t kSpeedSampleBytes = 256 << 10;
+  static constexpr std::uint32_t kSampleUs = 4000;
+  static constexpr std::uint64_t kSampleBytes = 128 << 10;
+  static constexpr std::size_t kSamples = 8;
   static constexpr std::chrono::milliseconds kSpeedForgotten{200};
 
-  void measure(Clock::time_point now) noexcept {
-    const auto passed = now - counted_from_;
-    if (passed < kSpeedSample || counted_bytes_ < kSpeedSampleBytes) return;
-    const double sample = static_cast<double>(counted_bytes_) / std::chrono::duration<double, std::micro>(passed).count();
-    bytes_per_us_ = bytes_per_us_ > 0 ? 0.75 * bytes_per_us_ + 0.25 * sample : sample;
+  // The first word after an idle time only starts the clock: what it tells of may have passed faster than the wire goes on.
+  void measure(std::uint64_t bytes, std::uint32_t their_us, Clock::time_point now) noexcept {
+    if (!std::exchange(counts_, true)) {
+      counted_from_us_ = their_us;
+      counted_bytes_ = 0;
+      return;
+    }
+    counted_bytes_ += bytes;
+    const std::uint32_t passed = their_us - counted_from_us_;
+    if (passed < kSampleUs || counted_bytes_ < kSampleBytes) return;
+    samples_[measured_++ % kSamples] = static_cast<double>(counted_bytes_) / passed;
     counted_bytes_ = 0;
-    counted_from_ = measured_at_ = now;
+    counted_from_us_ = their_us;
+    measured_at_ = now;
+    // Times in which the rail had little to do look slow, and their mean would keep it from getting more.
+    auto sorted = samples_;
+    const std::size_t count = std::min(measured_, kSamples);
+    std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count));
+    bytes_per_us_ = sorted[count * 3 / 4];
   }
 
   std::vector<std::uint32_t> pieces_;  // their bytes, in the order of posting
   std::uint64_t posted_ = 0;
   std::uint64_t come_ = 0;
   std::uint64_t bytes_ = 0;
+  bool counts_ = false;  // since counted_from_us_
+  std::uint64_t counted_bytes_ = 0;
+  std::uint32_t counted_from_us_ = 0;
+  std::array<double, kSamples> samples_{};
+  std::size_t measured_ = 0;
   double bytes_per_us_ = 0;
-  std::uint64_t counted_bytes_ = 0;  // that have come since counted_from_
-  Clock::time_point counted_from_{};
   Clock::time_point measured_at_{};
 };
 

@@ -58,8 +58,9 @@ void each_packet_field(P& packet, Fields&& field) {
   field(packet.tile.communicator), field(packet.tile.sequence), field(packet.tile.edge), field(packet.tile.size_bytes);
   field(packet.tile.offset_bytes);
   for (auto& count : packet.come) field(count);
+  field(packet.sent_us);
 }
-constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader) + kMaxRails * 4;
+constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader) + kMaxRails * 4 + 4;
 static_assert(kPreludeBytes + kPacketFields <= kPacketBytes);
 
 template <typename R, typename Fields>

@@ -36,6 +36,7 @@ struct Packet {
   std::uint64_t arrived = 0;                    ///< tiles below have arrived
   std::uint64_t arrived_after = 0;              ///< bit i: tile arrived + 1 + i has arrived as well
   std::array<std::uint32_t, kMaxRails> come{};  ///< by rail, modulo 2^32: pieces and announcements that have come by it
+  std::uint32_t sent_us = 0;                    ///< when that was so, by the sender's clock, modulo 2^32
   std::uint64_t position = 0;                   ///< of the tile on its link
   TileHeader tile;
   std::uint32_t piece = 0;
