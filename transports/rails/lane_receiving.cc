@@ -1,0 +1,146 @@
+// Lane: what arrives, and the tiles that it makes.
+#include <cassert>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "transports/rails/hub.h"
+#include "transports/rails/lane.h"
+
+namespace shoal::rails {
+
+void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
+  if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
+  if (several_rails()) {
+    const Clock::time_point now = hub_.now();
+    rails_[rail].heard = now;
+    last_rail_ = rail;
+    for (std::size_t r = 0; r < shape_.rails; ++r) {
+      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], packet.sent_us, now)) rails_[r].waits_since = now;
+    }
+    for (std::uint64_t p = peer_released_; p < taken_; ++p) {
+      const bool come = p < packet.released || p < packet.arrived ||
+                        (p > packet.arrived && (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
+      if (come) out_[p % shape_.window].arrived = true;
+    }
+    count_sent();
+  }
+  if (packet.released <= peer_released_) return;
+  peer_released_ = packet.released;
+  if (std::exchange(refused_, false)) hub_.note_move();
+}
+
+Lane::Incoming* Lane::incoming_for(std::uint64_t position) noexcept {
+  if (position < released_ || position - released_ >= shape_.window) return nullptr;
+  Incoming& incoming = in_[position % shape_.window];
+  if (incoming.complete) return nullptr;  // it comes once more
+  incoming.in_use = true;
+  return &incoming;
+}
+
+void Lane::finish_incoming(Incoming& incoming, std::uint64_t position) {
+  if (!ending_.empty()) ending_since_ = hub_.now();
+  const bool all = incoming.pieces != 0 && incoming.got == incoming.pieces;
+  if (!all) return;
+  incoming.complete = true;
+  if (incoming.held == nullptr) incoming.data = {slot_memory(position % shape_.window), incoming.tile.size_bytes};
+  if (position == arrived_) {
+    while (arrived_ - released_ < shape_.window && in_[arrived_ % shape_.window].complete) ++arrived_;
+    hub_.note_move();
+  }
+  // Whoever shares the load among rails wants to know what has come.
+  if (several_rails() && position + 1 >= told_arrived_ + std::max<std::size_t>(1, shape_.window / 4)) want_word();
+  if (goodbye_at_ && arrived_ >= *goodbye_at_) fail({StatusCode::peer_failed, ending_});
+}
+
+bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload) {
+  if (!status_.ok()) return false;
+  take_acknowledgements(packet, receive.rail);
+  switch (packet.kind) {
+    case PacketKind::note:
+      return false;
+    case PacketKind::ask:
+      answer_on_ = receive.rail;
+      want_word();
+      return false;
+    case PacketKind::rail_lost:
+      if (packet.position >= shape_.rails) return false;
+      peer_rails_lost_ |= 1U << packet.position;
+      if (std::exchange(refused_, false)) hub_.note_move();
+      lose_rail(packet.position, "the other end has lost it");
+      return false;
+    case PacketKind::goodbye:
+      goodbye_at_ = packet.position;
+      begin_end(fmt::format("rank {} closed the connection", peer_));
+      if (arrived_ >= *goodbye_at_) fail({StatusCode::peer_failed, ending_});
+      return false;
+    case PacketKind::data:
+    case PacketKind::announce:
+      ++come_[receive.rail];
+      break;
+  }
+  Incoming* incoming = incoming_for(packet.position);
+  if (incoming == nullptr) {
+    if (several_rails()) want_word();  // the sender does not know that it has come
+    return false;
+  }
+  if (incoming->pieces == 0) {
+    incoming->pieces = packet.pieces;
+    incoming->tile = packet.tile;
+  }
+  const bool fits = incoming->pieces == packet.pieces && incoming->tile == packet.tile;
+  bool held = false;
+  if (packet.kind == PacketKind::announce) {
+    if (!fits || slots_.size() == 0) return false;
+  } else {
+    const Extent extent = piece_extent(packet.tile.size_bytes, packet.pieces, packet.piece);
+    if (!fits || incoming->have[packet.piece] || payload.size() != extent.bytes) return false;
+    if (packet.pieces == 1) {
+      incoming->held = &receive;
+      incoming->data = payload;
+      held = true;
+    } else {
+      if (slots_.size() == 0) return false;
+      std::memcpy(slot_memory(packet.position % shape_.window) + extent.offset, payload.data(), payload.size());
+    }
+    incoming->have[packet.piece] = true;
+    ++incoming->got;
+  }
+  finish_incoming(*incoming, packet.position);
+  return held;
+}
+
+void Lane::on_written(const Mark& mark, std::size_t rail) {
+  if (!status_.ok()) return;
+  ++come_[rail];
+  const std::uint64_t ahead = (mark.position + kMarkPositions - released_ % kMarkPositions) % kMarkPositions;
+  Incoming* incoming = incoming_for(released_ + ahead);
+  if (incoming == nullptr || incoming->have[mark.piece]) return;
+  incoming->have[mark.piece] = true;
+  ++incoming->got;
+  finish_incoming(*incoming, released_ + ahead);
+}
+
+const Arrival* Lane::peek() noexcept {
+  if (arrived_ == released_) return nullptr;
+  const Incoming& front = in_[released_ % shape_.window];
+  if (shown_ <= released_) {
+    arrival_ = {front.tile, front.data};
+    shown_ = released_ + 1;
+  }
+  return &arrival_;
+}
+
+void Lane::forget(Incoming& incoming) noexcept {
+  if (incoming.held != nullptr) hub_.take_back(*incoming.held);
+  incoming = {};
+}
+
+void Lane::release() noexcept {
+  assert(arrived_ > released_);
+  forget(in_[released_ % shape_.window]);
+  ++released_;
+  if (released_ - told_released_ >= std::max<std::size_t>(1, shape_.window / 4)) want_word();
+}
+
+}  // namespace shoal::rails

@@ -1,0 +1,234 @@
+// Lane: tiles on their way out, piece by piece.
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+#include "transports/rails/hub.h"
+#include "transports/rails/lane.h"
+
+namespace shoal::rails {
+
+std::uint32_t Lane::pieces_of(std::size_t bytes) const noexcept {
+  std::size_t alive = 0;
+  for (std::size_t r = 0; r < shape_.rails; ++r) alive += rails_[r].lost ? 0 : 1;
+  return static_cast<std::uint32_t>(shape_.pieces(bytes, alive));
+}
+
+// Where that is not possible the tile is copied.
+bool Lane::register_lent(Outgoing& out, std::span<const std::byte> data) {
+  if (!hub_.lasts(data)) return false;
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    RegistrationCache* const cache = hub_.rail(r) == nullptr ? nullptr : hub_.registrations(r);
+    if (cache == nullptr) continue;
+    out.entries[r] = cache->acquire(data.data(), data.size(), hub_.lasting_changes());
+    if (out.entries[r] != nullptr) continue;
+    unregister_lent(out);
+    return false;
+  }
+  return true;
+}
+
+void Lane::unregister_lent(Outgoing& out) {
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    RegistrationCache::Entry* const entry = std::exchange(out.entries[r], nullptr);
+    if (entry != nullptr && hub_.rail(r) != nullptr) hub_.registrations(r)->release(*entry);
+  }
+  out.lent = nullptr;
+}
+
+bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
+  assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
+  if (!status_.ok() || !ending_.empty() || leaving_) return false;
+  const std::size_t slot = taken_ % shape_.window;
+  Outgoing& out = out_[slot];
+  // The second: a card may still read, or write once more, what the peer has released already.
+  if (taken_ - peer_released_ == shape_.window || out.unfinished != 0) {
+    refused_ = true;
+    return false;
+  }
+  // An operation that failed may still arrive: until the peer has closed its slots to a lost rail nothing new is written there.
+  const bool by_write = shape_.is_written(data.size());
+  if (by_write && (rails_lost_ & ~peer_rails_lost_) != 0) {
+    refused_ = true;
+    return false;
+  }
+  unregister_lent(out);
+  if (lend && register_lent(out, data)) {
+    out.lent = data.data();
+  } else if (!data.empty()) {
+    std::memcpy(payload_of(slot), data.data(), data.size());
+  }
+  out.tile = header;
+  out.position = taken_;
+  out.by_write = by_write;
+  out.pieces = pieces_of(data.size());
+  out.arrived = false;
+  ++taken_;
+  if (out.by_write) {
+    ++out.unfinished;
+    queue_.push(part_of(slot, parts_per_slot_ - 1));
+  }
+  for (std::uint32_t i = 0; i < out.pieces; ++i) {
+    ++out.unfinished;
+    queue_.push(part_of(slot, i));
+  }
+  if (!pump()) hub_.want_pump(*this);
+  return true;
+}
+
+// Until a rail is measured it counts as being as fast as the best.
+double Lane::best_speed() const noexcept {
+  double best = 0;
+  for (std::size_t r = 0; r < shape_.rails; ++r) best = std::max(best, rails_[r].load.bytes_per_us());
+  return best > 0 ? best : 1;
+}
+
+int Lane::choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept {
+  int best = -1;
+  double least = 0;
+  const double otherwise = best_speed();
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    if (rails_[r].lost || hub_.rail(r) == nullptr || (refused >> r & 1) != 0) continue;
+    const double time = rails_[r].load.arrival_us(bytes, otherwise);
+    if (best >= 0 && time >= least) continue;
+    best = static_cast<int>(r);
+    least = time;
+  }
+  return best;
+}
+
+Packet Lane::front(PacketKind kind) noexcept {
+  Packet packet;
+  packet.kind = kind;
+  packet.link = peer_index;
+  packet.token = token_out;
+  packet.released = released_;
+  packet.arrived = arrived_;
+  if (several_rails()) {
+    packet.come = come_;
+    packet.sent_us = static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(hub_.now().time_since_epoch()).count());
+    for (std::uint64_t i = 0; i + 1 + arrived_ < released_ + shape_.window; ++i) {
+      if (in_[(arrived_ + 1 + i) % shape_.window].complete) packet.arrived_after |= std::uint64_t{1} << i;
+    }
+  }
+  told_released_ = released_;
+  told_arrived_ = arrived_;
+  return packet;
+}
+
+int Lane::post(Part& part, std::size_t rail) {
+  Outgoing& out = out_[part.slot];
+  Rail& on = *hub_.rail(rail);
+  void* const descriptor = outbox_.descriptor(rail);
+  const std::byte* const payload = out.lent != nullptr ? out.lent : payload_of(part.slot);
+  void* const payload_descriptor = out.entries[rail] != nullptr ? out.entries[rail]->registration.descriptor : descriptor;
+  const Extent extent = piece_extent(out.tile.size_bytes, out.pieces, part.announces ? 0 : part.piece);
+  const std::size_t bytes = part.announces ? 0 : extent.bytes;
+  int result = 0;
+  if (out.by_write && !part.announces) {
+    const Mark mark{peer_index, static_cast<std::uint16_t>(out.position % kMarkPositions),
+                    static_cast<std::uint8_t>(part.piece)};
+    const std::uint64_t address = peer_slots[rail].base + part.slot * slot_stride_ + extent.offset;
+    result = on.post_write(part, addresses[rail], {payload + extent.offset, bytes, payload_descriptor}, address,
+                           peer_slots[rail].key, to_data(mark));
+  } else {
+    Packet packet = front(part.announces ? PacketKind::announce : PacketKind::data);
+    packet.position = out.position;
+    packet.tile = out.tile;
+    packet.piece = part.announces ? 0 : part.piece;
+    packet.pieces = out.pieces;
+    std::byte* const header = header_of(part.slot, part.piece);
+    encode(packet, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
+    if (bytes == 0 || (out.pieces == 1 && out.lent == nullptr)) {  // the header lies in front of the payload
+      const Piece whole{header, kPacketBytes + bytes, descriptor};
+      result = on.post_send(part, addresses[rail], {&whole, 1});
+    } else {
+      const std::array<Piece, 2> both{Piece{header, kPacketBytes, descriptor},
+                                      Piece{payload + extent.offset, bytes, payload_descriptor}};
+      result = on.post_send(part, addresses[rail], both);
+    }
+  }
+  if (result != 0) return result;
+  part.rail = static_cast<std::uint8_t>(rail);
+  part.under_way = true;
+  if (several_rails()) {
+    RailState& state = rails_[rail];
+    if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();
+    ++state.under_way;
+    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes));
+  }
+  return 0;
+}
+
+bool Lane::pump() {
+  std::uint32_t refused = 0;
+  while (!queue_.empty() && status_.ok() && ending_.empty()) {
+    Part& part = queue_.front();
+    const int rail = choose_rail(part.announces ? 0 : out_[part.slot].tile.size_bytes / out_[part.slot].pieces, refused);
+    if (rail < 0) return false;
+    const int result = post(part, static_cast<std::size_t>(rail));
+    if (result == kAgain) {
+      refused |= 1U << rail;
+    } else if (result != 0) {
+      Completion failed;
+      failed.error = -result;
+      lose_rail(static_cast<std::size_t>(rail), hub_.rail(static_cast<std::size_t>(rail))->describe(failed));
+    } else {
+      queue_.pop();
+    }
+  }
+  if (word_due_ && status_.ok()) return post_word() != kAgain;
+  return true;
+}
+
+void Lane::finish_part(Part& part) {
+  part.under_way = false;
+  Outgoing& out = out_[part.slot];
+  if (--out.unfinished == 0 && refused_) hub_.note_move();
+  count_sent();
+}
+
+void Lane::count_sent() {
+  while (sent_ < taken_) {
+    Outgoing& out = out_[sent_ % shape_.window];
+    if (out.unfinished != 0) return;
+    // What was lent may have to leave once more, by another rail, until it has come.
+    if (out.lent != nullptr && several_rails() && !out.arrived) return;
+    unregister_lent(out);
+    ++sent_;
+    hub_.note_move();
+  }
+}
+
+void Lane::drop_queue() {
+  while (!queue_.empty()) {
+    Part& part = queue_.front();
+    queue_.pop();
+    // Not counted as sent: it was not.
+    --out_[part.slot].unfinished;
+  }
+}
+
+void Lane::on_sent(Part& part, const Completion& completion) {
+  part.under_way = false;
+  if (several_rails()) {
+    --rails_[part.rail].under_way;
+    rails_[part.rail].waits_since = hub_.now();
+  }
+  const Outgoing& out = out_[part.slot];
+  if (completion.error == 0 || out.arrived || out.position < peer_released_) return finish_part(part);
+  const std::size_t rail = part.rail;
+  const std::string why = hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed";
+  if (status_.ok() && ending_.empty()) {
+    queue_.push(part);
+    lose_rail(rail, why);
+    hub_.want_pump(*this);
+  } else {
+    --out_[part.slot].unfinished;
+  }
+}
+
+}  // namespace shoal::rails

@@ -1,0 +1,254 @@
+// TcpLink: tiles on their way out, over the sockets that pull them.
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "transports/tcp/checksum.h"
+#include "transports/tcp/link.h"
+#include "transports/tcp/reactor.h"
+
+namespace shoal::tcp {
+
+bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data) {
+  assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
+  if (closing_) return false;
+  const std::size_t whole = frame_bytes(data.size());
+  if (taken_ - forgotten_ == kQueueTiles || memory_end_ - memory_begin_ + whole > memory_.size()) {
+    refused_ = true;
+    return false;
+  }
+  // As in the rings: a link that keeps up stays within a few warm pages.
+  if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
+  std::byte* frame = memory_.data() + memory_end_ % memory_.size();
+  FrameHeader front{taken_, header, {}};
+  if (data.size() > kTinyBytes) {
+    if (sums_) {
+      front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
+    } else {
+      copy(frame + kFrameHeaderBytes, data);
+    }
+    const std::size_t end = kFrameHeaderBytes + data.size();
+    std::memset(frame + end, 0, whole - end);
+  }
+  encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));
+  const bool small = data.size() <= kSmallBytes;
+  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false};
+  memory_end_ += whole;
+  ++taken_;
+  // A small tile waits for what follows it in the same pass of its sender: together they cost one system call and one packet.
+  if (small && taken_ - pulled_ < kPullTiles) {
+    reactor_->hold(*this);
+  } else {
+    pull_tiles();
+  }
+  return true;
+}
+
+bool TcpLink::send_held() {
+  const std::uint64_t sent = sent_;
+  held = false;
+  pull_tiles();
+  return sent_ != sent || closing_;
+}
+
+Flow* TcpLink::choose_idle_flow() noexcept {
+  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go to the socket
+  // that has least on its way: what a slow one has pulled is late, and all tiles behind it wait.
+  const std::span<Flow> flows = tile_flows();
+  if (flows.size() == 1) return flows[0].idle() && flows[0].again == flows[0].again_end ? flows.data() : nullptr;
+  const bool small = outgoing(pulled_).small;
+  Flow* chosen = nullptr;
+  int least = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[small ? i : (next_flow_ + i) % flows.size()];
+    if (!flow.idle() || flow.again != flow.again_end) continue;
+    if (small) return &flow;
+    int under_way = 0;
+    if (::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) under_way = 0;
+    if (chosen != nullptr && under_way >= least) continue;
+    chosen = &flow;
+    least = under_way;
+  }
+  if (chosen != nullptr) next_flow_ = (index_of(*chosen) + 1) % flows.size();
+  return chosen;
+}
+
+// Large tiles go where they should have come first, by what is on its way there and how fast it goes; where that socket takes
+// nothing for now they wait for it, since by another one they would come later still.
+Flow* TcpLink::choose_rail() noexcept {
+  const std::span<Flow> flows = tile_flows();
+  const auto now = DrainRate::Clock::now();
+  const Outgoing& tile = outgoing(pulled_);
+  std::array<std::uint64_t, kMostSockets> waiting{};
+  double fastest = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[i];
+    int under_way = 0;
+    if (flow.down || ::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) continue;
+    waiting[i] = static_cast<std::uint64_t>(under_way);
+    flow.rate.look(now, flow.taken_bytes - std::min(flow.taken_bytes, waiting[i]), waiting[i]);
+    if (flow.first != flow.last) waiting[i] += due(flow).size();
+    fastest = std::max(fastest, flow.rate.bytes_per_us());
+  }
+  Flow* chosen = nullptr;
+  double soonest = 0;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    Flow& flow = flows[i];
+    const bool takes = flow.idle() && flow.again == flow.again_end;
+    // Of one that only takes nothing for now the kernel will tell when it does.
+    if (!takes && (tile.small || flow.down || flow.hung_up || !flow.blocked)) continue;
+    if (tile.small) return &flow;
+    // One that is not measured counts as being as fast as the best.
+    const double known = flow.rate.bytes_per_us() > 0 ? flow.rate.bytes_per_us() : fastest;
+    const double time = static_cast<double>(waiting[i] + tile.bytes) / (known > 0 ? known : 1);
+    if (chosen != nullptr && time >= soonest) continue;
+    chosen = &flow;
+    soonest = time;
+  }
+  return chosen != nullptr && chosen->idle() && chosen->again == chosen->again_end ? chosen : nullptr;
+}
+
+// Lets the flow pull the next tile that it has to send once more; false where there is none.
+bool TcpLink::pull_again(Flow& flow) noexcept {
+  const std::size_t own = index_of(flow);
+  for (flow.again = std::max(flow.again, forgotten_); flow.again < flow.again_end; ++flow.again) {
+    const Outgoing& tile = outgoing(flow.again);
+    if (tile.flow != own || tile.acknowledged) continue;
+    flow.first = flow.again++;
+    flow.last = flow.again;
+    return true;
+  }
+  flow.again = flow.again_end = 0;
+  return false;
+}
+
+void TcpLink::pull_tiles() {
+  if (again_ && !closing_) {
+    again_ = false;
+    for (Flow& flow : tile_flows()) {
+      while (flow.idle() && pull_again(flow)) write(flow);
+      again_ |= flow.again != flow.again_end;
+    }
+  }
+  while (pulled_ < taken_ && !closing_) {
+    Flow* flow = shape_.rails ? choose_rail() : choose_idle_flow();
+    if (flow == nullptr) return;
+    const auto own = static_cast<std::uint16_t>(index_of(*flow));
+    const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());
+    flow->first = pulled_;
+    std::size_t bytes = outgoing(pulled_).bytes;
+    outgoing(pulled_++).flow = own;
+    while (pulled_ < taken_ && pulled_ - flow->first < kPullTiles) {
+      Outgoing& next = outgoing(pulled_);
+      if (bytes + next.bytes > most) break;
+      bytes += next.bytes;
+      next.flow = own;
+      ++pulled_;
+    }
+    flow->last = pulled_;
+    write(*flow);
+  }
+}
+
+// The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles that were taken one after the other lie
+// so in memory.
+std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
+  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
+  const Outgoing& end = outgoing(flow.last - 1);
+  return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
+}
+
+// False where the kernel has not taken all; `taken` says how much.
+bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
+  ssize_t count = 0;
+  do {
+    count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  taken = count < 0 ? 0 : static_cast<std::size_t>(count);
+  flow.taken_bytes += taken;
+  if (taken == bytes.size()) return true;
+  // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
+  flow.blocked = true;
+  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return false;
+  if (errno == ENOBUFS || errno == ENOMEM) {
+    reactor_->watch_soon();
+    return false;
+  }
+  // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
+  if (closing_error_ == 0) closing_error_ = errno;
+  hang_up(flow);
+  return false;
+}
+
+void TcpLink::write(Flow& flow) {
+  if (flow.sealing != nullptr) return write_sealed(flow);
+  while (flow.first != flow.last) {
+    std::size_t taken = 0;
+    const bool all = send_some(flow, due(flow), taken);
+    count_sent(flow, taken);
+    if (!all) return;
+  }
+}
+
+void TcpLink::write_sealed(Flow& flow) {
+  while (flow.first != flow.last) {
+    Sealing& sealing = *flow.sealing;
+    if (sealing.outgoing().empty()) sealing.seal(due(flow));
+    std::size_t taken = 0;
+    const bool all = send_some(flow, sealing.outgoing(), taken);
+    sealing.sent(taken);
+    if (!all) return;
+    count_sent(flow, due(flow).size());
+  }
+}
+
+void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
+  while (bytes > 0) {
+    const std::size_t left = outgoing(flow.first).bytes - flow.sent_of_first;
+    if (bytes < left) {
+      flow.sent_of_first += bytes;
+      break;
+    }
+    bytes -= left;
+    flow.sent_of_first = 0;
+    outgoing(flow.first++).in_kernel = true;
+  }
+  while (sent_ < pulled_ && outgoing(sent_).in_kernel) ++sent_;
+}
+
+bool TcpLink::send_more(Flow& flow) {
+  if (closing_ || flow.down) return false;
+  flow.blocked = false;
+  if (flow.words) {
+    flush_words();
+    tell_received();
+    return false;
+  }
+  const std::uint64_t first = flow.first;
+  const std::size_t sent_of_first = flow.sent_of_first;
+  write(flow);
+  if (flow.idle()) pull_tiles();
+  return flow.first != first || flow.sent_of_first != sent_of_first || closing_;
+}
+
+// The peer has the tiles of this flow that are below `received`: their memory is free. A peer that claims what has not left
+// this process is not believed.
+void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
+  for (std::uint64_t i = forgotten_; i < std::min(received, pulled_); ++i) {
+    Outgoing& tile = outgoing(i);
+    if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
+    tile.acknowledged = true;
+  }
+  while (forgotten_ < sent_ && outgoing(forgotten_).acknowledged) {
+    memory_begin_ = outgoing(forgotten_).begin + outgoing(forgotten_).bytes;
+    ++forgotten_;
+  }
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,106 @@
+// TcpLink: what the two ends tell each other beside tiles.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "transports/tcp/link.h"
+#include "transports/tcp/reactor.h"
+
+namespace shoal::tcp {
+
+bool TcpLink::receive_words(Flow& flow) {
+  bool moved = false;
+  while (!flow.ended && !flow.down) {
+    const std::size_t room = words_in_.size() - words_got_;
+    const ssize_t got = read(flow, words_in_.data() + words_got_, room, room);
+    flow.readable = false;
+    if (got < 0 && errno == EBADMSG) {
+      distrust(flow, "sent words that were changed on the way");
+      return true;
+    }
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
+      flow.readable = true;  // nothing new will be reported
+      break;
+    }
+    if (got <= 0) {
+      end_flow(flow, got == 0 ? 0 : errno);
+      return true;
+    }
+    words_got_ += static_cast<std::size_t>(got);
+    std::size_t read = 0;
+    for (; words_got_ - read >= kWordBytes; read += kWordBytes) {
+      const auto word = decode_word(std::span<const std::byte, kWordBytes>(words_in_.data() + read, kWordBytes));
+      if (!word) {
+        distrust(flow, "sent a corrupt word");
+        return true;
+      }
+      hear(*word);
+    }
+    flow.distrusted = 0;
+    words_got_ -= read;
+    std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
+    moved |= std::exchange(refused_, false) || closing_;
+  }
+  return moved;
+}
+
+void TcpLink::hear(const Word& word) {
+  if (word.kind == Word::Kind::goodbye) {
+    left_ = true;
+    const bool ending =
+        std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
+    if (ending) start_closing();
+  } else if (word.socket < tile_flows().size()) {
+    acknowledge(word.socket, word.position);
+    if (!closing_ && pulled_ < taken_) pull_tiles();
+  }
+}
+
+// Tells the peer what it may forget.
+void TcpLink::tell_received() {
+  for (std::size_t i = 0; i < tile_flows().size(); ++i) {
+    Flow& flow = flows_[i];
+    if (flow.told == flow.received) continue;
+    if (word_flow().down || word_flow().ended || words_due_ + kWordBytes > words_out_.size()) return;
+    flow.told = flow.received;
+    say({Word::Kind::received, static_cast<std::uint32_t>(i), flow.received});
+  }
+  untold_bytes_ = untold_tiles_ = 0;
+  flush_words();
+}
+
+void TcpLink::say(const Word& word) {
+  encode(word, std::span<std::byte, kWordBytes>(words_out_.data() + words_due_, kWordBytes));
+  words_due_ += kWordBytes;
+}
+
+void TcpLink::flush_words() {
+  Flow& flow = word_flow();
+  std::size_t taken = 0;
+  if (flow.down || flow.ended) return;
+  flow.blocked = false;
+  if (flow.sealing != nullptr) {
+    Sealing& sealing = *flow.sealing;
+    for (bool all = true; all && (words_due_ > 0 || !sealing.outgoing().empty());) {
+      if (sealing.outgoing().empty()) {
+        const std::size_t bytes = std::min(words_due_, sealing.most_bytes() / kWordBytes * kWordBytes);
+        sealing.seal(std::span(words_out_).first(bytes));
+        forget_words(bytes);
+      }
+      all = send_some(flow, sealing.outgoing(), taken);
+      sealing.sent(taken);
+    }
+  } else if (words_due_ > 0) {
+    send_some(flow, std::span(words_out_).first(words_due_), taken);
+    forget_words(taken);
+  }
+}
+
+void TcpLink::forget_words(std::size_t bytes) noexcept {
+  words_due_ -= bytes;
+  std::memmove(words_out_.data(), words_out_.data() + bytes, words_due_);
+}
+
+}  // namespace shoal::tcp
