@@ -1,0 +1,235 @@
+// RealRendezvous: connections that this rank makes, at the start and again later, and knocking.
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "transports/tcp/real_rendezvous.h"
+
+namespace shoal::tcp {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLastRetry{200};
+// Where a peer has several addresses, a silent one is left for the next after this time.
+constexpr milliseconds kAddressTimeout{1000};
+constexpr milliseconds kReplyTimeout{3000};
+// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long all of them may
+// before the peer is lost; and the same for a peer that takes connections and closes them at once. A host that answers and
+// whose rank is busy is waited for.
+constexpr milliseconds kUnansweredTry{3000};
+constexpr milliseconds kUnansweredLimit{10'000};
+constexpr milliseconds kClosedLimit{3000};
+constexpr milliseconds kLongEnough{1000};
+// A knock that has met nothing but silence for so long says something.
+constexpr milliseconds kQuietKnock{100};
+
+// The way there is closed; whether anybody is at its end nobody knows.
+bool is_unanswered(int error) noexcept {
+  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
+}
+
+// Makes the socket leave by the interface of that address where the system routes by it. The number of an error, or 0.
+int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
+  own.set_port(0);
+  const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on));
+  return ::bind(socket.get(), own.raw(), own.length()) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+void RealRendezvous::start_outbounds() {
+  const auto now = Clock::now();
+  for (Outbound& outbound : outbounds_) {
+    if (outbound.state == Outbound::State::waiting && now >= outbound.until && may_start(outbound)) start(outbound);
+  }
+}
+
+// Which of the peer's addresses it tries: each socket its own rail first, and then the others.
+std::size_t RealRendezvous::place_of(const Outbound& outbound) const noexcept {
+  const Peer& peer = peers_[outbound.peer];
+  return rails_.empty() ? peer.address : (outbound.index + outbound.hops) % peer.where.addresses.size();
+}
+
+void RealRendezvous::leave_address(Outbound& outbound) noexcept {
+  Peer& peer = peers_[outbound.peer];
+  if (rails_.empty()) {
+    peer.address = (peer.address + 1) % peer.where.addresses.size();
+  } else {
+    ++outbound.hops;
+  }
+}
+
+void RealRendezvous::start(Outbound& outbound) {
+  const Peer& peer = peers_[outbound.peer];
+  const std::size_t place = place_of(outbound);
+  const SocketAddress& address = peer.where.addresses[place];
+  outbound.since = Clock::now();
+  outbound.spoke = false;
+  outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!outbound.socket.valid()) {
+    if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
+    failure_ =
+        Status(StatusCode::system_error, fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
+                                                     peer.sockets.rank, address.to_string(), words(errno)));
+    return;
+  }
+  // Two rails may lie in one network, where a route by the target alone would lead both out by the same interface.
+  if (!rails_.empty() && rails_[place].family() == address.family()) {
+    const int error = bind_to(outbound.socket, rails_[place]);
+    if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
+  }
+  outbound.state = Outbound::State::connecting;
+  outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
+  // At the start a rail that is left is left for good; later the others go on while one is silent.
+  const bool several_rails = rails_.size() > 1;
+  if (rejoining() != several_rails) outbound.until = Clock::now() + kUnansweredTry;
+  if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
+    retry(outbound, errno, words(errno));
+  } else {
+    report(outbound.socket, EPOLLOUT);
+  }
+}
+
+// `error`: a number of the system, or 0 where the peer has closed.
+void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
+  Peer& peer = peers_[outbound.peer];
+  peer.last_error = std::move(why);
+  outbound.socket.reset();
+  outbound.reader.got = 0;
+  outbound.state = Outbound::State::waiting;
+  if (rejoining()) return retry_lost(outbound, error);
+  // Of a rail that has taken the connection nothing is known to be wrong.
+  const bool leaves = rails_.empty() ? outbound.index == 0 : is_unanswered(error) || error == ECONNREFUSED;
+  if (leaves) leave_address(outbound);
+  const bool more_addresses = leaves && (rails_.empty() ? peer.address : outbound.hops % peer.where.addresses.size()) != 0;
+  outbound.until = Clock::now();
+  if (more_addresses) return;
+  outbound.until += outbound.retry;
+  outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+}
+
+void RealRendezvous::retry_lost(Outbound& outbound, int error) {
+  Peer& peer = peers_[outbound.peer];
+  const auto now = Clock::now();
+  const bool refused = error == ECONNREFUSED;
+  const bool answered = !is_unanswered(error);
+  outbound.refusals = refused ? outbound.refusals + 1 : 0;
+  if (answered && now - outbound.since >= kLongEnough) outbound.failing_since = {};
+  if (outbound.failing_since == Clock::time_point{}) {
+    outbound.failing_since = outbound.since;
+    outbound.retry = kFirstRetry;
+  }
+  // Where nobody listens any more, at any of its addresses, there is no process.
+  const std::size_t addresses = peer.where.addresses.size();
+  if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
+    unreachable_.emplace_back(peer.where.rank, peer.last_error);
+  if (refused || !answered) leave_address(outbound);
+  outbound.until = refused ? now : now + outbound.retry;
+  outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+}
+
+void RealRendezvous::serve_outbounds() {
+  const auto now = Clock::now();
+  for (Outbound& outbound : outbounds_) {
+    if (outbound.state == Outbound::State::connecting) {
+      serve_connecting(outbound, now);
+    } else if (outbound.state == Outbound::State::knocking) {
+      serve_knock(outbound, now);
+    } else if (outbound.state == Outbound::State::replying || outbound.state == Outbound::State::accepting) {
+      serve_answering(outbound, now);
+    }
+  }
+}
+
+void RealRendezvous::serve_connecting(Outbound& outbound, Clock::time_point now) {
+  const int socket = outbound.socket.get();
+  if (outbound.poll_slot == kNotPolled || polled_[outbound.poll_slot].revents == 0) {
+    if (now >= outbound.until) retry(outbound, ETIMEDOUT, words(ETIMEDOUT));
+    return;
+  }
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
+  const Peer& peer = peers_[outbound.peer];
+  report(outbound.socket, EPOLLIN);
+  if (error == 0 && outbound.knock) {
+    outbound.state = Outbound::State::knocking;
+    return;
+  }
+  outbound.records.clear();
+  Hello greeting = hello(HelloKind::greet, peer.sockets.rank, outbound.index);
+  greeting.nonce = random_nonce();
+  if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
+  if (error != 0) return retry(outbound, error, words(error));
+  outbound.state = Outbound::State::replying;
+  const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !rejoining();
+  outbound.until = elsewhere ? now + kReplyTimeout : deadline_;
+}
+
+// The peer closes what does not greet after a while, which is a sign of life; the system closes it when the peer has ended.
+// Not always: a listener that goes away in the moment of the knock may leave this end of the connection alone with nobody to
+// say so. A byte brings the answer that there is no such connection; to a peer it is one of a bad greeting.
+void RealRendezvous::serve_knock(Outbound& outbound, Clock::time_point now) {
+  std::byte byte{};
+  const ssize_t got = ::recv(outbound.socket.get(), &byte, 1, MSG_DONTWAIT);
+  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) {
+    if (!outbound.spoke && now - outbound.since >= kQuietKnock)
+      outbound.spoke = ::send(outbound.socket.get(), &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+    return;
+  }
+  const int error = got == 0 ? 0 : errno;
+  retry(outbound, error, error == 0 ? kClosed : words(error));
+}
+
+void RealRendezvous::serve_answering(Outbound& outbound, Clock::time_point now) {
+  int error = 0;
+  switch (outbound.reader.read(outbound.socket.get(), error)) {
+    case RecordReader::Outcome::more:
+      if (now >= outbound.until) retry(outbound, ETIMEDOUT, kSilent);
+      return;
+    case RecordReader::Outcome::ended:
+      return retry(outbound, error, error != 0 ? words(error) : kClosed);
+    case RecordReader::Outcome::whole:
+      break;
+  }
+  outbound.reader.got = 0;
+  Peer& peer = peers_[outbound.peer];
+  const bool replying = outbound.state == Outbound::State::replying;
+  const auto said = decode_hello(outbound.reader.bytes);
+  if (!said || said->kind != (replying ? HelloKind::reply : HelloKind::accept) || said->job_id != self_.job_id ||
+      said->to_rank != self_.from_rank || said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
+      said->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
+    return retry(outbound, 0, "whoever listens there is not this rank of this job");
+  }
+  if (!check_settings(*said)) return;
+  if (replying) {
+    outbound.records += as_text(outbound.reader.bytes);
+    Hello confirm = hello(HelloKind::confirm, peer.sockets.rank, outbound.index);
+    if (!fill_in_received(confirm, outbound.index)) return;
+    if (!send_next(outbound.socket.get(), confirm, outbound.records)) return retry(outbound, errno, words(errno));
+    outbound.state = Outbound::State::accepting;
+    return;
+  }
+  outbound.state = Outbound::State::done;
+  peer.sockets.address = peer.where.addresses[place_of(outbound)].to_string();
+  if (!rails_.empty()) say_which_rail(outbound);
+  complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
+}
+
+void RealRendezvous::say_which_rail(const Outbound& outbound) const {
+  const Peer& peer = peers_[outbound.peer];
+  const std::size_t own = outbound.index % peer.where.addresses.size();
+  const std::size_t taken = place_of(outbound);
+  if (taken == own) return;
+  fmt::print(stderr, "shoal: tcp: socket {} to rank {} goes by rail {} ({}): rail {} does not answer ({})\n", outbound.index,
+             peer.sockets.rank, taken, peer.where.addresses[taken].to_string(), own, peer.last_error);
+}
+
+}  // namespace shoal::tcp
