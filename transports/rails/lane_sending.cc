@@ -219,12 +219,14 @@ void Lane::on_sent(Part& part, const Completion& completion) {
     rails_[part.rail].waits_since = hub_.now();
   }
   const Outgoing& out = out_[part.slot];
-  if (completion.error == 0 || out.arrived || out.position < peer_released_) return finish_part(part);
   const std::size_t rail = part.rail;
-  const std::string why = hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed";
+  // What has left by a rail that is lost since may have met an end of it that the peer has closed.
+  const bool may_be_gone = completion.error != 0 || (several_rails() && rails_[rail].lost);
+  if (!may_be_gone || out.arrived || out.position < peer_released_) return finish_part(part);
   if (status_.ok() && ending_.empty()) {
     queue_.push(part);
-    lose_rail(rail, why);
+    if (!rails_[rail].lost)
+      lose_rail(rail, hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed");
     hub_.want_pump(*this);
   } else {
     --out_[part.slot].unfinished;
