@@ -147,8 +147,8 @@ def table_of_types(document):
 def details(groups, documents):
     """The page of all groups: what was run, the verdict on each target, every size."""
     parts = ["# Comparison",
-             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, the median of the rounds' ratios, in bold where "
-             "shoal is slower."]
+             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, the median of the rounds' ratios, in bold "
+             "where shoal is slower."]
     for group in groups:
         if group["name"] not in documents:
             continue

@@ -232,8 +232,9 @@ class Communicator {
   /// meanwhile is left out, too. The new communicator uses the connections that exist, and can be shrunk in turn. Source:
   /// MPI-5.0's and ULFM's MPI_Comm_shrink; here nobody has to agree on a failure first.
   ///
-  /// Errors: invalid_argument for a `without` that names this rank or none; timeout (`timeout`, or the communicator's) on all
-  /// ranks, as soon as it has passed on one, with the ranks that have not come, which `without` can leave out the next time.
+  /// Errors: invalid_argument for a `without` that names this rank or one that does not exist; timeout (`timeout`, or the
+  /// communicator's) on all ranks, as soon as it has passed on one, with the ranks that have not come, which `without` can
+  /// leave out the next time.
   Result<std::unique_ptr<Communicator>> shrink(std::span<const int> without = {},
                                                std::optional<std::chrono::milliseconds> timeout = {});
 
