@@ -266,14 +266,6 @@ bool TcpLink::watch() {
   return moved;
 }
 
-bool TcpLink::blocked() const noexcept {
-  const std::size_t tile_flows = flows_.size() - 1;
-  for (std::size_t i = 0; i < tile_flows; ++i) {
-    if (flows_[i].blocked) return true;
-  }
-  return false;
-}
-
 std::size_t TcpLink::memory_bytes() const noexcept {
   std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
   for (const Flow& flow : flows_) bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());

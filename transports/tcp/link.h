@@ -1,6 +1,7 @@
 // One link of the TCP transport: tiles cut over several sockets on one side, put back in order on the other.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -108,7 +109,9 @@ class TcpLink final : public Link {
   bool held = false;    ///< stands in the Reactor's list of links with such tiles
   bool wanted = false;  ///< stands in the Reactor's list of links that were peeked in vain
   /// A socket for tiles waits for room in the kernel.
-  [[nodiscard]] bool blocked() const noexcept;
+  [[nodiscard]] bool blocked() const noexcept {
+    return std::any_of(flows_.begin(), flows_.end() - 1, [](const Flow& flow) { return flow.blocked; });
+  }
   /// The peer has shut this socket, or it broke: read what is left.
   void hang_up(Flow& flow);
   /// A new connection is about to take a flow's place: gives the old one up. The number below which its tiles have come; empty

@@ -8,21 +8,11 @@
 #include <fmt/format.h>
 
 #include "transports/tcp/checksum.h"
-#include "transports/tcp/link.h"
+#include "transports/tcp/link_sockets.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/repairs.h"
 
 namespace shoal::tcp {
-
-// As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was changed.
-ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
-  if (flow.sealing != nullptr) return read_sealed(flow, target, room);
-  ssize_t got = 0;
-  do {
-    got = ::recv(flow.socket.get(), target, want, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  return got;
-}
 
 ssize_t TcpLink::read_sealed(Flow& flow, std::byte* target, std::size_t room) {
   Sealing& sealing = *flow.sealing;

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "transports/tcp/checksum.h"
-#include "transports/tcp/link.h"
+#include "transports/tcp/link_sockets.h"
 #include "transports/tcp/reactor.h"
 
 namespace shoal::tcp {
@@ -154,36 +154,6 @@ void TcpLink::pull_tiles() {
     flow->last = pulled_;
     write(*flow);
   }
-}
-
-// The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles that were taken one after the other lie
-// so in memory.
-std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
-  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
-  const Outgoing& end = outgoing(flow.last - 1);
-  return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
-}
-
-// False where the kernel has not taken all; `taken` says how much.
-bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
-  ssize_t count = 0;
-  do {
-    count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (count < 0 && errno == EINTR);
-  taken = count < 0 ? 0 : static_cast<std::size_t>(count);
-  flow.taken_bytes += taken;
-  if (taken == bytes.size()) return true;
-  // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
-  flow.blocked = true;
-  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return false;
-  if (errno == ENOBUFS || errno == ENOMEM) {
-    reactor_->watch_soon();
-    return false;
-  }
-  // Tiles may have arrived before the connection broke: the end counts when reading comes to it.
-  if (closing_error_ == 0) closing_error_ = errno;
-  hang_up(flow);
-  return false;
 }
 
 void TcpLink::write(Flow& flow) {

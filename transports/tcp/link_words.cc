@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "transports/tcp/link.h"
+#include "transports/tcp/link_sockets.h"
 #include "transports/tcp/reactor.h"
 
 namespace shoal::tcp {
