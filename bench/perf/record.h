@@ -41,7 +41,7 @@ struct Record {
 void set_figures(Record& record, std::span<const double> block_us, double cpu_s_per_call, double goodput_gbs);
 
 /// The median over the rounds of `theirs` / `ours`, both one time per round: a slow phase of the machine, which lasts longer
-/// than a round, meets both. Nothing where there are no rounds, or as many times as rounds are not there.
+/// than a round, meets both. Nothing where there are no rounds, or the two have not as many.
 [[nodiscard]] std::optional<double> paired_ratio(std::span<const double> theirs, std::span<const double> ours);
 
 /// A row of the table: one library at one size; a collective without an out-of-place form has `in_place` only.

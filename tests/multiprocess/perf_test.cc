@@ -104,6 +104,8 @@ TEST(Perf, FailsWhenALibraryIsWrongAndCountsTheElements) {
   EXPECT_EQ(results[1]["library"], "wrong");
   EXPECT_EQ(results[1]["algorithm"], "idle");
   EXPECT_EQ(results[1]["wrong"], 2048);  // every element on both ranks
+  EXPECT_TRUE(results[0]["time_over_shoal"].is_null());
+  EXPECT_GT(results[1]["time_over_shoal"], 0);
 }
 
 TEST(Perf, GlooHasTheRightResultsAtEverySize) {
