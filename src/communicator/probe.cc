@@ -38,8 +38,12 @@ enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop };
 // clock decides how long it takes.
 class Prober {
  public:
-  Prober(Transport& transport, Link& link, bool cores_to_spare)
-      : transport_(transport), link_(link), tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)), waits_(cores_to_spare) {}
+  Prober(Transport& transport, Link& link, bool cores_to_spare, Clock::time_point give_up)
+      : transport_(transport),
+        link_(link),
+        tile_(std::min(link.max_tile_bytes(), kProbeTileBytes)),
+        waits_(cores_to_spare),
+        give_up_(give_up) {}
 
   /// `wire`: over a network sending itself costs much. With `latency_only` the rest of the cost is zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
@@ -171,7 +175,7 @@ class Prober {
   std::uint64_t sent_ = link_.sent_tiles();
   const Waiter waits_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(tile_);
-  Clock::time_point give_up_ = Clock::now() + kPatience;
+  const Clock::time_point give_up_;
 };
 
 double measure_reduction(const Device& device) {
@@ -202,6 +206,22 @@ int probe_partner(const Topology& topology, int rank, LinkClass wire) {
   return rank == here[0] ? here[1] : here[0];
 }
 
+// Those who lead on a network begin together: whose pair finds the machine or the network to itself measures what no collective
+// will see. Where there is one pair nobody waits.
+Status begin_together(Store& store, const Topology& topology, int rank, Clock::time_point deadline) {
+  if (topology.nodes() < 4) return {};
+  constexpr std::string_view kGo = "probe/go";
+  if (rank != 0) {
+    if (Status status = store.set(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
+    return store.get(kGo, deadline).status();
+  }
+  for (int node = 2; node + 1 < topology.nodes(); node += 2) {
+    const int leader = std::min(topology.ranks_of_node(node).front(), topology.ranks_of_node(node + 1).front());
+    if (const auto there = store.get(fmt::format("probe/{}", leader), deadline); !there.ok()) return there.status();
+  }
+  return store.set(kGo, "");
+}
+
 }  // namespace
 
 Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
@@ -212,8 +232,13 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
       if (peer < 0) continue;
       const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
       const auto index = static_cast<std::size_t>(link - parts.links.begin());
-      Prober prober(*parts.transports[parts.transport_of_link[index]], **link, has_cores_to_spare(parts));
       const bool leads = parts.rank < peer;
+      if (leads && wire == LinkClass::network) {
+        if (Status status = begin_together(store, topology, parts.rank, deadline); !status.ok()) return status;
+      }
+      // Who follows does not know what the others' leader waits for.
+      const auto give_up = leads ? Clock::now() + kPatience : deadline;
+      Prober prober(*parts.transports[parts.transport_of_link[index]], **link, has_cores_to_spare(parts), give_up);
       const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
       if (leads ? !cost.has_value() : !prober.follow())
         return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,

@@ -363,15 +363,17 @@ bool WindowCalls::fold_some(Operation* operation) {
   const std::size_t end = share_start(call.count, call.type, rank_ + 1, ranks);
   const std::size_t stop = std::min(end, folded_elements_ + kBytesPerPass / element);
   const bool cached = call.input_bytes() <= kCachedBytes;
+  // What has just been read is in the caches, and to write past them would cost more there.
+  const auto stays = [&](std::size_t r) { return cached || outputs_[r] == inputs_[r]; };
   const auto own = static_cast<std::size_t>(rank_);
   while (folded_elements_ < stop) {
     const std::size_t count = std::min(kBlockBytes / element, stop - folded_elements_);
     const std::size_t at = folded_elements_ * element;
     for (std::size_t r = 0; r < inputs_.size(); ++r) operands_[r] = inputs_[r] + at;
-    std::byte* folded = cached ? outputs_[own] + at : block_.data();
+    std::byte* folded = stays(own) ? outputs_[own] + at : block_.data();
     reduce(plan, folded, operands_, count);
     for (std::size_t r = 0; r < outputs_.size(); ++r) {
-      if (!cached) {
+      if (!stays(r)) {
         device_->stream(outputs_[r] + at, folded, count * element);
       } else if (r != own) {
         device_->copy(outputs_[r] + at, folded, count * element);
