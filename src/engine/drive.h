@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <poll.h>
+#include <time.h>
 
 #include "src/engine/mesh.h"
 #include "src/engine/waiter.h"
@@ -50,8 +51,14 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
         until = std::min(until, mesh->next_check());
       }
       const auto now = std::chrono::steady_clock::now();
-      const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-      if (timeout > 0) ::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout));
+      const auto longest = waiter.longest_sleep();
+      const bool measured = longest < until - now;
+      const std::chrono::nanoseconds timeout = measured ? longest : until - now;
+      if (timeout.count() > 0) {
+        const timespec time{timeout.count() / 1'000'000'000, timeout.count() % 1'000'000'000};
+        const int ready = ::ppoll(descriptors.data(), descriptors.size(), &time, nullptr);
+        if (measured && ready == 0) waiter.slept(std::chrono::steady_clock::now() - now);
+      }
     }
     for (Mesh* mesh : meshes) mesh->finish_wait(descriptors);
     waiter.woken();

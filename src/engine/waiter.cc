@@ -47,8 +47,23 @@ void Waiter::blocking() noexcept {
   if (waits_without_yield_ > 0) --waits_without_yield_;
 }
 
+std::chrono::nanoseconds Waiter::longest_sleep() noexcept {
+  const bool measures = cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
+  return measures ? kMeasuredSleep : std::chrono::nanoseconds::max();
+}
+
+void Waiter::slept(std::chrono::nanoseconds duration) noexcept {
+  measured_ = true;
+  const auto cost = std::max(duration - kMeasuredSleep - kTimerSlack, std::chrono::nanoseconds(0));
+  sleep_cost_ += (cost - sleep_cost_) / 4;
+}
+
+std::chrono::nanoseconds Waiter::max_yield() const noexcept { return std::max(kMaxYield, std::min(2 * sleep_cost_, kMaxLook)); }
+
 void Waiter::woken() noexcept {
-  if (Clock::now() - since_ <= kShortWait) {
+  if (std::exchange(measured_, false)) return;
+  // Looking longer would have saved most of it.
+  if (Clock::now() - since_ <= 2 * max_yield()) {
     look_longer();
   } else {
     pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
@@ -58,7 +73,7 @@ void Waiter::woken() noexcept {
 
 void Waiter::look_longer() noexcept {
   pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
-  yield_budget_ = std::min(yield_budget_ * 2, kMaxYield);
+  yield_budget_ = std::min(yield_budget_ * 2, max_yield());
 }
 
 void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {

@@ -16,6 +16,10 @@ namespace shoal {
 /// soon cost nothing. A wait that ends soon after the sleep has begun doubles it as well: two ranks that both sleep answer as
 /// late as they wake up, so that no short look would ever pay again.
 ///
+/// A sleep costs what the machine takes to wake a core: microseconds, or on a virtual machine whose host is busy nearly a
+/// millisecond. Now and then a short sleep with a known end measures that, and where it is much, looking is worth as much (who
+/// looks for as long as a sleep costs never loses more than twice the least). Only with cores to spare.
+///
 /// A yield that lasts for milliseconds has gone to somebody who computes, and the scheduler gives such a one a whole slice,
 /// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for a few waits, and for twice as many each
 /// time that this happens again.
@@ -33,6 +37,10 @@ class Waiter {
   void moved() noexcept;
   /// The caller is about to block,
   void blocking() noexcept;
+  /// at most for so long: mostly as long as it wants,
+  std::chrono::nanoseconds longest_sleep() noexcept;
+  /// (where it slept for so long instead, and nothing came)
+  void slept(std::chrono::nanoseconds duration) noexcept;
   /// and has blocked.
   void woken() noexcept;
   /// A yield lasted so long (looking again after it says so by itself).
@@ -47,8 +55,12 @@ class Waiter {
 
   /// Of a yield that nobody else wants.
   static constexpr std::chrono::nanoseconds kYieldCost{1'000};
-  /// Looking longer would have saved most of it.
-  static constexpr std::chrono::nanoseconds kShortWait{100'000};
+  /// Sleeps between two that measure what a sleep costs; how long those want to sleep; and what the kernel may add to that for
+  /// company (timer slack).
+  static constexpr int kSleepsBetweenMeasures = 16;
+  static constexpr std::chrono::nanoseconds kMeasuredSleep{50'000};
+  static constexpr std::chrono::nanoseconds kTimerSlack{50'000};
+  static constexpr std::chrono::nanoseconds kMaxLook{1'000'000};
   /// Of the others, in a wait.
   static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
   static constexpr int kFewWaits = 4;     ///< without yields, after the first loss
@@ -57,6 +69,7 @@ class Waiter {
 
   void end_yield(Clock::time_point now) noexcept;
   void look_longer() noexcept;
+  [[nodiscard]] std::chrono::nanoseconds max_yield() const noexcept;
 
   bool cores_to_spare_;
   bool yields_;
@@ -70,6 +83,9 @@ class Waiter {
   std::chrono::nanoseconds others_{};  ///< of the time since then, what others have had
   std::chrono::nanoseconds pause_budget_ = kMaxPause;
   std::chrono::nanoseconds yield_budget_ = kMaxYield;
+  std::chrono::nanoseconds sleep_cost_{};  ///< as measured lately
+  int sleeps_ = 0;
+  bool measured_ = false;  ///< the last sleep was short because it measured
 };
 
 }  // namespace shoal

@@ -106,6 +106,36 @@ TEST(Waiter, ShortSleepsTeachItToLookLonger) {
   EXPECT_TRUE(learned);
 }
 
+// Not every time: the machine may take the core away.
+TEST(Waiter, LooksForAsLongAsASleepCosts) {
+  bool learned = false;
+  for (int attempt = 0; attempt < 100 && !learned; ++attempt) {
+    Waiter waiter(/*cores_to_spare=*/true);
+    const auto cheap = looks_for(waiter, 0us);
+    for (int i = 0; i < 16; ++i) waiter.slept(50us + 50us + 200us);
+    waiter.woken();
+    std::chrono::nanoseconds dear{};
+    for (int i = 0; i < 8; ++i) dear = looks_for(waiter, 100us);
+    for (int i = 0; i < 16; ++i) waiter.slept(70us);
+    waiter.woken();
+    std::chrono::nanoseconds cheap_again{};
+    for (int i = 0; i < 8; ++i) cheap_again = looks_for(waiter, 0us);
+    learned = cheap < 100us && dear > 300us && dear < 1ms && cheap_again < 100us;
+  }
+  EXPECT_TRUE(learned);
+}
+
+TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
+  Waiter alone(/*cores_to_spare=*/true);
+  Waiter crowded(/*cores_to_spare=*/false);
+  int short_sleeps = 0;
+  for (int i = 0; i < 160; ++i) {
+    short_sleeps += alone.longest_sleep() < 1ms ? 1 : 0;
+    EXPECT_GT(crowded.longest_sleep(), 1h);
+  }
+  EXPECT_EQ(short_sleeps, 10);
+}
+
 // Not every time: a yield of the test itself may cost a slice.
 TEST(Waiter, EachLostSliceKeepsItLongerFromYields) {
   bool doubled = false;
