@@ -56,11 +56,11 @@ class Rails(unittest.TestCase):
         return shares
 
     def check_share(self, transport):
-        def complaint(shares):
+        def complaints(shares):
             self.assertEqual(set(shares), {16 << 20, 64 << 20})
-            return None if min(shares.values()) >= SHARE else f"{transport}: {shares} of both rails"
+            return {size: f"{transport}, {size >> 20} MiB: {share:.3f} of both rails" for size, share in shares.items() if not share >= SHARE}
 
-        tries.judge(self, lambda: self.share_of_both(transport), complaint)
+        tries.judge(self, lambda: self.share_of_both(transport), complaints)
 
     def check_cut(self, transport, words):
         # The largest sizes begin, and are checked, when the rail is gone.

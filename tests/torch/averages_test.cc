@@ -92,7 +92,8 @@ class AveragesByHand : public ::testing::Test {
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM, backend_);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
     group->setGroupName("by-hand");
-    averages_ = std::make_unique<Averages>(group, kScale, 2, kPieceBytes);
+    group_ = group;
+    averages_ = std::make_unique<Averages>(group_, kScale, 2, kPieceBytes, kPieceBytes);
   }
   static at::Tensor bucket(std::int64_t elements) { return at::zeros({elements}); }
   void end(int pieces) {
@@ -100,6 +101,7 @@ class AveragesByHand : public ::testing::Test {
   }
 
   const c10::intrusive_ptr<ByHand> backend_ = c10::make_intrusive<ByHand>();
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::unique_ptr<Averages> averages_;
 };
 
@@ -123,6 +125,17 @@ TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
   EXPECT_EQ(averages_->take_finished(true), (Parts{{0, 30, 10}, {0, 40, 2}}));
   averages_->restart();
   EXPECT_EQ(averages_->add(bucket(1)), 0U);
+}
+
+TEST_F(AveragesByHand, LargeBucketsGoInLongerPieces) {
+  averages_ = std::make_unique<Averages>(group_, kScale, 2, kPieceBytes, 5 * kPieceBytes / 2);
+  averages_->add(bucket(40));  // quarters of no more than a piece
+  end(2);
+  averages_->add(bucket(80));  // quarters
+  end(3);
+  averages_->add(bucket(4000));  // of quarters no more than the longest
+  end(2);
+  EXPECT_EQ(backend_->sizes, (Numbers{10, 10, 10, 20, 20, 20, 25, 25, 25})) << "the last of each is held";
 }
 
 TEST_F(AveragesByHand, EveryElementIsScaledOnce) {

@@ -13,8 +13,11 @@ bool goes_at_once(std::int64_t at, std::int64_t elements) { return 8 * at < 5 * 
 
 }  // namespace
 
-Averages::Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes)
-    : scale_(scale), piece_bytes_(piece_bytes), shared_(std::make_shared<Shared>(std::move(group), window)) {}
+Averages::Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes, std::size_t longest_piece_bytes)
+    : scale_(scale),
+      piece_bytes_(piece_bytes),
+      longest_piece_bytes_(longest_piece_bytes),
+      shared_(std::make_shared<Shared>(std::move(group), window)) {}
 
 Averages::~Averages() {
   Group last;  // given back here, not by a callback in a backend's thread, and without the lock
@@ -27,7 +30,8 @@ Averages::~Averages() {
 
 std::size_t Averages::add(const at::Tensor& bucket) {
   const at::NoGradGuard no_grad;
-  const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(piece_bytes_) / bucket.element_size(), 1);
+  const std::size_t bytes = std::clamp(bucket.nbytes() / 4, piece_bytes_, longest_piece_bytes_);
+  const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(bytes) / bucket.element_size(), 1);
   std::size_t number = 0;
   {
     const std::lock_guard lock(shared_->mutex);

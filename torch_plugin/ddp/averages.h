@@ -40,8 +40,9 @@ class Averages {
   };
 
   /// Buckets are multiplied by `scale`, then summed over all ranks, as torch's reducer does with the reciprocal of their
-  /// number. At most `window` pieces of at most `piece_bytes` bytes are in flight.
-  Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes);
+  /// number. At most `window` pieces are in flight, of at most `piece_bytes` bytes, or of a quarter of their bucket where that
+  /// is more, up to `longest_piece_bytes`.
+  Averages(Group group, double scale, std::size_t window, std::size_t piece_bytes, std::size_t longest_piece_bytes);
   /// Does not wait for what is in flight, which holds its own memory; starts nothing any more.
   ~Averages();
   Averages(const Averages&) = delete;
@@ -84,6 +85,7 @@ class Averages {
 
   const double scale_;
   const std::size_t piece_bytes_;
+  const std::size_t longest_piece_bytes_;
   const std::shared_ptr<Shared> shared_;
 };
 

@@ -13,6 +13,9 @@ using std::chrono::steady_clock;
 // Two of half a mebibyte keep a wire of 1 Gbit/s busy, and what is more urgent waits for them for 8 ms at most.
 constexpr std::size_t kWindow = 2;
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
+// Among more than two ranks an average takes several exchanges, each of which waits for all cores that compute beside it: with
+// VGG16 on four hosts pieces of 2 MiB use 96 % of the wire, those of half a mebibyte 76 to 83 %.
+constexpr std::size_t kLongestPieceBytes = std::size_t{2} << 20;
 // The optimizer passes over a slice several times: values, gradients and state of one this size stay in the cache meanwhile. A
 // multiple of all vectors' lengths, so that every element is computed as it would be in the whole parameter.
 constexpr std::int64_t kSliceElements = std::int64_t{128} << 10;
@@ -45,7 +48,7 @@ DeferredUpdates::DeferredUpdates(const ::torch::nn::Module& model, std::vector<a
                                  c10::intrusive_ptr<c10d::ProcessGroup> group, const MakeOptimizer& make_optimizer,
                                  bool update_slices)
     : parameters_(std::move(parameters)),
-      averages_(group, 1.0 / group->getSize(), kWindow, kPieceBytes),
+      averages_(group, 1.0 / group->getSize(), kWindow, kPieceBytes, group->getSize() > 2 ? kLongestPieceBytes : kPieceBytes),
       bucket_of_(parameters_.size(), 0),
       announced_(parameters_.size(), false) {
   TORCH_CHECK_VALUE(make_optimizer,
