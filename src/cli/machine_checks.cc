@@ -141,6 +141,22 @@ MachineCheck check_files(const Patient& patient) {
   return check;
 }
 
+// bbr paces a connection by what it got when it last shared the link: where hosts change partners it stays below the link's
+// rate. Measured on emulated hosts (bench/cluster --congestion): recursive_halving 1.25, direct 1.1 to 1.4 times what reno
+// takes.
+MachineCheck check_congestion_control(const Patient& patient) {
+  const std::string name = read_line(patient.root + "/proc/sys/net/ipv4/tcp_congestion_control");
+  MachineCheck check{"TCP congestion control", Verdict::good, name.empty() ? "not known" : name, {}};
+  if (name.empty()) check.verdict = Verdict::unknown;
+  if (name.starts_with("bbr")) {
+    check.verdict = Verdict::note;
+    check.to_do =
+        "between the hosts of a job cubic keeps links busier: sysctl net.ipv4.tcp_congestion_control=cubic; matters for TCP "
+        "only";
+  }
+  return check;
+}
+
 MachineCheck check_gpus(const Patient& patient) {
   const std::size_t here = patient.machine.hardware.gpus.size();
   const std::string version = read_line(patient.root + "/sys/module/nvidia/version");
@@ -239,6 +255,7 @@ std::vector<MachineCheck> check_machine(const FoundMachine& machine, const std::
   }
   checks.push_back(check_locked_memory(patient));
   checks.push_back(check_files(patient));
+  checks.push_back(check_congestion_control(patient));
   if (patient.wants_gpus) checks.push_back(check_gpus(patient));
   if (patient.wants_gpus && patient.wants_efa) checks.push_back(check_gpudirect(patient));
   for (const std::string& note : machine.notes) checks.push_back({"machine", Verdict::note, note, {}});

@@ -2,9 +2,10 @@
 
 The wire's goodput and latency are measured in the same run (shoal_perf's limit, and a ring of 32 bytes). Messages are large enough that
 the burst of the token bucket that shapes a link does not count; queues hold what seven hosts send to one at once, for the engine knows no
-lost packets. All hosts share this machine's two cores, and the wire must be what limits, not the cores, also where others take a part of
-them: at 200 Mbit/s eight hosts keep them a tenth busy. What is measured while the machine stands still for a moment says nothing of the
-engine: tries.py.
+lost packets, and nothing of what TCP's congestion control would do beyond using the link (bench/cluster chooses reno; with bbr direct and
+circulant take up to 1.4 times as long). All hosts share this machine's two cores, and the wire must be what limits, not the cores, also
+where others take a part of them: at 200 Mbit/s eight hosts keep them a tenth busy. What is measured while the machine stands still for a
+moment says nothing of the engine: tries.py.
 """
 import json
 import os

@@ -31,7 +31,7 @@ class Machine(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 
-    def build(self, kind="p5", memlock="unlimited", files="65536"):
+    def build(self, kind="p5", memlock="unlimited", files="65536", congestion="cubic"):
         os.mkdir(os.path.join(self.root, "sys"))
         subprocess.run([MAKE, kind, os.path.join(self.root, "sys")], check=True, timeout=60)
         for index in range(32):
@@ -42,6 +42,7 @@ class Machine(unittest.TestCase):
         self.put("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "5128\n")
         self.put("opt/amazon/efa/lib64/libfabric.so.1")
         self.put("opt/amazon/efa_installed_packages", "# EFA installer version: 1.43.2\n# other\n")
+        self.put("proc/sys/net/ipv4/tcp_congestion_control", congestion + "\n")
         self.put("proc/self/limits", LIMITS + f"Max open files            {files}           1048576              files     \n"
                  f"Max locked memory         {memlock}            {memlock}            bytes     \n")
 
@@ -57,7 +58,7 @@ class Machine(unittest.TestCase):
         text = self.check("machine: p5.48xlarge", r"ok +EFA devices +32 of 32", r"ok +EFA driver +2.17.2g",
                           r"ok +/dev/infiniband/uverbs. +32 of 32", r"ok +libfabric for EFA +# EFA installer version: 1.43.2",
                           r"ok +huge pages of 2 MiB +5128",
-                          r"ok +locked memory +unlimited",
+                          r"ok +locked memory +unlimited", r"ok +TCP congestion control +cubic",
                           r"ok +GPUs and driver +8, NVIDIA 570.172.08", r"ok +GPUDirect RDMA +nvidia_peermem",
                           r"\? +security group +cannot be seen from inside\n +to do: all traffic in and out")
         self.assertNotIn("BAD", text)
@@ -88,6 +89,12 @@ class Machine(unittest.TestCase):
         self.put("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "0\n")
         self.check(r"BAD +locked memory +8 MiB\n +to do: memlock unlimited", r"note +open files +1024\n +to do: .*ulimit -n 65536",
                    r"note +huge pages of 2 MiB +0\n +to do: .*nr_hugepages", status=1)
+
+    def test_congestion_control(self):
+        self.build(congestion="bbr")
+        self.check(r"note +TCP congestion control +bbr\n +to do: .*tcp_congestion_control=cubic")
+        os.remove(os.path.join(self.root, "proc/sys/net/ipv4/tcp_congestion_control"))
+        self.check(r"\? +TCP congestion control +not known")
 
     def test_dma_buffers_serve_as_well(self):
         self.build()
