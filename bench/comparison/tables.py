@@ -1,5 +1,6 @@
 """Markdown: one row for each group and peer, and one table of every size. A size at which shoal is slower is shown in bold."""
 from comparison.results import LARGE_BYTES, NAMES, geometric_mean, ratios, rows
+from comparison.runs import STOLEN_SHARE
 from comparison.targets import judge
 from perf.plot import size_label
 
@@ -29,8 +30,9 @@ def percent_of_limit(row):
 
 
 def noise(document):
-    busy = document.get("busy_share", 0)
-    return f" **Others used {100 * busy:.0f} % of the machine before this was measured.**" if busy > BUSY_SHARE else ""
+    busy, stolen = document.get("busy_share", 0), document.get("stolen_share", 0)
+    text = f" **Others used {100 * busy:.0f} % of the machine before this was measured.**" if busy > BUSY_SHARE else ""
+    return text + (f" **The machine's host took {100 * stolen:.0f} % of its time meanwhile.**" if stolen > STOLEN_SHARE else "")
 
 
 def line(cells):

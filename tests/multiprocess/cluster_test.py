@@ -152,6 +152,17 @@ class Cluster(unittest.TestCase):
                        "import os; os.write(1, b'%d\\n' % len(os.sched_getaffinity(0)))")
         self.assertEqual(set(done.stdout.split()), {str(len(all_cores))})
 
+    def test_hosts_choose_their_congestion_control(self):
+        which = ("--", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
+        with open(which[-1], encoding="ascii") as file:
+            before = file.read()
+        self.assertEqual(cluster("2x1", *which).stdout, "reno\nreno\n")
+        wrong = cluster("2x1", "--congestion", "nonsense", *which)
+        self.assertEqual((wrong.returncode, wrong.stdout), (125, ""))
+        self.assertRegex(wrong.stderr, "--congestion nonsense: .*permits a namespace of its own: .*reno")
+        with open(which[-1], encoding="ascii") as file:
+            self.assertEqual(file.read(), before, "the machine's own")
+
     def test_links_are_shaped_both_ways(self):
         for rate, bits in (("40mbit", 40e6), ("200mbit", 200e6)):
             with self.subTest(rate=rate):

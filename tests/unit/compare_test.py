@@ -1,8 +1,11 @@
 """bench/compare's arithmetic: ratios, verdicts, tables, remaining time; and that groups.json asks for what exists."""
 import io
+import json
 import os
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 import cases
 
@@ -132,12 +135,13 @@ class Tables(unittest.TestCase):
         self.assertIn("**not measured**", tables.summary([GROUP | {"peers": ["gloo"]}], {"1x2": TWO_SIZES}))
 
     def test_details_have_every_size_and_verdict(self):
-        text = tables.details([GROUP], {"1x2": TWO_SIZES | {"busy_share": 0.5}})
+        text = tables.details([GROUP], {"1x2": TWO_SIZES | {"busy_share": 0.5, "stolen_share": 0.25}})
         self.assertIn("| 4 B | 2.00 | 1.80 .. 2.20 | ring |  | 6.00 (ring) | 3.00 x |", text)
         self.assertIn("| 9.00 (ring) | **0.90 x** |", text)
         self.assertIn("- met: at least 2 x Open MPI at every size up to 64 B: 3.00 at 4 B", text)
         self.assertIn("- **not met**: at least 0.92 of the links' limit from 64 KiB: 0.90 at 1 MiB", text)
         self.assertIn("Others used 50 % of the machine", text)
+        self.assertIn("The machine's host took 25 % of its time", text)
 
     def test_the_readme_gets_the_table_between_its_marks(self):
         text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
@@ -149,6 +153,23 @@ class Tables(unittest.TestCase):
     def test_the_readme_has_the_marks(self):
         with open(os.path.join(cases.REPOSITORY, "README.md"), encoding="utf-8") as file:
             tables.replace_between_marks(file.read(), "")
+
+
+class Disturbed(unittest.TestCase):
+    def kept(self, *stolen):
+        """What is left of a group whose runs lose these shares, one after the other."""
+        shares = iter(stolen)
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(runs, "measure_once", lambda *_: TWO_SIZES | {"stolen_share": next(shares)}):
+            runs.measure(GROUP, False, "shoal_perf", folder, print)
+            with open(os.path.join(folder, "1x2.json"), encoding="utf-8") as file:
+                left = json.load(file)
+        return left["stolen_share"], left["tries"]
+
+    def test_what_the_host_disturbed_is_measured_again(self):
+        self.assertEqual(self.kept(0.02), (0.02, 1))
+        self.assertEqual(self.kept(0.3, 0.0), (0.0, 2))
+        self.assertEqual(self.kept(0.3, 0.1, 0.2, 0.0), (0.1, 3), "the least of three")
 
 
 class Remaining(unittest.TestCase):
