@@ -1,6 +1,7 @@
 // Which piece goes when, and what happens when one fails or its owner leaves: on a backend whose operations end by hand.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <stdexcept>
 #include <vector>
@@ -57,28 +58,39 @@ class HandWork final : public c10d::Work {
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 };
 
-/// Every all_reduce waits for end() or fail(), in the order of the calls.
+/// Every all_reduce waits for end() or fail(), in the order of the calls. The words about the share, doubles, end at once
+/// unless held.
 class ByHand final : public c10d::Backend {
  public:
   ByHand() : c10d::Backend(0, 2) {}
   const std::string getBackendName() const override { return "by-hand"; }
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
     if (refuses) throw std::runtime_error("refused");
+    if (tensors[0].scalar_type() == at::kDouble) {
+      words.push_back(tensors[0]);
+      word_ = c10::make_intrusive<HandWork>();
+      if (!holds_words) end_word();
+      return word_;
+    }
     sizes.push_back(static_cast<std::size_t>(tensors[0].numel()));
     auto work = c10::make_intrusive<HandWork>();
     if (at_once) work->future->markCompleted(std::vector<at::Tensor>());
     works_.push_back(work);
     return work;
   }
+  void end_word() { word_->future->markCompleted(std::vector<at::Tensor>()); }
   void end() { works_.at(next_++)->future->markCompleted(std::vector<at::Tensor>()); }
   void fail() { works_.at(next_++)->future->setError(std::make_exception_ptr(std::runtime_error("a peer left"))); }
 
   Numbers sizes;  // elements of each call so far
+  std::vector<at::Tensor> words;
+  bool holds_words = false;
   bool at_once = false;
   bool refuses = false;
 
  private:
   std::vector<c10::intrusive_ptr<HandWork>> works_;
+  c10::intrusive_ptr<HandWork> word_;
   std::size_t next_ = 0;
 };
 
@@ -125,6 +137,78 @@ TEST_F(AveragesByHand, TheEndOfAPieceStartsTheNext) {
   EXPECT_EQ(averages_->take_finished(true), (Parts{{0, 30, 10}, {0, 40, 2}}));
   averages_->restart();
   EXPECT_EQ(averages_->add(bucket(1)), 0U);
+}
+
+TEST_F(AveragesByHand, TheShareIsThatOfRankZeroFromTheNextStepOn) {
+  backend_->holds_words = true;
+  averages_->add(bucket(80));
+  ASSERT_EQ(backend_->words.size(), 1U);
+  EXPECT_EQ(backend_->words[0].item<double>(), kFirstShare) << "nothing has been seen yet";
+  backend_->words[0].fill_(0.2);  // what the sum says, whatever was given
+  backend_->end_word();
+  EXPECT_EQ(averages_->first_share(), kFirstShare) << "the ranks learn it at different times within the step";
+  averages_->add(bucket(80));
+  averages_->release();
+  end(16);
+  EXPECT_EQ(averages_->take_finished(true).size(), 16U);
+  averages_->restart();
+  EXPECT_EQ(averages_->first_share(), 0.2);
+  averages_->add(bucket(80));
+  backend_->end_word();
+  end(2);
+  EXPECT_EQ(backend_->sizes.size(), 18U) << "two of eight pieces go beside backward";
+  EXPECT_EQ(backend_->words.size(), 2U) << "a word a step";
+  averages_->release();
+  EXPECT_EQ(backend_->sizes.size(), 20U);
+}
+
+TEST_F(AveragesByHand, ARestartWaitsForTheWord) {
+  backend_->holds_words = true;
+  averages_->add(bucket(5));
+  averages_->release();
+  end(1);
+  averages_->take_finished(true);
+  auto restart = std::async(std::launch::async, [&] { averages_->restart(); });
+  EXPECT_EQ(restart.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  backend_->words[0].fill_(0.5);
+  backend_->end_word();
+  restart.get();
+  EXPECT_EQ(averages_->first_share(), 0.5);
+}
+
+TEST(FirstShare, GrowsWhereTheWireWasIdleAndShrinksWithABacklog) {
+  // 60 of 100 bytes in 3 s, and 1 s for 20 more: a tenth more each step, within what a step may change.
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 0.1}), 0.61);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 1}), 0.6 + 1.0 / 16);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 56, 4, 3, 0}), 0.58);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0}), 0.6 - 1.0 / 16);
+  EXPECT_DOUBLE_EQ(better_share(1, {100, 90, 0, 3, 3}), 1);
+  EXPECT_DOUBLE_EQ(better_share(0.125, {100, 10, 2, 3, 0}), 0.125);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {0, 0, 0, 0, 1}), 0.6) << "nothing was sent";
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 0, 0, 0, 1}), 0.6) << "nothing tells how fast the wire is";
+}
+
+TEST(FirstShare, TheWireIsBusyWhileAnythingIsUnderWay) {
+  const WireWatch::Time start{};
+  const auto at = [&](double s) {
+    return start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
+  };
+  WireWatch watch;
+  watch.begin(at(0));
+  watch.add(10, 10);
+  watch.add(10, 0);
+  watch.add(20, 20);
+  watch.started(at(1));
+  watch.started(at(2));
+  watch.ended(at(3), 10);
+  watch.ended(at(4), 5);
+  watch.started(at(6));
+  const BackwardOnWire seen = watch.end(at(8));
+  EXPECT_EQ(seen.bytes, 40);
+  EXPECT_EQ(seen.ended_bytes, 15);
+  EXPECT_EQ(seen.left_bytes, 15);
+  EXPECT_DOUBLE_EQ(seen.busy_s, 5);
+  EXPECT_DOUBLE_EQ(seen.idle_s, 3);
 }
 
 TEST_F(AveragesByHand, LargeBucketsGoInLongerPieces) {

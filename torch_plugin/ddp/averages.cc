@@ -1,15 +1,18 @@
 #include "torch_plugin/ddp/averages.h"
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 #include <optional>
 #include <utility>
 
 namespace shoal::ddp {
 namespace {
 
-// Five eighths, a little less than backward's part of a step's computing (two thirds): what has not left by the end of backward
-// stands before what the next forward needs first.
-bool goes_at_once(std::int64_t at, std::int64_t elements) { return 8 * at < 5 * elements; }
+using std::chrono::steady_clock;
+
+constexpr std::size_t kWord = std::numeric_limits<std::size_t>::max();  // instead of a bucket's number: the wished share
+constexpr int kChoosingRank = 0;
 
 }  // namespace
 
@@ -33,19 +36,25 @@ std::size_t Averages::add(const at::Tensor& bucket) {
   const std::size_t bytes = std::clamp(bucket.nbytes() / 4, piece_bytes_, longest_piece_bytes_);
   const auto most = std::max<std::int64_t>(static_cast<std::int64_t>(bytes) / bucket.element_size(), 1);
   std::size_t number = 0;
+  double share = 0;
   {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->failure) std::rethrow_exception(shared_->failure);
     number = shared_->buckets++;
+    share = shared_->first_share;
+    if (number == 0) shared_->watch.begin(steady_clock::now());
   }
+  if (number == 0 && bucket.is_cpu()) send_wish();
   PieceQueue::Pieces later;
   for (std::int64_t at = 0; at < bucket.numel(); at += most) {
     const std::int64_t elements = std::min(most, bucket.numel() - at);
     at::Tensor values = bucket.narrow(0, at, elements);
     values.mul_(scale_);
-    const bool first = goes_at_once(at, bucket.numel());
+    const bool first = static_cast<double>(at) < share * static_cast<double>(bucket.numel());
     {
       const std::lock_guard lock(shared_->mutex);
+      const auto piece_bytes = static_cast<double>(values.nbytes());
+      shared_->watch.add(piece_bytes, first ? piece_bytes : 0);
       const std::size_t piece = shared_->pieces.size();
       shared_->pieces.push_back({{number, at, elements}, std::move(values)});
       if (first) {
@@ -61,9 +70,19 @@ std::size_t Averages::add(const at::Tensor& bucket) {
   return number;
 }
 
+/// Sums with zeros: every rank gets the very number.
+void Averages::send_wish() {
+  const std::lock_guard lock(shared_->mutex);
+  const bool at_root = shared_->group->getRank() == kChoosingRank;
+  shared_->word = at::full({1}, at_root ? shared_->wished_share : 0.0, at::kDouble);
+  shared_->queue.add({shared_->pieces.size()});
+  shared_->pieces.push_back({{kWord, 0, 1}, shared_->word});
+}
+
 void Averages::release() {
   {
     const std::lock_guard lock(shared_->mutex);
+    shared_->wished_share = better_share(shared_->first_share, shared_->watch.end(steady_clock::now()));
     shared_->queue.release();
   }
   start_pieces(shared_);
@@ -77,10 +96,17 @@ std::vector<Averages::Part> Averages::take_finished(bool wait) {
 }
 
 void Averages::restart() {
-  const std::lock_guard lock(shared_->mutex);
+  std::unique_lock lock(shared_->mutex);
+  shared_->changed.wait(lock, [&] { return shared_->failure || !shared_->word.defined(); });
   if (shared_->failure) return;  // pieces may still be in flight
   shared_->pieces.clear();
   shared_->buckets = 0;
+  shared_->first_share = shared_->agreed_share;  // not before: ranks learn it at different times
+}
+
+double Averages::first_share() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->first_share;
 }
 
 /// One thread at a time does it, without the lock: that keeps the order, and a piece may end at once.
@@ -91,6 +117,7 @@ void Averages::start_pieces(const std::shared_ptr<Shared>& shared) {
     const std::optional<std::size_t> piece = shared->queue.next();
     if (!piece) break;
     std::vector<at::Tensor> values{shared->pieces[*piece].values};
+    shared->watch.started(steady_clock::now());
     c10d::ProcessGroup& group = *shared->group;  // stays while `starting` is set
     lock.unlock();
     try {
@@ -110,13 +137,17 @@ void Averages::end_piece(const std::shared_ptr<Shared>& shared, std::size_t piec
   {
     const std::lock_guard lock(shared->mutex);
     shared->queue.ended();
+    const Piece& ended = shared->pieces[piece];
+    const bool is_word = ended.part.bucket == kWord;
+    shared->watch.ended(steady_clock::now(), is_word ? 0 : static_cast<double>(ended.values.nbytes()));
     if (failure) {
       if (!shared->failure) shared->failure = std::move(failure);
-      shared->changed.notify_all();
+    } else if (is_word) {
+      shared->agreed_share = std::exchange(shared->word, {}).item<double>();
     } else {
-      shared->finished.push_back(shared->pieces[piece].part);
-      shared->changed.notify_all();
+      shared->finished.push_back(ended.part);
     }
+    shared->changed.notify_all();
   }
   start_pieces(shared);
 }

@@ -11,16 +11,19 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "torch_plugin/ddp/first_share.h"
 #include "torch_plugin/ddp/piece_queue.h"
 
 namespace shoal::ddp {
 
 /// Averages buckets over all ranks, piece by piece; every end of a piece starts the next one.
 ///
-/// Of each bucket the first part, five eighths, goes as soon as there is room, and the second when release() is called, that of
-/// the last bucket first. So the larger part of a gradient travels beside backward, in backward's order, and the other beside
-/// the next forward, in the order in which that needs it, without a word between the ranks about it. (Priority by layer, which
-/// each rank would apply by itself, was slower: ranks that are not equally far hold each other's window.)
+/// Of each bucket the first part goes as soon as there is room, and the second when release() is called, that of the last
+/// bucket first. So a part of a gradient travels beside backward, in backward's order, and the other beside the next forward,
+/// in the order in which that needs it. (Priority by layer, which each rank would apply by itself, was slower: ranks that are
+/// not equally far hold each other's window.) How large the first part is follows from what rank 0 saw of the wire in the last
+/// steps (first_share.h): it says so in a number that travels before the first bucket and counts from the next step on. For
+/// buckets that are not in host memory, whose ends nobody waits for, it stays kFirstShare.
 ///
 /// The first failure stays: nothing starts any more, and take_finished() throws it.
 ///
@@ -58,6 +61,8 @@ class Averages {
   std::vector<Part> take_finished(bool wait);
   /// The next bucket is number 0 again. Only when all have been taken, or after a failure.
   void restart();
+  /// Of each bucket, that goes beside backward; the same on every rank.
+  [[nodiscard]] double first_share() const;
 
  private:
   struct Piece {
@@ -70,6 +75,11 @@ class Averages {
     std::condition_variable changed;
     Group group;
     PieceQueue queue;
+    WireWatch watch;
+    double first_share = kFirstShare;   // of this step
+    double agreed_share = kFirstShare;  // of the next one
+    double wished_share = kFirstShare;  // of this rank
+    at::Tensor word;                    // rank 0's wish under way, or undefined
     std::size_t buckets = 0;
     std::vector<Piece> pieces;
     std::vector<Part> finished;  // not yet taken
@@ -80,6 +90,7 @@ class Averages {
     Shared(Group pieces_group, std::size_t window) : group(std::move(pieces_group)), queue(window) {}
   };
 
+  void send_wish();
   static void start_pieces(const std::shared_ptr<Shared>& shared);
   static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure);
 
