@@ -177,22 +177,20 @@ TEST_F(AveragesByHand, ARestartWaitsForTheWord) {
 }
 
 TEST(FirstShare, GrowsWhereTheWireWasIdleAndShrinksWithABacklog) {
-  // 60 of 100 bytes in 3 s, and 1 s for 20 more: a tenth more each step, within what a step may change.
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 0.1}), 0.61);
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 1}), 0.6 + 1.0 / 16);
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 56, 4, 3, 0}), 0.58);
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0}), 0.6 - 1.0 / 16);
-  EXPECT_DOUBLE_EQ(better_share(1, {100, 90, 0, 3, 3}), 1);
-  EXPECT_DOUBLE_EQ(better_share(0.125, {100, 10, 2, 3, 0}), 0.125);
-  EXPECT_DOUBLE_EQ(better_share(0.6, {0, 0, 0, 0, 1}), 0.6) << "nothing was sent";
-  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 0, 0, 0, 1}), 0.6) << "nothing tells how fast the wire is";
+  // 60 of 100 bytes in 3 s, so that 0.1 s are worth 2 bytes; half of what is missing, and no more than a sixteenth.
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 0.1, 0.2}), 0.61);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 60, 0, 3, 1, 0.2}), 0.6 + 1.0 / 16);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 56, 4, 3, 0, 0.2}), 0.58);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0, 0.2}), 0.6 - 1.0 / 16);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 10, 50, 3, 0, 0.05}), 0.6) << "the wire is what limits";
+  EXPECT_DOUBLE_EQ(better_share(1, {100, 90, 0, 3, 3, 0.2}), 1);
+  EXPECT_DOUBLE_EQ(better_share(0.125, {100, 10, 2, 3, 0, 0.2}), 0.125);
+  EXPECT_DOUBLE_EQ(better_share(0.6, {0, 0, 0, 0, 1, 1}), 0.6) << "nothing was sent";
+  EXPECT_DOUBLE_EQ(better_share(0.6, {100, 0, 0, 0, 1, 1}), 0.6) << "nothing tells how fast the wire is";
 }
 
 TEST(FirstShare, TheWireIsBusyWhileAnythingIsUnderWay) {
-  const WireWatch::Time start{};
-  const auto at = [&](double s) {
-    return start + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
-  };
+  const auto at = [](int s) { return WireWatch::Time{} + std::chrono::seconds(100 + s); };
   WireWatch watch;
   watch.begin(at(0));
   watch.add(10, 10);
@@ -203,12 +201,16 @@ TEST(FirstShare, TheWireIsBusyWhileAnythingIsUnderWay) {
   watch.ended(at(3), 10);
   watch.ended(at(4), 5);
   watch.started(at(6));
-  const BackwardOnWire seen = watch.end(at(8));
+  watch.end_backward(at(8));
+  watch.ended(at(11), 20);
+  const StepOnWire seen = watch.begin(at(16));
   EXPECT_EQ(seen.bytes, 40);
   EXPECT_EQ(seen.ended_bytes, 15);
   EXPECT_EQ(seen.left_bytes, 15);
   EXPECT_DOUBLE_EQ(seen.busy_s, 5);
   EXPECT_DOUBLE_EQ(seen.idle_s, 3);
+  EXPECT_DOUBLE_EQ(seen.spare_share, 0.5);
+  EXPECT_EQ(watch.begin(at(20)).bytes, 0) << "a step of its own";
 }
 
 TEST_F(AveragesByHand, LargeBucketsGoInLongerPieces) {

@@ -42,7 +42,7 @@ std::size_t Averages::add(const at::Tensor& bucket) {
     if (shared_->failure) std::rethrow_exception(shared_->failure);
     number = shared_->buckets++;
     share = shared_->first_share;
-    if (number == 0) shared_->watch.begin(steady_clock::now());
+    if (number == 0) shared_->wished_share = better_share(share, shared_->watch.begin(steady_clock::now()));
   }
   if (number == 0 && bucket.is_cpu()) send_wish();
   PieceQueue::Pieces later;
@@ -82,7 +82,7 @@ void Averages::send_wish() {
 void Averages::release() {
   {
     const std::lock_guard lock(shared_->mutex);
-    shared_->wished_share = better_share(shared_->first_share, shared_->watch.end(steady_clock::now()));
+    shared_->watch.end_backward(steady_clock::now());
     shared_->queue.release();
   }
   start_pieces(shared_);
