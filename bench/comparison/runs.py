@@ -11,7 +11,7 @@ from comparison import results
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = os.path.dirname(os.path.dirname(FOLDER))
 BUSY_S = 0.5  # how long others are watched before a group starts
-PATIENCE = 4  # a group that takes so many times as long as it should is given up
+PATIENCE = 4  # a run that takes so many times as long as it should is given up
 STOLEN_SHARE = 0.02  # of the machine's time, taken by the host of a virtual machine: then a group is measured again
 TRIES = 3  # of these the one counts of which least was stolen
 
@@ -88,18 +88,19 @@ def run(command, on_size):
 
 def measure(group, quick, perf, folder, on_size):
     """Leaves FOLDER/NAME.json. `on_size(bytes)` hears of every row as it is done. GroupFailed where it fails."""
-    tries = []
-    while not tries or tries[-1]["stolen_share"] > STOLEN_SHARE and len(tries) < (1 if quick else TRIES):
-        tries.append(measure_once(group, quick, perf, folder, on_size))
-    best = min(tries, key=lambda document: document["stolen_share"])
-    with open(os.path.join(folder, group["name"] + ".json"), "w", encoding="utf-8") as file:
-        file.write(json.dumps(best | {"tries": len(tries)}, indent=1) + "\n")
-
-
-def measure_once(group, quick, perf, folder, on_size):
-    """The result file's content, and what the machine did meanwhile."""
     path = os.path.join(folder, group["name"] + ".json")
-    partial = path + ".partial"
+    tries = []
+    for _ in range(1 if quick else TRIES):
+        tries.append(measure_once(group, quick, perf, path + ".partial", on_size))
+        best = min(tries, key=lambda document: document["stolen_share"])
+        with open(path, "w", encoding="utf-8") as file:  # each time: the next try may fail
+            file.write(json.dumps(best | {"tries": len(tries)}, indent=1) + "\n")
+        if best["stolen_share"] <= STOLEN_SHARE:
+            return
+
+
+def measure_once(group, quick, perf, partial, on_size):
+    """What shoal_perf leaves, for as long as this takes, in the file `partial`, and what the machine did meanwhile."""
     command = command_of(group, quick, perf, partial)
     busy = busy_share()
     started, (total, _, stolen) = time.monotonic(), ticks()

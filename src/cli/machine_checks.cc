@@ -142,8 +142,8 @@ MachineCheck check_files(const Patient& patient) {
 }
 
 // bbr paces a connection by what it got when it last shared the link: where hosts change partners it stays below the link's
-// rate. Measured on emulated hosts (bench/cluster --congestion): recursive_halving 1.25, direct 1.1 to 1.4 times what reno
-// takes.
+// rate. Measured on emulated hosts (bench/cluster --congestion): recursive_halving 1.15 to 1.27, direct 1.1 to 1.4 times what
+// reno takes.
 MachineCheck check_congestion_control(const Patient& patient) {
   const std::string name = read_line(patient.root + "/proc/sys/net/ipv4/tcp_congestion_control");
   MachineCheck check{"TCP congestion control", Verdict::good, name.empty() ? "not known" : name, {}};
@@ -151,8 +151,8 @@ MachineCheck check_congestion_control(const Patient& patient) {
   if (name.starts_with("bbr")) {
     check.verdict = Verdict::note;
     check.to_do =
-        "between the hosts of a job cubic keeps links busier: sysctl net.ipv4.tcp_congestion_control=cubic; matters for TCP "
-        "only";
+        "hosts that exchange with several others at a time may leave links idle; try Linux's default: sysctl "
+        "net.ipv4.tcp_congestion_control=cubic; matters for TCP only";
   }
   return check;
 }

@@ -73,7 +73,7 @@ class Simulated(unittest.TestCase):
     def compare(self, hosts):
         for algorithm in ALGORITHMS:
             with self.subTest(hosts=hosts, algorithm=algorithm), tempfile.TemporaryDirectory() as folder:
-                tries.judge(self, lambda folder=folder, algorithm=algorithm: self.ratios(folder, hosts, algorithm), complaints, tries=6)
+                tries.judge(self, lambda folder=folder, algorithm=algorithm: self.ratios(folder, hosts, algorithm), complaints)
 
     def test_two_hosts(self):
         self.compare(2)

@@ -42,9 +42,11 @@ std::size_t Averages::add(const at::Tensor& bucket) {
     if (shared_->failure) std::rethrow_exception(shared_->failure);
     number = shared_->buckets++;
     share = shared_->first_share;
-    if (number == 0) shared_->wished_share = better_share(share, shared_->watch.begin(steady_clock::now()));
+    if (number == 0) {
+      const double wish = better_share(share, shared_->watch.begin(steady_clock::now()));
+      if (bucket.is_cpu()) shared_->add_word(wish);
+    }
   }
-  if (number == 0 && bucket.is_cpu()) send_wish();
   PieceQueue::Pieces later;
   for (std::int64_t at = 0; at < bucket.numel(); at += most) {
     const std::int64_t elements = std::min(most, bucket.numel() - at);
@@ -71,12 +73,10 @@ std::size_t Averages::add(const at::Tensor& bucket) {
 }
 
 /// Sums with zeros: every rank gets the very number.
-void Averages::send_wish() {
-  const std::lock_guard lock(shared_->mutex);
-  const bool at_root = shared_->group->getRank() == kChoosingRank;
-  shared_->word = at::full({1}, at_root ? shared_->wished_share : 0.0, at::kDouble);
-  shared_->queue.add({shared_->pieces.size()});
-  shared_->pieces.push_back({{kWord, 0, 1}, shared_->word});
+void Averages::Shared::add_word(double wished_share) {
+  word = at::full({1}, group->getRank() == kChoosingRank ? wished_share : 0.0, at::kDouble);
+  queue.add({pieces.size()});
+  pieces.push_back({{kWord, 0, 1}, word});
 }
 
 void Averages::release() {

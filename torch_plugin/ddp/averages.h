@@ -78,7 +78,6 @@ class Averages {
     WireWatch watch;
     double first_share = kFirstShare;   // of this step
     double agreed_share = kFirstShare;  // of the next one
-    double wished_share = kFirstShare;  // of this rank
     at::Tensor word;                    // rank 0's wish under way, or undefined
     std::size_t buckets = 0;
     std::vector<Piece> pieces;
@@ -87,10 +86,10 @@ class Averages {
     bool starting = false;  // a thread is in start_pieces
     bool stopping = false;  // the destructor waits for that thread
 
+    void add_word(double wished_share);
     Shared(Group pieces_group, std::size_t window) : group(std::move(pieces_group)), queue(window) {}
   };
 
-  void send_wish();
   static void start_pieces(const std::shared_ptr<Shared>& shared);
   static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure);
 
