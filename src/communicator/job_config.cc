@@ -79,7 +79,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"use_shm", config.use_shm},
               {"network", static_cast<std::uint8_t>(config.network)},
               {"tile_bytes", config.tile_bytes},
-              {"slow_tile_bytes", config.slow_tile_bytes},
+              {"network_tile_bytes", config.network_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
               {"integrity", static_cast<std::uint8_t>(config.integrity)},
               {"encryption", config.encryption},
@@ -111,7 +111,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.use_shm = read.flag("use_shm");
   config.network = static_cast<Network>(read.number("network", 0, static_cast<std::uint64_t>(Network::ucx)));
   config.tile_bytes = read.number("tile_bytes", 4096, 8 << 20);
-  config.slow_tile_bytes = read.number("slow_tile_bytes", config.tile_bytes, 8 << 20);
+  config.network_tile_bytes = read.number("network_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
   config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
   config.encryption = read.flag("encryption");

@@ -29,7 +29,7 @@ struct JobConfig {
   bool use_shm = true;
   Network network = Network::tcp;
   std::size_t tile_bytes = 64 << 10;
-  std::size_t slow_tile_bytes = 64 << 10;  ///< of a large message on a slow wire; at least tile_bytes
+  std::size_t network_tile_bytes = 64 << 10;  ///< of a large message between nodes; at least tile_bytes
   int sockets_per_peer = 1;
   Integrity integrity = Integrity::off;
   bool encryption = false;  ///< all that moves between nodes is encrypted

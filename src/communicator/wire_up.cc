@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kControlTileBytes = 4096;
-constexpr std::size_t kSlowTileBytes = 256 << 10;
+constexpr std::size_t kNetworkTileBytes = 256 << 10;
 constexpr std::size_t kTcpRoomBytes = 512 << 10;  // to receive, for each socket
 constexpr std::size_t kRailsRoomBytes = 1 << 20;  // under way to a peer over ofi or ucx
 
@@ -115,14 +115,14 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   // What was measured differs from run to run, and with it what is chosen.
   if (config.numerics != Numerics::measured) config.probe = false;
   // Strict sums must not depend on the wires: theirs are folded in equal tiles.
-  config.slow_tile_bytes = config.numerics == Numerics::strict ? config.tile_bytes : kSlowTileBytes;
+  config.network_tile_bytes = config.numerics == Numerics::strict ? config.tile_bytes : kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);
     if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
       return Status(StatusCode::invalid_argument,
                     fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", wanted));
     }
-    config.tile_bytes = config.slow_tile_bytes = *tile;
+    config.tile_bytes = config.network_tile_bytes = *tile;
   }
   // Rank 0 alone reports; a malformed value is everybody's error all the same.
   if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
@@ -184,7 +184,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
   options.interface_or_address =
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
-  options.tile_bytes = config.slow_tile_bytes;
+  options.tile_bytes = config.network_tile_bytes;
   options.integrity = config.integrity == Integrity::on;
   options.encryption = config.encryption;
   options.job_id = config.job_id ^ salt;
@@ -199,7 +199,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
 Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, int rank, const Topology& topology) {
   TcpOptions as_tcp = tcp_options(config, links, rank, topology.ranks(), "data", 0);
   const auto fill = [&](rails::Options& options) {
-    options.tile_bytes = config.slow_tile_bytes;
+    options.tile_bytes = config.network_tile_bytes;
     options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
     // The user's memory that lasts is what shoal has allocated for him.
     if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {

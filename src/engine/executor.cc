@@ -75,7 +75,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       watchdog_(mesh_->warn_after()),
       roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
-  std::size_t slow_tile = std::numeric_limits<std::size_t>::max();
+  std::size_t network_tile = std::numeric_limits<std::size_t>::max();
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
@@ -89,12 +89,12 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     state.outstanding.reserve(kTilesInFlight);
     tile = std::min(tile, wire->link->max_tile_bytes());
     if (group_.topology.link_class(group_.rank, rank) == LinkClass::network) {
-      slow_tile = std::min(slow_tile, wire->link->max_tile_bytes());
+      network_tile = std::min(network_tile, wire->link->max_tile_bytes());
     }
   }
 
   find_windows();
-  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, slow_tile, window_calls_.room()};
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, window_calls_.room()};
 }
 
 Executor::~Executor() = default;

@@ -39,7 +39,7 @@ struct MeshParts {
   std::vector<std::unique_ptr<Transport>> transports;  ///< data; outlive the links
   std::vector<std::unique_ptr<Link>> links;            ///< one to every other rank
   std::vector<std::uint32_t> transport_of_link;
-  /// Largest piece that moves at once, but on a slow wire.
+  /// Largest piece that moves at once, but between nodes.
   std::size_t tile_bytes = std::numeric_limits<std::size_t>::max();
   std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
   const Device* device = nullptr;

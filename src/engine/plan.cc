@@ -16,10 +16,6 @@ namespace {
 constexpr std::size_t kMinTileBytes = 8 * 1024;          // below this the cost of a tile exceeds what pipelining gains
 constexpr std::size_t kMinNetworkTileBytes = 32 * 1024;  // a network tile costs system calls on both sides
 constexpr std::size_t kTilesPerMessage = 4;              // enough for sender and receiver to overlap
-// A wire that needs longer than this for a byte is waited for, tile by tile, and each time a thread wakes and takes a core from
-// those who compute: fewer, larger tiles. A faster one is fed by the cores, from their caches.
-constexpr double kSlowUsPerByte = 1.0 / 400;
-constexpr std::size_t kTilesPerSlowMessage = 4;  // what waits for the first of them loses little
 
 std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
 
@@ -84,26 +80,21 @@ std::uint64_t fnv1a(std::span<const std::byte> bytes) {
   return hash;
 }
 
-bool has_slow_wire(const Topology& topology) {
-  return topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte > kSlowUsPerByte;
-}
-
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanContext& context) {
-  const std::string words =
-      fmt::format("{} {} {} {} {} {}", plan.algorithm, context.topology->shape(), context.max_tile_bytes,
-                  has_slow_wire(*context.topology) ? context.slow_tile_bytes : 0, program.message_chunks, plan.shared_moves);
+  const std::string words = fmt::format("{} {} {} {} {} {}", plan.algorithm, context.topology->shape(), context.max_tile_bytes,
+                                        context.network_tile_bytes, program.message_chunks, plan.shared_moves);
   return fnv1a(std::as_bytes(std::span(words)));
 }
 
 // By what both ends of a message know: they must come to the same.
 std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes) {
-  const auto part = [&](std::size_t parts) { return (message_bytes / parts + 4095) / 4096 * 4096; };
+  const std::size_t part = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
   const std::size_t smallest = context.topology->nodes() > 1 ? kMinNetworkTileBytes : kMinTileBytes;
-  std::size_t largest = context.max_tile_bytes;
-  if (context.topology->link_class(context.rank, peer) == LinkClass::network && has_slow_wire(*context.topology)) {
-    largest = std::clamp(part(kTilesPerSlowMessage), largest, std::max(largest, context.slow_tile_bytes));
-  }
-  return std::clamp(part(kTilesPerMessage), std::min(smallest, largest), largest);
+  // Each tile over the network wakes whoever waits for it and ends in a packet of its own: fewer, larger ones.
+  const bool between_nodes = context.topology->link_class(context.rank, peer) == LinkClass::network;
+  const std::size_t largest =
+      between_nodes ? std::max(context.max_tile_bytes, context.network_tile_bytes) : context.max_tile_bytes;
+  return std::clamp(part, std::min(smallest, largest), largest);
 }
 
 }  // namespace

@@ -122,10 +122,10 @@ struct Plan {
 struct PlanContext {
   const Topology* topology = nullptr;
   int rank = 0;
-  std::span<const int> link_of_rank;  ///< index of the link to each rank; -1 for the own rank
-  std::size_t max_tile_bytes = 0;     ///< what every link of the communicator takes at once
-  std::size_t slow_tile_bytes = 0;    ///< what every link over the network takes at once, where it is slow
-  OneShotRoom window_room;            ///< in the shared windows; none where not all ranks share one
+  std::span<const int> link_of_rank;   ///< index of the link to each rank; -1 for the own rank
+  std::size_t max_tile_bytes = 0;      ///< what every link of the communicator takes at once
+  std::size_t network_tile_bytes = 0;  ///< of a large message: what every link over the network takes at once
+  OneShotRoom window_room;             ///< in the shared windows; none where not all ranks share one
 };
 
 /// Compiles `program` for `key`. Errors: internal, where the Program breaks the rules of program.h.

@@ -37,7 +37,7 @@ constexpr std::array kSettings{
         "SHOAL_RAILS", "",
         "network devices or numeric addresses of this host to use together, as many on every rank, for example eth0,eth1: by "
         "ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
-    Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, 256K on slow wires"},
+    Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, between nodes 256K"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
     Setting{

@@ -139,7 +139,7 @@ JobConfig sample_config() {
   config.use_shm = false;
   config.network = Network::ofi;
   config.tile_bytes = 128 << 10;
-  config.slow_tile_bytes = 512 << 10;
+  config.network_tile_bytes = 512 << 10;
   config.sockets_per_peer = 3;
   config.integrity = Integrity::measured;
   config.encryption = true;
@@ -158,7 +158,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(read->network, Network::ofi);
   EXPECT_EQ(read->integrity, Integrity::measured);
   EXPECT_TRUE(read->encryption);
-  EXPECT_EQ(read->slow_tile_bytes, std::size_t{512} << 10);
+  EXPECT_EQ(read->network_tile_bytes, std::size_t{512} << 10);
   EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);
 }
 
