@@ -21,7 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
-constexpr int kBurst = 16;
 constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, where that is less
 // Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
 // the short ones use up the burst that a shaped link lets through.
@@ -47,15 +46,12 @@ class Prober {
 
   /// `wire`: over a network sending itself costs much. With `latency_only` the rest of the cost is zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
-    const auto latency_us = measure_latency();
-    if (!latency_us) return std::nullopt;
-    LinkCost cost{*latency_us, 0};
+    const auto round_trip = measure_round_trip();
+    if (!round_trip) return std::nullopt;
+    const double latency_us = round_trip->whole_us / 2;
+    LinkCost cost{latency_us, 0};
     if (latency_only) return end() ? std::optional(cost) : std::nullopt;
-    if (wire == LinkClass::network) {
-      const auto overhead_us = measure_overhead();
-      if (!overhead_us) return std::nullopt;
-      cost.overhead_us = *overhead_us;
-    }
+    if (wire == LinkClass::network) cost.overhead_us = round_trip->sending_us;
     double us_per_tile = 0;
     double elapsed_us_per_tile = 0;  // waiting for the answer included: the bound is on the time, not on the bandwidth
     for (const int tiles : kStreamTiles) {
@@ -67,7 +63,7 @@ class Prober {
       if (!receive()) return std::nullopt;
       const double elapsed_us = microseconds(Clock::now() - start);
       elapsed_us_per_tile = elapsed_us / tiles;
-      us_per_tile = std::max(elapsed_us - 2 * *latency_us, 1.0) / tiles;
+      us_per_tile = std::max(elapsed_us - 2 * latency_us, 1.0) / tiles;
     }
     if (!end()) return std::nullopt;
     cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
@@ -94,32 +90,34 @@ class Prober {
 
   static double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
 
-  // Half of the round trip that a quarter of them stay below: what others do on the machine meanwhile only adds to it.
-  std::optional<double> measure_latency() {
+  struct RoundTrip {
+    double whole_us;
+    double sending_us;  // until the message has left: those of a burst would travel, and wake their receiver, together
+  };
+
+  // The whole: what a quarter of them stay below, since whatever others do on the machine meanwhile only adds to it. To send
+  // costs more or less as the receiver sleeps or looks: what half of them stay below.
+  std::optional<RoundTrip> measure_round_trip() {
     const auto begin = Clock::now();
-    std::vector<double> round_trips;
+    std::vector<double> whole;
+    std::vector<double> sending;
     for (int i = 0; i < kWarmUps + kRoundTrips; ++i) {
       const auto start = Clock::now();
       if (i >= kFewRoundTrips && microseconds(start - begin) > kRoundTripsUs) break;
-      if (!send(kSmall, kAnswerIt) || !receive()) return std::nullopt;
-      round_trips.push_back(microseconds(Clock::now() - start));
+      if (!send(kSmall, kAnswerIt)) return std::nullopt;
+      sending.push_back(microseconds(Clock::now() - start));
+      if (!receive()) return std::nullopt;
+      whole.push_back(microseconds(Clock::now() - start));
     }
-    if (round_trips.size() > kWarmUps) round_trips.erase(round_trips.begin(), round_trips.begin() + kWarmUps);
-    const auto quartile = round_trips.begin() + static_cast<std::ptrdiff_t>(round_trips.size() / 4);
-    std::nth_element(round_trips.begin(), quartile, round_trips.end());
-    return *quartile / 2;
+    return RoundTrip{least_of(0.25, std::move(whole)), least_of(0.5, std::move(sending))};
   }
 
-  // How long one small tile after the other takes to leave.
-  std::optional<double> measure_overhead() {
-    const auto start = Clock::now();
-    for (int i = 0; i < kBurst; ++i) {
-      if (!send(kSmall, kTakeIt)) return std::nullopt;
-    }
-    const double burst_us = microseconds(Clock::now() - start);
-    // What follows is to start on an idle link.
-    if (!send(kSmall, kAnswerIt) || !receive()) return std::nullopt;
-    return burst_us / kBurst;
+  /// What this share of them, without the first few, stays below.
+  static double least_of(double share, std::vector<double> times) {
+    if (times.size() > kWarmUps) times.erase(times.begin(), times.begin() + kWarmUps);
+    const auto bound = times.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(times.size()));
+    std::nth_element(times.begin(), bound, times.end());
+    return *bound;
   }
 
   // Waits as calls do, so that it measures what they will see, and a machine whose cores are busy keeps it no longer than them.
