@@ -163,16 +163,20 @@ class Cluster(unittest.TestCase):
         with open(which[-1], encoding="ascii") as file:
             self.assertEqual(file.read(), before, "the machine's own")
 
-    def test_a_host_receives_on_its_own_cores(self):
+    def test_a_host_of_a_slow_link_receives_on_its_own_cores(self):
         mask = "/proc/sys/net/core/rps_default_mask"
         if not os.path.exists(mask):
             self.skipTest("this kernel is from before 6.3: it has no rps_default_mask")
-        done = cluster("2x1", "--", "sh", "-c", f"echo $(cat {mask}) $(taskset -p $$ | sed 's/.*: //')")
-        lines = [line.split() for line in done.stdout.splitlines()]
-        self.assertEqual(len(lines), 2, done.stdout + done.stderr)
-        for of_links, of_process in lines:
-            self.assertEqual(int(of_links.replace(",", ""), 16), int(of_process, 16))
-            self.assertNotEqual(int(of_process, 16), 0)
+        hosts_with_own = len(os.sched_getaffinity(0))
+        for shape, rate, steered in ((f"{hosts_with_own}x1", "1gbit", True), (f"{hosts_with_own}x1", "10gbit", False),
+                                     (f"{hosts_with_own + 1}x1", "1gbit", False)):
+            with self.subTest(shape=shape, rate=rate):
+                done = cluster(shape, "--rate", rate, "--", "sh", "-c", f"echo $(cat {mask}) $(taskset -p $$ | sed 's/.*: //')")
+                lines = [line.split() for line in done.stdout.splitlines()]
+                self.assertEqual(len(lines), int(shape.split("x")[0]), done.stdout + done.stderr)
+                for of_links, of_process in lines:
+                    self.assertNotEqual(int(of_process, 16), 0)
+                    self.assertEqual(int(of_links.replace(",", ""), 16), int(of_process, 16) if steered else 0)
 
     def test_links_are_shaped_both_ways(self):
         for rate, bits in (("40mbit", 40e6), ("200mbit", 200e6)):
