@@ -15,7 +15,7 @@ constexpr double kAboutEqual = 1.02;
 // Between nodes, up to this size: what each message costs the cores varies more than the model knows, so that of those within
 // this much the one with the fewest messages on the wire wins.
 constexpr std::size_t kMessagesCountBytes = 1 << 20;
-constexpr double kFewerMessages = 1.1;
+constexpr double kFewerMessages = 1.05;
 // What the model does not know of all_reduces inside a node. From this size: buffers that all lie in shared memory are folded
 // there, without a copy in or out, by direct only. Where they lie is known when the ranks meet, after the choice, so direct has
 // to be chosen while it is about as fast as others are with copies; without them it takes a half to a fifth. Below: one_shot

@@ -52,6 +52,7 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
     TcpOptions options;
     options.interface_or_address = "127.0.0.1";
     options.tile_bytes = 16 * 1024;
+    options.lend_from_bytes = 1;
     options.integrity = integrity;
     options.encryption = encryption;
     options.job_id = job;

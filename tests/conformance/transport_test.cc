@@ -117,7 +117,9 @@ class SendBuffers {
     Payload& buffer = memory_[accepted_ % memory_.size()];
     tile.fill(buffer.data());
     const std::span data = std::span(buffer).first(tile.size());
-    if (!(payloads_are_shared() ? link_.try_lend(tile.header(), data) : link_.try_send(tile.header(), data))) return false;
+    // Where peers read payloads where they lie all are lent, else every other one.
+    const bool lend = payloads_are_shared() || accepted_ % 2 == 1;
+    if (!(lend ? link_.try_lend(tile.header(), data) : link_.try_send(tile.header(), data))) return false;
     ++accepted_;
     return true;
   }

@@ -97,6 +97,7 @@ inline std::vector<TcpOptions> options_for(int size, int sockets = 2, std::size_
     options.push_back(options_of(rank, size));
     options.back().sockets_per_peer = sockets;
     options.back().tile_bytes = tile_bytes;
+    options.back().lend_from_bytes = 1;
   }
   return options;
 }
@@ -137,7 +138,8 @@ inline bool send_message(End& end, int peer, std::span<const std::byte> message,
   for (std::size_t at = 0; at < message.size(); at += tile, ++tiles) {
     const auto part = message.subspan(at, std::min(tile, message.size() - at));
     TileHeader header{7, 8, static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(part.size()), at};
-    if (!drive(end, [&] { return link.try_send(header, part) || !link.status().ok(); })) return false;
+    const auto start = [&] { return tiles % 2 == 0 ? link.try_send(header, part) : link.try_lend(header, part); };
+    if (!drive(end, [&] { return start() || !link.status().ok(); })) return false;
     if (!link.status().ok()) return false;
   }
   return drive(end, [&] { return link.sent_tiles() == before + tiles || !link.status().ok(); }) && link.status().ok();
@@ -160,25 +162,31 @@ inline bool receive_message(End& end, int peer, std::span<const std::byte> expec
   return true;
 }
 
-/// Sends `there` from rank 1 and `back` from rank 0 at the same time. What was wrong; empty where nothing was.
+/// Sends `there` from rank 1 and `back` from rank 0 at the same time, from memory that is scribbled over as it becomes free.
+/// What was wrong; empty where nothing was.
 inline std::string exchange_messages(std::vector<End>& ends, std::span<const std::byte> there, std::span<const std::byte> back,
                                      std::size_t tile) {
   std::array<std::string, 2> wrong;
   const auto rank = [&](std::size_t own) {
-    const auto out = own == 1 ? there : back;
+    std::vector<std::byte> out = own == 1 ? std::vector(there.begin(), there.end()) : std::vector(back.begin(), back.end());
     const auto in = own == 1 ? back : there;
     Link& link = ends[own].link(1 - static_cast<int>(own));
     const std::uint64_t before = link.sent_tiles();
     std::uint64_t tiles = 0;
+    std::uint64_t freed = 0;
     std::size_t sent = 0;
     std::size_t received = 0;
     const bool done = drive(ends[own], [&] {
       while (sent < out.size()) {
-        const auto part = out.subspan(sent, std::min(tile, out.size() - sent));
-        if (!link.try_send({1, 2, static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(part.size()), sent}, part))
-          break;
+        const auto part = std::span(out).subspan(sent, std::min(tile, out.size() - sent));
+        const TileHeader header{1, 2, static_cast<std::uint32_t>(tiles), static_cast<std::uint32_t>(part.size()), sent};
+        if (!(tiles % 3 == 0 ? link.try_send(header, part) : link.try_lend(header, part))) break;
         sent += part.size();
         ++tiles;
+      }
+      for (; freed < link.sent_tiles() - before; ++freed) {
+        std::fill_n(out.begin() + static_cast<std::ptrdiff_t>(freed * tile), std::min(tile, out.size() - freed * tile),
+                    std::byte{0xee});
       }
       while (const Arrival* arrival = link.peek()) {
         const auto due = in.subspan(received, std::min(tile, in.size() - received));

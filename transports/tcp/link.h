@@ -64,17 +64,19 @@ struct Flow {
   [[nodiscard]] bool idle() const noexcept { return first == last && !down; }
 };
 
-/// What both ends of a link have to know alike.
+/// What both ends of a link have to know alike, but for the last.
 struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t tiles_per_socket = 0;
   bool integrity = false;
-  bool rails = false;  ///< the sockets use several networks: one that is silent is left for another
+  bool rails = false;               ///< the sockets use several networks: one that is silent is left for another
+  std::size_t lend_from_bytes = 0;  ///< this end's own
 };
 
 /// See Link. Sending: try_send appends a copy to the link's own memory, from which each socket pulls its next tiles only when
 /// the kernel has taken all that it pulled before; the copy stays until the peer says that the tile has come, and goes out
-/// again where a socket was lost before. Small tiles are pulled in the next progress(), with all that have joined them by then.
+/// again where a socket was lost before. What is lent is copied later, where the peer has not said so by the time when nothing
+/// else is to be done. Small tiles are pulled in the next progress(), with all that have joined them by then.
 /// Receiving: frames stay in the ring of the socket that brought them until they are released.
 /// Thread rule: that of the transport, one thread at a time.
 class TcpLink final : public Link {
@@ -86,7 +88,9 @@ class TcpLink final : public Link {
 
   [[nodiscard]] int peer() const noexcept override { return peer_; }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return shape_.tile_bytes; }
-  bool try_send(const TileHeader& header, std::span<const std::byte> data) override;
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return take(header, data, false); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return take(header, data, true); }
+  void keep_copies() override;
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sent_; }
   [[nodiscard]] const Arrival* peek() noexcept override;
   void release() noexcept override;
@@ -104,6 +108,10 @@ class TcpLink final : public Link {
   [[nodiscard]] bool has_room(const Flow& flow) const noexcept;
   /// The socket takes bytes again; true where it took some.
   bool send_more(Flow& flow);
+  /// Nothing else is to be done: copies what it was lent and has sent, so that the lender goes on. True where he does.
+  bool keep_sent() noexcept;
+  bool lending = false;  ///< stands in the Reactor's list of links that have been lent something
+  [[nodiscard]] bool has_lent() const noexcept { return lent_tiles_ > 0; }
   /// Sends the small tiles that wait for company; true where the kernel took some.
   bool send_held();
   bool held = false;    ///< stands in the Reactor's list of links with such tiles
@@ -160,6 +168,7 @@ class TcpLink final : public Link {
     bool small = false;
     bool in_kernel = false;
     bool acknowledged = false;
+    std::span<const std::byte> lent;  ///< the payload, where it does not lie in memory_ (which has room for it)
   };
 
   TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape);
@@ -170,6 +179,9 @@ class TcpLink final : public Link {
   [[nodiscard]] std::size_t index_of(const Flow& flow) const noexcept {
     return static_cast<std::size_t>(&flow - flows_.data());
   }
+  bool take(const TileHeader& header, std::span<const std::byte> data, bool lend);
+  void keep(Outgoing& tile) noexcept;
+  void advance_sent() noexcept;
   void pull_tiles();
   bool pull_again(Flow& flow) noexcept;
   Flow* choose_idle_flow() noexcept;
@@ -180,6 +192,8 @@ class TcpLink final : public Link {
   void write_sealed(Flow& flow);
   [[nodiscard]] std::span<const std::byte> due(const Flow& flow) noexcept;
   bool send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken);
+  bool send_lent(Flow& flow, std::size_t& taken);
+  bool note_taken(Flow& flow, ssize_t count, std::size_t offered, std::size_t& taken);
   ssize_t read_sealed(Flow& flow, std::byte* target, std::size_t room);
   ssize_t read(Flow& flow, std::byte* target, std::size_t want, std::size_t room);
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
@@ -226,6 +240,7 @@ class TcpLink final : public Link {
   std::uint64_t pulled_ = 0;
   std::uint64_t sent_ = 0;
   std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
+  std::size_t lent_tiles_ = 0;
   std::size_t next_flow_ = 0;
   bool again_ = false;    ///< some flow may have tiles to send again
   bool refused_ = false;  ///< a tile was refused for want of room

@@ -2,6 +2,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,7 @@
 
 namespace shoal::tcp {
 
-bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data) {
+bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
   assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
   if (closing_) return false;
   const std::size_t whole = frame_bytes(data.size());
@@ -27,10 +28,12 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
   std::byte* frame = memory_.data() + memory_end_ % memory_.size();
   FrameHeader front{taken_, header, {}};
+  // A sum, or encryption, needs every byte anyway.
+  lend &= data.size() > kTinyBytes && data.size() >= shape_.lend_from_bytes && !sums_ && flows_.front().sealing == nullptr;
   if (data.size() > kTinyBytes) {
     if (sums_) {
       front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
-    } else {
+    } else if (!lend) {
       copy(frame + kFrameHeaderBytes, data);
     }
     const std::size_t end = kFrameHeaderBytes + data.size();
@@ -38,7 +41,12 @@ bool TcpLink::try_send(const TileHeader& header, std::span<const std::byte> data
   }
   encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));
   const bool small = data.size() <= kSmallBytes;
-  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false};
+  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false, {}};
+  if (lend) {
+    outgoing(taken_).lent = data;
+    ++lent_tiles_;
+    reactor_->note_lent(*this);
+  }
   memory_end_ += whole;
   ++taken_;
   // A small tile waits for what follows it in the same pass of its sender: together they cost one system call and one packet.
@@ -160,10 +168,44 @@ void TcpLink::write(Flow& flow) {
   if (flow.sealing != nullptr) return write_sealed(flow);
   while (flow.first != flow.last) {
     std::size_t taken = 0;
-    const bool all = send_some(flow, due(flow), taken);
+    const bool all = lent_tiles_ == 0 ? send_some(flow, due(flow), taken) : send_lent(flow, taken);
     count_sent(flow, taken);
     if (!all) return;
   }
+}
+
+// What is due up to the end of the first tile that was lent. True where the kernel has taken all of that.
+bool TcpLink::send_lent(Flow& flow, std::size_t& taken) {
+  std::uint64_t at = flow.first;
+  while (at != flow.last && outgoing(at).lent.empty()) ++at;
+  if (at == flow.last) return send_some(flow, due(flow), taken);
+  const Outgoing& tile = outgoing(at);
+  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
+  const std::uint64_t payload = tile.begin + kFrameHeaderBytes;
+  const std::uint64_t fill = payload + tile.lent.size();
+  std::array<iovec, 3> parts{};
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+  const auto add = [&](const std::byte* from, std::uint64_t first, std::uint64_t end) {
+    if (first >= end) return;
+    parts[count++] = {const_cast<std::byte*>(from), end - first};
+    bytes += end - first;
+  };
+  const auto add_memory = [&](std::uint64_t first, std::uint64_t end) {
+    add(memory_.data() + first % memory_.size(), first, end);
+  };
+  add_memory(begin, payload);
+  const std::uint64_t from = std::max(begin, payload);
+  add(tile.lent.data() + (from - payload), from, fill);
+  add_memory(std::max(begin, fill), tile.begin + tile.bytes);
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = count;
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(flow.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return note_taken(flow, sent, bytes, taken);
 }
 
 void TcpLink::write_sealed(Flow& flow) {
@@ -189,7 +231,33 @@ void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
     flow.sent_of_first = 0;
     outgoing(flow.first++).in_kernel = true;
   }
-  while (sent_ < pulled_ && outgoing(sent_).in_kernel) ++sent_;
+  advance_sent();
+}
+
+void TcpLink::advance_sent() noexcept {
+  while (sent_ < pulled_ && outgoing(sent_).in_kernel && outgoing(sent_).lent.empty()) ++sent_;
+}
+
+// The payload may have to be sent again: from now on by the link's own copy.
+void TcpLink::keep(Outgoing& tile) noexcept {
+  if (tile.lent.empty()) return;
+  copy(memory_.data() + (tile.begin + kFrameHeaderBytes) % memory_.size(), tile.lent);
+  tile.lent = {};
+  --lent_tiles_;
+}
+
+bool TcpLink::keep_sent() noexcept {
+  const std::uint64_t sent = sent_;
+  for (std::uint64_t i = sent_; i < pulled_; ++i) {
+    if (outgoing(i).in_kernel) keep(outgoing(i));
+  }
+  advance_sent();
+  return sent_ != sent;
+}
+
+void TcpLink::keep_copies() {
+  for (std::uint64_t i = sent_; i < taken_; ++i) keep(outgoing(i));
+  advance_sent();
 }
 
 bool TcpLink::send_more(Flow& flow) {
@@ -214,7 +282,11 @@ void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
     Outgoing& tile = outgoing(i);
     if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
     tile.acknowledged = true;
+    if (tile.lent.empty()) continue;
+    tile.lent = {};
+    --lent_tiles_;
   }
+  advance_sent();
   while (forgotten_ < sent_ && outgoing(forgotten_).acknowledged) {
     memory_begin_ = outgoing(forgotten_).begin + outgoing(forgotten_).bytes;
     ++forgotten_;

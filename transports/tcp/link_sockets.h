@@ -27,9 +27,14 @@ inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std
   do {
     count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
+  return note_taken(flow, count, bytes.size(), taken);
+}
+
+// What a send has returned.
+inline bool TcpLink::note_taken(Flow& flow, ssize_t count, std::size_t offered, std::size_t& taken) {
   taken = count < 0 ? 0 : static_cast<std::size_t>(count);
   flow.taken_bytes += taken;
-  if (taken == bytes.size()) return true;
+  if (taken == offered) return true;
   // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
   flow.blocked = true;
   if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return false;

@@ -11,6 +11,7 @@ namespace shoal::tcp {
 
 bool TcpLink::receive_words(Flow& flow) {
   bool moved = false;
+  const std::uint64_t sent = sent_;
   while (!flow.ended && !flow.down) {
     const std::size_t room = words_in_.size() - words_got_;
     const ssize_t got = read(flow, words_in_.data() + words_got_, room, room);
@@ -41,7 +42,7 @@ bool TcpLink::receive_words(Flow& flow) {
     flow.distrusted = 0;
     words_got_ -= read;
     std::memmove(words_in_.data(), words_in_.data() + read, words_got_);
-    moved |= std::exchange(refused_, false) || closing_;
+    moved |= std::exchange(refused_, false) || closing_ || sent_ != sent;
   }
   return moved;
 }

@@ -18,6 +18,9 @@ namespace {
 constexpr std::size_t kDirectLinks = 2;
 // How often epoll is asked all the same: further sockets, and links that nobody looks at, report only there.
 constexpr unsigned kCollectEvery = 8;
+// Lent memory is copied, so that its owner goes on, when so many calls in a row have found nothing to do: until then the peer
+// may say that it has the tile.
+constexpr unsigned kIdleCalls = 4;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
 constexpr long kSoonMs = 10;  // for what the kernel had no memory for a moment ago
@@ -63,6 +66,7 @@ Result<bool> Reactor::add(TcpLink& link) {
   }
   links_.push_back(&link);
   holding_.reserve(links_.size());
+  lending_.reserve(links_.size());
   wanted_.reserve(links_.size());
   std::size_t flows = 0;
   for (TcpLink* known : links_) flows += known->flows().size();
@@ -76,6 +80,7 @@ Result<bool> Reactor::add(TcpLink& link) {
 void Reactor::remove(TcpLink& link) noexcept {
   std::erase(links_, &link);
   std::erase(holding_, &link);
+  std::erase(lending_, &link);
   std::erase(wanted_, &link);
   std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
   forget_lost(link);
@@ -158,6 +163,22 @@ void Reactor::hold(TcpLink& link) {
   holding_.push_back(&link);
 }
 
+void Reactor::note_lent(TcpLink& link) {
+  if (link.lending) return;
+  link.lending = true;
+  lending_.push_back(&link);
+}
+
+bool Reactor::keep_lent() {
+  bool moved = false;
+  std::erase_if(lending_, [&](TcpLink* link) {
+    moved |= link->keep_sent();
+    link->lending = link->has_lent();
+    return !link->lending;
+  });
+  return moved;
+}
+
 void Reactor::want(TcpLink& link) {
   if (link.wanted) return;
   link.wanted = true;
@@ -210,7 +231,9 @@ bool Reactor::progress() {
   if (!lost_.empty()) rejoin();
   moved |= news_;
   news_ = false;
-  return moved;
+  idle_calls_ = moved ? 0 : idle_calls_ + 1;
+  if (idle_calls_ < kIdleCalls || lending_.empty()) return moved;
+  return keep_lent();
 }
 
 bool Reactor::read_ready() {
@@ -275,6 +298,7 @@ bool Reactor::collect() {
 bool Reactor::prepare_wait() {
   forget_wanted();  // whoever is about to sleep looks at all links
   news_ |= send_held();
+  news_ |= keep_lent();
   if (!lost_.empty()) rejoin();
   if (!ready_.empty() || news_) return false;
   if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;

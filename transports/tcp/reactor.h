@@ -50,6 +50,8 @@ class Reactor final : private Rejoining {
   void enqueue(Flow& flow);
   /// The link has small tiles that the next progress() or prepare_wait() sends.
   void hold(TcpLink& link);
+  /// The link has been lent memory, which is to be free as soon as nothing else is to be done.
+  void note_lent(TcpLink& link);
   /// Somebody has looked for a tile of this link and found none: the next progress() asks its socket first.
   void want(TcpLink& link);
   /// A link breaks: look after it more often, and report it.
@@ -79,6 +81,7 @@ class Reactor final : private Rejoining {
   [[nodiscard]] long watch_period_ms() const noexcept;
 
   bool send_held();
+  bool keep_lent();
   bool collect();
   bool read_ready();
   bool read_wanted();
@@ -94,11 +97,13 @@ class Reactor final : private Rejoining {
   std::vector<TcpLink*> links_;
   std::vector<Flow*> ready_;
   std::vector<TcpLink*> holding_;
+  std::vector<TcpLink*> lending_;
   std::vector<TcpLink*> wanted_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::vector<std::pair<TcpLink*, std::size_t>> lost_;  // that the rendezvous does not know of yet
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
+  unsigned idle_calls_ = 0;  ///< of progress(), in a row
 };
 
 }  // namespace shoal::tcp

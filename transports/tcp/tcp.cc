@@ -108,7 +108,7 @@ class TcpTransport final : public Transport {
       for (const Connection& connection : peer.sockets) tune(connection.socket.get());
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
                                 {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption,
-                                 !options_.rails.empty()});
+                                 !options_.rails.empty(), options_.lend_from_bytes});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }

@@ -30,8 +30,10 @@ struct TcpOptions {
   std::size_t tiles_per_socket = 4;    ///< room to receive, in tiles of the largest size; 2..64
   bool integrity = false;              ///< payloads have check sums from the start; what was changed on the way is sent again
   bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
-  std::uint64_t job_id = 0;            ///< tells this job's ranks from others by accident
-  Key key;                             ///< tells them from strangers on purpose
+  std::size_t lend_from_bytes =
+      32 << 10;              ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
+  std::uint64_t job_id = 0;  ///< tells this job's ranks from others by accident
+  Key key;                   ///< tells them from strangers on purpose
   int rank = 0;
   int size = 1;  ///< ranks of the job
 };
