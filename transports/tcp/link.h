@@ -168,7 +168,7 @@ class TcpLink final : public Link {
     bool small = false;
     bool in_kernel = false;
     bool acknowledged = false;
-    std::span<const std::byte> lent;  ///< the payload, where it does not lie in memory_ (which has room for it)
+    const std::byte* lent = nullptr;  ///< the payload, whose frame it fills, where it does not lie in memory_ (which has room)
   };
 
   TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape);

@@ -29,7 +29,10 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   std::byte* frame = memory_.data() + memory_end_ % memory_.size();
   FrameHeader front{taken_, header, {}};
   // A sum, or encryption, needs every byte anyway.
-  lend &= data.size() > kTinyBytes && data.size() >= shape_.lend_from_bytes && !sums_ && flows_.front().sealing == nullptr;
+  if (lend) {
+    lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && data.size() > kTinyBytes &&
+           !sums_ && flows_.front().sealing == nullptr;
+  }
   if (data.size() > kTinyBytes) {
     if (sums_) {
       front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
@@ -41,9 +44,9 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   }
   encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));
   const bool small = data.size() <= kSmallBytes;
-  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false, {}};
+  outgoing(taken_) = {memory_end_, static_cast<std::uint32_t>(whole), 0, small, false, false, nullptr};
   if (lend) {
-    outgoing(taken_).lent = data;
+    outgoing(taken_).lent = data.data();
     ++lent_tiles_;
     reactor_->note_lent(*this);
   }
@@ -177,27 +180,16 @@ void TcpLink::write(Flow& flow) {
 // What is due up to the end of the first tile that was lent. True where the kernel has taken all of that.
 bool TcpLink::send_lent(Flow& flow, std::size_t& taken) {
   std::uint64_t at = flow.first;
-  while (at != flow.last && outgoing(at).lent.empty()) ++at;
+  while (at != flow.last && outgoing(at).lent == nullptr) ++at;
   if (at == flow.last) return send_some(flow, due(flow), taken);
   const Outgoing& tile = outgoing(at);
   const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
   const std::uint64_t payload = tile.begin + kFrameHeaderBytes;
-  const std::uint64_t fill = payload + tile.lent.size();
-  std::array<iovec, 3> parts{};
-  std::size_t count = 0;
-  std::size_t bytes = 0;
-  const auto add = [&](const std::byte* from, std::uint64_t first, std::uint64_t end) {
-    if (first >= end) return;
-    parts[count++] = {const_cast<std::byte*>(from), end - first};
-    bytes += end - first;
-  };
-  const auto add_memory = [&](std::uint64_t first, std::uint64_t end) {
-    add(memory_.data() + first % memory_.size(), first, end);
-  };
-  add_memory(begin, payload);
   const std::uint64_t from = std::max(begin, payload);
-  add(tile.lent.data() + (from - payload), from, fill);
-  add_memory(std::max(begin, fill), tile.begin + tile.bytes);
+  std::array<iovec, 2> parts{};
+  std::size_t count = 0;
+  if (begin < payload) parts[count++] = {memory_.data() + begin % memory_.size(), payload - begin};
+  parts[count++] = {const_cast<std::byte*>(tile.lent + (from - payload)), tile.begin + tile.bytes - from};
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = count;
@@ -205,7 +197,7 @@ bool TcpLink::send_lent(Flow& flow, std::size_t& taken) {
   do {
     sent = ::sendmsg(flow.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
-  return note_taken(flow, sent, bytes, taken);
+  return note_taken(flow, sent, tile.begin + tile.bytes - begin, taken);
 }
 
 void TcpLink::write_sealed(Flow& flow) {
@@ -235,14 +227,14 @@ void TcpLink::count_sent(Flow& flow, std::size_t bytes) noexcept {
 }
 
 void TcpLink::advance_sent() noexcept {
-  while (sent_ < pulled_ && outgoing(sent_).in_kernel && outgoing(sent_).lent.empty()) ++sent_;
+  while (sent_ < pulled_ && outgoing(sent_).in_kernel && outgoing(sent_).lent == nullptr) ++sent_;
 }
 
 // The payload may have to be sent again: from now on by the link's own copy.
 void TcpLink::keep(Outgoing& tile) noexcept {
-  if (tile.lent.empty()) return;
-  copy(memory_.data() + (tile.begin + kFrameHeaderBytes) % memory_.size(), tile.lent);
-  tile.lent = {};
+  if (tile.lent == nullptr) return;
+  copy(memory_.data() + (tile.begin + kFrameHeaderBytes) % memory_.size(), {tile.lent, tile.bytes - kFrameHeaderBytes});
+  tile.lent = nullptr;
   --lent_tiles_;
 }
 
@@ -282,8 +274,8 @@ void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
     Outgoing& tile = outgoing(i);
     if (tile.flow != flow || !tile.in_kernel || tile.acknowledged) continue;
     tile.acknowledged = true;
-    if (tile.lent.empty()) continue;
-    tile.lent = {};
+    if (tile.lent == nullptr) continue;
+    tile.lent = nullptr;
     --lent_tiles_;
   }
   advance_sent();

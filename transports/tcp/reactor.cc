@@ -231,9 +231,9 @@ bool Reactor::progress() {
   if (!lost_.empty()) rejoin();
   moved |= news_;
   news_ = false;
+  if (lending_.empty()) return moved;
   idle_calls_ = moved ? 0 : idle_calls_ + 1;
-  if (idle_calls_ < kIdleCalls || lending_.empty()) return moved;
-  return keep_lent();
+  return idle_calls_ < kIdleCalls ? moved : keep_lent();
 }
 
 bool Reactor::read_ready() {
