@@ -171,6 +171,14 @@ class Disturbed(unittest.TestCase):
         self.assertEqual(self.kept(0.3, 0.0), (0.0, 2))
         self.assertEqual(self.kept(0.3, 0.1, 0.2, 0.0), (0.1, 3), "the least of three")
 
+    def test_a_try_that_fails_leaves_the_one_before(self):
+        tries = mock.Mock(side_effect=[TWO_SIZES | {"stolen_share": 0.3}, runs.GroupFailed("it hangs")])
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(runs, "measure_once", tries):
+            with self.assertRaises(runs.GroupFailed):
+                runs.measure(GROUP, False, "shoal_perf", folder, print)
+            with open(os.path.join(folder, "1x2.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["stolen_share"], 0.3)
+
 
 class Remaining(unittest.TestCase):
     def test_the_pace_so_far_applies_to_the_rest(self):

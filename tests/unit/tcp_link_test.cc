@@ -60,6 +60,32 @@ std::vector<End> make_pair_of(int sockets, std::size_t tile_bytes) {
   return ends;
 }
 
+TEST(TcpLink, WhatIsLentIsFreeWhenNothingElseIsToBeDone) {
+  auto ends = make_pair_of(1, 4096);
+  const auto message = random_bytes(4096, 5);
+  std::vector<std::byte> memory = message;
+  Link& link = ends[0].link(1);
+  ASSERT_TRUE(drive(ends[0], [&] { return !ends[0].transport->progress(); }));
+  ASSERT_TRUE(link.try_lend({7, 8, 0, 4096, 0}, memory));
+  EXPECT_EQ(link.sent_tiles(), 0U) << "it was copied at once";
+  // The peer neither reads nor says anything.
+  for (int i = 0; i < 16 && link.sent_tiles() == 0; ++i) ends[0].transport->progress();
+  EXPECT_EQ(link.sent_tiles(), 1U);
+  std::fill(memory.begin(), memory.end(), std::byte{0xee});
+  EXPECT_TRUE(receive_message(ends[1], 0, message, 4096));
+}
+
+TEST(TcpLink, WhoGivesUpGetsBackWhatHeLent) {
+  auto ends = make_pair_of(1, 4096);
+  const auto message = random_bytes(4096, 6);
+  std::vector<std::byte> memory = message;
+  ASSERT_TRUE(ends[0].link(1).try_lend({7, 8, 0, 4096, 0}, memory));
+  ends[0].link(1).keep_copies();
+  std::fill(memory.begin(), memory.end(), std::byte{0xee});
+  EXPECT_EQ(ends[0].link(1).sent_tiles(), 1U);
+  EXPECT_TRUE(receive_message(ends[1], 0, message, 4096));
+}
+
 TEST(TcpLink, ManySmallTilesKeepTheirOrder) {
   auto ends = make_pair_of(4, 4096);
   constexpr std::uint32_t kTiles = 100'000;

@@ -30,8 +30,8 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   FrameHeader front{taken_, header, {}};
   // A sum, or encryption, needs every byte anyway.
   if (lend) {
-    lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && data.size() > kTinyBytes &&
-           !sums_ && flows_.front().sealing == nullptr;
+    lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && !sums_ &&
+           flows_.front().sealing == nullptr;
   }
   if (data.size() > kTinyBytes) {
     if (sums_) {
