@@ -1,4 +1,5 @@
-// recursive_doubling: log2(p) exchanges of the whole message. Few hops and few peers, for small messages over many ranks.
+// recursive_doubling: log2(p) exchanges of the whole message, or, in an all_gather, of all that a rank holds so far. Few hops
+// and few peers, for small messages over many ranks.
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -6,11 +7,24 @@
 namespace shoal {
 namespace {
 
-Status supports(const Topology&, const Collective& collective) {
-  return serves_only(collective.kind, {CollectiveKind::all_reduce});
+Status supports(const Topology& topology, const Collective& collective) {
+  if (collective.kind == CollectiveKind::all_gather) {
+    if (Status status = needs_power_of_two(topology, collective.kind); !status.ok()) return status;
+  }
+  return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
+}
+
+/// Neighbours exchange first, and what two ranks hold together is always one run of shares.
+Program build_all_gather(const Topology& topology, const Collective& collective, int rank) {
+  const std::vector<int> members = ranks_with_bits_reversed(topology.ranks());
+  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
+  program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
+  doubling_all_gather(program, members, own_chunks(members));
+  return std::move(program).finish("recursive_doubling");
 }
 
 Program build(const Topology& topology, const Collective& collective, int rank) {
+  if (collective.kind == CollectiveKind::all_gather) return build_all_gather(topology, collective, rank);
   ProgramBuilder program(topology, collective, rank, 1, 1);
   // Node by node: the first exchanges, at distance 1, 2, ..., stay inside a node where node sizes allow it.
   recursive_doubling_all_reduce(program, ranks_node_by_node(topology), {0, 0, 1});

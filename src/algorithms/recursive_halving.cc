@@ -97,21 +97,16 @@ Shares halving_shares(std::size_t members, std::uint32_t lane, std::uint32_t fir
 namespace {
 
 Status supports(const Topology& topology, const Collective& collective) {
-  const bool even = std::has_single_bit(static_cast<unsigned>(topology.ranks()));
-  if (collective.kind == CollectiveKind::reduce_scatter && !even)
-    return {StatusCode::unsupported,
-            "does not serve reduce_scatter among " + std::to_string(topology.ranks()) + " ranks, only among a power of two"};
+  if (collective.kind == CollectiveKind::reduce_scatter) {
+    if (Status status = needs_power_of_two(topology, collective.kind); !status.ok()) return status;
+  }
   return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::reduce_scatter});
 }
 
 /// Pairs whose ranks differ in the highest bit exchange first, so that each half is one run of shares.
 Program build_reduce_scatter(const Topology& topology, const Collective& collective, int rank) {
-  const auto ranks = static_cast<std::size_t>(topology.ranks());
-  std::vector<int> members(ranks);
-  for (std::size_t i = 0; i < ranks; ++i) {
-    for (std::size_t bit = 1; bit < ranks; bit *= 2) members[i] = 2 * members[i] + ((i & bit) != 0 ? 1 : 0);
-  }
-  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(ranks), 1);
+  const std::vector<int> members = ranks_with_bits_reversed(topology.ranks());
+  ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);
   halving_reduce_scatter(program, members, own_chunks(members));
   program.copy_to_output({0, static_cast<std::uint32_t>(rank), 1});
   return std::move(program).finish("recursive_halving");

@@ -1,6 +1,7 @@
 #include "src/algorithms/registry.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -64,6 +65,12 @@ Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> s
   std::string message = "does not serve " + std::string(to_string(asked)) + ", only";
   for (const CollectiveKind kind : served) message += " " + std::string(to_string(kind));
   return {StatusCode::unsupported, message};
+}
+
+Status needs_power_of_two(const Topology& topology, CollectiveKind asked) {
+  if (std::has_single_bit(static_cast<unsigned>(topology.ranks()))) return {};
+  return {StatusCode::unsupported, "does not serve " + std::string(to_string(asked)) + " among " +
+                                       std::to_string(topology.ranks()) + " ranks, only among a power of two"};
 }
 
 std::span<const Algorithm> algorithms() {

@@ -36,4 +36,7 @@ int two_tree_hidden_hops(int members);
 /// ok where `asked` is one of `served`; else unsupported, naming both.
 Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> served);
 
+/// ok among a power of two of ranks; else unsupported.
+Status needs_power_of_two(const Topology& topology, CollectiveKind asked);
+
 }  // namespace shoal

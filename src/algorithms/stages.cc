@@ -231,6 +231,14 @@ std::vector<int> ranks_dealt(const Topology& topology) {
   return order;
 }
 
+std::vector<int> ranks_with_bits_reversed(int ranks) {
+  std::vector<int> order(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    for (std::size_t bit = 1; bit < order.size(); bit *= 2) order[i] = 2 * order[i] + ((i & bit) != 0 ? 1 : 0);
+  }
+  return order;
+}
+
 Shares own_chunks(std::span<const int> members) {
   Shares shares(members.size());
   for (std::size_t i = 0; i < members.size(); ++i) shares[i].push_back({0, static_cast<std::uint32_t>(members[i]), 1});

@@ -114,6 +114,10 @@ std::vector<int> ranks_node_by_node(const Topology& topology);
 /// the number of nodes apart share a node where nodes are alike.
 std::vector<int> ranks_dealt(const Topology& topology);
 
+/// The ranks 0 .. ranks - 1, a power of two of them, each in the place of its number with the bits reversed: where players at a
+/// distance exchange halves, each half is one run of ranks.
+std::vector<int> ranks_with_bits_reversed(int ranks);
+
 /// One shard a member, where the message is dealt in shares of one chunk: that of its rank, in lane 0.
 Shares own_chunks(std::span<const int> members);
 

@@ -16,6 +16,10 @@ double predict_us(const Algorithm& algorithm, const Topology& topology, const Co
 /// a lower bound for the others.
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
+/// How long the busiest rank or wire is needed for one call: what each further call takes where calls follow each other and
+/// ranks run ahead, as they may where data flows one way, from a root or to one. Precondition as above.
+double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
 /// What a prediction is made of. The parts overlap in time, so they need not add up to the whole.
 struct PredictedTerms {
   double latency_us = 0;     ///< what would remain if bytes and arithmetic were free

@@ -30,8 +30,8 @@ constexpr std::string_view kChangesPartners = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
 
 bool messages_count(const Topology& topology, const Collective& collective) {
-  return collective.kind == CollectiveKind::all_reduce && topology.nodes() > 1 &&
-         collective.input_bytes() < kMessagesCountBytes;
+  const bool from_each_to_all = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
+  return from_each_to_all && topology.nodes() > 1 && collective.input_bytes() < kMessagesCountBytes;
 }
 
 /// What is better than the model says, by how much, and why.
@@ -47,16 +47,30 @@ Favourite favourite(const Topology& topology, const Collective& collective, std:
   if (topology.nodes() > 1) {
     if (collective.input_bytes() < kMessagesCountBytes || chosen.find(kChangesPartners) == chosen.npos) return {};
     return {topology.ranks() == topology.nodes() ? "ring" : "hierarchical(ring)", kKeepsItsNeighbours,
-            "keeps its neighbours on the wire"};
+            "about equal, and the first keeps its neighbours on the wire"};
   }
   if (collective.input_bytes() >= kFoldsPayBytes)
-    return {kFoldsInPlace, kMayFoldInPlace, "folds buffers from mem_alloc in place"};
-  return {"one_shot", kGoesThroughWindows, "goes through shared windows"};
+    return {kFoldsInPlace, kMayFoldInPlace, "about equal, and the first folds buffers from mem_alloc in place"};
+  return {"one_shot", kGoesThroughWindows, "about equal, and the first goes through shared windows"};
 }
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
 Status can_serve(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   return build_program(algorithm, topology, collective, 0).status();
+}
+
+// Where data flows one way, from a root or to one, ranks run ahead, and calls in a row follow each other as fast as the busiest
+// rank gets through them: between nodes so many are rated together. Gradients come in buckets.
+constexpr int kCallsInARow = 3;
+
+bool one_way(const Collective& collective) {
+  return collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce;
+}
+
+/// What decides: the time of one call or, for what calls in a row make of it, of several.
+double rated_us(const Candidate& candidate, const Topology& topology, const Collective& collective) {
+  if (!one_way(collective) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
+  return candidate.time_us() + (kCallsInARow - 1) * busy_us(*candidate.algorithm, topology, collective);
 }
 
 /// Every algorithm with what the table says of it, and what the model does: where `model_always`, or where the table is silent
@@ -106,7 +120,7 @@ std::size_t most_messages(const Algorithm& algorithm, const Topology& topology, 
   return most;
 }
 
-/// Messages that the ranks of the first node send to others. In an all_reduce all nodes send about as many.
+/// Messages that the ranks of the first node send to others. Without a root all nodes send about as many.
 std::size_t wire_messages(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   std::size_t messages = 0;
   for (const int rank : topology.ranks_of_node(0)) {
@@ -121,9 +135,8 @@ std::size_t wire_messages(const Algorithm& algorithm, const Topology& topology, 
 /// Of candidates that are about equal: those that have a root and move everybody the same data differ in how long a rank is
 /// occupied, which counts where calls follow each other and is next to nothing in a single one. Else the simpler one is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
-  const bool rooted = collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce;
-  if (rooted || messages_count(topology, collective)) {
-    const auto messages = rooted ? most_messages : wire_messages;
+  if (one_way(collective) || messages_count(topology, collective)) {
+    const auto messages = one_way(collective) ? most_messages : wire_messages;
     const std::size_t of_a = messages(*a.algorithm, topology, collective);
     const std::size_t of_b = messages(*b.algorithm, topology, collective);
     if (of_a != of_b) return of_a < of_b;
@@ -139,23 +152,27 @@ struct Election {
 /// The best of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
 /// they stand for election: a prediction beside a measurement decides nothing.
 Result<Election> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
-  const Candidate* best = &candidates.front();
-  if (!best->status.ok()) return best->status;
-  const bool measured = best->measured_us.has_value();
-  const double fastest_us = best->time_us();
-  const double limit_us = fastest_us * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
-  std::string_view why = "takes fewer messages or is simpler";
-  const auto stands = [&](const Candidate& c) { return c.status.ok() && c.measured_us.has_value() == measured; };
+  const Candidate& first = candidates.front();
+  if (!first.status.ok()) return first.status;
+  const bool measured = first.measured_us.has_value();
+  std::vector<std::pair<double, const Candidate*>> rated;
   for (const Candidate& candidate : candidates) {
-    if (stands(candidate) && candidate.time_us() <= limit_us && is_better(candidate, *best, topology, collective))
-      best = &candidate;
+    if (candidate.status.ok() && candidate.measured_us.has_value() == measured)
+      rated.emplace_back(rated_us(candidate, topology, collective), &candidate);
   }
+  const auto [least_us, least] = std::ranges::min(rated, {}, [](const auto& r) { return r.first; });
+  const Candidate* best = least;
+  const double limit_us = least_us * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
+  for (const auto& [us, candidate] : rated) {
+    if (us <= limit_us && is_better(*candidate, *best, topology, collective)) best = candidate;
+  }
+  std::string_view why = best->time_us() > first.time_us() * kFewerMessages
+                             ? "calls in a row follow each other sooner"
+                             : "about equal, and the first takes fewer messages or is simpler";
   const Favourite liked = measured ? Favourite{} : favourite(topology, collective, best->algorithm->name);
-  for (const Candidate& candidate : candidates) {
-    if (!stands(candidate) || candidate.algorithm->name != liked.algorithm || &candidate == best ||
-        candidate.time_us() > fastest_us * liked.factor)
-      continue;
-    best = &candidate;
+  for (const auto& [us, candidate] : rated) {
+    if (candidate->algorithm->name != liked.algorithm || candidate == best || us > least_us * liked.factor) continue;
+    best = candidate;
     why = liked.why;
     break;
   }
@@ -174,8 +191,8 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: about equal, and {} {}", name, verb, choice.predicted_us,
-                       fastest.algorithm->name, fastest.time_us(), name, why);
+    return fmt::format("{} {} to take {:.1f} us, {} {:.1f} us: {}", name, verb, choice.predicted_us, fastest.algorithm->name,
+                       fastest.time_us(), why);
   }
   const Candidate& second = candidates[1];
   if (fastest.measured_us && !second.measured_us) return fmt::format("{} is the only one that was measured at this size", name);

@@ -193,6 +193,10 @@ TEST(Costs, AllGatherTakesTheRoundsAndBytesOfItsFormula) {
     for (const std::string_view name : {"circulant", "direct", "ring"}) {
       EXPECT_DOUBLE_EQ(most_sent(gather(name)), ranks - 1) << name << " of " << ranks;
     }
+    if (excess(ranks) == 0) {
+      EXPECT_EQ(rounds(gather("recursive_doubling")), ceil_log2(ranks)) << ranks;
+      EXPECT_DOUBLE_EQ(most_sent(gather("recursive_doubling")), ranks - 1) << ranks;
+    }
   }
 }
 

@@ -109,6 +109,37 @@ std::string_view chosen(const Topology& topology, const Collective& collective) 
   return choice.ok() ? choice->algorithm->name : "";
 }
 
+/// Nodes on which a message costs much: emulated ones that share two cores.
+Topology busy_nodes(int nodes) {
+  Topology topology = Topology::uniform(nodes, 1);
+  topology.cost[static_cast<std::size_t>(LinkClass::network)] = {25, 8.5e-3, 12};
+  return topology;
+}
+
+TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
+  const auto shares = [](CollectiveKind kind) { return Collective{kind, 64, DataType::float32, ReduceOp::sum, 0}; };
+  EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_gather)), "recursive_doubling");
+  EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::reduce_scatter)), "recursive_halving");
+  EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_to_all)), "direct") << "bruck: an acknowledgement for a message";
+  EXPECT_EQ(chosen(Topology::uniform(4, 1), shares(CollectiveKind::all_gather)), "direct") << "where a hop costs more";
+}
+
+TEST(Selector, WhatFlowsOneWayIsRatedInARow) {
+  for (const CollectiveKind kind : {CollectiveKind::broadcast, CollectiveKind::reduce}) {
+    Collective collective{kind, 1024, DataType::float32, ReduceOp::sum, 1};
+    const auto some = explain(busy_nodes(4), collective);
+    ASSERT_TRUE(some.ok());
+    EXPECT_EQ(some->candidates.front().algorithm->name, "tree") << "a single call's fastest";
+    EXPECT_EQ(some->choice.algorithm->name, "chain") << "a rank of a tree sends or receives it twice";
+    EXPECT_NE(some->reason.find("calls in a row follow each other sooner"), std::string::npos) << some->reason;
+    EXPECT_LT(busy_us(**find_algorithm("chain"), busy_nodes(4), collective),
+              0.6 * busy_us(**find_algorithm("tree"), busy_nodes(4), collective));
+    collective.count = 2;
+    EXPECT_EQ(chosen(Topology::uniform(4, 1), collective), "tree") << "hops count";
+    EXPECT_EQ(chosen(busy_nodes(16), collective), "tree") << "hops count";
+  }
+}
+
 TEST(Selector, ChoosesWhatTheMachineCallsFor) {
   EXPECT_EQ(chosen(Topology::uniform(1, 2), all_reduce(4)), "one_shot");
   EXPECT_EQ(chosen(Topology::uniform(1, 4), all_reduce(64 << 20)), "direct");
