@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -164,6 +165,35 @@ bool may_lend(const Plan& plan, std::uint32_t index) {
   });
 }
 
+/// The receive that send `index` of an all_to_all keeps step with, where it has several tiles to carry between nodes.
+///
+/// Each rank has something for all others at once. Sent at once, it comes to every host from all others at uneven rates, and in
+/// the end hosts wait for some while their wires are idle: 12 % of the time of 4 MiB on 4 nodes. So ranks go round: no more
+/// goes to the k-th next than has come from the one that is, of those before this rank, the next nearer.
+std::optional<std::uint32_t> kept_step_with(const PlanContext& context, const Plan& plan,
+                                            std::span<const std::vector<int>> peers_of, std::uint32_t index) {
+  const Instruction& send = plan.instructions[index];
+  if (plan.key.collective.kind != CollectiveKind::all_to_all || plan.algorithm != "direct" || send.op != StepOp::send ||
+      send.size_bytes < kTilesPerMessage * send.tile_bytes)
+    return {};
+  const auto on_wire = [&](std::uint32_t i) {
+    return context.topology->link_class(context.rank, peers_of[i].front()) == LinkClass::network;
+  };
+  if (!on_wire(index)) return {};
+  const auto steps = [&](int from, int to) { return (to - from + plan.ranks) % plan.ranks; };
+  const int distance = steps(context.rank, peers_of[index].front());
+  std::optional<std::uint32_t> nearest;
+  int nearest_distance = 0;
+  for (std::uint32_t i = 0; i < plan.instructions.size(); ++i) {
+    if (plan.instructions[i].op != StepOp::recv || !on_wire(i)) continue;
+    const int here = steps(peers_of[i].front(), context.rank);
+    if (here >= distance || here <= nearest_distance) continue;
+    nearest = i;
+    nearest_distance = here;
+  }
+  return nearest;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKey& key, const Program& program) {
@@ -276,8 +306,8 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     }
   }
 
-  // Dependencies: conflicts within a lane, in program order. The earlier of two dependencies is implied by the later where a
-  // chain exists; the lists are short enough not to care.
+  // Dependencies: conflicts within a lane, in program order, and what is kept step with. The earlier of two dependencies is
+  // implied by the later where a chain exists; the lists are short enough not to care.
   std::vector<PlanDependency> found;
   std::vector<std::vector<std::uint32_t>> by_lane(program.lanes);
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) {
@@ -286,6 +316,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     auto& lane = by_lane[lane_of[i]];
     found.clear();
     for (const std::uint32_t earlier : lane) add_conflicts(plan->instructions[earlier], earlier, plan->instructions[i], found);
+    if (const auto receive = kept_step_with(context, *plan, peers_of, i)) found.push_back({*receive, 0});
     plan->instructions[i].first_dependency = static_cast<std::uint32_t>(plan->dependencies.size());
     plan->instructions[i].dependency_count = static_cast<std::uint32_t>(found.size());
     plan->dependencies.insert(plan->dependencies.end(), found.begin(), found.end());

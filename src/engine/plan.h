@@ -42,9 +42,9 @@ struct PlanSlice {
   std::size_t offset_bytes = 0;
 };
 
-/// An earlier instruction that must have got far enough before this one may go on. Both work from their first byte to their
-/// last, so progress is one number: the dependent may touch its byte x only when `done[instruction] > x + shift_bytes`, or when
-/// that instruction is finished.
+/// Another instruction, an earlier one where they conflict, that must have got far enough before this one may go on. Both work
+/// from their first byte to their last, so progress is one number: the dependent may touch its byte x only when
+/// `done[instruction] > x + shift_bytes`, or when that instruction is finished.
 struct PlanDependency {
   std::uint32_t instruction = 0;
   std::int64_t shift_bytes = 0;

@@ -13,9 +13,9 @@ namespace {
 // wins.
 constexpr double kAboutEqual = 1.02;
 // Between nodes, up to this size: what each message costs the cores varies more than the model knows, so that of those within
-// this much the one with the fewest messages on the wire wins.
-constexpr std::size_t kMessagesCountBytes = 1 << 20;
-constexpr double kFewerMessages = 1.05;
+// this much the one wins whose busiest rank is busy for the least time.
+constexpr std::size_t kSendsCountBytes = 1 << 20;
+constexpr double kLessBusy = 1.05;
 // What the model does not know of all_reduces inside a node. From this size: buffers that all lie in shared memory are folded
 // there, without a copy in or out, by direct only. Where they lie is known when the ranks meet, after the choice, so direct has
 // to be chosen while it is about as fast as others are with copies; without them it takes a half to a fifth. Below: one_shot
@@ -23,15 +23,15 @@ constexpr double kFewerMessages = 1.05;
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
 constexpr double kGoesThroughWindows = 1.5;
-// Nor of the wire, from kMessagesCountBytes: in recursive_halving a rank waits for another partner at each step, and takes 8 to
+// Nor of the wire, from kSendsCountBytes: in recursive_halving a rank waits for another partner at each step, and takes 8 to
 // 15 % longer than predicted on 4 and 8 nodes; a ring's neighbours stay, are a tile ahead or behind, and it takes 5 to 10 %
 // less.
 constexpr std::string_view kChangesPartners = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
 
-bool messages_count(const Topology& topology, const Collective& collective) {
+bool sends_count(const Topology& topology, const Collective& collective) {
   const bool from_each_to_all = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
-  return from_each_to_all && topology.nodes() > 1 && collective.input_bytes() < kMessagesCountBytes;
+  return from_each_to_all && topology.nodes() > 1 && collective.input_bytes() < kSendsCountBytes;
 }
 
 /// What is better than the model says, by how much, and why.
@@ -45,7 +45,7 @@ struct Favourite {
 Favourite favourite(const Topology& topology, const Collective& collective, std::string_view chosen) {
   if (collective.kind != CollectiveKind::all_reduce) return {};
   if (topology.nodes() > 1) {
-    if (collective.input_bytes() < kMessagesCountBytes || chosen.find(kChangesPartners) == chosen.npos) return {};
+    if (collective.input_bytes() < kSendsCountBytes || chosen.find(kChangesPartners) == chosen.npos) return {};
     return {topology.ranks() == topology.nodes() ? "ring" : "hierarchical(ring)", kKeepsItsNeighbours,
             "about equal, and the first keeps its neighbours on the wire"};
   }
@@ -108,37 +108,12 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
   return Choice{*algorithm, measured ? *measured : predict_us(**algorithm, topology, collective), ChoiceBasis::forced};
 }
 
-/// Messages that one of the first ranks from the root on sends and receives at most.
-std::size_t most_messages(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  constexpr int kRanks = 8;
-  std::size_t most = 0;
-  for (int i = 0; i < std::min(topology.ranks(), kRanks); ++i) {
-    const Program program = algorithm.build(topology, collective, (collective.root + i) % topology.ranks());
-    const auto count = std::ranges::count_if(program.steps, [](const Step& step) { return step.peer >= 0; });
-    most = std::max(most, static_cast<std::size_t>(count));
-  }
-  return most;
-}
-
-/// Messages that the ranks of the first node send to others. Without a root all nodes send about as many.
-std::size_t wire_messages(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
-  std::size_t messages = 0;
-  for (const int rank : topology.ranks_of_node(0)) {
-    const Program program = algorithm.build(topology, collective, rank);
-    messages += static_cast<std::size_t>(std::ranges::count_if(program.steps, [&](const Step& step) {
-      return step.op == StepOp::send && topology.link_class(rank, step.peer) == LinkClass::network;
-    }));
-  }
-  return messages;
-}
-
-/// Of candidates that are about equal: those that have a root and move everybody the same data differ in how long a rank is
-/// occupied, which counts where calls follow each other and is next to nothing in a single one. Else the simpler one is better.
+/// Of candidates that are about equal. Calls that follow each other, and ranks that share cores, wait for whoever is busiest,
+/// which in a single call hardly shows. Else the simpler one is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
-  if (one_way(collective) || messages_count(topology, collective)) {
-    const auto messages = one_way(collective) ? most_messages : wire_messages;
-    const std::size_t of_a = messages(*a.algorithm, topology, collective);
-    const std::size_t of_b = messages(*b.algorithm, topology, collective);
+  if (one_way(collective) || sends_count(topology, collective)) {
+    const double of_a = busy_us(*a.algorithm, topology, collective);
+    const double of_b = busy_us(*b.algorithm, topology, collective);
     if (of_a != of_b) return of_a < of_b;
   }
   return a.algorithm < b.algorithm;
@@ -162,13 +137,12 @@ Result<Election> best(const std::vector<Candidate>& candidates, const Topology& 
   }
   const auto [least_us, least] = std::ranges::min(rated, {}, [](const auto& r) { return r.first; });
   const Candidate* best = least;
-  const double limit_us = least_us * (!measured && messages_count(topology, collective) ? kFewerMessages : kAboutEqual);
+  const double limit_us = least_us * (!measured && sends_count(topology, collective) ? kLessBusy : kAboutEqual);
   for (const auto& [us, candidate] : rated) {
     if (us <= limit_us && is_better(*candidate, *best, topology, collective)) best = candidate;
   }
-  std::string_view why = best->time_us() > first.time_us() * kFewerMessages
-                             ? "calls in a row follow each other sooner"
-                             : "about equal, and the first takes fewer messages or is simpler";
+  std::string_view why = best->time_us() > first.time_us() * kLessBusy ? "calls in a row follow each other sooner"
+                                                                       : "about equal, and the first is less busy or simpler";
   const Favourite liked = measured ? Favourite{} : favourite(topology, collective, best->algorithm->name);
   for (const auto& [us, candidate] : rated) {
     if (candidate->algorithm->name != liked.algorithm || candidate == best || us > least_us * liked.factor) continue;

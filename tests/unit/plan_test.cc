@@ -35,12 +35,13 @@ struct Made {
 };
 
 // Links are numbered by the rank at their other end.
-Made make(const Topology& topology, const char* algorithm, std::size_t bytes, std::size_t network_tile = kNetworkTile) {
+Made make(const Topology& topology, const char* algorithm, std::size_t bytes, std::size_t network_tile = kNetworkTile,
+          CollectiveKind kind = CollectiveKind::all_reduce) {
   Made made;
   std::vector<int> links(static_cast<std::size_t>(topology.ranks()));
   std::iota(links.begin(), links.end(), 0);
   PlanKey key;
-  key.collective.kind = CollectiveKind::all_reduce;
+  key.collective.kind = kind;
   key.collective.type = DataType::float32;
   key.collective.count = bytes / 4;
   for (int rank = 0; rank < topology.ranks(); ++rank) {
@@ -64,6 +65,40 @@ TEST(Plan, SenderAndReceiverOverlapWithinAMessageBetweenNodes) {
     const Made made = make(Topology::uniform(2, 1), "one_shot", bytes);
     EXPECT_LE(made.largest_tile(0, 1), std::max(bytes / 4, std::size_t{32} << 10)) << bytes;
   }
+}
+
+// From whom the data comes that what `rank` sends to `peer` keeps step with; -1: it waits for nobody.
+int keeps_step_with(const Made& made, int rank, int peer) {
+  const Plan& plan = *made.of_rank[static_cast<std::size_t>(rank)];
+  const auto link = std::ranges::find(plan.links, static_cast<std::uint32_t>(peer), &PlanLink::link);
+  const Instruction& send = plan.instructions[link->sends.front()];
+  if (send.dependency_count == 0) return -1;
+  EXPECT_EQ(send.dependency_count, 1U);
+  const PlanDependency& dependency = plan.dependencies[send.first_dependency];
+  EXPECT_EQ(dependency.shift_bytes, 0) << "byte by byte";
+  const Instruction& receive = plan.instructions[dependency.instruction];
+  EXPECT_EQ(receive.op, StepOp::recv);
+  return static_cast<int>(plan.edges[receive.first_edge].link);
+}
+
+TEST(Plan, LargeAllToAllsGoRoundBetweenNodes) {
+  constexpr CollectiveKind kKind = CollectiveKind::all_to_all;
+  const Made four = make(Topology::uniform(4, 1), "direct", 1 << 20, kNetworkTile, kKind);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(keeps_step_with(four, rank, (rank + 1) % 4), -1) << "somebody begins";
+    EXPECT_EQ(keeps_step_with(four, rank, (rank + 2) % 4), (rank + 3) % 4);
+    EXPECT_EQ(keeps_step_with(four, rank, (rank + 3) % 4), (rank + 2) % 4);
+  }
+  // Ranks 0, 1 and 2, 3 share a node: what goes through its memory neither waits nor is waited for.
+  const Made pairs = make(Topology::uniform(2, 2), "direct", 1 << 20, kNetworkTile, kKind);
+  EXPECT_EQ(keeps_step_with(pairs, 0, 1), -1);
+  EXPECT_EQ(keeps_step_with(pairs, 0, 2), 3);
+  EXPECT_EQ(keeps_step_with(pairs, 0, 3), 2);
+  EXPECT_EQ(keeps_step_with(pairs, 1, 0), -1);
+  EXPECT_EQ(keeps_step_with(pairs, 1, 2), -1) << "somebody begins";
+  EXPECT_EQ(keeps_step_with(make(Topology::uniform(4, 1), "direct", 64 << 10, kNetworkTile, kKind), 0, 3), -1) << "a few tiles";
+  EXPECT_EQ(keeps_step_with(make(Topology::uniform(4, 1), "direct", 4 << 20, kNetworkTile, CollectiveKind::all_gather), 0, 3),
+            -1);
 }
 
 // One node of three, one of two; every pair of ranks exchanges something, and folds mix both kinds of links.
