@@ -23,9 +23,8 @@ constexpr double kLessBusy = 1.05;
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
 constexpr double kGoesThroughWindows = 1.5;
-// Nor of the wire, from kSendsCountBytes: in recursive_halving a rank waits for another partner at each step, and takes 8 to
-// 15 % longer than predicted on 4 and 8 nodes; a ring's neighbours stay, are a tile ahead or behind, and it takes 5 to 10 %
-// less.
+// Nor of the wire, from kSendsCountBytes: in recursive_halving a rank waits for another partner at each step; it took 12 %
+// longer than a ring, whose neighbours stay and are a tile ahead or behind (4 nodes, 8 MiB, 200 Mbit/s, predicted equal).
 constexpr std::string_view kChangesPartners = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
 
@@ -63,13 +62,9 @@ Status can_serve(const Algorithm& algorithm, const Topology& topology, const Col
 // rank gets through them: between nodes so many are rated together. Gradients come in buckets.
 constexpr int kCallsInARow = 3;
 
-bool one_way(const Collective& collective) {
-  return collective.kind == CollectiveKind::broadcast || collective.kind == CollectiveKind::reduce;
-}
-
 /// What decides: the time of one call or, for what calls in a row make of it, of several.
 double rated_us(const Candidate& candidate, const Topology& topology, const Collective& collective) {
-  if (!one_way(collective) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
+  if (!has_root(collective.kind) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
   return candidate.time_us() + (kCallsInARow - 1) * busy_us(*candidate.algorithm, topology, collective);
 }
 
@@ -111,7 +106,7 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
 /// Of candidates that are about equal. Calls that follow each other, and ranks that share cores, wait for whoever is busiest,
 /// which in a single call hardly shows. Else the simpler one is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
-  if (one_way(collective) || sends_count(topology, collective)) {
+  if (has_root(collective.kind) || sends_count(topology, collective)) {
     const double of_a = busy_us(*a.algorithm, topology, collective);
     const double of_b = busy_us(*b.algorithm, topology, collective);
     if (of_a != of_b) return of_a < of_b;

@@ -27,8 +27,8 @@ struct Choice {
 };
 
 /// Chooses the algorithm that `tuned` says is the fastest; where it is null or was not measured around this size, the one that
-/// the cost model predicts to be. Of those within 2 % of the fastest, the first in algorithms(); broadcasts and reduces between
-/// nodes by three calls in a row; inside a node, without a table, direct up to 25 % behind, because it may fold in place, and
+/// the cost model predicts to be. Of those within 2 % of the fastest, the first in algorithms(); what has a root between nodes
+/// by three calls in a row; inside a node, without a table, direct up to 25 % behind, because it may fold in place, and
 /// below 32 KiB one_shot up to 50 %. A non-empty `forced_algorithm` is taken whatever it costs. Precondition: `tuned`, where
 /// there is one, matches `topology`.
 ///
