@@ -6,9 +6,12 @@
 #include <ctime>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "bench/perf/agree.h"
 #include "bench/perf/pattern.h"
 #include "bench/perf/statistics.h"
+#include "bench/perf/stuck.h"
 
 namespace shoal::perf {
 namespace {
@@ -194,6 +197,8 @@ Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
 
 Result<Runner::Block> Runner::run_block(Library& library, const Call& call, Pace pace) {
   if (Status status = communicator_.barrier(); !status.ok()) return status;
+  const Stuck stuck(fmt::format("rank {} in {} of {} bytes by {}", communicator_.rank(), to_string(call.kind), bytes_of(call),
+                                library.name()));
   for (int i = 0; i < pace.untimed; ++i) {
     if (Status status = library.run(call); !status.ok()) return status;
   }

@@ -92,20 +92,24 @@ TEST(Loopback, DelaysLetLinksOvertakeEachOtherButKeepOrderWithinALink) {
   LoopbackOptions options;
   options.mean_delay = 2ms;
   options.capacity_tiles = 64;
-  Net net(3, options);
-  for (std::uint32_t i = 0; i < 64; ++i) {
-    ASSERT_TRUE(net.link(0, 2).try_send({0, i, 0, 0, 0}, {}));
-    ASSERT_TRUE(net.link(1, 2).try_send({0, i, 0, 0, 0}, {}));
-  }
-  std::uint32_t next[2] = {0, 0};
   int overtaken = 0;
-  while (next[0] + next[1] < 128) {
-    for (int from = 0; from < 2; ++from) {
-      if (const Arrival* arrival = net.link(2, from).peek()) {
-        ASSERT_EQ(arrival->header.sequence, next[from]);
-        ++next[from];
-        net.link(2, from).release();
-        overtaken += next[from] > next[1 - from] + 1;
+  // Who gets no core for 4 ms finds everything there, and nothing overtaken.
+  for (int attempt = 0; overtaken == 0 && attempt < 50; ++attempt) {
+    options.seed = static_cast<std::uint64_t>(attempt);
+    Net net(3, options);
+    for (std::uint32_t i = 0; i < 64; ++i) {
+      ASSERT_TRUE(net.link(0, 2).try_send({0, i, 0, 0, 0}, {}));
+      ASSERT_TRUE(net.link(1, 2).try_send({0, i, 0, 0, 0}, {}));
+    }
+    std::uint32_t next[2] = {0, 0};
+    while (next[0] + next[1] < 128) {
+      for (int from = 0; from < 2; ++from) {
+        if (const Arrival* arrival = net.link(2, from).peek()) {
+          ASSERT_EQ(arrival->header.sequence, next[from]);
+          ++next[from];
+          net.link(2, from).release();
+          overtaken += next[from] > next[1 - from] + 1;
+        }
       }
     }
   }

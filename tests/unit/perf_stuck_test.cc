@@ -1,0 +1,35 @@
+// A rank of shoal_perf that hangs in some library says so itself.
+#include "bench/perf/stuck.h"
+
+#include <chrono>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+namespace shoal::perf {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(PerfStuck, WhoHangsSaysWhereAndWhoGoesOnSaysNothing) {
+  testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) const Stuck quick("rank 1 in something short", 1);
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const Stuck stuck("rank 7 in all_reduce of 64 bytes by openmpi", 1);
+    // A signal ends one sleep, not the others.
+    while (std::chrono::steady_clock::now() < start + 2500ms) std::this_thread::sleep_for(50ms);
+  }
+  const auto lasted = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - start);
+  std::this_thread::sleep_for(1200ms);
+  const std::string line = "shoal_perf: stuck for 1 s or more: rank 7 in all_reduce of 64 bytes by openmpi\n";
+  std::string said = testing::internal::GetCapturedStderr();
+  int lines = 0;
+  for (; said.starts_with(line); ++lines) said.erase(0, line.size());
+  EXPECT_EQ(said, "") << "nothing else";
+  EXPECT_GE(lines, 2) << "each second";
+  EXPECT_LE(lines, lasted.count()) << "not after it has ended";
+}
+
+}  // namespace
+}  // namespace shoal::perf
