@@ -169,7 +169,8 @@ bool may_lend(const Plan& plan, std::uint32_t index) {
 ///
 /// Each rank has something for all others at once. Sent at once, it comes to every host from all others at uneven rates, and in
 /// the end hosts wait for some while their wires are idle: 12 % of the time of 4 MiB on 4 nodes. So ranks go round: no more
-/// goes to the k-th next than has come from the one that is, of those before this rank, the next nearer.
+/// goes to the k-th next than has come from the one that is, of those before this rank, the next nearer. Distances fall along
+/// such a chain of sends that wait, and the nearest wait for nobody.
 std::optional<std::uint32_t> kept_step_with(const PlanContext& context, const Plan& plan,
                                             std::span<const std::vector<int>> peers_of, std::uint32_t index) {
   const Instruction& send = plan.instructions[index];
