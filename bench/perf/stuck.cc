@@ -2,7 +2,6 @@
 
 #include <csignal>
 #include <cstddef>
-#include <cstring>
 
 #include <unistd.h>
 

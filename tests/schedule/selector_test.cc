@@ -2,6 +2,8 @@
 
 #include "src/selector/selector.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "src/selector/predict.h"
@@ -124,7 +126,22 @@ TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
   EXPECT_EQ(chosen(Topology::uniform(4, 1), shares(CollectiveKind::all_gather)), "direct") << "where a hop costs more";
 }
 
+TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
+  Topology four = busy_nodes(4);
+  four.cost[static_cast<std::size_t>(LinkClass::network)] = {44, 8.5e-3, 30};
+  const auto explanation = explain(four, all_reduce(16 << 10));
+  ASSERT_TRUE(explanation.ok());
+  const auto time_of = [&](std::string_view name) {
+    const auto found = std::ranges::find(explanation->candidates, name, [](const Candidate& c) { return c.algorithm->name; });
+    return found->predicted_us;
+  };
+  EXPECT_LT(time_of("recursive_doubling"), time_of("recursive_halving"));
+  EXPECT_LT(time_of("recursive_halving"), 1.05 * time_of("recursive_doubling"));
+  EXPECT_EQ(explanation->choice.algorithm->name, "recursive_halving") << "three quarters of the bytes";
+}
+
 TEST(Selector, WhatFlowsOneWayIsRatedInARow) {
+  EXPECT_EQ(chosen(busy_nodes(4), {CollectiveKind::scatter, 16, DataType::float32, ReduceOp::sum, 0}), "tree");
   for (const CollectiveKind kind : {CollectiveKind::broadcast, CollectiveKind::reduce}) {
     Collective collective{kind, 1024, DataType::float32, ReduceOp::sum, 1};
     const auto some = explain(busy_nodes(4), collective);
