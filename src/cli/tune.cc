@@ -119,7 +119,9 @@ std::string today() {
 Json describe_costs(const Topology& topology) {
   const auto link = [&](LinkClass wire) {
     const LinkCost& cost = topology.cost[static_cast<std::size_t>(wire)];
-    return Json{{"latency_us", cost.latency_us}, {"gbyte_s", cost.us_per_byte > 0 ? 1 / cost.us_per_byte / 1000 : 0}};
+    Json described{{"latency_us", cost.latency_us}, {"gbyte_s", cost.us_per_byte > 0 ? 1 / cost.us_per_byte / 1000 : 0}};
+    if (cost.burst_us_per_byte > 0) described["burst_gbyte_s"] = 1 / cost.burst_us_per_byte / 1000;
+    return described;
   };
   return {{"in_a_node", link(LinkClass::shared_memory)},
           {"between_nodes", link(LinkClass::network)},

@@ -133,7 +133,8 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
 
 std::string costs_text(const Topology& topology) {
   Json costs{{"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}};
-  for (const LinkCost& cost : topology.cost) costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us});
+  for (const LinkCost& cost : topology.cost)
+    costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us, cost.burst_us_per_byte});
   return costs.dump();
 }
 
@@ -150,9 +151,9 @@ Status read_costs(const std::string& text, Topology& topology) {
   double all = read.reduce_us_per_byte + read.cores_per_node;  // NaN where one of them is
   for (std::size_t i = 0; i < read.cost.size(); ++i) {
     const Json& link = costs["links"][i];
-    if (!link.is_array() || link.size() != 3) return bad;
-    read.cost[i] = {number_in(link[0], 0), number_in(link[1], 0), number_in(link[2], -1)};
-    all += read.cost[i].latency_us + read.cost[i].us_per_byte + read.cost[i].overhead_us;
+    if (!link.is_array() || link.size() != 4) return bad;
+    read.cost[i] = {number_in(link[0], 0), number_in(link[1], 0), number_in(link[2], -1), number_in(link[3], -1)};
+    all += read.cost[i].latency_us + read.cost[i].us_per_byte + read.cost[i].overhead_us + read.cost[i].burst_us_per_byte;
   }
   if (std::isnan(all)) return bad;
   topology = std::move(read);

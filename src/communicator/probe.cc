@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -23,8 +24,9 @@ constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
 constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, where that is less
 // Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
-// the short ones use up the burst that a shaped link lets through.
-constexpr std::array kStreamTiles{1, 4, 32};
+// the short ones show, and use up, the burst that a shaped link lets through.
+constexpr std::array kStreamTiles{1, 1, 1, 4, 32};
+constexpr double kBurst = 0.5;  // of what a tile takes in the longest stream: that one alone takes less is no accident
 constexpr double kRoundTripsUs = 20'000;  // no new round trip after so long
 constexpr double kStreamUs = 50'000;      // no stream that would take longer
 constexpr auto kPatience = std::chrono::seconds(5);
@@ -53,6 +55,7 @@ class Prober {
     if (latency_only) return end() ? std::optional(cost) : std::nullopt;
     if (wire == LinkClass::network) cost.overhead_us = round_trip->sending_us;
     double us_per_tile = 0;
+    double least_us_per_tile = std::numeric_limits<double>::max();
     double elapsed_us_per_tile = 0;  // waiting for the answer included: the bound is on the time, not on the bandwidth
     for (const int tiles : kStreamTiles) {
       if (elapsed_us_per_tile * tiles > kStreamUs) break;
@@ -64,9 +67,12 @@ class Prober {
       const double elapsed_us = microseconds(Clock::now() - start);
       elapsed_us_per_tile = elapsed_us / tiles;
       us_per_tile = std::max(elapsed_us - 2 * latency_us, 1.0) / tiles;
+      if (tiles == 1) least_us_per_tile = std::min(least_us_per_tile, us_per_tile);
     }
     if (!end()) return std::nullopt;
     cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
+    if (wire == LinkClass::network && least_us_per_tile < kBurst * us_per_tile)
+      cost.burst_us_per_byte = least_us_per_tile / static_cast<double>(tile_);
     return cost;
   }
 

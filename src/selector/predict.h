@@ -20,6 +20,9 @@ double estimate_us(const Algorithm& algorithm, const Topology& topology, const C
 /// ranks run ahead, as they may where data flows one way, from a root or to one. Precondition as above.
 double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
+/// busy_us() without the time in which a rank only waits for a token bucket to let its bytes pass, where one shapes the links.
+double work_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
+
 /// What a prediction is made of. The parts overlap in time, so they need not add up to the whole.
 struct PredictedTerms {
   double latency_us = 0;     ///< what would remain if bytes and arithmetic were free

@@ -107,8 +107,8 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
 /// which in a single call hardly shows. Else the simpler one is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
   if (has_root(collective.kind) || sends_count(topology, collective)) {
-    const double of_a = busy_us(*a.algorithm, topology, collective);
-    const double of_b = busy_us(*b.algorithm, topology, collective);
+    const double of_a = work_us(*a.algorithm, topology, collective);
+    const double of_b = work_us(*b.algorithm, topology, collective);
     if (of_a != of_b) return of_a < of_b;
   }
   return a.algorithm < b.algorithm;

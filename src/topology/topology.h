@@ -19,6 +19,9 @@ struct LinkCost {
   double latency_us = 0;
   double us_per_byte = 0;
   double overhead_us = -1;  ///< part of the latency in which an end can do nothing else (LogP's o); negative: not known
+  /// What a byte of a short message takes after a pause, where a token bucket lets it pass sooner (clouds shape links so);
+  /// negative: as any other.
+  double burst_us_per_byte = -1;
 
   [[nodiscard]] double overhead() const noexcept {
     return overhead_us < 0 ? latency_us / 4 : overhead_us < latency_us ? overhead_us : latency_us;

@@ -128,7 +128,7 @@ TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
 
 TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
   Topology four = busy_nodes(4);
-  four.cost[static_cast<std::size_t>(LinkClass::network)] = {44, 8.5e-3, 30};
+  four.cost[static_cast<std::size_t>(LinkClass::network)] = {30, 8.5e-3, 7.5};
   const auto explanation = explain(four, all_reduce(16 << 10));
   ASSERT_TRUE(explanation.ok());
   const auto time_of = [&](std::string_view name) {
@@ -138,6 +138,36 @@ TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
   EXPECT_LT(time_of("recursive_doubling"), time_of("recursive_halving"));
   EXPECT_LT(time_of("recursive_halving"), 1.05 * time_of("recursive_doubling"));
   EXPECT_EQ(explanation->choice.algorithm->name, "recursive_halving") << "three quarters of the bytes";
+}
+
+TEST(Selector, ATokenBucketHidesWhatBytesTakeUntilItIsEmpty) {
+  constexpr auto kWire = static_cast<std::size_t>(LinkClass::network);
+  Topology steady = busy_nodes(4);
+  steady.cost[kWire] = {35, 8.5e-3, 9};
+  Topology shaped = steady;
+  shaped.cost[kWire].burst_us_per_byte = 1e-3;
+  const Collective small = all_reduce(16 << 10);
+  EXPECT_EQ(chosen(steady, small), "recursive_doubling") << "half the messages";
+  EXPECT_EQ(chosen(shaped, small), "recursive_halving") << "three quarters of the tokens";
+  // Calls in a row wait for the tokens of all their bytes, which is no work.
+  const Algorithm& doubling = **find_algorithm("recursive_doubling");
+  const double tokens_us = 2 * (16 << 10) * 8.5e-3;
+  EXPECT_GE(predict_us(doubling, shaped, small), tokens_us);
+  EXPECT_LT(predict_us(doubling, shaped, small), predict_us(doubling, steady, small));
+  EXPECT_LT(work_us(doubling, shaped, small), tokens_us);
+  // More than the bucket was seen to hold: as without it.
+  for (const Algorithm& algorithm : algorithms()) {
+    if (!algorithm.supports(shaped, all_reduce(1 << 20)).ok()) continue;
+    EXPECT_EQ(predict_us(algorithm, shaped, all_reduce(1 << 20)), predict_us(algorithm, steady, all_reduce(1 << 20)))
+        << algorithm.name;
+  }
+}
+
+TEST(Selector, LargerMessagesThanAPacketAreAcknowledged) {
+  const Topology two = busy_nodes(2);
+  const double overhead_us = two.cost[static_cast<std::size_t>(LinkClass::network)].overhead();
+  const Algorithm& doubling = **find_algorithm("recursive_doubling");
+  EXPECT_GT(predict_us(doubling, two, all_reduce(1452)), predict_us(doubling, two, all_reduce(1448)) + 2 * overhead_us);
 }
 
 TEST(Selector, WhatFlowsOneWayIsRatedInARow) {

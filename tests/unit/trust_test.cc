@@ -199,17 +199,17 @@ TEST(JobConfig, EveryFieldIsChecked) {
 
 TEST(Costs, SurviveTheRoundTripAndNoOtherText) {
   Topology topology = Topology::uniform(2, 2);
-  topology.cost[2] = {31, 0.25, 7};
+  topology.cost[2] = {31, 0.25, 7, 0.125};
   topology.reduce_us_per_byte = 0.5;
   topology.cores_per_node = 3;
   Topology read = Topology::uniform(2, 2);
   ASSERT_TRUE(read_costs(costs_text(topology), read).ok());
   EXPECT_EQ(costs_text(read), costs_text(topology));
-  for (const char* text : {"", "{}", "[]", R"({"reduce":1,"cores":2,"links":[[1,2,3],[1,2,3]]})",
-                           R"({"reduce":1,"cores":2,"links":[[1,2,3],[1,2,3],[1,2]]})",
-                           R"({"reduce":1,"cores":2,"links":[[1,2,3],[1,2,3],[1,-2,3]]})",
-                           R"({"reduce":1,"cores":2,"links":[[1,2,3],[1,2,3],[1,"2",3]]})",
-                           R"({"reduce":null,"cores":2,"links":[[1,2,3],[1,2,3],[1,2,3]]})"}) {
+  for (const char* text : {"", "{}", "[]", R"({"reduce":1,"cores":2,"links":[[1,2,3,4],[1,2,3,4]]})",
+                           R"({"reduce":1,"cores":2,"links":[[1,2,3,4],[1,2,3,4],[1,2,3]]})",
+                           R"({"reduce":1,"cores":2,"links":[[1,2,3,4],[1,2,3,4],[1,-2,3,4]]})",
+                           R"({"reduce":1,"cores":2,"links":[[1,2,3,4],[1,2,3,4],[1,"2",3,4]]})",
+                           R"({"reduce":null,"cores":2,"links":[[1,2,3,4],[1,2,3,4],[1,2,3,4]]})"}) {
     EXPECT_EQ(read_costs(text, read).code(), StatusCode::internal) << text;
     EXPECT_EQ(costs_text(read), costs_text(topology)) << text;
   }
