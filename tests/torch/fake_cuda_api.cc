@@ -54,12 +54,12 @@ class FakeDeviceCuda final : public cuda::CudaApi {
     return {};
   }
   Result<cuda::DeviceDescription> describe_device(int device) override {
-    if (!fake::cuda().works) return Status(StatusCode::unsupported, "the test's device lacks something");
+    if (!cuda_behaviour().works) return Status(StatusCode::unsupported, "the test's device lacks something");
     cuda::DeviceDescription description;
     description.name = "fake";
     description.processors = 4;
     description.major = 9;
-    if (!fake::cuda().shared_device) description.uuid[0] = static_cast<std::byte>(1 + device);
+    if (!cuda_behaviour().shared_device) description.uuid[0] = static_cast<std::byte>(1 + device);
     return description;
   }
   Result<cuda::PointerDescription> describe_pointer(const void* pointer) override {
@@ -89,7 +89,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
 
   // The ranks are threads of one process, so memory has the same address for all.
   Result<cuda::MemoryHandle> export_memory(void* base) override {
-    if (!fake::cuda().exports_memory) return Status(StatusCode::unsupported, "the test's device does not export memory");
+    if (!cuda_behaviour().exports_memory) return Status(StatusCode::unsupported, "the test's device does not export memory");
     cuda::MemoryHandle handle;
     std::memcpy(handle.bytes.data(), &base, sizeof base);
     return handle;
@@ -107,7 +107,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
     fake::synchronize(stream);
     return {};
   }
-  Result<bool> is_capturing(cuda::Stream) override { return fake::cuda().capturing.load(); }
+  Result<bool> is_capturing(cuda::Stream) override { return cuda_behaviour().capturing.load(); }
 
   Result<cuda::Event> create_event() override { return static_cast<cuda::Event>(new CudaEvent); }
   Status destroy_event(cuda::Event event) override {
@@ -206,7 +206,7 @@ class FakeDeviceCuda final : public cuda::CudaApi {
 
 }  // namespace
 
-CudaBehaviour& cuda() {
+CudaBehaviour& cuda_behaviour() {
   static CudaBehaviour behaviour;
   return behaviour;
 }

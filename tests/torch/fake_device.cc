@@ -134,8 +134,7 @@ class Streams {
   Queue& at(c10::DeviceIndex index, std::size_t number) {
     std::vector<std::unique_ptr<Queue>>& of_device = queues_[static_cast<std::size_t>(index)];
     if (of_device.size() <= number) of_device.resize(number + 1);
-    if (!of_device[number])
-      of_device[number] = std::make_unique<Queue>(100U * index + static_cast<std::uint32_t>(number));
+    if (!of_device[number]) of_device[number] = std::make_unique<Queue>(100U * index + static_cast<std::uint32_t>(number));
     return *of_device[number];
   }
 
@@ -449,10 +448,17 @@ void set_seed(std::uint32_t seed) { common_seed = seed; }
 
 bool freed_memory_is_untouched() {
   streams().wait_until_idle();
-  const std::lock_guard<std::mutex> lock(blocks_mutex);
-  return std::ranges::all_of(freed_blocks(), [](const Block* block) {
-    return std::ranges::all_of(block->memory, [](unsigned char byte) { return byte == kFreed; });
-  });
+  std::vector<Block*> freed;
+  {
+    const std::lock_guard<std::mutex> lock(blocks_mutex);
+    std::swap(freed, freed_blocks());
+  }
+  bool untouched = true;
+  for (const Block* block : freed) {
+    untouched = untouched && std::ranges::all_of(block->memory, [](unsigned char byte) { return byte == kFreed; });
+    delete block;
+  }
+  return untouched;
 }
 
 namespace {

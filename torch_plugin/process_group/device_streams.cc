@@ -16,8 +16,7 @@ namespace shoal::torch {
 
 using at::Tensor;
 
-Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_ptr<Communicator>& host,
-                                                              c10::Device device) {
+Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_ptr<Communicator>& host, c10::Device device) {
   const c10::DeviceGuard here(device);
   const CallScope::Outside calls_start_now;
   // A rank that has no CUDA says so: the others must not wait for it.
@@ -40,7 +39,8 @@ Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_p
   return std::unique_ptr<DeviceStreams>();
 }
 
-DeviceStreams::DeviceStreams(std::shared_ptr<Communicator> host, c10::Device device, std::unique_ptr<StreamCommunicator> communicator)
+DeviceStreams::DeviceStreams(std::shared_ptr<Communicator> host, c10::Device device,
+                             std::unique_ptr<StreamCommunicator> communicator)
     : host_(std::move(host)),
       guard_(device.type()),
       stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
@@ -136,7 +136,7 @@ Status DeviceStreams::register_buffer(const Tensor& tensor) {
 }
 
 void DeviceStreams::abort(const std::string& reason) {
-  communicator_->abort(reason);
+  communicator_->abort("rank " + std::to_string(host_->rank()) + " aborted: " + reason);
   host_->abort(reason);
 }
 
