@@ -400,12 +400,17 @@ TEST_F(DeviceStreamsTest, TheHookIsToldWhenTheDeviceIsThrough) {
   });
 }
 
+/// Two layers, the parameters of each rank its own: rank 0's count.
 struct Network : ::torch::nn::Module {
-  Network()
-      : first(register_module("first", ::torch::nn::Linear(12, 20))),
-        second(register_module("second", ::torch::nn::Linear(20, 3))) {}
-  Tensor forward(const Tensor& x) { return second->forward(at::tanh(first->forward(x))); }
-  ::torch::nn::Linear first, second;
+  Network(c10::Device device, int rank) {
+    for (const auto& shape : std::vector<std::vector<std::int64_t>>{{12, 20}, {20}, {20, 3}, {3}}) {
+      Tensor values = at::empty(shape, at::kFloat);
+      values.copy_((at::arange(values.numel()) * (0.7 + weights.size() + rank)).sin().view(shape) * 0.3);
+      weights.push_back(register_parameter("weight" + std::to_string(weights.size()), values.to(device)));
+    }
+  }
+  Tensor forward(const Tensor& x) { return at::tanh(x.matmul(weights[0]) + weights[1]).matmul(weights[2]) + weights[3]; }
+  Tensors weights;
 };
 
 /// The parameters after some steps of data-parallel training.
@@ -416,16 +421,7 @@ std::vector<Tensor> trained(const Rank& self, c10::Device device, ddp::Overlap o
     group->setBackend(type, kBackend, self.group);
   }
   group->setDefaultBackend(kBackend);
-  Network network;
-  {
-    const at::NoGradGuard no_grad;
-    int number = 0;
-    for (Tensor& parameter : network.parameters()) {
-      parameter.copy_(
-          at::arange(parameter.numel()).view(parameter.sizes()).to(at::kFloat).mul(0.7 + number++ + self.rank).sin() * 0.3);
-    }
-  }
-  network.to(device);
+  Network network(device, self.rank);
   ddp::DataParallelOptions options;
   options.overlap = overlap;
   options.bucket_mib = 0.0005;  // several

@@ -202,12 +202,6 @@ std::vector<std::size_t> Joined::counts(std::size_t factor) const {
   return counts;
 }
 
-bool Joined::even() const {
-  for (const Tensor& part : parts_)
-    if (part.numel() != parts_[0].numel()) return false;
-  return true;
-}
-
 Tensor Joined::slice(std::size_t part, std::int64_t offset) const {
   return copy_.narrow(0, offset, parts_[part].numel()).view(parts_[part].sizes());
 }

@@ -83,8 +83,6 @@ class Joined {
   [[nodiscard]] bool copies() const { return copy_.defined(); }
   /// Elements of each part, times `factor`.
   [[nodiscard]] std::vector<std::size_t> counts(std::size_t factor = 1) const;
-  /// Whether every part has as many elements as the first.
-  [[nodiscard]] bool even() const;
   /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy. What is moved to a device, or
   /// inside one, arrives in the order of its current stream.
   void pack() const;

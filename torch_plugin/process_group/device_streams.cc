@@ -63,6 +63,7 @@ DeviceStreams::~DeviceStreams() {
 
 Status DeviceStreams::check_current_stream(c10::Device device) {
   if (!cuda_available().ok()) return {};  // such calls go through host memory
+  const c10::DeviceGuard here(device);
   return cuda_stream_takes_calls(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
@@ -86,7 +87,8 @@ Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const s
   }
   c10::Event done(guard_.type());
   done.record(stream_);
-  return std::make_shared<StreamEnd>(std::move(operation).value(), std::move(done), caller, stream_, std::move(memory));
+  return std::make_shared<StreamEnd>(std::move(operation).value(), static_cast<bool>(unpack), std::move(done), caller, stream_,
+                                     std::move(memory));
 }
 
 void DeviceStreams::follow(std::shared_ptr<StreamEnd> call) {
@@ -99,6 +101,7 @@ void DeviceStreams::follow(std::shared_ptr<StreamEnd> call) {
 
 void DeviceStreams::watch() {
   ::pthread_setname_np(::pthread_self(), "shoal-streams");
+  const c10::DeviceGuard here(stream_.device());  // else CUDA may make a context on the first one
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     news_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });

@@ -33,8 +33,7 @@ class DeviceStreams {
 
   /// Collective over `host`: every rank makes one for a device of its own. Null, on every rank, where
   /// some rank has no CUDA that shoal can use; the reason is logged once. Errors: those of Communicator.
-  static Result<std::unique_ptr<DeviceStreams>> create(const std::shared_ptr<Communicator>& host,
-                                                       c10::Device device);
+  static Result<std::unique_ptr<DeviceStreams>> create(const std::shared_ptr<Communicator>& host, c10::Device device);
   DeviceStreams(const DeviceStreams&) = delete;
   DeviceStreams& operator=(const DeviceStreams&) = delete;
   /// Waits for what is in flight and for the other ranks to come here, at most the communicator's timeout.

@@ -9,6 +9,7 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/store_adapter.h"
 
 namespace shoal::torch {
@@ -50,9 +51,7 @@ ProcessGroupShoal::ProcessGroupShoal(std::unique_ptr<Communicator> communicator,
       communicator_(std::move(communicator)) {}
 
 ProcessGroupShoal::~ProcessGroupShoal() {
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
-  for (const auto& [index, streams] : streams_) {
-    if (streams == nullptr) continue;
+  for (const auto& streams : all_streams()) {
     if (streams->busy()) streams->abort("the process group was destroyed before its calls had ended");
     streams->leave_within(std::min<milliseconds>(options_->timeout, kFarewell));
   }
@@ -158,25 +157,25 @@ void ProcessGroupShoal::waitForPendingWorks() {
 
 void ProcessGroupShoal::abort() {
   constexpr const char* kReason = "abort of the process group";
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
-  for (const auto& [index, streams] : streams_) {
-    if (streams != nullptr) streams->abort(kReason);
-  }
+  for (const auto& streams : all_streams()) streams->abort(kReason);
   if (communicator_ != nullptr) communicator_->abort(kReason);
 }
 
 void ProcessGroupShoal::shutdown() {
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
-  streams_.clear();
+  std::map<c10::DeviceIndex, std::shared_ptr<DeviceStreams>> streams;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    std::swap(streams, streams_);
+  }
+  streams.clear();  // before the communicator, which they use
   communicator_.reset();
 }
 
 c10d::ErrorType ProcessGroupShoal::getError() {
   check_alive();
   StatusCode code = communicator_->status().code();
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
-  for (const auto& [index, streams] : streams_) {  // the cause, where the rest was closed because of it
-    if (streams != nullptr && !streams->status().ok()) code = streams->status().code();
+  for (const auto& streams : all_streams()) {  // the cause, where the rest was closed because of it
+    if (!streams->status().ok()) code = streams->status().code();
   }
   switch (code) {
     case StatusCode::ok:

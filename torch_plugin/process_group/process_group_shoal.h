@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,11 +16,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <shoal/communicator.h>
+#include <shoal/cuda.h>
 
 #include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/capabilities.h"
 #include "torch_plugin/process_group/completion_hook.h"
-#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/shared_allocator.h"
 #include "torch_plugin/process_group/work_shoal.h"
@@ -27,6 +28,8 @@
 namespace shoal::torch {
 
 inline constexpr const char* kBackendName = "shoal";
+
+class DeviceStreams;
 
 /// The other rank of a point-to-point call.
 struct Peer {
@@ -228,7 +231,10 @@ class ProcessGroupShoal final : public c10d::Backend {
   std::shared_ptr<DeviceStreams> streams_on(const char* call, c10::Device device);
   /// The work of a call on a stream; `make` makes it.
   c10::intrusive_ptr<c10d::Work> start(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
-                                       const CallOptions& options, const DeviceStreams::Call& make);
+                                       const CallOptions& options,
+                                       const std::function<Result<StreamWork>(StreamCommunicator&, void*)>& make);
+  /// Those that there are.
+  [[nodiscard]] std::vector<std::shared_ptr<DeviceStreams>> all_streams() const;
   /// Counts a call, and notes it in the flight recorder.
   std::pair<std::uint64_t, RecorderEntry> note(const WorkShoal::Call& call, const CallOptions& options, const Peer& peer);
   /// Several calls as one work, which profiles show under `title` with `inputs`.
@@ -273,7 +279,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   std::unique_ptr<const CompletionHook> completion_hook_;
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
-  std::mutex streams_mutex_;
+  std::mutex meeting_mutex_;                           ///< held while streams are made; before streams_mutex_
+  mutable std::mutex streams_mutex_;
   /// Null: tensors of that device travel by way of host memory. After communicator_: they use it. Guarded by streams_mutex_.
   std::map<c10::DeviceIndex, std::shared_ptr<DeviceStreams>> streams_;
 };

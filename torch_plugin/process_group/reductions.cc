@@ -4,6 +4,7 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::torch {

@@ -17,11 +17,12 @@ void keep_for_stream(const std::vector<Tensor>& tensors, const c10::Stream& stre
   }
 }
 
-StreamEnd::StreamEnd(StreamWork operation, c10::Event done, const c10::Stream& caller, const c10::Stream& stream,
+StreamEnd::StreamEnd(StreamWork operation, bool copies, c10::Event done, const c10::Stream& caller, const c10::Stream& stream,
                      std::vector<Tensor> memory)
     : caller_(caller),
       stream_(stream),
       operation_(std::move(operation)),
+      copies_(copies),
       done_(std::move(done)),
       result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())),
       memory_(std::move(memory)) {}
@@ -31,7 +32,7 @@ bool StreamEnd::is_over() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (seen_) return true;
   }
-  return operation_.is_completed() && (!operation_.status().ok() || done_.query());
+  return operation_.is_completed() && (!copies_ || !operation_.status().ok() || done_.query());
 }
 
 Status StreamEnd::status() const { return operation_.status(); }
@@ -58,7 +59,7 @@ std::chrono::steady_clock::time_point StreamEnd::ended_at() const {
 
 Status StreamEnd::see_end() {
   const Status outcome = operation_.wait();
-  if (outcome.ok()) done_.synchronize();
+  if (outcome.ok() && copies_) done_.synchronize();
   std::vector<Tensor> memory;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

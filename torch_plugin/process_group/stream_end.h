@@ -24,8 +24,9 @@ namespace shoal::torch {
 /// user wants. Thread rule: any thread.
 class StreamEnd {
  public:
-  /// `done` has been recorded in `stream` behind the call, `caller` was current when it was made.
-  StreamEnd(StreamWork operation, c10::Event done, const c10::Stream& caller, const c10::Stream& stream,
+  /// `done` has been recorded in `stream` behind the call and, where it `copies`, what moves its result; `caller` was current
+  /// when it was made.
+  StreamEnd(StreamWork operation, bool copies, c10::Event done, const c10::Stream& caller, const c10::Stream& stream,
             std::vector<at::Tensor> memory);
 
   /// What the flight recorder knows of it. Before it is followed.
@@ -54,6 +55,7 @@ class StreamEnd {
   const c10::Stream caller_;
   const c10::Stream stream_;
   mutable StreamWork operation_;
+  const bool copies_;
   const c10::Event done_;
   const c10::intrusive_ptr<c10::ivalue::Future> result_;
   RecorderEntry entry_;

@@ -22,16 +22,30 @@ std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_for(const char* call, 
 std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_on(const char* call, c10::Device device) {
   // Before anything reaches a stream, which would draw others into the graph.
   if (const Status refused = DeviceStreams::check_current_stream(device); !refused.ok()) throw_status(call, refused);
-  const std::lock_guard<std::mutex> lock(streams_mutex_);
-  const auto known = streams_.find(device.index());
-  if (known != streams_.end()) return known->second;
+  const std::lock_guard<std::mutex> meeting(meeting_mutex_);
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    const auto known = streams_.find(device.index());
+    if (known != streams_.end()) return known->second;
+  }
   Result<std::unique_ptr<DeviceStreams>> made = DeviceStreams::create(communicator_, device);
   if (!made.ok()) throw_status(call, made.status());
+  const std::lock_guard<std::mutex> lock(streams_mutex_);
   return streams_[device.index()] = std::move(made).value();
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
-                                                        const CallOptions& options, const DeviceStreams::Call& make) {
+std::vector<std::shared_ptr<DeviceStreams>> ProcessGroupShoal::all_streams() const {
+  std::vector<std::shared_ptr<DeviceStreams>> all;
+  const std::lock_guard<std::mutex> lock(streams_mutex_);
+  for (const auto& [index, streams] : streams_) {
+    if (streams != nullptr) all.push_back(streams);
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(
+    const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call, const CallOptions& options,
+    const std::function<Result<StreamWork>(StreamCommunicator&, void*)>& make) {
   std::vector<Tensor> memory = call.inputs;
   memory.insert(memory.end(), call.staging.begin(), call.staging.end());
   memory.insert(memory.end(), call.outputs.begin(), call.outputs.end());
