@@ -319,6 +319,36 @@ TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
   }
 }
 
+TEST_F(DeviceStreamsTest, TheMeetingMayBeInTheMiddleOfCallsTogether) {
+  on_ranks(3, [](const Rank& self) {
+    Tensors on_cpu{Rank::of(self.rank)}, there{self.mine(1)}, again{self.mine(2)};
+    self.group->startCoalescing();
+    self.group->allreduce(on_cpu);
+    self.group->allreduce(there);
+    self.group->allreduce(again);
+    const Work all = self.group->endCoalescing();
+    all->wait();
+    EXPECT_TRUE(at::equal(on_cpu[0], self.total()));
+    expect_equal(there[0], self.total(1), "the first on the device");
+    expect_equal(again[0], self.total(2), "the second");
+    for (int i = 0; i < 1000 && !all->isCompleted(); ++i) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(all->isCompleted() && all->isSuccess());
+  });
+}
+
+/// As FSDP does: the share of a rank is a part of the whole.
+TEST_F(DeviceStreamsTest, SharesMayLieInTheirWholes) {
+  on_ranks(3, [](const Rank& self) {
+    Tensor whole = self.output({self.size * kCount});
+    Tensor share = whole.narrow(0, self.rank * kCount, kCount);
+    share.copy_(self.mine(), true);
+    self.group->_allgather_base(whole, share)->wait();
+    expect_equal(whole, self.everybodys(), "all_gather_into_tensor");
+    self.group->_reduce_scatter_base(share, whole)->wait();
+    expect_equal(share, Rank::of(self.rank) * self.size, "reduce_scatter_tensor");
+  });
+}
+
 /// Keeps what torch warns of.
 struct Warnings final : c10::WarningHandler {
   void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }

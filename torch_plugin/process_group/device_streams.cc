@@ -68,27 +68,32 @@ Status DeviceStreams::check_current_stream(c10::Device device) {
 }
 
 Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const std::function<void()>& unpack,
-                                                       std::vector<Tensor> memory) {
+                                                       const std::vector<Tensor>& memory) {
   const std::lock_guard<std::mutex> calling(calls_mutex_);
   if (const Status closed = host_->status(); !closed.ok()) communicator_->abort(closed.message());
   const c10::Stream caller = guard_.getStream(stream_.device());
   const c10::StreamGuard current(stream_);  // and its device
   ready_.record(caller);
   ready_.block(stream_);
-  Result<StreamWork> operation = call(*communicator_, stream_.native_handle());
-  if (!operation.ok()) {
-    keep_for_stream(memory, stream_);  // which may hold part of the call
-    if (!status().ok()) host_->abort(status().message());
-    return operation.status();
+  try {
+    Result<StreamWork> operation = call(*communicator_, stream_.native_handle());
+    if (!operation.ok()) {
+      keep_for_stream(memory, stream_);  // which may hold part of the call
+      if (!status().ok()) host_->abort(status().message());
+      return operation.status();
+    }
+    if (unpack) {
+      const at::NoGradGuard no_grad;  // an output may be a leaf that requires a gradient
+      unpack();
+    }
+    c10::Event done(guard_.type());
+    done.record(stream_);
+    return std::make_shared<StreamEnd>(std::move(operation).value(), static_cast<bool>(unpack), std::move(done), caller,
+                                       stream_, memory);
+  } catch (...) {
+    keep_for_stream(memory, stream_);
+    throw;
   }
-  if (unpack) {
-    const at::NoGradGuard no_grad;  // an output may be a leaf that requires a gradient
-    unpack();
-  }
-  c10::Event done(guard_.type());
-  done.record(stream_);
-  return std::make_shared<StreamEnd>(std::move(operation).value(), static_cast<bool>(unpack), std::move(done), caller, stream_,
-                                     std::move(memory));
 }
 
 void DeviceStreams::follow(std::shared_ptr<StreamEnd> call) {

@@ -47,7 +47,7 @@ class DeviceStreams {
   /// Makes `call`, then runs `unpack`, which may be empty, in the stream; `memory` is kept until that has been done. Errors:
   /// the call's.
   Result<std::shared_ptr<StreamEnd>> make(const Call& call, const std::function<void()>& unpack,
-                                          std::vector<at::Tensor> memory);
+                                          const std::vector<at::Tensor>& memory);
   /// The thread sees to the end of `call` from here on.
   void follow(std::shared_ptr<StreamEnd> call);
 

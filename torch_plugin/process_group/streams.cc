@@ -49,7 +49,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(
   std::vector<Tensor> memory = call.inputs;
   memory.insert(memory.end(), call.staging.begin(), call.staging.end());
   memory.insert(memory.end(), call.outputs.begin(), call.outputs.end());
-  Result<std::shared_ptr<StreamEnd>> made = streams->make(make, call.unpack, std::move(memory));
+  Result<std::shared_ptr<StreamEnd>> made = streams->make(make, call.unpack, memory);
   if (!made.ok()) throw_status(call.name, made.status());
   const std::shared_ptr<StreamEnd> end = std::move(made).value();
   auto [sequence, entry] = note(call, options, {});
