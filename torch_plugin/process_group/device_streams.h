@@ -31,8 +31,8 @@ class DeviceStreams {
   /// A call of the communicator on the stream.
   using Call = std::function<Result<StreamWork>(StreamCommunicator& communicator, void* stream)>;
 
-  /// Collective over `host`: every rank makes one for a device of its own. Null, on every rank, where
-  /// some rank has no CUDA that shoal can use; the reason is logged once. Errors: those of Communicator.
+  /// Collective over `host`: every rank makes one for a device of its own. Null, on every rank, where some rank has no CUDA
+  /// that shoal can use; torch warns of the reason once. Errors: those of Communicator.
   static Result<std::unique_ptr<DeviceStreams>> create(const std::shared_ptr<Communicator>& host, c10::Device device);
   DeviceStreams(const DeviceStreams&) = delete;
   DeviceStreams& operator=(const DeviceStreams&) = delete;

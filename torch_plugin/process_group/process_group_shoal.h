@@ -42,13 +42,12 @@ struct Peer {
 /// Tensors lie on the CPU or, all of a call, on one other device ("device tensors"). Sparse ones are served on the CPU only.
 ///
 /// On CUDA devices allreduce, broadcast, the all_gathers and reduce_scatters work where the tensors lie, by a
-/// StreamCommunicator
-/// (<shoal/cuda.h>): as with NCCL's backend they return at once and go on in a stream of their own, after what the caller's
-/// current stream holds (WorkStream). The first such call of a group, or eagerConnectSingleDevice(), is a meeting of its ranks:
-/// all of them give tensors on a CUDA device then, and from then on each on the same one. Where some rank cannot, and for all
-/// other calls and devices, elements travel by way of host memory: a call waits in the caller's thread until its inputs have
-/// come there in the order of the current stream; then it goes on by itself, and its result moves to the device in a stream of
-/// its own (WorkBase says what waits for that). Ranks may use different devices in one such call.
+/// StreamCommunicator (<shoal/cuda.h>): as with NCCL's backend they return at once and go on in a stream of their own, after
+/// what the caller's current stream holds (WorkStream). The first such call of a group, or eagerConnectSingleDevice(), is a
+/// meeting of its ranks: all of them give tensors on a CUDA device then, and from then on each on the same one. Where some rank
+/// cannot, and for all other calls and devices, elements travel by way of host memory: a call waits in the caller's thread
+/// until its inputs have come there in the order of the current stream; then it goes on by itself, and its result moves to the
+/// device in a stream of its own (WorkBase says what waits for that). Ranks may use different devices in one such call.
 ///
 /// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
 /// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
