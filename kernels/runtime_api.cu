@@ -56,6 +56,19 @@ struct DriverFunctions {
   }
 };
 
+/// Another thread may be capturing a graph, whose capture an ordinary question about an event would spoil.
+class BesideCapture {
+ public:
+  BesideCapture() { exchange(); }
+  ~BesideCapture() { exchange(); }
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  void exchange() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class RuntimeApi final : public CudaApi {
  public:
   Status load() {
@@ -210,11 +223,8 @@ class RuntimeApi final : public CudaApi {
     return checked("cudaStreamWaitEvent", cudaStreamWaitEvent(native(stream), native_event(event), 0));
   }
   Result<bool> has_happened(Event event) override {
-    // Another thread may be capturing a graph, whose capture an ordinary query would spoil.
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+    const BesideCapture others_go_on;
     const cudaError_t error = cudaEventQuery(native_event(event));
-    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
     if (error == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());
       return false;
@@ -223,7 +233,10 @@ class RuntimeApi final : public CudaApi {
     return true;
   }
 
-  Status wait_host(Event event) override { return checked("cudaEventSynchronize", cudaEventSynchronize(native_event(event))); }
+  Status wait_host(Event event) override {
+    const BesideCapture others_go_on;
+    return checked("cudaEventSynchronize", cudaEventSynchronize(native_event(event)));
+  }
 
   Status flags(Stream stream, std::span<const FlagOperation> operations) override {
     constexpr std::size_t kMost = 64;

@@ -25,6 +25,10 @@ struct StreamCall;
 /// no GPU. The first call opens the driver. Thread rule: any thread.
 Status cuda_available();
 
+/// ok where calls may be made on `stream`, of the current CUDA device, now. Errors: unsupported while it is being captured into
+/// a CUDA graph; as cuda_available(). Thread rule: any thread.
+Status cuda_stream_takes_calls(void* stream);
+
 /// One operation on a stream. A cheap shared handle. Thread rule: any thread.
 class StreamWork {
  public:
@@ -82,6 +86,8 @@ class StreamCommunicator {
   StreamCommunicator& operator=(const StreamCommunicator&) = delete;
   /// Waits for what is in flight, and for the other ranks to come here, at most the communicator's timeout.
   ~StreamCommunicator();
+  /// The destructor waits for the other ranks no longer than that. Those that come later find the group closed.
+  void leave_within(std::chrono::milliseconds limit);
 
   Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
                                 std::optional<std::chrono::milliseconds> timeout = {});

@@ -292,9 +292,9 @@ DeviceGroup::~DeviceGroup() {
   thread_.join();
   if (looking_out_) stop_looking_out();
   // Nobody reads here any more when all have come to the first barrier, nobody maps it after the second.
-  bool orderly = drained && status().ok() && all_->barrier().ok();
+  bool orderly = drained && status().ok() && all_->barrier(farewell_).ok();
   if (drained) close_imports();
-  orderly = orderly && all_->barrier().ok();
+  orderly = orderly && all_->barrier(farewell_).ok();
   // After a failure, kernels of other ranks may be reading here still, and where a stream is stuck so may be this rank's own:
   // what they use then stays until the process ends.
   if (!orderly) staging_ = nullptr;

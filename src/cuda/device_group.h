@@ -105,6 +105,8 @@ class DeviceGroup {
   Result<std::shared_ptr<StreamCall>> call(const Signature& signature, const void* input, void* output, Stream stream,
                                            std::optional<std::chrono::milliseconds> timeout);
   Status register_buffer(const void* buffer);
+  /// How long the destructor waits for the other ranks.
+  void leave_within(std::chrono::milliseconds limit) { farewell_.timeout = limit; }
   void abort(const std::string& reason);
   [[nodiscard]] Status status() const;
   [[nodiscard]] std::string route() const;
@@ -194,6 +196,7 @@ class DeviceGroup {
   Communicator& communicator_;
   StreamOptions options_;
   std::chrono::milliseconds timeout_;
+  CallOptions farewell_;  ///< of the destructor's barriers
   int device_ = 0;
   DeviceDescription description_;
   Route route_ = Route::host;

@@ -24,6 +24,13 @@ std::string cuda_library_folder() {
 
 Result<CudaApi*> open_cuda_library() {
   constexpr const char* kName = "libshoal_cuda.so";
+  std::array<char, 512> message{};
+  // A program that has a CudaApi of its own comes first, as tests with a fake one do.
+  if (auto own = reinterpret_cast<CudaApiEntry>(::dlsym(RTLD_DEFAULT, kCudaApiEntryName)); own != nullptr) {
+    CudaApi* api = own(kCudaApiVersion, message.data(), message.size());
+    if (api == nullptr) return no_cuda(message.data());
+    return api;
+  }
   const std::string folder = cuda_library_folder();
   void* library = nullptr;
   for (const std::string& path : {folder + kName, folder + "../lib/" + kName, std::string(kName)}) {
@@ -38,7 +45,6 @@ Result<CudaApi*> open_cuda_library() {
   auto entry = reinterpret_cast<CudaApiEntry>(::dlsym(library, kCudaApiEntryName));
   if (entry == nullptr)
     return no_cuda(fmt::format("{} has no {}: it is of another version of shoal", kName, kCudaApiEntryName));
-  std::array<char, 512> message{};
   CudaApi* api = entry(kCudaApiVersion, message.data(), message.size());
   if (api == nullptr) return no_cuda(message.data());
   return api;

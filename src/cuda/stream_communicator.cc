@@ -19,6 +19,16 @@ Signature signature_of(CollectiveKind kind, std::size_t count, DataType type, Re
 
 Status cuda_available() { return cuda::load_cuda_api().status(); }
 
+Status cuda_stream_takes_calls(void* stream) {
+  const auto api = cuda::load_cuda_api();
+  if (!api.ok()) return api.status();
+  const auto capturing = (*api)->is_capturing(stream);
+  if (!capturing.ok()) return capturing.status();
+  if (!*capturing) return {};
+  return {StatusCode::unsupported,
+          "the stream is being captured into a CUDA graph, which shoal does not support; make the call outside of the capture"};
+}
+
 bool StreamWork::is_completed() const {
   if (call_ == nullptr) return true;
   const std::scoped_lock lock(call_->state->mutex);
@@ -93,6 +103,7 @@ Result<StreamWork> StreamCommunicator::broadcast(void* buffer, std::size_t count
 }
 
 Status StreamCommunicator::register_buffer(const void* buffer) { return group_->register_buffer(buffer); }
+void StreamCommunicator::leave_within(std::chrono::milliseconds limit) { group_->leave_within(limit); }
 void StreamCommunicator::abort(const std::string& reason) { group_->abort(reason); }
 Status StreamCommunicator::status() const { return group_->status(); }
 std::string StreamCommunicator::route() const { return group_->route(); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -46,9 +47,11 @@ T* memory_of(T* address) {
   return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(address) & ~kTag);
 }
 
+std::atomic<std::uint32_t> common_seed{kSeed};
+
 class Queue {
  public:
-  explicit Queue(std::uint32_t seed) : random_(seed) {
+  explicit Queue(std::uint32_t number) : number_(number) {
     std::thread([this] { run(); }).detach();  // a queue lives as long as the process
   }
 
@@ -71,12 +74,15 @@ class Queue {
  private:
   void run() {
     std::uniform_int_distribution<int> late_us(300, 1500);
+    std::uint32_t seed = 0;
+    std::mt19937 random;
     for (;;) {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return !steps_.empty(); });
       const std::function<void()> step = std::move(steps_.front());
       lock.unlock();
-      std::this_thread::sleep_for(std::chrono::microseconds(late_us(random_)));
+      if (const std::uint32_t wanted = common_seed + number_; wanted != seed) random.seed(seed = wanted);
+      std::this_thread::sleep_for(std::chrono::microseconds(late_us(random)));
       step();
       lock.lock();
       steps_.pop_front();
@@ -84,7 +90,7 @@ class Queue {
     }
   }
 
-  std::mt19937 random_;
+  const std::uint32_t number_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> steps_;  ///< the first one is running
@@ -128,8 +134,7 @@ class Streams {
   Queue& at(c10::DeviceIndex index, std::size_t number) {
     std::vector<std::unique_ptr<Queue>>& of_device = queues_[static_cast<std::size_t>(index)];
     if (of_device.size() <= number) of_device.resize(number + 1);
-    if (!of_device[number])
-      of_device[number] = std::make_unique<Queue>(kSeed + 100U * index + static_cast<std::uint32_t>(number));
+    if (!of_device[number]) of_device[number] = std::make_unique<Queue>(100U * index + static_cast<std::uint32_t>(number));
     return *of_device[number];
   }
 
@@ -176,10 +181,10 @@ class Event {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-thread_local c10::DeviceIndex current_device = 0;
+thread_local c10::DeviceIndex this_device = 0;
 thread_local std::array<c10::StreamId, kDevices> current_streams{};
 
-c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : current_device; }
+c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : this_device; }
 c10::Stream current_stream(c10::Device device) {
   const c10::DeviceIndex index = index_of(device);
   return Streams::stream(index, static_cast<int>(current_streams[static_cast<std::size_t>(index)]));
@@ -188,11 +193,11 @@ c10::Stream current_stream(c10::Device device) {
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {kType, std::exchange(current_device, index_of(device))};
+    return {kType, std::exchange(this_device, index_of(device))};
   }
-  c10::Device getDevice() const override { return {kType, current_device}; }
-  void setDevice(c10::Device device) const override { current_device = index_of(device); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { current_device = index_of(device); }
+  c10::Device getDevice() const override { return {kType, this_device}; }
+  void setDevice(c10::Device device) const override { this_device = index_of(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { this_device = index_of(device); }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
 
   c10::Stream getStream(c10::Device device) const override { return current_stream(device); }
@@ -203,6 +208,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const c10::StreamId before = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())], stream.id());
     return Streams::stream(stream.device_index(), static_cast<int>(before));
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &streams().queue(stream); }
   bool queryStream(const c10::Stream& stream) const override { return streams().queue(stream).idle(); }
   void synchronizeStream(const c10::Stream& stream) const override { streams().queue(stream).wait_until_idle(); }
 
@@ -222,19 +228,38 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 struct Block {
   std::vector<unsigned char> memory;
   c10::Stream stream;  ///< that it was made in
+  std::uint64_t number = 0;
   std::mutex mutex;
   std::vector<c10::Stream> used_in;
   Block(std::size_t bytes, c10::Stream made_in) : memory(bytes, kFreed), stream(made_in) {}
 };
 
-std::mutex freed_mutex;
+std::mutex blocks_mutex;
 std::vector<Block*>& freed_blocks() {
   static std::vector<Block*>& blocks = *new std::vector<Block*>;
   return blocks;
 }
+/// Those in use, by where they begin.
+std::map<const unsigned char*, Block*>& used_blocks() {
+  static auto& blocks = *new std::map<const unsigned char*, Block*>;
+  return blocks;
+}
+
+Block* make_block(std::size_t bytes, c10::Stream made_in) {
+  static std::uint64_t made = 0;
+  auto* block = new Block(bytes, made_in);
+  const std::lock_guard<std::mutex> lock(blocks_mutex);
+  block->number = ++made;
+  used_blocks()[block->memory.data()] = block;
+  return block;
+}
 
 void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
+  {
+    const std::lock_guard<std::mutex> lock(blocks_mutex);
+    used_blocks().erase(block->memory.data());
+  }
   for (const c10::Stream& stream : block->used_in) {
     Event last_use;
     last_use.record(stream);
@@ -242,7 +267,7 @@ void free_block(void* context) {
   }
   streams().queue(block->stream).push([block] {
     std::ranges::fill(block->memory, kFreed);
-    const std::lock_guard<std::mutex> lock(freed_mutex);
+    const std::lock_guard<std::mutex> lock(blocks_mutex);
     freed_blocks().push_back(block);
   });
 }
@@ -256,9 +281,9 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
-    const c10::Device device(kType, current_device);
+    const c10::Device device(kType, this_device);
     if (bytes == 0) return {nullptr, device};
-    auto* block = new Block(bytes, current_stream(device));
+    Block* block = make_block(bytes, current_stream(device));
     return {tagged(block->memory.data()), block, &free_block, device};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -419,12 +444,56 @@ void keep_busy(int index, int steps) {
   for (int i = 0; i < steps; ++i) streams().queue(current_stream(device(index))).push([] {});
 }
 
+void set_seed(std::uint32_t seed) { common_seed = seed; }
+
 bool freed_memory_is_untouched() {
   streams().wait_until_idle();
-  const std::lock_guard<std::mutex> lock(freed_mutex);
-  return std::ranges::all_of(freed_blocks(), [](const Block* block) {
-    return std::ranges::all_of(block->memory, [](unsigned char byte) { return byte == kFreed; });
-  });
+  std::vector<Block*> freed;
+  {
+    const std::lock_guard<std::mutex> lock(blocks_mutex);
+    std::swap(freed, freed_blocks());
+  }
+  bool untouched = true;
+  for (const Block* block : freed) {
+    untouched = untouched && std::ranges::all_of(block->memory, [](unsigned char byte) { return byte == kFreed; });
+    delete block;
+  }
+  return untouched;
 }
+
+namespace {
+Queue& queue_of(void* stream) {
+  return stream != nullptr ? *static_cast<Queue*>(stream) : streams().queue(Streams::stream(this_device, 0));
+}
+}  // namespace
+
+void enqueue(void* stream, std::function<void()> step) { queue_of(stream).push(std::move(step)); }
+void synchronize(void* stream) { queue_of(stream).wait_until_idle(); }
+int current_device() { return this_device; }
+void set_current_device(int index) { this_device = static_cast<c10::DeviceIndex>(index); }
+
+void* allocate(std::size_t bytes) { return tagged(make_block(bytes, current_stream(device(this_device)))->memory.data()); }
+
+void release(void* memory) {
+  Block* block = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(blocks_mutex);
+    block = used_blocks().at(memory_of(static_cast<unsigned char*>(memory)));
+  }
+  free_block(block);
+}
+
+std::optional<Allocation> allocation_of(const void* address) {
+  const auto* wanted = memory_of(static_cast<const unsigned char*>(address));
+  if (wanted == address) return std::nullopt;
+  const std::lock_guard<std::mutex> lock(blocks_mutex);
+  const auto after = used_blocks().upper_bound(wanted);
+  if (after == used_blocks().begin()) return std::nullopt;
+  const auto& [begin, block] = *std::prev(after);
+  if (wanted >= begin + block->memory.size()) return std::nullopt;
+  return Allocation{tagged(block->memory.data()), block->memory.size(), block->stream.device_index(), block->number};
+}
+
+void* host_address(const void* address) { return const_cast<void*>(memory_of(address)); }
 
 }  // namespace shoal::fake

@@ -504,6 +504,7 @@ def shared_tensors(rank, size):
             check(torch.equal(tensor, expected.to(dtype)), f"the sum of {elements} {dtype}")
     pieces = [group.allocate_tensor(100_000, dtype=torch.float32, device=cpu) for _ in range(20)]
     del pieces  # memory goes back with its tensor
+    expect(ValueError, "only supports tensors on CUDA devices", lambda: group.register_buffer(torch.zeros(3)))
 
 
 def time_estimates(rank, size):

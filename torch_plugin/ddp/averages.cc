@@ -89,10 +89,17 @@ void Averages::release() {
 }
 
 std::vector<Averages::Part> Averages::take_finished(bool wait) {
-  std::unique_lock lock(shared_->mutex);
-  if (wait) shared_->changed.wait(lock, [&] { return shared_->failure || !shared_->finished.empty(); });
-  if (shared_->failure) std::rethrow_exception(shared_->failure);
-  return std::exchange(shared_->finished, {});
+  std::vector<Part> taken;
+  std::vector<c10::intrusive_ptr<c10::ivalue::Future>> on_device;
+  {
+    std::unique_lock lock(shared_->mutex);
+    if (wait) shared_->changed.wait(lock, [&] { return shared_->failure || !shared_->finished.empty(); });
+    if (shared_->failure) std::rethrow_exception(shared_->failure);
+    std::swap(taken, shared_->finished);
+    std::swap(on_device, shared_->on_device);
+  }
+  for (const auto& sum : on_device) sum->wait();  // the current stream does, the host does not
+  return taken;
 }
 
 void Averages::restart() {
@@ -122,10 +129,11 @@ void Averages::start_pieces(const std::shared_ptr<Shared>& shared) {
     lock.unlock();
     try {
       group.allreduce(values)->getFuture()->addCallback([shared, piece = *piece](c10::ivalue::Future& sum) {
-        end_piece(shared, piece, sum.hasError() ? sum.exception_ptr() : nullptr);
+        end_piece(shared, piece, c10::intrusive_ptr<c10::ivalue::Future>::reclaim_copy(&sum),
+                  sum.hasError() ? sum.exception_ptr() : nullptr);
       });
     } catch (...) {
-      end_piece(shared, *piece, std::current_exception());
+      end_piece(shared, *piece, {}, std::current_exception());
     }
     lock.lock();
   }
@@ -133,7 +141,8 @@ void Averages::start_pieces(const std::shared_ptr<Shared>& shared) {
   if (shared->stopping) shared->changed.notify_all();
 }
 
-void Averages::end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure) {
+void Averages::end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece,
+                         const c10::intrusive_ptr<c10::ivalue::Future>& sum, std::exception_ptr failure) {
   {
     const std::lock_guard lock(shared->mutex);
     shared->queue.ended();
@@ -146,6 +155,7 @@ void Averages::end_piece(const std::shared_ptr<Shared>& shared, std::size_t piec
       shared->agreed_share = std::exchange(shared->word, {}).item<double>();
     } else {
       shared->finished.push_back(ended.part);
+      if (!ended.values.is_cpu()) shared->on_device.push_back(sum);
     }
     shared->changed.notify_all();
   }

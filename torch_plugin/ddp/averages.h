@@ -57,7 +57,7 @@ class Averages {
   /// Lets the second parts go.
   void release();
   /// What has been finished since the last call. With `wait` it blocks until there is something: only while some of it is not
-  /// finished. Throws the failure.
+  /// finished. On a device it is there for what the current stream does from then on. Throws the failure.
   std::vector<Part> take_finished(bool wait);
   /// The next bucket is number 0 again. Only when all have been taken, or after a failure.
   void restart();
@@ -81,7 +81,8 @@ class Averages {
     at::Tensor word;                    // rank 0's wish under way, or undefined
     std::size_t buckets = 0;
     std::vector<Piece> pieces;
-    std::vector<Part> finished;  // not yet taken
+    std::vector<Part> finished;                                      // not yet taken
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> on_device;  // of those among them that lie there
     std::exception_ptr failure;
     bool starting = false;  // a thread is in start_pieces
     bool stopping = false;  // the destructor waits for that thread
@@ -91,7 +92,9 @@ class Averages {
   };
 
   static void start_pieces(const std::shared_ptr<Shared>& shared);
-  static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece, std::exception_ptr failure);
+  /// `sum`: null where the call was not even made.
+  static void end_piece(const std::shared_ptr<Shared>& shared, std::size_t piece,
+                        const c10::intrusive_ptr<c10::ivalue::Future>& sum, std::exception_ptr failure);
 
   const double scale_;
   const std::size_t piece_bytes_;

@@ -122,6 +122,8 @@ std::vector<Tensor> list_of_root(const char* call, const char* which, const std:
 }
 
 namespace {
+bool out_of_reach(const Tensor& tensor, Reach reach) { return reach == Reach::host && on_device(tensor); }
+
 bool has_no_holes(const Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -134,13 +136,13 @@ Tensor copy_from_device(const Tensor& tensor, bool same_strides) {
 }
 }  // namespace
 
-Tensor contiguous(const Tensor& tensor) {
-  if (on_device(tensor)) return copy_from_device(tensor, /*same_strides=*/false);
+Tensor contiguous(const Tensor& tensor, Reach reach) {
+  if (out_of_reach(tensor, reach)) return copy_from_device(tensor, /*same_strides=*/false);
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-Tensor contiguous_output(const Tensor& tensor) {
-  if (on_device(tensor)) return host_memory(tensor);
+Tensor contiguous_output(const Tensor& tensor, Reach reach) {
+  if (out_of_reach(tensor, reach)) return host_memory(tensor);
   return tensor.is_contiguous() && has_no_holes(tensor) ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
 }
 
@@ -149,25 +151,27 @@ std::function<void()> copy_back(const Tensor& memory, const Tensor& tensor) {
   return [memory, tensor] { to_device(tensor, memory); };
 }
 
-Tensor dense(const Tensor& tensor) {
-  if (on_device(tensor)) return copy_from_device(tensor, tensor.is_non_overlapping_and_dense());
-  return has_no_holes(tensor) ? tensor : contiguous(tensor);
+Tensor dense(const Tensor& tensor, Reach reach) {
+  if (out_of_reach(tensor, reach)) return copy_from_device(tensor, tensor.is_non_overlapping_and_dense());
+  return has_no_holes(tensor) ? tensor : contiguous(tensor, reach);
 }
 
-Tensor dense_output(const Tensor& tensor) {
-  if (on_device(tensor)) return host_memory(tensor, tensor.is_non_overlapping_and_dense());
-  return has_no_holes(tensor) ? tensor : contiguous_output(tensor);
+Tensor dense_output(const Tensor& tensor, Reach reach) {
+  if (out_of_reach(tensor, reach)) return host_memory(tensor, tensor.is_non_overlapping_and_dense());
+  return has_no_holes(tensor) ? tensor : contiguous_output(tensor, reach);
 }
 
 namespace {
-/// Where the memory of all parts begins if it is one piece on the host, in their order; else null.
-void* one_piece(const std::vector<Tensor>& parts) {
-  if (!parts.empty() && on_device(parts[0])) return nullptr;
+/// Where the memory of all parts begins if it is one piece within reach, in their order; else null.
+void* one_piece(const std::vector<Tensor>& parts, Reach reach) {
+  if (!parts.empty() && out_of_reach(parts[0], reach)) return nullptr;
   char* begin = nullptr;
   const char* end = nullptr;
   for (const Tensor& part : parts) {
     if (!part.is_contiguous() || part.is_conj() || part.is_neg()) return nullptr;
     if (part.numel() == 0) continue;
+    // Allocations of a device that happen to be neighbours are not one piece.
+    if (on_device(part) && !part.storage().is_alias_of(parts[0].storage())) return nullptr;
     auto* data = static_cast<char*>(part.data_ptr());
     if (begin == nullptr) {
       begin = data;
@@ -180,11 +184,12 @@ void* one_piece(const std::vector<Tensor>& parts) {
 }
 }  // namespace
 
-Joined::Joined(std::vector<Tensor> parts) : parts_(std::move(parts)), data_(one_piece(parts_)) {
+Joined::Joined(std::vector<Tensor> parts, Reach reach)
+    : parts_(std::move(parts)), reach_(reach), data_(one_piece(parts_, reach)) {
   if (data_ != nullptr || parts_.empty()) return;
   std::int64_t elements = 0;
   for (const Tensor& part : parts_) elements += part.numel();
-  copy_ = on_device(parts_[0])
+  copy_ = out_of_reach(parts_[0], reach)
               ? host_memory(parts_[0], elements)
               : at::empty({elements}, parts_[0].options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
   data_ = copy_.data_ptr();
@@ -197,12 +202,6 @@ std::vector<std::size_t> Joined::counts(std::size_t factor) const {
   return counts;
 }
 
-bool Joined::even() const {
-  for (const Tensor& part : parts_)
-    if (part.numel() != parts_[0].numel()) return false;
-  return true;
-}
-
 Tensor Joined::slice(std::size_t part, std::int64_t offset) const {
   return copy_.narrow(0, offset, parts_[part].numel()).view(parts_[part].sizes());
 }
@@ -211,7 +210,7 @@ void Joined::pack() const {
   if (!copies()) return;
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < parts_.size(); offset += parts_[i].numel(), ++i) from_device(slice(i, offset), parts_[i]);
-  if (on_device(parts_[0])) wait_for_stream(parts_[0].device());
+  if (out_of_reach(parts_[0], reach_)) wait_for_stream(parts_[0].device());
 }
 
 std::function<void()> copy_back(const Joined& joined) {

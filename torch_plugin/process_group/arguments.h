@@ -52,35 +52,39 @@ void check_shares(const char* call, const char* rule, const char* which, const a
 std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                      bool is_root, int size, const at::Tensor& like);
 
-/// Memory of the host to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself,
-/// is a lazy view (conjugate, negative) or lies on a device, from which its elements have come when this returns. For calls
-/// where every rank lays its tensor out alike.
-at::Tensor dense(const at::Tensor& tensor);
+/// What memory a call can work on.
+enum class Reach {
+  host,    ///< the host's: tensors of a device are copied there
+  device,  ///< that of the tensors' device, in the order of its current stream
+};
+
+/// Memory to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself, is a lazy
+/// view (conjugate, negative) or lies on a device that is out of reach, from which its elements have come when this returns.
+/// For calls where every rank lays its tensor out alike.
+at::Tensor dense(const at::Tensor& tensor, Reach reach = Reach::host);
 
 /// The same with the elements in row-major order.
-at::Tensor contiguous(const at::Tensor& tensor);
+at::Tensor contiguous(const at::Tensor& tensor, Reach reach = Reach::host);
 
 /// The same two for a tensor that is only written: other memory than its own has undefined contents.
-at::Tensor dense_output(const at::Tensor& tensor);
-at::Tensor contiguous_output(const at::Tensor& tensor);
+at::Tensor dense_output(const at::Tensor& tensor, Reach reach = Reach::host);
+at::Tensor contiguous_output(const at::Tensor& tensor, Reach reach = Reach::host);
 
 /// What copies the result from the memory worked on to the user's tensor; empty where they are the same.
 std::function<void()> copy_back(const at::Tensor& memory, const at::Tensor& tensor);
 
 /// The memory of several tensors of one type, back to back in their order: their own where they lie so already (chunks of one
-/// tensor, as object collectives and FSDP make them), else a copy on the host. Thread rule: a value.
+/// tensor, as object collectives and FSDP make them), else a copy in memory that the call can reach. Thread rule: a value.
 class Joined {
  public:
-  explicit Joined(std::vector<at::Tensor> parts);
+  explicit Joined(std::vector<at::Tensor> parts, Reach reach = Reach::host);
 
   [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] bool copies() const { return copy_.defined(); }
   /// Elements of each part, times `factor`.
   [[nodiscard]] std::vector<std::size_t> counts(std::size_t factor = 1) const;
-  /// Whether every part has as many elements as the first.
-  [[nodiscard]] bool even() const;
-  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy. What is moved to a device
-  /// arrives in the order of its current stream.
+  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy. What is moved to a device, or
+  /// inside one, arrives in the order of its current stream.
   void pack() const;
   void unpack() const;
 
@@ -91,6 +95,7 @@ class Joined {
   [[nodiscard]] at::Tensor slice(std::size_t part, std::int64_t offset) const;
 
   std::vector<at::Tensor> parts_;
+  Reach reach_;
   at::Tensor copy_;
   void* data_ = nullptr;
 };

@@ -20,6 +20,19 @@ class CallScope {
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 
+  /// While one exists, the scopes of its thread are ended: for calls in between whose results are needed at once.
+  class Outside {
+   public:
+    Outside() {
+      for (int i = 0; i < depth_; ++i) (void)Communicator::group_end();
+    }
+    ~Outside() {
+      for (int i = 0; i < depth_; ++i) Communicator::group_begin();
+    }
+    Outside(const Outside&) = delete;
+    Outside& operator=(const Outside&) = delete;
+  };
+
   /// Calls of this thread may wait for the end of a scope.
   static bool open() { return depth_ > 0; }
 

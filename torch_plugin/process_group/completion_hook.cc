@@ -10,13 +10,13 @@
 
 namespace shoal::torch {
 
-void CompletionHook::follow(c10d::Work& work, c10d::OpType type, std::uint64_t sequence) const {
+void CompletionHook::follow(c10::ivalue::Future& ended, c10d::OpType type, std::uint64_t sequence) const {
   {
     const std::lock_guard<std::mutex> lock(state_->mutex);
     ++state_->untold;
   }
   const auto started = std::chrono::steady_clock::now();
-  work.getFuture()->addCallback([state = state_, type, sequence, started](c10::ivalue::Future&) {
+  ended.addCallback([state = state_, type, sequence, started](c10::ivalue::Future&) {
     const auto ended = std::chrono::steady_clock::now();
     auto info = std::make_shared<c10d::WorkInfo>(type, sequence, started, ended, ended - started);
     CallbackThreads::run(1, [state, info = std::move(info)] {

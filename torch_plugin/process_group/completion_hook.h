@@ -18,8 +18,8 @@ class CompletionHook {
   using Function = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   explicit CompletionHook(Function function) : state_(std::make_shared<State>(std::move(function))) {}
 
-  /// The function is told when `work`, the call with this number, ends.
-  void follow(c10d::Work& work, c10d::OpType type, std::uint64_t sequence) const;
+  /// The function is told when this is completed, as the call with this number then is.
+  void follow(c10::ivalue::Future& ended, c10d::OpType type, std::uint64_t sequence) const;
   /// Returns when it has been told of every call followed so far.
   void wait() const;
 

@@ -3,6 +3,7 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::torch {
@@ -13,9 +14,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
                                                             const c10d::BroadcastOptions& options) {
   const Tensor& tensor = only_tensor("broadcast", tensors);
   check_root("broadcast", options.rootRank, getSize(), options.rootTensor);
-  const Tensor buffer = options.rootRank == getRank() ? dense(tensor) : dense_output(tensor);
-  const Movement movement = to_movement(buffer);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("broadcast", tensor, how);
+  const Reach reach = reach_of(streams);
+  const Tensor buffer = options.rootRank == getRank() ? dense(tensor, reach) : dense_output(tensor, reach);
+  const Movement movement = to_movement(buffer);
   WorkShoal::Call call{.type = c10d::OpType::BROADCAST,
                        .name = "broadcast",
                        .profiling_title = "shoal:broadcast",
@@ -24,6 +27,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
                        .outputs = {tensor},
                        .unpack = copy_back(buffer, tensor)};
   const int root = static_cast<int>(options.rootRank);
+  if (streams != nullptr)
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.broadcast(buffer.data_ptr(), movement.count, movement.type, root, stream, how.timeout);
+    });
   return start(std::move(call), communicator_->broadcast_async(buffer.data_ptr(), movement.count, movement.type, root, how),
                how);
 }
@@ -39,10 +46,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vec
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<Tensor>& parts, const Tensor& input,
                                                              const c10d::AllgatherOptions& options, const char* title) {
-  const Tensor source = contiguous(input);
-  const Joined gathered(parts);
-  const Movement movement = to_movement(source);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("all_gather", input, how);
+  const Tensor source = contiguous(input, reach_of(streams));
+  const Joined gathered(parts, reach_of(streams));
+  const Movement movement = to_movement(source);
   WorkShoal::Call call{.type = c10d::OpType::ALLGATHER,
                        .name = "all_gather",
                        .profiling_title = title,
@@ -50,6 +58,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<T
                        .staging = {source},
                        .outputs = parts,
                        .unpack = copy_back(gathered)};
+  if (streams != nullptr) {
+    const std::vector<Tensor> memory = gathered.memory();
+    call.staging.insert(call.staging.end(), memory.begin(), memory.end());
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.all_gather(source.data_ptr(), gathered.data(), movement.count, movement.type, stream, how.timeout);
+    });
+  }
   return start(std::move(call),
                communicator_->all_gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type, how), how);
 }
@@ -65,10 +80,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
   constexpr const char* kCall = "all_gather_into_tensor";
   check_shares(kCall, "output tensor size must be equal to world_size times input tensor size", "output", output, input,
                getSize());
-  const Tensor source = contiguous(input);
-  const Tensor gathered = contiguous_output(output);  // itself where it is contiguous
-  const Movement movement = to_movement(source);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for(kCall, input, how);
+  const Tensor source = contiguous(input, reach_of(streams));
+  const Tensor gathered = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Movement movement = to_movement(source);
   WorkShoal::Call call{.type = c10d::OpType::_ALLGATHER_BASE,
                        .name = kCall,
                        .profiling_title = title,
@@ -76,6 +92,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
                        .staging = {source, gathered},
                        .outputs = {output},
                        .unpack = copy_back(gathered, output)};
+  if (streams != nullptr)
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.all_gather(source.data_ptr(), gathered.data_ptr(), movement.count, movement.type, stream, how.timeout);
+    });
   return start(std::move(call),
                communicator_->all_gather_async(source.data_ptr(), gathered.data_ptr(), movement.count, movement.type, how),
                how);

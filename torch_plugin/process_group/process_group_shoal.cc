@@ -9,12 +9,18 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/store_adapter.h"
 
 namespace shoal::torch {
 
 using at::Tensor;
 using std::chrono::milliseconds;
+
+namespace {
+/// Without shutdown(): who ends because of an error must not keep the others waiting, who have to hear of it.
+constexpr std::chrono::seconds kFarewell{10};
+}  // namespace
 
 CommunicatorOptions ProcessGroupShoal::Options::for_communicator() const {
   CommunicatorOptions wanted = Communicator::options_from_environment();
@@ -44,7 +50,12 @@ ProcessGroupShoal::ProcessGroupShoal(std::unique_ptr<Communicator> communicator,
       recorder_(communicator->rank(), communicator->size()),
       communicator_(std::move(communicator)) {}
 
-ProcessGroupShoal::~ProcessGroupShoal() = default;
+ProcessGroupShoal::~ProcessGroupShoal() {
+  for (const auto& streams : all_streams()) {
+    if (streams->busy()) streams->abort("the process group was destroyed before its calls had ended");
+    streams->leave_within(std::min<milliseconds>(options_->timeout, kFarewell));
+  }
+}
 
 void ProcessGroupShoal::setTimeout(milliseconds timeout) {
   if (timeout <= milliseconds(0)) refuse("set_timeout", "a timeout of " + std::to_string(timeout.count()) + " ms");
@@ -77,19 +88,23 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
     if (coalesced_) coalesced_->works.push_back(estimated);
     return estimated;
   }
-  const std::uint64_t sequence = ++calls_;
-  RecorderEntry entry;
-  if (recorder_.recording()) {
-    recorder_.name_group(getGroupUid(), getGroupDesc(), options_->global_ranks_in_group);
-    entry = recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, peer.rank, peer.sending,
-                              sequence, call.inputs, call.outputs, options.timeout.value_or(options_->timeout)});
-  }
+  auto [sequence, entry] = note(call, options, peer);
   const c10d::OpType type = call.type;
   auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
   work->follow(std::move(operation).value(), std::move(entry));
-  if (completion_hook_) completion_hook_->follow(*work, type, sequence);
+  if (completion_hook_) completion_hook_->follow(*work->getFuture(), type, sequence);
   if (coalesced_) coalesced_->works.push_back(work);
   return work;
+}
+
+std::pair<std::uint64_t, RecorderEntry> ProcessGroupShoal::note(const WorkShoal::Call& call, const CallOptions& options,
+                                                                const Peer& peer) {
+  const std::uint64_t sequence = ++calls_;
+  if (!recorder_.recording()) return {sequence, {}};
+  recorder_.name_group(getGroupUid(), getGroupDesc(), options_->global_ranks_in_group);
+  return {sequence,
+          recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, peer.rank, peer.sending,
+                            sequence, call.inputs, call.outputs, options.timeout.value_or(options_->timeout)})};
 }
 
 void ProcessGroupShoal::startCoalescing() {
@@ -141,14 +156,28 @@ void ProcessGroupShoal::waitForPendingWorks() {
 }
 
 void ProcessGroupShoal::abort() {
-  if (communicator_ != nullptr) communicator_->abort("abort of the process group");
+  constexpr const char* kReason = "abort of the process group";
+  for (const auto& streams : all_streams()) streams->abort(kReason);
+  if (communicator_ != nullptr) communicator_->abort(kReason);
 }
 
-void ProcessGroupShoal::shutdown() { communicator_.reset(); }
+void ProcessGroupShoal::shutdown() {
+  std::map<c10::DeviceIndex, std::shared_ptr<DeviceStreams>> streams;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    std::swap(streams, streams_);
+  }
+  streams.clear();  // before the communicator, which they use
+  communicator_.reset();
+}
 
 c10d::ErrorType ProcessGroupShoal::getError() {
   check_alive();
-  switch (communicator_->status().code()) {
+  StatusCode code = communicator_->status().code();
+  for (const auto& streams : all_streams()) {  // the cause, where the rest was closed because of it
+    if (!streams->status().ok()) code = streams->status().code();
+  }
+  switch (code) {
     case StatusCode::ok:
       return c10d::ErrorType::SUCCESS;
     case StatusCode::timeout:

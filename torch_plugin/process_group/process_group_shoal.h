@@ -3,15 +3,20 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <shoal/communicator.h>
+#include <shoal/cuda.h>
 
 #include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/capabilities.h"
@@ -24,6 +29,8 @@ namespace shoal::torch {
 
 inline constexpr const char* kBackendName = "shoal";
 
+class DeviceStreams;
+
 /// The other rank of a point-to-point call.
 struct Peer {
   int rank = -1;
@@ -32,10 +39,15 @@ struct Peer {
 
 /// A c10d backend: every collective, point to point, groups that share their parent's links.
 ///
-/// Tensors lie on the CPU or, all of a call, on one other device ("device tensors", CUDA above all), whose elements travel by
-/// way of host memory. Such a call waits in the caller's thread until its inputs have come there in the order of the current
-/// stream; then it goes on by itself, and its result moves to the device in a stream of its own (WorkBase says what waits for
-/// that). Ranks may use different devices in one call. Sparse tensors are served on the CPU only.
+/// Tensors lie on the CPU or, all of a call, on one other device ("device tensors"). Sparse ones are served on the CPU only.
+///
+/// On CUDA devices allreduce, broadcast, the all_gathers and reduce_scatters work where the tensors lie, by a
+/// StreamCommunicator (<shoal/cuda.h>): as with NCCL's backend they return at once and go on in a stream of their own, after
+/// what the caller's current stream holds (WorkStream). The first such call of a group, or eagerConnectSingleDevice(), is a
+/// meeting of its ranks: all of them give tensors on a CUDA device then, and from then on each on the same one. Where some rank
+/// cannot, and for all other calls and devices, elements travel by way of host memory: a call waits in the caller's thread
+/// until its inputs have come there in the order of the current stream; then it goes on by itself, and its result moves to the
+/// device in a stream of its own (WorkBase says what waits for that). Ranks may use different devices in one such call.
 ///
 /// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
 /// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
@@ -51,6 +63,9 @@ class ProcessGroupShoal final : public c10d::Backend {
         : c10d::Backend::Options(kBackendName, timeout) {}
     std::string algorithm;   ///< force this algorithm ("" = shoal chooses)
     std::string transports;  ///< force these transports ("" = the best that reach)
+    /// Devices of this type hold CUDA memory; those of others, and with CPU all, are served by way of host memory. The same on
+    /// all ranks.
+    c10::DeviceType cuda_devices = c10::DeviceType::CUDA;
     /// The environment's options of a communicator with these in their place.
     [[nodiscard]] CommunicatorOptions for_communicator() const;
     c10::intrusive_ptr<c10d::Backend::Options> clone() const SHOAL_C10D_SINCE_2_14 {
@@ -65,7 +80,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Takes over a communicator that exists. `store` serves monitoredBarrier() and groups made out of this one.
   ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
                     c10::intrusive_ptr<Options> options);
-  /// Fails what is in flight.
+  /// Fails what is in flight. After calls on a CUDA device, shutdown() should come before: without, the ranks wait for each
+  /// other for a few seconds only.
   ~ProcessGroupShoal() override;
 
   const std::string getBackendName() const override { return kBackendName; }
@@ -167,6 +183,13 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Microseconds that those calls take, one after the other, as the Selector predicts them.
   float endTimeEstimate() SHOAL_C10D_SINCE_2_15;
 
+  /// Makes what the calls on a CUDA device need. Collective, as the first such call is without it.
+  void eagerConnectSingleDevice(at::Device device) override;
+  /// Lets the other ranks of this node read the memory behind `tensor`, so that it need not be copied before it travels: for
+  /// buffers that are used again and again. Keeps the tensor. Collective, every rank with one of its own; the host waits.
+  /// Whether it could be done; calls work without. Throws c10::ValueError for a tensor that is not on a CUDA device.
+  bool registerBuffer(const at::Tensor& tensor);
+
   /// Every rank counts its own calls from zero, so there is nothing to agree on.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return calls_; }
@@ -182,7 +205,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Fails what is in flight, here and on every other rank, and every later call.
   void abort() override;
   /// Leaves the group: as the destructor, for those who end a process while something still refers to the group. Slower ranks
-  /// finish what does not need this one. Later calls throw c10::DistBackendError. Not while another thread makes a call.
+  /// finish what does not need this one; after calls on a CUDA device the ranks wait for each other here, at most the timeout.
+  /// Later calls throw c10::DistBackendError. Not while another thread makes a call.
   void shutdown() override;
   c10d::ErrorType getError() override;
 
@@ -201,6 +225,17 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// The work of a call that shoal has accepted or refused.
   c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options,
                                        const Peer& peer = {});
+  /// What makes a call with `tensor` where it lies; null where that travels by way of host memory. May be a meeting.
+  std::shared_ptr<DeviceStreams> streams_for(const char* call, const at::Tensor& tensor, const CallOptions& options);
+  std::shared_ptr<DeviceStreams> streams_on(const char* call, c10::Device device);
+  /// The work of a call on a stream; `make` makes it.
+  c10::intrusive_ptr<c10d::Work> start(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
+                                       const CallOptions& options,
+                                       const std::function<Result<StreamWork>(StreamCommunicator&, void*)>& make);
+  /// Those that there are.
+  [[nodiscard]] std::vector<std::shared_ptr<DeviceStreams>> all_streams() const;
+  /// Counts a call, and notes it in the flight recorder.
+  std::pair<std::uint64_t, RecorderEntry> note(const WorkShoal::Call& call, const CallOptions& options, const Peer& peer);
   /// Several calls as one work, which profiles show under `title` with `inputs`.
   c10::intrusive_ptr<c10d::Work> together(const char* name, const char* title, const std::vector<at::Tensor>& inputs,
                                           std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts);
@@ -243,6 +278,10 @@ class ProcessGroupShoal final : public c10d::Backend {
   std::unique_ptr<const CompletionHook> completion_hook_;
   FlightRecorder recorder_;
   std::shared_ptr<shoal::Communicator> communicator_;  ///< null after shutdown()
+  std::mutex meeting_mutex_;                           ///< held while streams are made; before streams_mutex_
+  mutable std::mutex streams_mutex_;
+  /// Null: tensors of that device travel by way of host memory. After communicator_: they use it. Guarded by streams_mutex_.
+  std::map<c10::DeviceIndex, std::shared_ptr<DeviceStreams>> streams_;
 };
 
 }  // namespace shoal::torch

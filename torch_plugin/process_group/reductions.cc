@@ -1,8 +1,10 @@
 // Calls that reduce.
+#include <algorithm>
 #include <utility>
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::torch {
@@ -18,8 +20,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>&
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tensor, const c10d::AllreduceOptions& options,
                                                              const char* title) {
   const Reduction reduction = to_reduction("all_reduce", tensor, options.reduceOp);
-  const Tensor buffer = dense(scaled(tensor, options.reduceOp));
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("all_reduce", tensor, how);
+  const Tensor buffer = dense(scaled(tensor, options.reduceOp), reach_of(streams));
   WorkShoal::Call call{.type = c10d::OpType::ALLREDUCE,
                        .name = "all_reduce",
                        .profiling_title = title,
@@ -27,6 +30,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tenso
                        .staging = {buffer},
                        .outputs = {tensor},
                        .unpack = copy_back(buffer, tensor)};
+  if (streams != nullptr)
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.all_reduce(buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op, stream,
+                               how.timeout);
+    });
   return start(
       std::move(call),
       communicator_->all_reduce_async(buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op, how),
@@ -69,13 +77,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
   check_same_type("reduce_scatter", parts);
   check_like("reduce_scatter", output, 0, parts[static_cast<std::size_t>(getRank())]);
   const Reduction reduction = to_reduction("reduce_scatter", output, options.reduceOp);
+  const CallOptions how = call_options(options.timeout);
+  const bool even = std::ranges::all_of(parts, [&](const Tensor& part) { return part.numel() == parts[0].numel(); });
+  const auto streams = even ? streams_for("reduce_scatter", output, how) : nullptr;
   std::vector<Tensor> sources;
   for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
-  const Joined source(std::move(sources));
+  const Joined source(std::move(sources), reach_of(streams));
   source.pack();
-  const Tensor result = contiguous_output(output);  // itself where it is contiguous
+  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
   const std::vector<std::size_t> counts = source.counts(reduction.factor);
-  const CallOptions how = call_options(options.timeout);
   WorkShoal::Call call{.type = c10d::OpType::REDUCE_SCATTER,
                        .name = "reduce_scatter",
                        .profiling_title = "shoal:reduce_scatter",
@@ -84,11 +94,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
   call.staging.push_back(result);
+  if (streams != nullptr)
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.reduce_scatter(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, stream,
+                                   how.timeout);
+    });
   return start(
       std::move(call),
-      source.even()
-          ? communicator_->reduce_scatter_async(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, how)
-          : communicator_->reduce_scatter_v_async(source.data(), result.data_ptr(), counts, reduction.type, reduction.op, how),
+      even ? communicator_->reduce_scatter_async(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, how)
+           : communicator_->reduce_scatter_v_async(source.data(), result.data_ptr(), counts, reduction.type, reduction.op, how),
       how);
 }
 
@@ -104,9 +118,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
   constexpr const char* kCall = "reduce_scatter_tensor";
   check_shares(kCall, "input tensor must be the same size as output size times world size", "input", input, output, getSize());
   const Reduction reduction = to_reduction(kCall, output, options.reduceOp);
-  const Tensor source = contiguous(scaled(input, options.reduceOp));
-  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for(kCall, output, how);
+  const Tensor source = contiguous(scaled(input, options.reduceOp), reach_of(streams));
+  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
   WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,
                        .name = kCall,
                        .profiling_title = title,
@@ -114,6 +129,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
                        .staging = {source, result},
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
+  if (streams != nullptr)
+    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
+      return device.reduce_scatter(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type, reduction.op, stream,
+                                   how.timeout);
+    });
   return start(std::move(call),
                communicator_->reduce_scatter_async(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type,
                                                    reduction.op, how),

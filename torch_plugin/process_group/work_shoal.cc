@@ -234,6 +234,14 @@ void WorkTogether::join_streams() {
   }
 }
 
+bool WorkTogether::isCompleted() {
+  return WorkBase::isCompleted() && std::ranges::all_of(parts_, [](const auto& part) { return part->isCompleted(); });
+}
+
+bool WorkTogether::isSuccess() const {
+  return WorkBase::isSuccess() && std::ranges::all_of(parts_, [](const auto& part) { return part->isSuccess(); });
+}
+
 bool WorkTogether::wait(milliseconds timeout) {
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
   for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {

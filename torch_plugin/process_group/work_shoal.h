@@ -51,6 +51,7 @@ class WorkBase : public c10d::Work {
 
  protected:
   void end(const std::exception_ptr& failure, c10d::WorkResult kind);
+  [[nodiscard]] std::chrono::steady_clock::time_point started_at() const { return started_; }
 
   const char* const name_;  ///< in messages, "all_reduce"
   const std::vector<at::Tensor> outputs_;
@@ -124,6 +125,8 @@ class WorkTogether final : public WorkBase {
   /// Called once, before anybody else holds this object's address.
   void follow();
 
+  bool isCompleted() override;
+  bool isSuccess() const override;
   /// As WorkShoal::wait; the timeout counts for all parts together.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;

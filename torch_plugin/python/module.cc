@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "torch_plugin/process_group/process_group_shoal.h"
+#include "torch_plugin/process_group/work_stream.h"
 
 namespace {
 
@@ -80,10 +81,15 @@ PYBIND11_MODULE(_C, module) {
       .def("_start_time_estimate", &ProcessGroupShoal::startTimeEstimate, "What torch.distributed._time_estimator calls.")
       .def("_end_time_estimate", &ProcessGroupShoal::endTimeEstimate, "Microseconds since then.")
       .def(
+          "register_buffer", &ProcessGroupShoal::registerBuffer, py::arg("tensor"), py::call_guard<py::gil_scoped_release>(),
+          "Lets the other ranks of this node read the memory behind a CUDA tensor, so that it is not copied before it travels. "
+          "Keeps the tensor. Collective; whether it could be done.")
+      .def(
           "is_open", [](ProcessGroupShoal& self) { return self.getError() == c10d::ErrorType::SUCCESS; },
           "Whether nothing has failed or aborted the group yet.");
 
   define_work<shoal::torch::WorkShoal>(module, "Work");
+  define_work<shoal::torch::WorkStream>(module, "StreamWork");
   define_work<shoal::torch::WorkTogether>(module, "CoalescedWork");
 
   py::class_<Options, c10::intrusive_ptr<Options>>(

@@ -3,7 +3,7 @@
     import shoal
     torch.distributed.init_process_group("shoal")
 
-Serves tensors on the CPU and, by way of host memory, on CUDA devices. Beside it a device may keep a backend of its own:
+Serves tensors on the CPU and on CUDA devices. Beside it a device may keep a backend of its own:
 init_process_group("cpu:shoal,cuda:nccl").
 """
 

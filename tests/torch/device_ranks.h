@@ -1,0 +1,116 @@
+// Ranks for tests of tensors on a device. Each is a thread with a device of its own; the device is a fake one that needs no
+// hardware and punishes missing synchronisation (fake_device.h), and a CUDA where a test wants that (fake_cuda_api.h).
+#pragma once
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tests/torch/fake_device.h"
+#include "torch_plugin/process_group/process_group_shoal.h"
+
+namespace shoal::torch {
+
+using at::Tensor;
+using Group = c10::intrusive_ptr<ProcessGroupShoal>;
+using Tensors = std::vector<Tensor>;
+using Lists = std::vector<Tensors>;
+
+constexpr std::int64_t kCount = 301;
+constexpr int kBusy = 12;  // steps; far longer than a call takes
+
+/// How tensors of the fake device travel.
+enum class Path { host_memory, streams };
+
+inline c10::intrusive_ptr<ProcessGroupShoal::Options> options_of(Path path,
+                                                                 std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  const auto options = c10::make_intrusive<ProcessGroupShoal::Options>(timeout);
+  if (path == Path::streams) options->cuda_devices = c10::DeviceType::PrivateUse1;
+  return options;
+}
+
+/// One rank: what a body needs.
+struct Rank {
+  Group group;
+  int rank, size;
+  Path path;
+
+  /// Small whole numbers that tell ranks and calls apart.
+  static Tensor of(int rank, int call = 0, std::int64_t count = kCount, at::ScalarType type = at::kFloat) {
+    return (at::arange(count) % 5 + rank + call).to(type);
+  }
+  [[nodiscard]] Tensor mine(int call = 0, std::int64_t count = kCount, at::ScalarType type = at::kFloat) const {
+    return fake::on_device(of(rank, call, count, type), rank);
+  }
+  /// Filled in the order of the stream with what no call gives.
+  [[nodiscard]] Tensor output(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) const {
+    return at::empty(sizes, at::TensorOptions(fake::device(rank)).dtype(type)).fill_(99);
+  }
+  [[nodiscard]] Tensors outputs(std::int64_t count = kCount) const {
+    Tensors list;
+    for (int r = 0; r < size; ++r) list.push_back(output({count}));
+    return list;
+  }
+  [[nodiscard]] Tensor total(int call = 0, std::int64_t count = kCount, at::ScalarType type = at::kFloat) const {
+    Tensor sum = at::zeros({count}, type);
+    for (int r = 0; r < size; ++r) sum += of(r, call, count, type);
+    return sum;
+  }
+  [[nodiscard]] Tensor everybodys(int call = 0) const {
+    Tensors all;
+    for (int r = 0; r < size; ++r) all.push_back(of(r, call));
+    return at::cat(all);
+  }
+};
+
+/// Reads in the current stream of the tensor's device and says where what it read was wrong.
+inline void expect_equal(const Tensor& found, const Tensor& wanted, const std::string& what) {
+  EXPECT_TRUE(found.is_privateuseone()) << what;
+  const Tensor values = found.cpu();
+  EXPECT_TRUE(at::equal(values, wanted)) << what << ": found\n"
+                                         << values.flatten().slice(0, 0, 8) << "\nwanted\n"
+                                         << wanted.flatten().slice(0, 0, 8);
+}
+
+inline void run_ranks(int size, Path path, const std::function<void(const Rank&)>& body,
+                      std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+  ::setenv("SHOAL_CUDA_STAGING", "256K", 1);  // so that large messages go in pieces
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const Rank self{c10::make_intrusive<ProcessGroupShoal>(store, rank, size, options_of(path, timeout)), rank, size, path};
+        body(self);
+        if (self.group->getError() != c10d::ErrorType::SUCCESS) return;  // the body has seen to that
+        self.group->barrier()->wait();                                   // nobody leaves before the others have ended
+        self.group->shutdown();
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(fake::freed_memory_is_untouched());
+}
+
+template <typename Exception>
+void expect_refusal(const std::function<void()>& call, const std::vector<std::string>& words) {
+  try {
+    call();
+    ADD_FAILURE() << "not refused: " << words[0];
+  } catch (const Exception& error) {
+    for (const std::string& word : words) {
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " is not in: " << error.what();
+    }
+  }
+}
+
+}  // namespace shoal::torch

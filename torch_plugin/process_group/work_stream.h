@@ -1,0 +1,39 @@
+// Calls on streams, as c10d sees them.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "torch_plugin/process_group/device_streams.h"
+#include "torch_plugin/process_group/work_shoal.h"
+
+namespace shoal::torch {
+
+/// One call on a stream, with the semantics of NCCL's backend: the future is marked at once, with events of the device; wait(),
+/// synchronize() and the future's wait() make the current stream wait, not the host; wait() with a timeout blocks the host.
+/// A failure shows in wait(), status and later calls as soon as the host knows of it, never in the future.
+/// Thread rule: any thread.
+class WorkStream final : public WorkBase {
+ public:
+  WorkStream(int rank, const WorkShoal::Call& call, std::shared_ptr<StreamEnd> end,
+             const std::shared_ptr<DeviceStreams>& streams);
+
+  bool isCompleted() override { return end_->is_over(); }
+  bool isSuccess() const override { return end_->is_over() && end_->status().ok(); }
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override { wait(); }
+  void blockCurrentStream() override { wait(); }
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return end_->result(); }
+  float getDuration() const override;
+  std::uint64_t getSequencenumber() const override { return end_->sequence(); }
+
+ private:
+  const std::shared_ptr<StreamEnd> end_;
+  const std::weak_ptr<DeviceStreams> streams_of_group_;
+};
+
+}  // namespace shoal::torch
