@@ -36,8 +36,19 @@ Status checked(const char* call, cudaError_t error) {
   return runtime_error(call, error);
 }
 
-/// cudaDevAttrMpsEnabled, which headers before CUDA 12.9 have no name for.
+/// Questions that not all headers of the runtime have names for: cudaDevAttrMpsEnabled,
+/// CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS.
 constexpr auto kMpsEnabled = static_cast<cudaDeviceAttr>(133);
+constexpr auto kDescriptors = static_cast<cudaDeviceAttr>(103);
+constexpr auto kStreamMemory = static_cast<cudaDeviceAttr>(122);
+
+/// Drivers that do not know the question have not the thing either.
+bool has(int device, cudaDeviceAttr attribute) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value != 0;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
 
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
@@ -100,6 +111,11 @@ class RuntimeApi final : public CudaApi {
     return driver_.find_all();
   }
 
+  Result<int> driver_version() override {
+    int version = 0;
+    if (Status status = checked("cudaDriverGetVersion", cudaDriverGetVersion(&version)); !status.ok()) return status;
+    return version;
+  }
   Result<int> device_count() override {
     int count = 0;
     if (Status status = checked("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
@@ -122,12 +138,10 @@ class RuntimeApi final : public CudaApi {
     description.processors = properties.multiProcessorCount;
     description.major = properties.major;
     description.minor = properties.minor;
-    int mps = 0;  // drivers before CUDA 12.9 do not know the question
-    if (cudaDeviceGetAttribute(&mps, kMpsEnabled, device) == cudaSuccess) {
-      description.mps = mps != 0;
-    } else {
-      static_cast<void>(cudaGetLastError());
-    }
+    description.ipc = has(device, cudaDevAttrIpcEventSupport);
+    description.descriptors = has(device, kDescriptors);
+    description.stream_memory = has(device, kStreamMemory);
+    description.mps = has(device, kMpsEnabled);
     return description;
   }
 

@@ -25,6 +25,10 @@ struct DeviceDescription {
   int processors = 0;  ///< SMs
   int major = 0;       ///< compute capability
   int minor = 0;
+  // How ranks reach each other's memory, and their streams wait for each other.
+  bool ipc = false;
+  bool descriptors = false;  ///< memory of cuMemCreate
+  bool stream_memory = false;
   bool mps = false;  ///< a server runs the kernels of all processes of the device side by side
 };
 
@@ -72,6 +76,8 @@ class CudaApi {
   CudaApi& operator=(const CudaApi&) = delete;
   virtual ~CudaApi() = default;
 
+  /// Of the newest CUDA that the driver serves: 12080 is 12.8.
+  virtual Result<int> driver_version() = 0;
   virtual Result<int> device_count() = 0;
   virtual Result<int> current_device() = 0;
   virtual Status use_device(int device) = 0;

@@ -15,7 +15,7 @@ using internal::CommunicatorImpl;
 using Call = CommunicatorImpl::Call;
 
 /// The sum, or as much as fits: the check of the call refuses that.
-std::size_t total(StreamCommunicator::Counts counts) {
+std::size_t sum_of_counts(StreamCommunicator::Counts counts) {
   std::size_t sum = 0;
   for (const std::size_t count : counts) sum = count > ~sum ? ~std::size_t{0} : sum + count;
   return sum;
@@ -32,7 +32,7 @@ Started start_v(DeviceGroup& group, Call call, StreamCommunicator::Counts counts
                                                             to_string(call.collective.kind), counts.size(), ranks));
   }
   call.collective.counts = counts;
-  call.collective.count = total(counts.first(ranks));
+  call.collective.count = sum_of_counts(counts.first(ranks));
   return group.call(call, stream, timeout);
 }
 

@@ -106,6 +106,7 @@ Status FakeCuda::refuse(const char* call) {
   return {StatusCode::system_error, fmt::format("{}: refused by the test", call)};
 }
 
+Result<int> FakeCuda::driver_version() { return 13000; }
 Result<int> FakeCuda::device_count() { return 1; }
 Result<int> FakeCuda::current_device() { return options_.device; }
 Status FakeCuda::use_device(int) { return {}; }
@@ -116,6 +117,8 @@ Result<cuda::DeviceDescription> FakeCuda::describe_device(int) {
   description.name = "fake";
   description.processors = 4;
   description.major = 9;
+  description.ipc = options_.exports_memory;
+  description.stream_memory = true;
   description.mps = options_.mps;
   if (options_.own_device) {
     const pid_t process = ::getpid();

@@ -29,6 +29,7 @@ struct FakeCudaOptions {
   bool reads_peers = true;     ///< false: as where there is no peer access
   bool capturing = false;      ///< streams say that they are being captured
   bool mps = false;            ///< a server runs the kernels of all processes side by side
+  int mps_of_rank = -1;        ///< of this rank's only (StreamCase)
   std::string refused_call;    ///< the name of a method that fails ...
   int refused_after = 0;       ///< ... after so many calls of it that went well
 };
@@ -51,6 +52,7 @@ class FakeCuda final : public cuda::CudaApi {
   [[nodiscard]] int bytes_copied_to_host() const { return copied_to_host_; }
   void set_capturing(bool capturing) { options_.capturing = capturing; }
 
+  Result<int> driver_version() override;
   Result<int> device_count() override;
   Result<int> current_device() override;
   Status use_device(int device) override;

@@ -81,6 +81,10 @@ class Loading(unittest.TestCase):
             self.skipTest("there is a GPU: tests/gpu has the rest")
         self.assertRegex(message.value.decode(), "driver|GPU|device")
 
+    def test_doctor_says_what_there_is(self):
+        shown = subprocess.run([os.path.join(cases.BUILD, "bin/shoal"), "doctor"], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(shown, r"(?m)^cuda: (not available: (?!CUDA).*(driver|GPU|device)|driver for CUDA \d+\.\d+; 0 )")
+
     def test_another_version_is_refused(self):
         message = ctypes.create_string_buffer(512)
         self.assertIsNone(self.entry()(1, message, ctypes.sizeof(message)))
