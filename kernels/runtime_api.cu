@@ -5,9 +5,11 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
-#include <vector>
 
 #include "kernels/launch.h"
 #include "src/cuda/cuda_api.h"
@@ -34,6 +36,20 @@ Status checked(const char* call, cudaError_t error) {
   return runtime_error(call, error);
 }
 
+/// Questions that not all headers of the runtime have names for: cudaDevAttrMpsEnabled,
+/// CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS.
+constexpr auto kMpsEnabled = static_cast<cudaDeviceAttr>(133);
+constexpr auto kDescriptors = static_cast<cudaDeviceAttr>(103);
+constexpr auto kStreamMemory = static_cast<cudaDeviceAttr>(122);
+
+/// Drivers that do not know the question have not the thing either.
+bool has(int device, cudaDeviceAttr attribute) {
+  int value = 0;
+  if (cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value != 0;
+  static_cast<void>(cudaGetLastError());
+  return false;
+}
+
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
@@ -42,6 +58,16 @@ struct DriverFunctions {
   decltype(&::cuStreamBatchMemOp) batch_memory_operations = nullptr;
   decltype(&::cuPointerGetAttribute) pointer_attribute = nullptr;
   decltype(&::cuMemGetAddressRange) address_range = nullptr;
+  // Of memory that cuMemCreate has made.
+  decltype(&::cuMemRetainAllocationHandle) retain_handle = nullptr;
+  decltype(&::cuMemExportToShareableHandle) export_handle = nullptr;
+  decltype(&::cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&::cuMemAddressReserve) reserve_addresses = nullptr;
+  decltype(&::cuMemAddressFree) free_addresses = nullptr;
+  decltype(&::cuMemMap) map = nullptr;
+  decltype(&::cuMemUnmap) unmap = nullptr;
+  decltype(&::cuMemSetAccess) set_access = nullptr;
+  decltype(&::cuMemRelease) release_handle = nullptr;
 
   template <typename F>
   static Status find(const char* name, F& function) {
@@ -53,6 +79,26 @@ struct DriverFunctions {
       return {StatusCode::unsupported, std::string("the driver has no ") + name + ": it is older than CUDA 12"};
     function = reinterpret_cast<F>(found);
     return {};
+  }
+
+  Status find_all() {
+    Status status;
+    const auto also = [&](const char* name, auto& function) {
+      if (status.ok()) status = find(name, function);
+    };
+    also("cuStreamBatchMemOp", batch_memory_operations);
+    also("cuPointerGetAttribute", pointer_attribute);
+    also("cuMemGetAddressRange", address_range);
+    also("cuMemRetainAllocationHandle", retain_handle);
+    also("cuMemExportToShareableHandle", export_handle);
+    also("cuMemImportFromShareableHandle", import_handle);
+    also("cuMemAddressReserve", reserve_addresses);
+    also("cuMemAddressFree", free_addresses);
+    also("cuMemMap", map);
+    also("cuMemUnmap", unmap);
+    also("cuMemSetAccess", set_access);
+    also("cuMemRelease", release_handle);
+    return status;
   }
 };
 
@@ -75,12 +121,14 @@ class RuntimeApi final : public CudaApi {
     int count = 0;
     if (Status status = checked("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
     if (count == 0) return {StatusCode::unsupported, "there is no GPU"};
-    if (Status status = DriverFunctions::find("cuStreamBatchMemOp", driver_.batch_memory_operations); !status.ok())
-      return status;
-    if (Status status = DriverFunctions::find("cuPointerGetAttribute", driver_.pointer_attribute); !status.ok()) return status;
-    return DriverFunctions::find("cuMemGetAddressRange", driver_.address_range);
+    return driver_.find_all();
   }
 
+  Result<int> driver_version() override {
+    int version = 0;
+    if (Status status = checked("cudaDriverGetVersion", cudaDriverGetVersion(&version)); !status.ok()) return status;
+    return version;
+  }
   Result<int> device_count() override {
     int count = 0;
     if (Status status = checked("cudaGetDeviceCount", cudaGetDeviceCount(&count)); !status.ok()) return status;
@@ -103,6 +151,10 @@ class RuntimeApi final : public CudaApi {
     description.processors = properties.multiProcessorCount;
     description.major = properties.major;
     description.minor = properties.minor;
+    description.ipc = has(device, cudaDevAttrIpcEventSupport);
+    description.descriptors = has(device, kDescriptors);
+    description.stream_memory = has(device, kStreamMemory);
+    description.mps = has(device, kMpsEnabled);
     return description;
   }
 
@@ -120,10 +172,12 @@ class RuntimeApi final : public CudaApi {
     if (const CUresult error = driver_.address_range(&base, &description.bytes, address); error != CUDA_SUCCESS)
       return driver_error("cuMemGetAddressRange", error);
     description.base = reinterpret_cast<std::byte*>(base);
-    unsigned long long id = 0;
-    if (const CUresult error = driver_.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address); error != CUDA_SUCCESS)
-      return driver_error("cuPointerGetAttribute", error);
+    unsigned long long id = 0;  // stays 0 where the driver has none for this kind of memory: such memory is not registered
+    static_cast<void>(driver_.pointer_attribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address));
     description.allocation = id;
+    int by_ipc = 1;
+    static_cast<void>(driver_.pointer_attribute(&by_ipc, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address));
+    description.mapped = by_ipc == 0;
     return description;
   }
 
@@ -162,13 +216,11 @@ class RuntimeApi final : public CudaApi {
 
   Result<MemoryHandle> export_memory(void* base) override {
     cudaIpcMemHandle_t handle{};
-    static_assert(sizeof handle == sizeof(MemoryHandle));
+    static_assert(sizeof handle == sizeof(MemoryHandle::bytes));
     const cudaError_t error = cudaIpcGetMemHandle(&handle, base);
     if (error == cudaErrorInvalidValue || error == cudaErrorNotSupported) {
       static_cast<void>(cudaGetLastError());
-      return Status(StatusCode::unsupported,
-                    "cudaIpcGetMemHandle: this memory cannot be given to other processes (made by "
-                    "cuMemCreate or cudaMallocAsync?)");
+      return export_mapping(base);
     }
     if (Status status = checked("cudaIpcGetMemHandle", error); !status.ok()) return status;
     MemoryHandle given;
@@ -176,6 +228,7 @@ class RuntimeApi final : public CudaApi {
     return given;
   }
   Result<void*> import_memory(const MemoryHandle& handle) override {
+    if (handle.descriptor >= 0) return import_mapping(handle);
     cudaIpcMemHandle_t given{};
     std::memcpy(&given, handle.bytes.data(), sizeof given);
     void* memory = nullptr;
@@ -183,7 +236,20 @@ class RuntimeApi final : public CudaApi {
     if (Status status = checked("cudaIpcOpenMemHandle", error); !status.ok()) return status;
     return memory;
   }
-  Status forget_memory(void* imported) override { return checked("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(imported)); }
+  Status forget_memory(void* imported) override {
+    std::size_t bytes = 0;
+    {
+      const std::scoped_lock lock(mappings_mutex_);
+      const auto found = mappings_.find(imported);
+      if (found == mappings_.end()) return checked("cudaIpcCloseMemHandle", cudaIpcCloseMemHandle(imported));
+      bytes = found->second;
+      mappings_.erase(found);
+    }
+    const auto address = reinterpret_cast<CUdeviceptr>(imported);
+    if (const CUresult error = driver_.unmap(address, bytes); error != CUDA_SUCCESS) return driver_error("cuMemUnmap", error);
+    const CUresult error = driver_.free_addresses(address, bytes);
+    return error == CUDA_SUCCESS ? Status() : driver_error("cuMemAddressFree", error);
+  }
 
   Result<Stream> create_stream(bool urgent) override {
     int least = 0;
@@ -286,7 +352,72 @@ class RuntimeApi final : public CudaApi {
   }
 
  private:
+  /// Memory of cuMemCreate, as a descriptor: what is mapped at `base`.
+  Result<MemoryHandle> export_mapping(void* base) {
+    const auto refused = [](const char* call, CUresult error) {
+      return Status(StatusCode::unsupported,
+                    std::string(call) + ": the driver's error " + std::to_string(static_cast<int>(error)) +
+                        ": this memory cannot be given to other processes (made by cudaMallocAsync, or by cuMemCreate without "
+                        "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR?)");
+    };
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    const CUresult ranged = driver_.address_range(&begin, &bytes, reinterpret_cast<CUdeviceptr>(base));
+    if (ranged != CUDA_SUCCESS) return driver_error("cuMemGetAddressRange", ranged);
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult retained = driver_.retain_handle(&handle, base);
+    if (retained != CUDA_SUCCESS) return refused("cuMemRetainAllocationHandle", retained);
+    int descriptor = -1;
+    const CUresult exported = driver_.export_handle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    static_cast<void>(driver_.release_handle(handle));
+    if (exported != CUDA_SUCCESS) return refused("cuMemExportToShareableHandle", exported);
+    MemoryHandle given;
+    given.size = bytes;
+    given.descriptor = descriptor;
+    return given;
+  }
+
+  /// The mapping keeps the memory: the handle goes at once.
+  Result<void*> import_mapping(const MemoryHandle& given) {
+    int device = 0;
+    if (Status status = checked("cudaGetDevice", cudaGetDevice(&device)); !status.ok()) return status;
+    CUmemGenericAllocationHandle handle = 0;
+    auto* descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(given.descriptor));
+    const CUresult imported = driver_.import_handle(&handle, descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (imported != CUDA_SUCCESS) return driver_error("cuMemImportFromShareableHandle", imported);
+    CUdeviceptr address = 0;
+    const char* call = "cuMemAddressReserve";
+    CUresult error = driver_.reserve_addresses(&address, given.size, 0, 0, 0);
+    const bool reserved = error == CUDA_SUCCESS;
+    bool mapped = false;
+    if (error == CUDA_SUCCESS) {
+      call = "cuMemMap";
+      error = driver_.map(address, given.size, 0, handle, 0);
+      mapped = error == CUDA_SUCCESS;
+    }
+    if (error == CUDA_SUCCESS) {
+      call = "cuMemSetAccess";
+      CUmemAccessDesc access{};
+      access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+      access.location.id = device;
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      error = driver_.set_access(address, given.size, &access, 1);
+    }
+    static_cast<void>(driver_.release_handle(handle));
+    auto* memory = reinterpret_cast<void*>(address);
+    if (error == CUDA_SUCCESS) {
+      const std::scoped_lock lock(mappings_mutex_);
+      mappings_[memory] = given.size;
+      return memory;
+    }
+    if (mapped) static_cast<void>(driver_.unmap(address, given.size));
+    if (reserved) static_cast<void>(driver_.free_addresses(address, given.size));
+    return driver_error(call, error);
+  }
+
   DriverFunctions driver_;
+  std::mutex mappings_mutex_;
+  std::map<void*, std::size_t> mappings_;  ///< imported descriptors, and how many bytes each holds
 };
 
 }  // namespace

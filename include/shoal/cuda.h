@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include <shoal/communicator.h>
@@ -50,14 +51,32 @@ class StreamWork {
   std::shared_ptr<cuda::StreamCall> call_;
 };
 
+/// One message of an exchange between two ranks.
+struct StreamMessage {
+  bool is_send = false;
+  void* buffer = nullptr;  ///< of a send: only read
+  std::size_t count = 0;
+  DataType type = DataType::float32;
+  int peer = 0;  ///< the other rank
+  int tag = 0;
+
+  static StreamMessage send(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0) noexcept {
+    return {true, const_cast<void*>(buffer), count, type, peer, tag};
+  }
+  static StreamMessage recv(void* buffer, std::size_t count, DataType type, int peer, int tag = 0) noexcept {
+    return {false, buffer, count, type, peer, tag};
+  }
+};
+
 struct StreamOptions {
   /// Memory of the device that peers read from, on each rank; messages beyond it go in pieces. 0: SHOAL_CUDA_STAGING.
   std::size_t staging_bytes = 0;
   /// SMs that kernels of this library occupy at most. 0: SHOAL_MAX_SMS.
   int max_processors = 0;
-  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU (MPS). They then
-  /// wait for each other inside one kernel, which is faster for small messages, and hang until the deadline where it is not
-  /// true. Ranks with a GPU each need no word. Must be the same on all ranks.
+  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU. They then wait
+  /// for each other inside one kernel, which is faster for small messages, and hang until the deadline where it is not true.
+  /// Ranks with a GPU each need no word, nor do those whose GPU is served by MPS (SHOAL_CUDA_TOGETHER). Must be the same on all
+  /// ranks.
   bool kernels_run_together = false;
 };
 
@@ -68,11 +87,13 @@ struct StreamOptions {
 /// stream has come past it, and must not be freed before. `count`, places in the buffers, in-place calls and zero counts are as
 /// in Communicator. Streams may differ from call to call; the calls of one group follow each other nevertheless.
 ///
-/// Every rank makes the same calls in the same order, also over several groups that share a device: streams may share a queue
-/// of the device, in which the wait of an earlier call holds up a later one.
+/// Every rank makes the same collectives in the same order, also over several groups that share a device: streams may share a
+/// queue of the device, in which the wait of an earlier call holds up a later one. Messages between two ranks (send, recv,
+/// exchange) have an order of their own and concern these two only.
 ///
 /// Between the ranks of a node data moves over NVLink or inside the device where all of them can map each other's memory, else
-/// through host memory; between nodes always through host memory, as tiles, by the communicator that this was made from.
+/// through host memory; between nodes always through host memory, as tiles, by the communicator that this was made from. So do
+/// messages between two ranks and all_to_all_v, wherever the ranks are.
 ///
 /// The first error closes the group on every rank; streams that wait go on (what they compute from then on is undefined), every
 /// StreamWork in flight fails with the cause, and later calls fail at once. Calls cannot be captured into CUDA graphs: they are
@@ -89,21 +110,66 @@ class StreamCommunicator {
   /// The destructor waits for the other ranks no longer than that. Those that come later find the group closed.
   void leave_within(std::chrono::milliseconds limit);
 
-  Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
-                                std::optional<std::chrono::milliseconds> timeout = {});
-  Result<StreamWork> reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
-                                    void* stream, std::optional<std::chrono::milliseconds> timeout = {});
-  Result<StreamWork> all_gather(const void* input, void* output, std::size_t count, DataType type, void* stream,
-                                std::optional<std::chrono::milliseconds> timeout = {});
-  Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream,
-                               std::optional<std::chrono::milliseconds> timeout = {});
+  using Timeout = std::optional<std::chrono::milliseconds>;  ///< default: the communicator's
+  using Counts = std::span<const std::size_t>;               ///< not used after the call
 
-  /// Maps the allocation that holds `buffer` on the other ranks of the node, so that they read inputs of all_reduce, all_gather
-  /// and broadcast there and nothing is copied to staging memory. Collective: every rank registers a buffer of its own, of any
-  /// size. Blocks the host; no call may be in flight on any rank. The allocation must live as long as this group. At most 63
-  /// allocations a rank; one that is known already costs nothing more. Errors: unsupported where the memory of some rank cannot
-  /// be mapped (then nothing is registered and calls go on through staging memory); those of Communicator.
+  // Each as the method of Communicator of the same name.
+  Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
+                                Timeout timeout = {});
+  Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream, Timeout timeout = {});
+  Result<StreamWork> all_gather(const void* input, void* output, std::size_t count, DataType type, void* stream,
+                                Timeout timeout = {});
+  Result<StreamWork> all_gather_v(const void* input, void* output, Counts counts, DataType type, void* stream,
+                                  Timeout timeout = {});
+  Result<StreamWork> reduce_scatter(const void* input, void* output, std::size_t count, DataType type, ReduceOp op,
+                                    void* stream, Timeout timeout = {});
+  Result<StreamWork> reduce_scatter_v(const void* input, void* output, Counts counts, DataType type, ReduceOp op, void* stream,
+                                      Timeout timeout = {});
+  Result<StreamWork> reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, int root,
+                            void* stream, Timeout timeout = {});
+  Result<StreamWork> gather(const void* input, void* output, std::size_t count, DataType type, int root, void* stream,
+                            Timeout timeout = {});
+  Result<StreamWork> gather_v(const void* input, void* output, Counts counts, DataType type, int root, void* stream,
+                              Timeout timeout = {});
+  Result<StreamWork> scatter(const void* input, void* output, std::size_t count, DataType type, int root, void* stream,
+                             Timeout timeout = {});
+  Result<StreamWork> scatter_v(const void* input, void* output, Counts counts, DataType type, int root, void* stream,
+                               Timeout timeout = {});
+  Result<StreamWork> all_to_all(const void* input, void* output, std::size_t count, DataType type, void* stream,
+                                Timeout timeout = {});
+  Result<StreamWork> all_to_all_v(const void* input, Counts send_counts, void* output, Counts receive_counts, DataType type,
+                                  void* stream, Timeout timeout = {});
+  /// `stream` goes on when the streams of all ranks have come here.
+  Result<StreamWork> barrier(void* stream, Timeout timeout = {});
+
+  /// Sends to rank `peer`, which receives by recv(). Messages of one sender, receiver and tag are received in the order of the
+  /// calls; they are independent of the collectives. A send ends when its buffer may be used again, which for a message beyond
+  /// SHOAL_CUDA_STAGING / 32 may be only after the receiver's stream has come to it.
+  ///
+  /// On one stream messages follow each other as blocking calls would: where ranks exchange, put both into one exchange().
+  /// Messages on different streams do not wait for each other, for up to 8 streams. Errors: mismatch where the receiver expects
+  /// another type or count; invalid_argument for kAnySource.
+  Result<StreamWork> send(const void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
+                          Timeout timeout = {});
+  Result<StreamWork> recv(void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
+                          Timeout timeout = {});
+  /// Up to 32 messages that go on together, in whatever order they are named: the receiver of one may wait for another. They
+  /// match those of send, recv and other exchanges.
+  Result<StreamWork> exchange(std::span<const StreamMessage> messages, void* stream, Timeout timeout = {});
+
+  /// Maps the allocation that holds `buffer` on the other ranks of the node, so that they read inputs of all_reduce, reduce,
+  /// all_gather, gather and broadcast there and nothing is copied to staging memory. Collective: every rank registers a buffer
+  /// of its own, of any size. Blocks the host; no call may be in flight on any rank. The allocation must live until it is
+  /// deregistered, or as long as this group. At most 63 allocations a rank; one that is known already costs nothing more.
+  ///
+  /// Memory of cudaMalloc, and of cuMemCreate with a handle for descriptors; of a buffer that several cuMemMap hold, the one
+  /// that `buffer` points to, and inputs that go beyond it are copied as ever. Errors: unsupported where the memory of some
+  /// rank cannot be mapped (then nothing is registered and calls go on through staging memory); those of Communicator.
   Status register_buffer(const void* buffer);
+  /// Takes back one register_buffer of the allocation that holds `buffer`; with the last it is unmapped everywhere, and may be
+  /// freed when this returns. Collective: every rank names a buffer of its own. Waits for the collectives in flight. Errors:
+  /// invalid_argument on all ranks where one names a buffer that is not registered, and nothing has changed.
+  Status deregister_buffer(const void* buffer);
 
   /// Closes the group with `aborted` and `reason`, here and on every other rank.
   void abort(const std::string& reason);
@@ -114,6 +180,7 @@ class StreamCommunicator {
  private:
   friend class cuda::DeviceGroup;
   explicit StreamCommunicator(std::unique_ptr<cuda::DeviceGroup> group) noexcept;
+  static Result<StreamWork> work_of(Result<std::shared_ptr<cuda::StreamCall>> call);
   std::unique_ptr<cuda::DeviceGroup> group_;
 };
 

@@ -17,9 +17,7 @@
 #include <shoal/communicator.h>
 #include <shoal/memory.h>
 
-struct shoal_comm {
-  std::unique_ptr<shoal::Communicator> communicator;
-};
+#include "src/c_api/checks.h"
 
 struct shoal_work {
   shoal::Work work;
@@ -74,106 +72,6 @@ struct LastErrorMessage {
   ~LastErrorMessage() { delete[] std::exchange(text, nullptr); }
 };
 constinit thread_local LastErrorMessage last_error_message;
-
-/// Keeps the message of a failure for shoal_last_error_message().
-shoal_status report(StatusCode code, std::string_view message) noexcept {
-  if (last_error_message.text == nullptr) last_error_message.text = new (std::nothrow) char[LastErrorMessage::kBytes];
-  if (last_error_message.text == nullptr) return static_cast<shoal_status>(code);
-  const std::size_t length = std::min(message.size(), LastErrorMessage::kBytes - 1);
-  message.copy(last_error_message.text, length);
-  last_error_message.text[length] = '\0';
-  return static_cast<shoal_status>(code);
-}
-shoal_status report(const Status& status) noexcept { return status.ok() ? SHOAL_OK : report(status.code(), status.message()); }
-
-Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
-
-/// Checks what C can hand over and C++ cannot: null handles and out parameters, and ints outside the enums. Everything else is
-/// checked by the Communicator. Keeps the first fault; the message is made later, where it may throw.
-class Checks {
- public:
-  explicit Checks(const char* function) noexcept : function_(function) {}
-
-  Checks& not_null(const char* argument, const void* pointer) noexcept {
-    return fault_if(pointer == nullptr, argument, Fault::null);
-  }
-  /// Also clears it, so that a failed call leaves no garbage there.
-  template <typename Handle>
-  Checks& out(const char* argument, Handle* handle) noexcept {
-    if (handle != nullptr) *handle = nullptr;
-    return not_null(argument, handle);
-  }
-  Checks& type(shoal_data_type value) noexcept {
-    return fault_if(value < 0 || value >= kDataTypeCount, "type", Fault::type, value);
-  }
-  Checks& op(shoal_reduce_op value) noexcept { return fault_if(value < 0 || value >= kReduceOpCount, "op", Fault::op, value); }
-  Checks& not_negative(const char* argument, std::int64_t value) noexcept {
-    return fault_if(value < 0, argument, Fault::negative, value);
-  }
-
-  [[nodiscard]] const char* function() const noexcept { return function_; }
-  [[nodiscard]] Status status() const {
-    if (fault_ == Fault::none) return {};
-    const std::string where = std::string(function_) + ": " + argument_;
-    switch (fault_) {
-      case Fault::null:
-        return invalid(where + " is NULL");
-      case Fault::negative:
-        return invalid(where + " is " + std::to_string(value_) + "; 0 or more is needed");
-      case Fault::type:
-        return invalid(where + " is " + std::to_string(value_) +
-                       ", an unknown data type; known: SHOAL_FLOAT32 (0) to SHOAL_FLOAT8_E5M2 (" +
-                       std::to_string(kDataTypeCount - 1) + ")");
-      default:
-        return invalid(where + " is " + std::to_string(value_) +
-                       ", an unknown operation; known: SHOAL_SUM (0) to SHOAL_BXOR (" + std::to_string(kReduceOpCount - 1) +
-                       ")");
-    }
-  }
-
- private:
-  enum class Fault { none, null, negative, type, op };
-
-  Checks& fault_if(bool wrong, const char* argument, Fault fault, std::int64_t value = 0) noexcept {
-    if (wrong && fault_ == Fault::none) {
-      fault_ = fault;
-      argument_ = argument;
-      value_ = value;
-    }
-    return *this;
-  }
-
-  const char* function_;
-  const char* argument_ = "";
-  Fault fault_ = Fault::none;
-  std::int64_t value_ = 0;
-};
-
-/// Runs `body`, which returns a Status, if `checks` found no fault. Whatever is thrown below becomes a status.
-template <typename Body>
-shoal_status guarded(const Checks& checks, Body body) noexcept {
-  const auto unexpected = [&checks](const char* what) {
-    std::array<char, 512> message{};
-    std::snprintf(message.data(), message.size(), "%s: unexpected exception: %s", checks.function(), what);
-    return report(StatusCode::internal, message.data());
-  };
-  try {
-    const Status fault = checks.status();
-    return report(fault.ok() ? body() : fault);
-  } catch (const std::bad_alloc&) {
-    return report(StatusCode::system_error, "out of memory");
-  } catch (const std::exception& exception) {
-    return unexpected(exception.what());
-  } catch (...) {
-    return unexpected("not derived from std::exception");
-  }
-}
-
-/// The longest wait that a clock can count: more is taken for that.
-std::chrono::milliseconds clamped_ms(std::int64_t timeout_ms) {
-  constexpr std::int64_t kTenYearsMs = std::int64_t{10} * 365 * 24 * 3600 * 1000;
-  return std::chrono::milliseconds(std::min(timeout_ms, kTenYearsMs));
-}
 
 /// The environment's options, overridden by what `config` sets.
 Result<CommunicatorOptions> options_of(const shoal_config* config) {
@@ -265,6 +163,18 @@ struct ThreadCallOptions {
 };
 constinit thread_local ThreadCallOptions thread_call_options;
 
+}  // namespace
+
+shoal_status report(StatusCode code, std::string_view message) noexcept {
+  if (last_error_message.text == nullptr) last_error_message.text = new (std::nothrow) char[LastErrorMessage::kBytes];
+  if (last_error_message.text == nullptr) return static_cast<shoal_status>(code);
+  const std::size_t length = std::min(message.size(), LastErrorMessage::kBytes - 1);
+  message.copy(last_error_message.text, length);
+  last_error_message.text[length] = '\0';
+  return static_cast<shoal_status>(code);
+}
+shoal_status report(const Status& status) noexcept { return status.ok() ? SHOAL_OK : report(status.code(), status.message()); }
+
 CallOptions call_options() {
   CallOptions options;
   if (thread_call_options.timeout_ms > 0) options.timeout = clamped_ms(thread_call_options.timeout_ms);
@@ -272,12 +182,6 @@ CallOptions call_options() {
   return options;
 }
 
-/// `counts` has one number for each rank of `comm`.
-std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_comm_t comm) {
-  return {counts, static_cast<std::size_t>(comm->communicator->size())};
-}
-
-}  // namespace
 }  // namespace shoal
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the functions below are the same library's other face

@@ -17,6 +17,7 @@
 #include "src/cli/machine_checks.h"
 #include "src/cli/schedule_options.h"
 #include "src/cli/topology_drawing.h"
+#include "src/cuda/summary.h"
 #include "transports/ofi/ofi.h"
 #include "transports/ucx/ucx.h"
 
@@ -155,7 +156,7 @@ int examine_security_groups(const std::string& path) {
   return report_checks({*check});
 }
 
-// One line for each library that a transport needs and this program does not bring along.
+// One line for each library that this program needs for something and does not bring along.
 void print_libraries() {
   const auto providers = ofi_providers();
   std::string line = providers.ok() ? "" : providers.status().message();
@@ -168,6 +169,7 @@ void print_libraries() {
   fmt::print("{}\n", line);
   const auto version = ucx_version();
   fmt::print("{}\n", version.ok() ? "ucx: UCX " + *version : version.status().message());
+  fmt::print("{}\n", cuda::cuda_summary());
 }
 
 int run_doctor(const DoctorOptions& options) {
@@ -212,11 +214,11 @@ int run_doctor(const DoctorOptions& options) {
 
 void add_doctor_command(CLI::App& app, int* exit_status) {
   auto options = std::make_shared<DoctorOptions>();
-  auto* command =
-      app.add_subcommand("doctor",
-                         "Lists the jobs of this host, running, hung or dead, and what the transports ofi and ucx find here; "
-                         "of one of them shows each rank's call, since "
-                         "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
+  auto* command = app.add_subcommand(
+      "doctor",
+      "Lists the jobs of this host, running, hung or dead, and what the transports ofi and ucx and CUDA find here; "
+      "of one of them shows each rank's call, since "
+      "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
   command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
   command->add_flag(
       "--machine", options->machine,

@@ -57,14 +57,14 @@ class CommunicatorImpl {
   [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
 
   [[nodiscard]] Call barrier_call() noexcept;
+  /// ok, and whether the call is in place; or what is wrong with its arguments.
+  Status check(const Call& call, const CallOptions& options, bool& in_place) const;
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
   [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
   [[nodiscard]] CallReport last_call() const;
 
  private:
-  /// ok, and whether the call is in place; or what is wrong with its arguments.
-  Status check(const Call& call, const CallOptions& options, bool& in_place) const;
   Result<Choice> choose(const Collective& collective, std::string_view forced);
   /// For a call whose bits may not depend on where the ranks are.
   [[nodiscard]] Result<Choice> choose_strictly(const Collective& collective, std::string_view forced) const;

@@ -26,6 +26,7 @@ struct alignas(kernels::kFlagBytes) PlaceLine {
 struct SignatureLine {
   std::atomic<std::uint64_t> call;
   std::atomic<std::uint64_t> count;
+  std::atomic<std::uint64_t> counts;
   std::atomic<std::uint64_t> what;
 };
 
@@ -33,9 +34,14 @@ std::uint64_t packed(const Signature& s) {
   return static_cast<std::uint64_t>(s.kind) | static_cast<std::uint64_t>(s.type) << 8 | static_cast<std::uint64_t>(s.op) << 16 |
          std::uint64_t{s.root} << 32;
 }
-Signature unpacked(std::uint64_t count, std::uint64_t what) {
-  return {count, static_cast<CollectiveKind>(what & 0xFF), static_cast<DataType>(what >> 8 & 0xFF),
-          static_cast<ReduceOp>(what >> 16 & 0xFF), static_cast<std::uint32_t>(what >> 32)};
+Signature unpacked(const SignatureLine& line) {
+  const std::uint64_t what = line.what.load();
+  return {line.count.load(),
+          line.counts.load(),
+          static_cast<CollectiveKind>(what & 0xFF),
+          static_cast<DataType>(what >> 8 & 0xFF),
+          static_cast<ReduceOp>(what >> 16 & 0xFF),
+          static_cast<std::uint32_t>(what >> 32)};
 }
 
 /// Why a rank has given up. `code` is written last; 0: it has not.
@@ -64,9 +70,15 @@ struct Board::Layout {
 };
 
 std::string to_string(const Signature& s) {
-  std::string text = fmt::format("{} of {} {}", shoal::to_string(s.kind), s.count, shoal::to_string(s.type));
+  if (s.kind == CollectiveKind::barrier) return "barrier";
+  std::string text = fmt::format("{}{} of ", shoal::to_string(s.kind), s.counts != 0 ? "_v" : "");
+  if (s.counts == 0 || s.kind != CollectiveKind::all_to_all) text += fmt::format("{} ", s.count);
+  text += shoal::to_string(s.type);
   if (reduces(s.kind)) text += fmt::format(" with {}", shoal::to_string(s.op));
-  if (has_root(s.kind)) text += fmt::format(" from rank {}", s.root);
+  const bool to = s.kind == CollectiveKind::reduce || s.kind == CollectiveKind::gather || s.kind == CollectiveKind::send;
+  if (has_root(s.kind) || s.kind == CollectiveKind::send || s.kind == CollectiveKind::receive)
+    text += fmt::format(" {} rank {}", to ? "to" : "from", s.root);
+  if (s.counts != 0 && s.kind != CollectiveKind::all_to_all) text += fmt::format(" in shares {:x}", s.counts & 0xFFFFFF);
   return text;
 }
 
@@ -144,6 +156,7 @@ std::optional<Board::Disagreement> Board::sign(int rank, int ranks, std::uint64_
   SignatureLine& own = layout_->signatures[rank][at];
   own.call.store(0);
   own.count.store(signature.count);
+  own.counts.store(signature.counts);
   own.what.store(packed(signature));
   // Sequentially consistent, as the loads below: of two ranks that store and then look, one at least sees the other's.
   own.call.store(sequence + 1);
@@ -151,7 +164,7 @@ std::optional<Board::Disagreement> Board::sign(int rank, int ranks, std::uint64_
   for (int other = 0; other < ranks; ++other) {
     const SignatureLine& line = layout_->signatures[other][at];
     if (other == rank || line.call.load() != sequence + 1) continue;
-    const Signature theirs = unpacked(line.count.load(), line.what.load());
+    const Signature theirs = unpacked(line);
     if (line.call.load() == sequence + 1 && !(theirs == signature)) return Disagreement{other, theirs};
   }
   return std::nullopt;
@@ -161,7 +174,7 @@ std::optional<std::pair<std::uint64_t, Signature>> Board::last_signed(int rank) 
   const std::uint64_t call = layout_->last_call[static_cast<std::size_t>(rank)].load();
   if (call == 0) return std::nullopt;
   const SignatureLine& line = layout_->signatures[rank][(call - 1) % kSignatures];
-  return std::pair{call - 1, unpacked(line.count.load(), line.what.load())};
+  return std::pair{call - 1, unpacked(line)};
 }
 
 }  // namespace shoal::cuda

@@ -23,10 +23,12 @@ inline constexpr std::size_t kMaxSlots = 8;
 /// What a rank is asked for, for comparison with what the others are asked for.
 struct Signature {
   std::uint64_t count = 0;
+  /// Where shares differ: a digest of their sizes, never 0. all_to_all: 1, as each rank has sizes of its own.
+  std::uint64_t counts = 0;
   CollectiveKind kind = CollectiveKind::all_reduce;
   DataType type = DataType::float32;
   ReduceOp op = ReduceOp::sum;
-  std::uint32_t root = 0;
+  std::uint32_t root = 0;  ///< of a send or receive: the other rank
 
   friend bool operator==(const Signature&, const Signature&) = default;
 };

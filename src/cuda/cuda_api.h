@@ -25,6 +25,11 @@ struct DeviceDescription {
   int processors = 0;  ///< SMs
   int major = 0;       ///< compute capability
   int minor = 0;
+  // How ranks reach each other's memory, and their streams wait for each other.
+  bool ipc = false;
+  bool descriptors = false;  ///< memory of cuMemCreate
+  bool stream_memory = false;
+  bool mps = false;  ///< a server runs the kernels of all processes of the device side by side
 };
 
 enum class MemoryKind : std::uint8_t { host, device, managed };
@@ -35,6 +40,7 @@ struct PointerDescription {
   int device = -1;            ///< of memory of a device
   std::byte* base = nullptr;  ///< of the allocation
   std::size_t bytes = 0;      ///< of the allocation
+  bool mapped = false;        ///< what follows may be of another allocation and belong to the same buffer (cuMemMap)
   /// Of this allocation and no other of the process, also after it has been freed and its address is in use again.
   std::uint64_t allocation = 0;
 };
@@ -42,6 +48,10 @@ struct PointerDescription {
 /// Names an allocation of one process for another one of the same host.
 struct MemoryHandle {
   std::array<std::byte, 64> bytes{};
+  std::uint64_t size = 0;
+  /// Not negative: the memory is a file. Who imports it puts a descriptor of his own here, which stays his, as that of an
+  /// export belongs to whoever asked for it.
+  std::int32_t descriptor = -1;
 };
 
 /// One stream memory operation on a 32-bit flag in pinned memory.
@@ -66,6 +76,8 @@ class CudaApi {
   CudaApi& operator=(const CudaApi&) = delete;
   virtual ~CudaApi() = default;
 
+  /// Of the newest CUDA that the driver serves: 12080 is 12.8.
+  virtual Result<int> driver_version() = 0;
   virtual Result<int> device_count() = 0;
   virtual Result<int> current_device() = 0;
   virtual Status use_device(int device) = 0;
@@ -83,7 +95,8 @@ class CudaApi {
   virtual Status pin(void* memory, std::size_t bytes) = 0;
   virtual Status unpin(void* memory) = 0;
 
-  /// Of a whole allocation, by its base. Errors: unsupported for memory that cannot be given to other processes.
+  /// Of a whole allocation, by its base; of memory of several mappings, that which begins there. Errors: unsupported for
+  /// memory that cannot be given to other processes.
   virtual Result<MemoryHandle> export_memory(void* base) = 0;
   /// Maps another process's allocation for the current device, with peer access where it is another device's. Never of this
   /// process's own.
@@ -126,6 +139,6 @@ Result<CudaApi*> load_cuda_api();
 /// What libshoal_cuda.so offers: `message` is filled where there is no CudaApi. `version` is kCudaApiVersion of both sides.
 using CudaApiEntry = CudaApi* (*)(int version, char* message, std::size_t message_bytes);
 inline constexpr const char* kCudaApiEntryName = "shoal_cuda_api";
-inline constexpr int kCudaApiVersion = 1;
+inline constexpr int kCudaApiVersion = 2;
 
 }  // namespace shoal::cuda

@@ -1,12 +1,16 @@
 // Making and unmaking a DeviceGroup.
 #include "src/cuda/device_group.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "kernels/partition.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/cuda/device_words.h"
 #include "src/settings/settings.h"
@@ -22,6 +26,9 @@ constexpr std::size_t kSlotAlignment = 256;
 /// Device memory is dealt in blocks of this size: what is given to other processes has whole ones to itself.
 constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
 constexpr std::size_t kSmallestSlot = 4096;
+constexpr std::size_t kSmallestChunk = 4096;
+/// The share of the staging memory's size that lanes of messages have in pinned memory.
+constexpr std::size_t kLanesShare = 4;
 
 Executor& executor_of(Communicator& communicator) { return internal::CommunicatorImpl::of(communicator).executor(); }
 
@@ -30,6 +37,16 @@ struct Introduction {
   MemoryHandle staging;
   std::int32_t code;  ///< of the Status of what it has done so far
 };
+
+/// The MPS server that this process would use, by the folder of its pipes: a number that is the same for all who use it,
+/// whatever their namespaces; 0 where there is none.
+std::uint64_t mps_server() {
+  const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  struct stat status {};
+  const std::string pipe = std::string(folder == nullptr || *folder == '\0' ? "/tmp/nvidia-mps" : folder) + "/control";
+  if (::stat(pipe.c_str(), &status) != 0) return 0;
+  return (static_cast<std::uint64_t>(status.st_dev) << 40 ^ static_cast<std::uint64_t>(status.st_ino)) | 1;
+}
 
 }  // namespace
 
@@ -89,12 +106,17 @@ Status DeviceGroup::set_up() {
     if (bytes.ok()) options_.staging_bytes = *bytes;
     if (own.ok() && !bytes.ok()) own = Status(StatusCode::invalid_argument, "SHOAL_CUDA_STAGING=" + bytes.status().message());
   }
+  const std::string together = setting("SHOAL_CUDA_TOGETHER");
+  const int asserted = options_.kernels_run_together || together == "1" ? 1 : together == "0" ? 0 : -1;
+  if (own.ok() && together != "0" && together != "1" && together != "auto")
+    own = Status(StatusCode::invalid_argument, fmt::format("SHOAL_CUDA_TOGETHER='{}' is not auto, 0 or 1", together));
   if (own.ok() && options_.max_processors < 1) own = Status(StatusCode::invalid_argument, "max_processors is not positive");
   if (Status status = everybody(own, communicator_, "collectives on CUDA memory"); !status.ok()) return status;
   if (Status status = make_groups(); !status.ok()) return status;
+  if (Status status = agree_on_options(asserted); !status.ok()) return status;
   if (Status status = make_board_and_staging(); !status.ok()) return status;
   if (Status status = make_pinned_memory(); !status.ok()) return status;
-  if (Status status = agree_on_fusing(); !status.ok()) return status;
+  fuses_ = run_together_ && route_ == Route::peer && node_size_ > 1;
   state_->board = board_.get();
   state_->ranks_on_board = board_ != nullptr ? node_size_ : 0;
   thread_ = quiet_thread([this] { watch(); });
@@ -106,11 +128,11 @@ Status DeviceGroup::set_up() {
 Status DeviceGroup::make_groups() {
   const Topology& topology = executor_of(communicator_).topology();
   const int own_node = topology.node_of_rank[static_cast<std::size_t>(communicator_.rank())];
-  std::vector<std::vector<int>> nodes(static_cast<std::size_t>(communicator_.nodes()));
+  nodes_.resize(static_cast<std::size_t>(communicator_.nodes()));
   std::vector<int> everyone;
   for (int rank = 0; rank < communicator_.size(); ++rank) {
     everyone.push_back(rank);
-    nodes[static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)])].push_back(rank);
+    nodes_[static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)])].push_back(rank);
   }
   const auto make = [&](const std::vector<int>& ranks, std::unique_ptr<Communicator>& group) {
     auto made = communicator_.group(ranks);
@@ -118,27 +140,35 @@ Status DeviceGroup::make_groups() {
     return made.status();
   };
   if (Status status = make(everyone, all_); !status.ok()) return status;
-  const std::vector<int>& own = nodes[static_cast<std::size_t>(own_node)];
+  if (Status status = make(everyone, mail_); !status.ok()) return status;
+  const std::vector<int>& own = nodes_[static_cast<std::size_t>(own_node)];
   if (Status status = make(own, node_); !status.ok()) return status;
   node_rank_ = node_->rank();
   node_size_ = node_->size();
   node_ranks_ = own;
 
-  const auto largest = std::max_element(nodes.begin(), nodes.end(), [](auto& a, auto& b) { return a.size() < b.size(); });
-  const bool alike = std::all_of(nodes.begin(), nodes.end(), [&](auto& node) { return node.size() == largest->size(); });
+  const auto largest = std::max_element(nodes_.begin(), nodes_.end(), [](auto& a, auto& b) { return a.size() < b.size(); });
+  const bool alike = std::all_of(nodes_.begin(), nodes_.end(), [&](auto& node) { return node.size() == largest->size(); });
   if (largest->size() > kernels::kMaxPeers) {
     why_host_ = fmt::format("{} ranks on a node, {} can read each other's memory", largest->size(), kernels::kMaxPeers);
-  } else if (nodes.size() == 1) {
+  } else if (nodes_.size() == 1) {
     route_ = Route::peer;
   } else if (alike && node_size_ > 1) {
     route_ = Route::rails;
     std::vector<int> rail;
-    for (const auto& node : nodes) rail.push_back(node[static_cast<std::size_t>(node_rank_)]);
+    for (const auto& node : nodes_) rail.push_back(node[static_cast<std::size_t>(node_rank_)]);
     return make(rail, rail_);
   } else {
     why_host_ = node_size_ == 1 ? "one rank on each node" : "nodes with different numbers of ranks";
   }
   return {};
+}
+
+/// Of each of the inputs and results. Room for a vector of every share, and one more, even where a slot has two halves.
+std::size_t DeviceGroup::bytes_of_slot() const {
+  const std::size_t needed = 4 * kernels::kVectorBytes * static_cast<std::size_t>(communicator_.size());
+  const std::size_t wanted = std::max({options_.staging_bytes / (2 * slot_count()), needed, kSmallestSlot});
+  return (wanted + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 /// What cannot be had is no error: the host's memory serves all devices. But all ranks must come to the same answer.
@@ -153,7 +183,7 @@ Status DeviceGroup::make_board_and_staging() {
     own = {StatusCode::unsupported, why_host_};
   }
   lookahead_ = route_ == Route::peer ? 0 : kLookahead;
-  slot_bytes_ = std::max(options_.staging_bytes / (2 * slot_count()) / kSlotAlignment * kSlotAlignment, kSmallestSlot);
+  slot_bytes_ = bytes_of_slot();
   if (own.ok()) own = map_staging();
   Status status = everybody(own, *all_, "mapping the device memory of other ranks");
   if (status.ok()) return {};
@@ -161,7 +191,7 @@ Status DeviceGroup::make_board_and_staging() {
   why_host_ = status.message();
   route_ = Route::host;
   lookahead_ = kLookahead;
-  slot_bytes_ = std::max(options_.staging_bytes / (2 * slot_count()) / kSlotAlignment * kSlotAlignment, kSmallestSlot);
+  slot_bytes_ = bytes_of_slot();
   close_imports();
   // Nobody maps it any more when it is freed.
   if (Status met = all_->barrier(); !met.ok()) return met;
@@ -195,20 +225,22 @@ Status DeviceGroup::map_staging() {
   if (Status status = node_->all_gather(&introduction, all.data(), sizeof introduction, DataType::uint8); !status.ok())
     return status;
 
-  peers_.assign(static_cast<std::size_t>(node_size_), nullptr);
-  for (int rank = 0; rank < node_size_ && own.ok(); ++rank) {
-    const Introduction& other = all[static_cast<std::size_t>(rank)];
-    if (rank == node_rank_) {
-      peers_[static_cast<std::size_t>(rank)] = staging_;
-      continue;
-    }
-    if (other.code != 0)
-      return {static_cast<StatusCode>(other.code), fmt::format("rank {} of the node has no memory to map", rank)};
-    auto memory = api_.import_memory(other.staging);
-    if (!memory.ok())
-      return {StatusCode::unsupported, fmt::format("memory of rank {} of the node: {}", rank, memory.status().message())};
-    imported_.push_back(*memory);
-    peers_[static_cast<std::size_t>(rank)] = static_cast<std::byte*>(*memory);
+  std::vector<MemoryHandle> handles;
+  std::vector<bool> has_memory;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    handles.push_back(all[rank].staging);
+    has_memory.push_back(all[rank].code == 0);
+    if (all[rank].code != 0 && own.ok())
+      own = Status(static_cast<StatusCode>(all[rank].code), fmt::format("rank {} of the node has no memory to map", rank));
+  }
+  std::vector<void*> mapped(all.size());
+  const Status imported = map_offers(handles, has_memory, mapped);
+  if (own.ok() && !imported.ok()) own = Status(StatusCode::unsupported, imported.message());
+  mapped_.resize(all.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    mapped_[rank][0] = mapped[rank];
+    const bool is_own = static_cast<int>(rank) == node_rank_;
+    peers_.push_back(is_own ? staging_ : static_cast<std::byte*>(mapped[rank]));
   }
   return own;
 }
@@ -223,40 +255,71 @@ Status DeviceGroup::make_pinned_memory() {
     if (tiles.ok()) tiles_ = static_cast<std::byte*>(*tiles);
     own = tiles.status();
   }
+  if (own.ok()) {
+    chunk_bytes_ = options_.staging_bytes / kLanesShare / kLanes / kLaneChunks / kSlotAlignment * kSlotAlignment;
+    chunk_bytes_ = std::max(chunk_bytes_, kSmallestChunk);
+    auto lanes = api_.allocate_pinned(kLanes * kLaneChunks * chunk_bytes_);
+    if (lanes.ok()) lane_memory_ = static_cast<std::byte*>(*lanes);
+    own = lanes.status();
+    for (std::size_t lane = 0; lane < kLanes && own.ok(); ++lane)
+      lanes_[lane].chunks = lane_memory_ + lane * kLaneChunks * chunk_bytes_;
+  }
   if (Status status = everybody(own, *all_, "pinned memory"); !status.ok()) return status;
-  registered_ = {{0, staging_, 0}};
-  buffers_of_.assign(static_cast<std::size_t>(node_size_), 1);
+  registered_[0] = {0, staging_, 0, 1};
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) words_->bases[rank][0] = peers_[rank];
   return {};
 }
 
-/// Kernels may wait for each other where each rank has a device to itself, or where the caller says so.
-Status DeviceGroup::agree_on_fusing() {
-  if (route_ != Route::peer || node_size_ == 1) return {};
+/// Options are the same on all ranks. Kernels may wait for each other where each rank has a device to itself, where the caller
+/// says so, and where one MPS server has the kernels of all ranks of a device and processors for all of them.
+Status DeviceGroup::agree_on_options(int asserted) {
   struct Wish {
     std::array<std::byte, 16> uuid;
-    std::int32_t asserted;
-    std::int32_t processors;
     std::uint64_t staging_bytes;
+    std::uint64_t server;  ///< MPS; 0: none
+    std::int32_t asserted;
+    std::int32_t processors;  ///< that kernels of this rank take
+    std::int32_t of_device;
   };
-  const Wish own{description_.uuid, options_.kernels_run_together ? 1 : 0, options_.max_processors, options_.staging_bytes};
-  std::vector<Wish> all(static_cast<std::size_t>(node_size_));
-  if (Status status = node_->all_gather(&own, all.data(), sizeof own, DataType::uint8); !status.ok()) return status;
-  bool distinct = true;
-  bool asserted = true;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) distinct = distinct && all[i].uuid != all[j].uuid;
-    asserted = asserted && all[i].asserted != 0;
-    options_.max_processors = std::min(options_.max_processors, static_cast<int>(all[i].processors));
-    if (all[i].staging_bytes != own.staging_bytes || all[i].asserted != own.asserted)
-      return {StatusCode::mismatch, fmt::format("rank {} has other StreamOptions than rank {}", i, node_rank_)};
+  const std::uint64_t server = description_.mps ? mps_server() : 0;
+  const Wish own{description_.uuid, options_.staging_bytes, server, asserted, options_.max_processors, description_.processors};
+  std::vector<Wish> all(static_cast<std::size_t>(communicator_.size()));
+  if (Status status = all_->all_gather(&own, all.data(), sizeof own, DataType::uint8); !status.ok()) return status;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].staging_bytes != own.staging_bytes || all[rank].asserted != own.asserted) {
+      return {StatusCode::mismatch,
+              fmt::format("rank {} has other options than rank {}: staging_bytes (SHOAL_CUDA_STAGING) {} and {}, "
+                          "kernels_run_together (SHOAL_CUDA_TOGETHER) {} and {}",
+                          rank, communicator_.rank(), all[rank].staging_bytes, own.staging_bytes, all[rank].asserted,
+                          own.asserted)};
+    }
   }
-  fuses_ = distinct || asserted;
+  run_together_ = true;
+  for (const int rank : node_ranks_) {
+    const Wish& one = all[static_cast<std::size_t>(rank)];
+    options_.max_processors = std::min(options_.max_processors, static_cast<int>(one.processors));
+    bool one_server = one.server != 0;
+    int sharing = 0;
+    int wanted = 0;
+    for (const int other : node_ranks_) {
+      const Wish& two = all[static_cast<std::size_t>(other)];
+      if (one.uuid != two.uuid) continue;
+      ++sharing;
+      wanted += two.processors;
+      one_server = one_server && two.server == one.server;
+    }
+    const bool detected = asserted < 0 && one_server && wanted <= one.of_device;
+    run_together_ = run_together_ && (sharing == 1 || asserted == 1 || detected);
+  }
   return {};
 }
 
 void DeviceGroup::close_imports() {
-  for (void* memory : std::exchange(imported_, {})) static_cast<void>(api_.forget_memory(memory));
+  for (const auto& of_rank : std::exchange(mapped_, {})) {
+    for (void* memory : of_rank) {
+      if (memory != nullptr) static_cast<void>(api_.forget_memory(memory));
+    }
+  }
   peers_.clear();
 }
 
@@ -265,6 +328,7 @@ void DeviceGroup::give_back_memory() {
   if (std::exchange(board_pinned_, false)) static_cast<void>(api_.unpin(board_->memory()));
   if (words_ != nullptr) static_cast<void>(api_.release_pinned(std::exchange(words_, nullptr)));
   if (tiles_ != nullptr) static_cast<void>(api_.release_pinned(std::exchange(tiles_, nullptr)));
+  if (lane_memory_ != nullptr) static_cast<void>(api_.release_pinned(std::exchange(lane_memory_, nullptr)));
   board_.reset();
 }
 
@@ -306,19 +370,22 @@ DeviceGroup::~DeviceGroup() {
   }
   // Before the rest: their callbacks come here, and none runs any more when they are gone.
   rail_.reset();
+  mail_.reset();
   node_.reset();
   all_.reset();
 }
 
 /// Whether the streams are through with everything, and the engine with all tiles. Waits for a while, while the thread lets
-/// them go on.
+/// them go on; for messages that are not received yet until their deadline.
 bool DeviceGroup::wait_until_drained() {
   constexpr std::chrono::seconds kLongest{5};
   std::unique_lock lock(state_->mutex);
-  const auto end = Clock::now() + kLongest;
-  for (;;) {
+  auto end = Clock::now();
+  for (const auto& call : state_->in_flight) end = std::max(end, call->deadline);
+  for (end += kLongest;;) {
     state_->prune();
     if (state_->in_flight.empty() && broken_.empty()) return true;
+    if (!state_->failure.ok()) end = std::min(end, Clock::now() + kLongest);
     if (Clock::now() >= end) return false;
     news_.notify_one();
     lock.unlock();

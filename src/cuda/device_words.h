@@ -8,12 +8,16 @@
 
 namespace shoal::cuda {
 
+/// Pieces of messages that a stream has under way at once, and so the most that one exchange may hold.
+inline constexpr std::size_t kLaneChunks = 32;
+
 struct DeviceGroup::Words {
   struct alignas(kernels::kFlagBytes) Word {
     std::uint32_t value;
   };
   Word cancelled;                                                    ///< 1: kernels touch nothing any more
   Word tile_done[kMaxSlots];                                         ///< number of the piece whose tile is back, plus one
+  Word chunk_done[kLanes][kLaneChunks];                              ///< number of the chunk's last use that is over, plus one
   const std::byte* bases[kernels::kMaxPeers][kernels::kMaxBuffers];  ///< buffers of each rank as mapped here
 };
 

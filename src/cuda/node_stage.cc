@@ -17,16 +17,6 @@ namespace {
 constexpr std::size_t kOneShotBytes = std::size_t{128} << 10;
 constexpr std::size_t kFusedFlagsBytes = sizeof(std::uint32_t) * kernels::kMaxPeers * kernels::kMaxFusedBlocks;
 
-/// Blocks of a piece lie this far apart in a slot.
-std::size_t row_bytes(std::size_t bytes) {
-  return (bytes + kernels::kVectorBytes - 1) / kernels::kVectorBytes * kernels::kVectorBytes;
-}
-
-void add_segment(kernels::CopyParameters& copies, const kernels::Source& source, std::byte* target, std::size_t bytes) {
-  if (bytes == 0) return;
-  copies.segments[copies.segment_count++] = {source, target, bytes};
-}
-
 }  // namespace
 
 std::size_t DeviceGroup::input_offset(std::size_t slot) const noexcept { return kFusedFlagsBytes + slot * slot_bytes_; }
@@ -36,32 +26,40 @@ std::size_t DeviceGroup::result_offset(std::size_t slot) const noexcept {
 
 /// By the size of the message: the same on all ranks, and for all pieces of it.
 bool DeviceGroup::one_shot(const Enqueuing& e) const noexcept {
-  return e.call->signature.count * e.element_bytes <= kOneShotBytes || node_size_ == 1;
+  return e.what.count * e.element_bytes <= kOneShotBytes || node_size_ == 1;
 }
 
 kernels::Source DeviceGroup::given_by(int rank, const Piece& piece, std::size_t offset_bytes) const {
   return {nullptr, board_->place(rank, piece.slot), words_->bases[rank], offset_bytes};
 }
 
-/// Lays this rank's part where the others read it, unless they can read it where it is.
+Status DeviceGroup::Copies::add(const kernels::Source& source, std::byte* target, std::size_t bytes) {
+  if (bytes == 0) return {};
+  parameters_.segments[parameters_.segment_count++] = {source, target, bytes};
+  return parameters_.segment_count == kernels::kMaxPeers ? flush() : Status();
+}
+
+Status DeviceGroup::Copies::flush() {
+  if (parameters_.segment_count == 0) return {};
+  parameters_.max_blocks = group_.options_.max_processors;
+  parameters_.cancelled = &group_.words_->cancelled.value;
+  Status status = group_.api_.launch(parameters_, stream_);
+  parameters_.segment_count = 0;
+  return status;
+}
+
+/// Lays this rank's part where the others read it, unless they can read it where it is: all shares in rows, or one run.
 Status DeviceGroup::give(Enqueuing& e, const Piece& piece) {
-  const Signature& what = e.call->signature;
-  if (e.registered || (what.kind == CollectiveKind::broadcast && what.root != static_cast<std::uint32_t>(node_rank_)))
-    return {};
-  kernels::CopyParameters copies;
+  if (e.registered || e.gives == Part::nothing) return {};
+  Copies copies(*this, e.stream);
   std::byte* slot = staging_ + input_offset(piece.slot);
-  const std::size_t bytes = piece.count * e.element_bytes;
-  if (what.kind == CollectiveKind::reduce_scatter) {
-    for (int rank = 0; rank < node_size_; ++rank) {
-      const std::size_t from = (static_cast<std::size_t>(rank) * what.count + piece.begin) * e.element_bytes;
-      add_segment(copies, {e.input + from}, slot + static_cast<std::size_t>(rank) * row_bytes(bytes), bytes);
-    }
-  } else {
-    add_segment(copies, {e.input + piece.begin * e.element_bytes}, slot, bytes);
+  for (std::size_t share = 0; share < piece.runs.size(); ++share) {
+    const Run& run = piece.runs[share];
+    if (e.gives == Part::own && share != e.rank) continue;
+    std::byte* row = slot + (e.gives == Part::own ? 0 : run.row);
+    if (Status status = copies.add({e.input_of(run)}, row, e.bytes(run)); !status.ok()) return status;
   }
-  copies.max_blocks = options_.max_processors;
-  copies.cancelled = &words_->cancelled.value;
-  return api_.launch(copies, e.stream);
+  return copies.flush();
 }
 
 /// Announces the next tick to all ranks of the node, with the place of `announced` where there is one, and waits for theirs.
@@ -72,17 +70,15 @@ Status DeviceGroup::meet(Enqueuing& e, const Piece* announced, bool waits) {
     operations[count++] = {kind, flag, value};
   };
   if (announced != nullptr) {
-    kernels::Place place{0, static_cast<std::uint32_t>(input_offset(announced->slot)),
-                         static_cast<std::uint32_t>(std::uint64_t{input_offset(announced->slot)} >> 32)};
+    std::uint64_t offset = input_offset(announced->slot);
     if (e.registered) {
-      const std::uint64_t offset =
-          (std::uint64_t{e.registered->offset_high} << 32 | e.registered->offset_low) + announced->begin * e.element_bytes;
-      place = {e.registered->buffer, static_cast<std::uint32_t>(offset), static_cast<std::uint32_t>(offset >> 32)};
+      const Run& run = e.gives == Part::own ? announced->runs[e.rank] : announced->whole();
+      offset = static_cast<std::uint64_t>(e.input_of(run) - registered_[*e.registered].base);
     }
     kernels::Place* written = board_->place(node_rank_, announced->slot);
-    add(FlagOperation::Kind::write, &written->buffer, place.buffer);
-    add(FlagOperation::Kind::write, &written->offset_low, place.offset_low);
-    add(FlagOperation::Kind::write, &written->offset_high, place.offset_high);
+    add(FlagOperation::Kind::write, &written->buffer, e.registered.value_or(0));
+    add(FlagOperation::Kind::write, &written->offset_low, static_cast<std::uint32_t>(offset));
+    add(FlagOperation::Kind::write, &written->offset_high, static_cast<std::uint32_t>(offset >> 32));
   }
   const std::uint32_t tick = ++tick_;
   for (int i = 1; i < node_size_; ++i) {
@@ -94,110 +90,93 @@ Status DeviceGroup::meet(Enqueuing& e, const Piece* announced, bool waits) {
   return count == 0 ? Status() : api_.flags(e.stream, {operations.data(), count});
 }
 
-/// One shot: this rank folds everything.
-Status DeviceGroup::fold_all(Enqueuing& e, const Piece& piece) {
-  const Signature& what = e.call->signature;
+/// Folds `count` elements that lie `offset_bytes` behind the beginning of what each rank has given; targets are missing.
+kernels::FoldParameters DeviceGroup::fold_of(const Enqueuing& e, const Piece& piece, std::size_t offset_bytes,
+                                             std::size_t count) const {
   kernels::FoldParameters fold;
-  for (int rank = 0; rank < node_size_; ++rank) fold.sources[rank] = given_by(rank, piece, 0);
+  for (int rank = 0; rank < node_size_; ++rank) fold.sources[rank] = given_by(rank, piece, offset_bytes);
   fold.source_count = node_size_;
-  fold.targets[0] = e.output + piece.begin * e.element_bytes;
-  fold.count = piece.count;
-  fold.type = what.type;
-  fold.op = what.op;
-  fold.divisor = kernels::divisor_of(what.op, node_size_);
+  fold.count = count;
+  fold.type = e.what.type;
+  fold.op = e.what.op;
+  fold.divisor = kernels::divisor_of(e.what.op, node_size_);
   fold.max_blocks = options_.max_processors;
   fold.cancelled = &words_->cancelled.value;
+  return fold;
+}
+
+/// One shot: this rank folds everything, if it takes anything.
+Status DeviceGroup::fold_all(Enqueuing& e, const Piece& piece) {
+  if (e.takes == Part::nothing) return {};
+  kernels::FoldParameters fold = fold_of(e, piece, 0, piece.whole().count);
+  fold.targets[0] = e.output_of(piece.whole());
   return api_.launch(fold, e.stream);
 }
 
 /// Two shots, the first: this rank folds its share, into its slot of results, where the others read it, and into its output.
 Status DeviceGroup::fold_share(Enqueuing& e, const Piece& piece, int divisor) {
-  const Signature& what = e.call->signature;
-  const kernels::Share share = kernels::share_of(piece.count, e.element_bytes, node_rank_, node_size_);
+  const kernels::Share share = kernels::share_of(piece.whole().count, e.element_bytes, node_rank_, node_size_);
   if (share.count == 0) return {};
   const std::size_t offset = share.begin * e.element_bytes;
-  kernels::FoldParameters fold;
-  for (int rank = 0; rank < node_size_; ++rank) fold.sources[rank] = given_by(rank, piece, offset);
-  fold.source_count = node_size_;
+  kernels::FoldParameters fold = fold_of(e, piece, offset, share.count);
   fold.targets[0] = staging_ + result_offset(piece.slot) + offset;
-  if (e.route == Route::peer) fold.targets[1] = e.output + piece.begin * e.element_bytes + offset;
-  fold.count = share.count;
-  fold.type = what.type;
-  fold.op = what.op;
+  if (e.route == Route::peer && e.takes != Part::nothing) fold.targets[1] = e.output_of(piece.whole()) + offset;
   fold.divisor = divisor;
-  fold.max_blocks = options_.max_processors;
-  fold.cancelled = &words_->cancelled.value;
   return api_.launch(fold, e.stream);
 }
 
 /// The second: takes the other shares.
 Status DeviceGroup::gather_shares(Enqueuing& e, const Piece& piece) {
-  kernels::CopyParameters copies;
+  if (e.takes == Part::nothing) return {};
+  Copies copies(*this, e.stream);
   for (int i = 1; i < node_size_; ++i) {
     const int rank = (node_rank_ + i) % node_size_;  // not all from the same rank at once
-    const kernels::Share share = kernels::share_of(piece.count, e.element_bytes, rank, node_size_);
+    const kernels::Share share = kernels::share_of(piece.whole().count, e.element_bytes, rank, node_size_);
     const std::size_t offset = share.begin * e.element_bytes;
-    add_segment(copies, {peers_[static_cast<std::size_t>(rank)] + result_offset(piece.slot) + offset},
-                e.output + piece.begin * e.element_bytes + offset, share.count * e.element_bytes);
+    const std::byte* from = peers_[static_cast<std::size_t>(rank)] + result_offset(piece.slot) + offset;
+    Status status = copies.add({from}, e.output_of(piece.whole()) + offset, share.count * e.element_bytes);
+    if (!status.ok()) return status;
   }
-  if (copies.segment_count == 0) return {};
-  copies.max_blocks = options_.max_processors;
-  copies.cancelled = &words_->cancelled.value;
-  return api_.launch(copies, e.stream);
+  return copies.flush();
 }
 
-/// reduce_scatter: this rank folds the block that is its own.
+/// reduce_scatter: this rank folds the share that is its own.
 Status DeviceGroup::fold_block(Enqueuing& e, const Piece& piece) {
-  const Signature& what = e.call->signature;
-  const std::size_t row = static_cast<std::size_t>(node_rank_) * row_bytes(piece.count * e.element_bytes);
-  kernels::FoldParameters fold;
-  for (int rank = 0; rank < node_size_; ++rank) fold.sources[rank] = given_by(rank, piece, row);
-  fold.source_count = node_size_;
-  fold.targets[0] = e.output + piece.begin * e.element_bytes;
-  fold.count = piece.count;
-  fold.type = what.type;
-  fold.op = what.op;
-  fold.divisor = kernels::divisor_of(what.op, node_size_);
-  fold.max_blocks = options_.max_processors;
-  fold.cancelled = &words_->cancelled.value;
+  const Run& own = piece.runs[e.rank];
+  if (own.count == 0) return {};
+  kernels::FoldParameters fold = fold_of(e, piece, own.row, own.count);
+  fold.targets[0] = e.output_of(own);
   return api_.launch(fold, e.stream);
 }
 
-/// all_gather: copies what each rank has given to its place, this rank's own included unless it lies there.
-Status DeviceGroup::take_blocks(Enqueuing& e, const Piece& piece) {
-  const Signature& what = e.call->signature;
-  kernels::CopyParameters copies;
+/// What is not folded: copies what this rank takes of what each rank has given; its own part from its input, unless it lies
+/// in its place.
+Status DeviceGroup::take(Enqueuing& e, const Piece& piece) {
+  if (e.takes == Part::nothing) return {};
+  Copies copies(*this, e.stream);
+  const bool dealt = piece.runs.size() > 1;
+  const Run& own = piece.runs[dealt ? e.rank : 0];
   for (int i = 0; i < node_size_; ++i) {
-    const int rank = (node_rank_ + i) % node_size_;
-    std::byte* target = e.output + (static_cast<std::size_t>(rank) * what.count + piece.begin) * e.element_bytes;
-    const std::byte* own = e.input + piece.begin * e.element_bytes;
-    if (rank == node_rank_ && target == own) continue;
-    add_segment(copies, rank == node_rank_ ? kernels::Source{own} : given_by(rank, piece, 0), target,
-                piece.count * e.element_bytes);
+    const int place = (node_rank_ + i) % node_size_;
+    const int rank = node_ranks_[static_cast<std::size_t>(place)];
+    const Part theirs = given(e.what, rank);
+    const Run& to = dealt && e.takes == Part::all ? piece.runs[static_cast<std::size_t>(rank)] : own;
+    const bool is_there = place == node_rank_ && e.input_of(own) == e.output_of(to);
+    if (theirs == Part::nothing || is_there) continue;
+    // Who has given all shares has laid them in rows, each for another rank.
+    const auto source =
+        place == node_rank_ ? kernels::Source{e.input_of(own)} : given_by(place, piece, theirs == Part::all ? own.row : 0);
+    if (Status status = copies.add(source, e.output_of(to), e.bytes(to)); !status.ok()) return status;
   }
-  if (copies.segment_count == 0) return {};
-  copies.max_blocks = options_.max_processors;
-  copies.cancelled = &words_->cancelled.value;
-  return api_.launch(copies, e.stream);
-}
-
-Status DeviceGroup::take_from_root(Enqueuing& e, const Piece& piece) {
-  const auto root = static_cast<int>(e.call->signature.root);
-  if (root == node_rank_) return {};
-  kernels::CopyParameters copies;
-  add_segment(copies, given_by(root, piece, 0), e.output + piece.begin * e.element_bytes, piece.count * e.element_bytes);
-  copies.max_blocks = options_.max_processors;
-  copies.cancelled = &words_->cancelled.value;
-  return api_.launch(copies, e.stream);
+  return copies.flush();
 }
 
 /// Everything in one kernel, which waits inside for those of the other ranks.
 Status DeviceGroup::all_reduce_fused(Enqueuing& e, const Piece& piece) {
-  const Signature& what = e.call->signature;
-  const std::size_t offset = piece.begin * e.element_bytes;
+  const std::size_t count = piece.whole().count;
   kernels::FusedParameters fused;
-  fused.input = e.input + offset;
-  fused.output = e.output + offset;
+  fused.input = e.input_of(piece.whole());
+  fused.output = e.output_of(piece.whole());
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
     fused.staging[rank] = peers_[rank] + input_offset(piece.slot);
     fused.results[rank] = peers_[rank] + result_offset(piece.slot);
@@ -205,13 +184,12 @@ Status DeviceGroup::all_reduce_fused(Enqueuing& e, const Piece& piece) {
   }
   fused.rank = node_rank_;
   fused.ranks = node_size_;
-  fused.count = piece.count;
-  fused.type = what.type;
-  fused.op = what.op;
-  fused.divisor = kernels::divisor_of(what.op, node_size_);
+  fused.count = count;
+  fused.type = e.what.type;
+  fused.op = e.what.op;
+  fused.divisor = kernels::divisor_of(e.what.op, node_size_);
   fused.two_shot = !one_shot(e);
-  fused.blocks =
-      kernels::blocks_for(piece.count * e.element_bytes, std::min(options_.max_processors, kernels::kMaxFusedBlocks));
+  fused.blocks = kernels::blocks_for(count * e.element_bytes, std::min(options_.max_processors, kernels::kMaxFusedBlocks));
   fused.epoch = epoch_;
   fused.cancelled = &words_->cancelled.value;
   epoch_ += 2;

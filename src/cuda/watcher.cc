@@ -2,6 +2,7 @@
 // sleeps until there is news or a deadline.
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -43,13 +44,19 @@ void GroupState::look_at(StreamCall& call) {
 }
 
 void GroupState::prune() {
-  while (!in_flight.empty()) {
-    StreamCall& oldest = *in_flight.front();
-    look_at(oldest);
-    // One that has failed ends for its user before its stream is through; it stays here until then.
-    const auto happened = oldest.ended ? api->has_happened(oldest.event) : Result<bool>(false);
-    if ((happened.ok() && !*happened) || oldest.tiles_in_engine != 0) return;
-    in_flight.pop_front();
+  for (auto each = in_flight.begin(); each != in_flight.end();) {
+    StreamCall& call = **each;
+    look_at(call);
+    // One that has failed ends for its user before its stream is through; it stays here until then. So does a send whose
+    // buffer is free again while the host still holds the message.
+    const auto happened = call.ended ? api->has_happened(call.event) : Result<bool>(false);
+    if ((!happened.ok() || *happened) && call.open_tiles == 0) {
+      each = in_flight.erase(each);
+    } else if (call.messages == 0) {
+      return;  // those behind it are no further
+    } else {
+      ++each;
+    }
   }
 }
 
@@ -90,7 +97,7 @@ void DeviceGroup::watch() {
       continue;
     }
     if (!state_->failure.ok()) {
-      arrived_.clear();  // their streams go on by the flags below
+      for (const Tile* tile : std::exchange(arrived_, {})) --tile->call->open_tiles;  // their streams go on by the flags below
       state_->prune();
       if (state_->in_flight.empty()) {
         news_.wait(lock);
@@ -103,7 +110,6 @@ void DeviceGroup::watch() {
     if (!arrived_.empty()) {
       Tile& tile = *arrived_.front();
       arrived_.pop_front();
-      ++tile.call->tiles_in_engine;
       lock.unlock();
       start_tile(tile);
       lock.lock();
@@ -188,6 +194,7 @@ void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   internal::CommunicatorImpl::of(*all_).executor().close(cause);
   if (rail_ != nullptr) internal::CommunicatorImpl::of(*rail_).executor().close(cause);
+  internal::CommunicatorImpl::of(*mail_).executor().close(cause);
   lock.lock();
 }
 
@@ -195,12 +202,16 @@ void DeviceGroup::let_streams_go_on() {
   constexpr std::uint32_t kFarAhead = 1U << 30;  // as in Board::release
   if (board_ != nullptr) board_->release(node_rank_, node_size_, tick_.load());
   for (auto& done : words_->tile_done) std::atomic_ref(done.value).store(piece_.load() + kFarAhead);
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    const std::uint32_t beyond = static_cast<std::uint32_t>(lanes_[lane].used.load()) + kFarAhead;
+    for (auto& done : words_->chunk_done[lane]) std::atomic_ref(done.value).store(beyond);
+  }
 }
 
 /// What to say of `call`, whose deadline has passed: which ranks have not come to it, or not through it.
 Status DeviceGroup::late(const StreamCall& call) const {
-  std::string text = fmt::format("{} (call {}) was not done after {} s", to_string(call.signature), call.sequence,
-                                 static_cast<double>(call.timeout.count()) / 1000);
+  std::string text = fmt::format("{} was not done after {} s", call.name(), static_cast<double>(call.timeout.count()) / 1000);
+  if (call.messages != 0) return {StatusCode::timeout, text + "; what the other rank does for it has not come"};
   bool named = false;
   for (int rank = 0; board_ != nullptr && rank < node_size_; ++rank) {
     if (rank == node_rank_) continue;

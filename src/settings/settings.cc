@@ -77,6 +77,10 @@ constexpr std::array kSettings{
             "answer of DescribeInstanceTopology, a file, by which shoal run --hosts puts close hosts next to each other; with "
             "|COMMAND what a command prints. See shoal run --rank-order"},
     Setting{"SHOAL_MAX_SMS", "8", "multiprocessors of a CUDA device that shoal's kernels occupy at most, 1 to 1024"},
+    Setting{
+        "SHOAL_CUDA_TOGETHER", "auto",
+        "1: kernels of ranks that share a CUDA device run at the same time, and may wait for each other; 0: they do not; auto: "
+        "where one MPS server has them all (the same on all ranks)"},
     Setting{"SHOAL_CUDA_STAGING", "64M",
             "memory of a CUDA device that other ranks of the node read from, for each communicator (the same on all ranks)"},
     Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},

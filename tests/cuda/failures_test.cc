@@ -26,11 +26,44 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// Calls all_reduce of `count` int32 on fresh memory until one fails; its status. Memory is left: the stream may still use it.
+/// Calls of all kinds in turns, about `count` int32 each, on fresh memory until one fails; its status. Memory is left: the
+/// stream may still use it.
 Status until_failure(StreamRank& rank, std::size_t count, int most) {
-  void* data = *rank.cuda.allocate(count * 4);
+  const auto ranks = static_cast<std::size_t>(rank.size());
+  const std::size_t share = count / ranks;
+  void* in = *rank.cuda.allocate(count * 4);
+  void* out = *rank.cuda.allocate(count * 4);
+  const std::vector<std::size_t> shares(ranks, share);
+  const int next = (rank.rank() + 1) % rank.size();
+  const int before = (rank.rank() + rank.size() - 1) % rank.size();
+  const std::vector<StreamMessage> ring{StreamMessage::send(in, count, DataType::int32, next),
+                                        StreamMessage::recv(out, count, DataType::int32, before)};
+  const auto make = [&](int call) -> Result<StreamWork> {
+    constexpr DataType kInt = DataType::int32;
+    auto& group = rank.group;
+    switch (call % 10) {
+      case 1:
+        return group.reduce(in, out, count, kInt, ReduceOp::sum, 1, rank.stream);
+      case 2:
+        return group.all_to_all(in, out, share, kInt, rank.stream);
+      case 3:
+        return group.exchange(ring, rank.stream);
+      case 4:
+        return group.reduce_scatter(in, out, share, kInt, ReduceOp::sum, rank.stream);
+      case 5:
+        return group.all_to_all_v(in, shares, out, shares, kInt, rank.stream);
+      case 6:
+        return group.all_gather(in, out, share, kInt, rank.stream);
+      case 7:
+        return group.barrier(rank.stream);
+      case 8:
+        return group.broadcast(in, count, kInt, 0, rank.stream);
+      default:
+        return group.all_reduce(in, in, count, kInt, ReduceOp::sum, rank.stream);
+    }
+  };
   for (int call = 0; call < most; ++call) {
-    auto work = rank.group.all_reduce(data, data, count, DataType::int32, ReduceOp::sum, rank.stream);
+    auto work = make(call);
     if (!work.ok()) return work.status();
     if (Status status = work->wait(); !status.ok()) return status;
   }
@@ -199,10 +232,17 @@ TEST(StreamFailures, EveryCallOfCudaMayFail) {
               if (!group.ok()) return group.status().message().empty() ? "no message" : "";
               auto streams = cuda::DeviceGroup::wrap(std::move(*group));
               const auto stream = cuda.create_stream(false);
-              auto memory = cuda.allocate(400000);
+              auto memory = cuda.allocate(800000);
               if (!memory.ok()) return "";
+              std::byte* in = static_cast<std::byte*>(*memory);
+              std::byte* out = in + 400000;
+              const std::vector<std::size_t> counts(2, 20000);
+              const std::vector<StreamMessage> both{StreamMessage::send(in, 100000, DataType::int32, 1 - rank),
+                                                    StreamMessage::recv(out, 100000, DataType::int32, 1 - rank)};
               for (int i = 0; i < 4; ++i) {
-                auto work = streams->all_reduce(*memory, *memory, 100000, DataType::int32, ReduceOp::sum, *stream);
+                auto work = i == 1   ? streams->exchange(both, *stream)
+                            : i == 2 ? streams->all_to_all_v(in, counts, out, counts, DataType::int32, *stream)
+                                     : streams->all_reduce(in, in, 100000, DataType::int32, ReduceOp::sum, *stream);
                 const Status status = work.ok() ? work->wait() : work.status();
                 if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
                 if (!status.ok())

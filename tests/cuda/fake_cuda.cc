@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -105,6 +106,7 @@ Status FakeCuda::refuse(const char* call) {
   return {StatusCode::system_error, fmt::format("{}: refused by the test", call)};
 }
 
+Result<int> FakeCuda::driver_version() { return 13000; }
 Result<int> FakeCuda::device_count() { return 1; }
 Result<int> FakeCuda::current_device() { return options_.device; }
 Status FakeCuda::use_device(int) { return {}; }
@@ -115,6 +117,9 @@ Result<cuda::DeviceDescription> FakeCuda::describe_device(int) {
   description.name = "fake";
   description.processors = 4;
   description.major = 9;
+  description.ipc = options_.exports_memory;
+  description.stream_memory = true;
+  description.mps = options_.mps;
   if (options_.own_device) {
     const pid_t process = ::getpid();
     std::memcpy(description.uuid.data(), &process, sizeof process);
@@ -122,13 +127,21 @@ Result<cuda::DeviceDescription> FakeCuda::describe_device(int) {
   return description;
 }
 
-Result<void*> FakeCuda::map(int descriptor, std::size_t bytes, std::size_t wanted, bool imported) {
-  void* shown = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  void* real = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+Result<void*> FakeCuda::map(int descriptor, std::size_t bytes, std::size_t wanted, bool imported, std::byte* shown_at,
+                            std::byte* real_at) {
+  const int fixed = shown_at == nullptr ? 0 : MAP_FIXED;
+  void* shown = ::mmap(shown_at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
+  void* real = ::mmap(real_at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | fixed, descriptor, 0);
   if (shown == MAP_FAILED || real == MAP_FAILED) return system_error("mmap of fake device memory", errno);
   const std::scoped_lock lock(mutex_);
-  memories_[reinterpret_cast<std::uintptr_t>(shown)] = {
-      static_cast<std::byte*>(shown), static_cast<std::byte*>(real), bytes, wanted, descriptor, next_id_++, imported};
+  memories_[reinterpret_cast<std::uintptr_t>(shown)] = {static_cast<std::byte*>(shown),
+                                                        static_cast<std::byte*>(real),
+                                                        bytes,
+                                                        wanted,
+                                                        descriptor,
+                                                        next_id_++,
+                                                        imported,
+                                                        fixed != 0};
   return shown;
 }
 
@@ -163,6 +176,7 @@ Result<cuda::PointerDescription> FakeCuda::describe_pointer(const void* pointer)
   description.base = memory.shown;
   description.bytes = memory.wanted_bytes;
   description.allocation = memory.id;
+  description.mapped = memory.mapped;
   return description;
 }
 
@@ -173,6 +187,27 @@ Result<void*> FakeCuda::allocate(std::size_t bytes) {
   if (descriptor < 0 || ::ftruncate(descriptor, static_cast<off_t>(rounded)) != 0)
     return system_error("fake device memory", errno);
   return map(descriptor, rounded, bytes, false);
+}
+
+void* FakeCuda::allocate_mapped(std::size_t piece_bytes, std::size_t pieces) {
+  const auto reserve = [&] {
+    void* place = ::mmap(nullptr, piece_bytes * pieces, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return static_cast<std::byte*>(place);
+  };
+  std::byte* shown = reserve();
+  std::byte* real = reserve();
+  for (std::size_t i = 0; i < pieces; ++i) {
+    const int descriptor = ::memfd_create("fake-mapped-memory", MFD_CLOEXEC);
+    if (descriptor < 0 || ::ftruncate(descriptor, static_cast<off_t>(piece_bytes)) != 0) return nullptr;
+    const auto piece = map(descriptor, piece_bytes, piece_bytes, false, shown + i * piece_bytes, real + i * piece_bytes);
+    if (!piece.ok()) return nullptr;
+  }
+  return shown;
+}
+
+int FakeCuda::imports() const {
+  const std::scoped_lock lock(mutex_);
+  return static_cast<int>(std::count_if(memories_.begin(), memories_.end(), [](auto& each) { return each.second.imported; }));
 }
 
 Status FakeCuda::release(void* memory) {
@@ -222,8 +257,13 @@ Result<cuda::MemoryHandle> FakeCuda::export_memory(void* base) {
   const auto found = memories_.find(reinterpret_cast<std::uintptr_t>(base));
   if (found == memories_.end()) return Status(StatusCode::invalid_argument, "export of what is no base of an allocation");
   const Memory& memory = found->second;
-  const ExportedHandle exported{::getpid(), memory.descriptor, memory.bytes, memory.wanted_bytes};
   cuda::MemoryHandle handle;
+  handle.size = memory.wanted_bytes;
+  if (memory.mapped) {
+    handle.descriptor = ::fcntl(memory.descriptor, F_DUPFD_CLOEXEC, 0);
+    return handle;
+  }
+  const ExportedHandle exported{::getpid(), memory.descriptor, memory.bytes, memory.wanted_bytes};
   std::memcpy(handle.bytes.data(), &exported, sizeof exported);
   return handle;
 }
@@ -231,6 +271,11 @@ Result<cuda::MemoryHandle> FakeCuda::export_memory(void* base) {
 Result<void*> FakeCuda::import_memory(const cuda::MemoryHandle& handle) {
   if (Status refused = refuse("import_memory"); !refused.ok()) return refused;
   if (!options_.reads_peers) return Status(StatusCode::unsupported, "the fake has no peer access");
+  if (handle.descriptor >= 0) {
+    const int own = ::fcntl(handle.descriptor, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) return system_error("a descriptor of fake device memory", errno);
+    return map(own, handle.size, handle.size, true);
+  }
   ExportedHandle exported{};
   std::memcpy(&exported, handle.bytes.data(), sizeof exported);
   if (exported.process == ::getpid()) return Status(StatusCode::invalid_argument, "import of memory of this process");

@@ -28,6 +28,8 @@ struct FakeCudaOptions {
   bool exports_memory = true;  ///< false: as where memory cannot be given to other processes
   bool reads_peers = true;     ///< false: as where there is no peer access
   bool capturing = false;      ///< streams say that they are being captured
+  bool mps = false;            ///< a server runs the kernels of all processes side by side
+  int mps_of_rank = -1;        ///< of this rank's only (StreamCase)
   std::string refused_call;    ///< the name of a method that fails ...
   int refused_after = 0;       ///< ... after so many calls of it that went well
 };
@@ -42,10 +44,15 @@ class FakeCuda final : public cuda::CudaApi {
   std::string complaints(bool at_end);
   /// Address of the host of device memory, for tests that fill and read it. Only while no stream uses it.
   std::byte* touch(void* memory);
+  /// A buffer of `pieces` allocations of `piece_bytes` (whole pages) in a row, as cuMemMap makes them: each can be given to
+  /// other processes as a descriptor only. Ends with the fake.
+  void* allocate_mapped(std::size_t piece_bytes, std::size_t pieces);
+  [[nodiscard]] int imports() const;  ///< mappings of others' memory that are there now
   [[nodiscard]] int kernels_run() const { return kernels_run_; }
   [[nodiscard]] int bytes_copied_to_host() const { return copied_to_host_; }
   void set_capturing(bool capturing) { options_.capturing = capturing; }
 
+  Result<int> driver_version() override;
   Result<int> device_count() override;
   Result<int> current_device() override;
   Status use_device(int device) override;
@@ -89,12 +96,15 @@ class FakeCuda final : public cuda::CudaApi {
     int descriptor = -1;
     std::uint64_t id = 0;
     bool imported = false;
+    bool mapped = false;
   };
   struct FakeStream;
   struct FakeEvent;
 
   Status refuse(const char* call);
-  Result<void*> map(int descriptor, std::size_t bytes, std::size_t wanted, bool imported);
+  /// At `shown` and `real`, where these are reserved already.
+  Result<void*> map(int descriptor, std::size_t bytes, std::size_t wanted, bool imported, std::byte* shown = nullptr,
+                    std::byte* real = nullptr);
   void unmap(const Memory& memory);
   /// Address of the host of `address`, which may be of the host already. Complains of freed memory and ends the process.
   [[nodiscard]] std::byte* real(const void* address) const;

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/cuda/summary.h"
 #include "tests/cuda/fake_cuda.h"
 
 namespace shoal {
@@ -27,6 +28,13 @@ TEST(FakeCuda, DeviceMemoryIsNotTheHosts) {
   EXPECT_NE(cuda.complaints(true), "");
   ASSERT_TRUE(cuda.release(const_cast<char*>(memory)).ok());
   EXPECT_EQ(cuda.complaints(true), "");
+}
+
+TEST(FakeCuda, IsSummedUpInALine) {
+  testing::FakeCudaOptions options;
+  options.mps = true;
+  FakeCuda cuda(options);
+  EXPECT_EQ(*cuda::summary_of(cuda), "driver for CUDA 13.0; 0 fake (4 SMs, 9.0): cudaIpc, stream memory operations, MPS");
 }
 
 TEST(FakeCuda, StreamsWaitForFlagsAndEvents) {

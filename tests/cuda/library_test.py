@@ -76,15 +76,19 @@ class Loading(unittest.TestCase):
         self.assertNotIn("libcuda.so", needed)
         self.assertNotIn("libcudart", needed)
         message = ctypes.create_string_buffer(512)
-        api = self.entry()(1, message, ctypes.sizeof(message))
+        api = self.entry()(2, message, ctypes.sizeof(message))
         if api:
             self.skipTest("there is a GPU: tests/gpu has the rest")
         self.assertRegex(message.value.decode(), "driver|GPU|device")
 
+    def test_doctor_says_what_there_is(self):
+        shown = subprocess.run([os.path.join(cases.BUILD, "bin/shoal"), "doctor"], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(shown, r"(?m)^cuda: (not available: (?!CUDA).*(driver|GPU|device)|driver for CUDA \d+\.\d+; 0 )")
+
     def test_another_version_is_refused(self):
         message = ctypes.create_string_buffer(512)
-        self.assertIsNone(self.entry()(2, message, ctypes.sizeof(message)))
-        self.assertRegex(message.value.decode(), "interface 1.*wants 2")
+        self.assertIsNone(self.entry()(1, message, ctypes.sizeof(message)))
+        self.assertRegex(message.value.decode(), "interface 2.*wants 1")
 
     def test_offers_one_function(self):
         shown = subprocess.run(["nm", "-DC", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout

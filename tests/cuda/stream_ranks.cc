@@ -25,6 +25,7 @@ void expect_stream_ranks(const StreamCase& c, const std::function<std::string(St
         if (!host.ok()) return "communicator: " + host.status().to_string();
         FakeCudaOptions fake = c.cuda;
         fake.seed = c.cuda.seed * 100 + static_cast<std::uint64_t>(rank);
+        fake.mps = fake.mps || c.cuda.mps_of_rank == rank;
         FakeCuda cuda(fake);
         std::string said;
         {

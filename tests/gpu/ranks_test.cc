@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,6 +36,94 @@ float at(const std::vector<std::byte>& data, std::size_t i) {
   float value = 0;
   std::memcpy(&value, data.data() + 4 * i, 4);
   return value;
+}
+
+using Inputs = std::vector<std::vector<std::byte>>;
+
+std::string outcome_of(const std::string& what, Result<StreamWork> work) {
+  if (!work.ok()) return what + ": " + work.status().to_string();
+  const Status status = work->wait();
+  return status.ok() ? "" : what + ": " + status.to_string();
+}
+
+/// Whether `got` begins with `count` elements of `wanted` from element `begin` on.
+bool equal(const std::vector<std::byte>& got, std::size_t at_element, const std::vector<std::byte>& wanted, std::size_t begin,
+           std::size_t count) {
+  return std::memcmp(got.data() + at_element * 4, wanted.data() + begin * 4, count * 4) == 0;
+}
+
+/// The collectives of which one rank has the result, or gives everything.
+std::string check_roots(StreamCommunicator& group, cuda::Stream stream, gpu::DeviceMemory& input, gpu::DeviceMemory& output,
+                        const Inputs& all, std::size_t own, std::size_t count, int root) {
+  constexpr DataType kType = DataType::float32;
+  const std::size_t n = all.size();
+  const bool is_root = static_cast<std::size_t>(root) == own;
+  const std::string size = " of " + std::to_string(count);
+  std::string error = outcome_of("reduce", group.reduce(input.get(), output.get(), count, kType, ReduceOp::sum, root, stream));
+  auto got = output.read(count * 4);
+  for (std::size_t i = 0; i < count && is_root && error.empty(); ++i) {
+    float wanted = 0;
+    for (const auto& each : all) wanted += at(each, i);
+    if (at(got, i) != wanted) error = "reduce" + size + ": element " + std::to_string(i);
+  }
+  if (error.empty()) error = outcome_of("gather", group.gather(input.get(), output.get(), count, kType, root, stream));
+  got = output.read(count * 4 * n);
+  for (std::size_t rank = 0; rank < n && is_root && error.empty(); ++rank) {
+    if (!equal(got, rank * count, all[rank], 0, count)) error = "gather" + size + ": block " + std::to_string(rank);
+  }
+  if (error.empty()) error = outcome_of("scatter", group.scatter(input.get(), output.get(), count, kType, root, stream));
+  got = output.read(count * 4);
+  if (error.empty() && !equal(got, 0, all[static_cast<std::size_t>(root)], own * count, count)) error = "scatter" + size;
+  return error;
+}
+
+/// What goes in blocks from each to each, with counts, and between two ranks.
+std::string check_blocks(StreamCommunicator& group, cuda::Stream stream, gpu::DeviceMemory& input, gpu::DeviceMemory& output,
+                         const Inputs& all, std::size_t own, std::size_t count) {
+  constexpr DataType kType = DataType::float32;
+  const std::size_t n = all.size();
+  const std::string size = " of " + std::to_string(count);
+  std::string error = outcome_of("all_to_all", group.all_to_all(input.get(), output.get(), count, kType, stream));
+  auto got = output.read(count * 4 * n);
+  for (std::size_t rank = 0; rank < n && error.empty(); ++rank) {
+    if (!equal(got, rank * count, all[rank], own * count, count)) error = "all_to_all" + size;
+  }
+  // Rank r gives and gets a share of (r + 1) / n.
+  std::vector<std::size_t> counts;
+  for (std::size_t rank = 0; rank < n; ++rank) counts.push_back(count * (rank + 1) / n);
+  if (error.empty()) error = outcome_of("all_gather_v", group.all_gather_v(input.get(), output.get(), counts, kType, stream));
+  got = output.read(count * 4 * n);
+  std::size_t begin = 0;
+  for (std::size_t rank = 0; rank < n && error.empty(); ++rank) {
+    if (!equal(got, begin, all[rank], 0, counts[rank])) error = "all_gather_v" + size + ": block " + std::to_string(rank);
+    begin += counts[rank];
+  }
+  // Block of a to b: that of the larger of the two.
+  std::vector<std::size_t> both;
+  for (std::size_t rank = 0; rank < n; ++rank) both.push_back(counts[std::max(rank, own)]);
+  if (error.empty())
+    error = outcome_of("all_to_all_v", group.all_to_all_v(input.get(), both, output.get(), both, kType, stream));
+  got = output.read(count * 4 * n);
+  begin = 0;
+  for (std::size_t rank = 0; rank < n && error.empty(); ++rank) {
+    std::size_t before = 0;
+    for (std::size_t other = 0; other < own; ++other) before += counts[std::max(rank, other)];
+    if (!equal(got, begin, all[rank], before, both[rank])) error = "all_to_all_v" + size + ": block " + std::to_string(rank);
+    begin += both[rank];
+  }
+  if (error.empty()) error = outcome_of("barrier", group.barrier(stream));
+  const int next = static_cast<int>((own + 1) % n);
+  const auto before = static_cast<int>((own + n - 1) % n);
+  const std::vector<StreamMessage> ring{StreamMessage::recv(output.get(), count, kType, before, 7),
+                                        StreamMessage::send(input.get(), count, kType, next, 7)};
+  if (error.empty()) error = outcome_of("exchange", group.exchange(ring, stream));
+  got = output.read(count * 4);
+  if (error.empty() && !equal(got, 0, all[static_cast<std::size_t>(before)], 0, count)) error = "exchange" + size;
+  if (n < 2 || own > 1 || !error.empty()) return error;
+  if (own == 0) return outcome_of("send", group.send(input.get(), count, kType, 1, 8, stream));
+  error = outcome_of("recv", group.recv(output.get(), count, kType, 0, 8, stream));
+  got = output.read(count * 4);
+  return error.empty() && !equal(got, 0, all[0], 0, count) ? "recv" + size : error;
 }
 
 /// One call of each kind on `count` float32; empty where all is well.
@@ -91,6 +181,12 @@ std::string check_calls(Communicator& host, StreamCommunicator& group, cuda::Str
   got = input.read(count * 4);
   if (!std::equal(got.begin(), got.end(), all[static_cast<std::size_t>(root)].begin()))
     return "broadcast of " + std::to_string(count);
+  input.write(all[own]);
+  if (auto error = check_roots(group, stream, input, output, all, own, count, root); !error.empty()) return error;
+  if (auto error = check_blocks(group, stream, input, output, all, own, count); !error.empty()) return error;
+  if (registers) {
+    if (Status status = group.deregister_buffer(input.get()); !status.ok()) return "deregister_buffer: " + status.to_string();
+  }
   return "";
 }
 

@@ -1,0 +1,127 @@
+// What all files of the C API use: handles, checks of arguments, the words of a failure.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <shoal/communicator.h>
+#include <shoal/shoal.h>
+
+struct shoal_comm {
+  std::unique_ptr<shoal::Communicator> communicator;
+};
+
+namespace shoal {
+
+/// Keeps the message of a failure for shoal_last_error_message().
+shoal_status report(StatusCode code, std::string_view message) noexcept;
+shoal_status report(const Status& status) noexcept;
+
+inline Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
+
+/// Checks what C can hand over and C++ cannot: null handles and out parameters, and ints outside the enums. Everything else is
+/// checked by the Communicator. Keeps the first fault; the message is made later, where it may throw.
+class Checks {
+ public:
+  explicit Checks(const char* function) noexcept : function_(function) {}
+
+  Checks& not_null(const char* argument, const void* pointer) noexcept {
+    return fault_if(pointer == nullptr, argument, Fault::null);
+  }
+  /// Also clears it, so that a failed call leaves no garbage there.
+  template <typename Handle>
+  Checks& out(const char* argument, Handle* handle) noexcept {
+    if (handle != nullptr) *handle = nullptr;
+    return not_null(argument, handle);
+  }
+  Checks& type(shoal_data_type value) noexcept {
+    return fault_if(value < 0 || value >= kDataTypeCount, "type", Fault::type, value);
+  }
+  Checks& op(shoal_reduce_op value) noexcept { return fault_if(value < 0 || value >= kReduceOpCount, "op", Fault::op, value); }
+  Checks& not_negative(const char* argument, std::int64_t value) noexcept {
+    return fault_if(value < 0, argument, Fault::negative, value);
+  }
+
+  [[nodiscard]] const char* function() const noexcept { return function_; }
+  [[nodiscard]] Status status() const {
+    if (fault_ == Fault::none) return {};
+    const std::string where = std::string(function_) + ": " + argument_;
+    switch (fault_) {
+      case Fault::null:
+        return invalid(where + " is NULL");
+      case Fault::negative:
+        return invalid(where + " is " + std::to_string(value_) + "; 0 or more is needed");
+      case Fault::type:
+        return invalid(where + " is " + std::to_string(value_) +
+                       ", an unknown data type; known: SHOAL_FLOAT32 (0) to SHOAL_FLOAT8_E5M2 (" +
+                       std::to_string(kDataTypeCount - 1) + ")");
+      default:
+        return invalid(where + " is " + std::to_string(value_) +
+                       ", an unknown operation; known: SHOAL_SUM (0) to SHOAL_BXOR (" + std::to_string(kReduceOpCount - 1) +
+                       ")");
+    }
+  }
+
+ private:
+  enum class Fault { none, null, negative, type, op };
+
+  Checks& fault_if(bool wrong, const char* argument, Fault fault, std::int64_t value = 0) noexcept {
+    if (wrong && fault_ == Fault::none) {
+      fault_ = fault;
+      argument_ = argument;
+      value_ = value;
+    }
+    return *this;
+  }
+
+  const char* function_;
+  const char* argument_ = "";
+  Fault fault_ = Fault::none;
+  std::int64_t value_ = 0;
+};
+
+/// Runs `body`, which returns a Status, if `checks` found no fault. Whatever is thrown below becomes a status.
+template <typename Body>
+shoal_status guarded(const Checks& checks, Body body) noexcept {
+  const auto unexpected = [&checks](const char* what) {
+    std::array<char, 512> message{};
+    std::snprintf(message.data(), message.size(), "%s: unexpected exception: %s", checks.function(), what);
+    return report(StatusCode::internal, message.data());
+  };
+  try {
+    const Status fault = checks.status();
+    return report(fault.ok() ? body() : fault);
+  } catch (const std::bad_alloc&) {
+    return report(StatusCode::system_error, "out of memory");
+  } catch (const std::exception& exception) {
+    return unexpected(exception.what());
+  } catch (...) {
+    return unexpected("not derived from std::exception");
+  }
+}
+
+/// The longest wait that a clock can count: more is taken for that.
+inline std::chrono::milliseconds clamped_ms(std::int64_t timeout_ms) {
+  constexpr std::int64_t kTenYearsMs = std::int64_t{10} * 365 * 24 * 3600 * 1000;
+  return std::chrono::milliseconds(std::min(timeout_ms, kTenYearsMs));
+}
+
+/// By what shoal_set_call_options() has set for this thread.
+CallOptions call_options();
+
+/// `counts` has one number for each rank of `comm`.
+inline std::span<const std::size_t> counts_of(const std::size_t* counts, shoal_comm_t comm) {
+  return {counts, static_cast<std::size_t>(comm->communicator->size())};
+}
+
+}  // namespace shoal

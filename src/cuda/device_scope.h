@@ -1,0 +1,28 @@
+// The device that a thread works on, for a while.
+#pragma once
+
+#include "src/cuda/cuda_api.h"
+
+namespace shoal::cuda {
+
+/// The calling thread works on another device, perhaps: not meanwhile.
+class OnDevice {
+ public:
+  OnDevice(CudaApi& api, int device) : api_(api) {
+    const auto current = api.current_device();
+    if (!current.ok() || *current == device) return;
+    before_ = *current;
+    static_cast<void>(api.use_device(device));  // where this fails, so does what follows
+  }
+  ~OnDevice() {
+    if (before_ >= 0) static_cast<void>(api_.use_device(before_));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  CudaApi& api_;
+  int before_ = -1;
+};
+
+}  // namespace shoal::cuda

@@ -1,0 +1,238 @@
+// Messages between two ranks, in the order of a stream: pieces of a fixed size go through pinned memory by the host's engine.
+//
+// A call issues the pieces of all its messages in turns, so that each message has a piece under way before any has its second.
+// A piece takes the next chunk of the stream's lane, when what was there before is over. An exchange holds no more messages
+// than a lane has chunks: so all first pieces are under way at once on both sides, then all second ones, and nobody waits in a
+// circle whatever the order in which the ranks name their messages.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/cuda/device_group.h"
+#include "src/cuda/device_scope.h"
+#include "src/cuda/device_words.h"
+
+namespace shoal::cuda {
+namespace {
+
+/// Of a chunk; what follows is as aligned as the chunk.
+constexpr std::size_t kHeaderBytes = 64;
+static_assert(sizeof(MailHeader) <= kHeaderBytes);
+/// Of the messages of an all_to_all_v, on the group's own communicator.
+constexpr int kBlockTag = 0;
+/// Keys whose last call is remembered before those of ended calls are dropped.
+constexpr std::size_t kManyKeys = 256;
+
+}  // namespace
+
+/// Messages of one sender, receiver and tag: one behind the other, as the receiver may ask for them in calls of their own.
+struct DeviceGroup::Chain {
+  std::vector<const Mail*> mails;
+  std::size_t mail = 0;  ///< the next piece is of this one
+  std::size_t piece = 0;
+
+  [[nodiscard]] bool is_over() const { return mail == mails.size(); }
+};
+
+/// Puts all pieces of `mails`, of no more senders, receivers and tags than kLaneChunks, on the stream.
+Status DeviceGroup::post(const std::shared_ptr<StreamCall>& call, Stream stream, Communicator& via,
+                         std::span<const Mail> mails) {
+  std::vector<std::pair<MailKey, Chain>> chains;
+  for (const Mail& mail : mails) {
+    const MailKey key(mail.is_send, mail.peer, mail.tag);
+    auto known = std::find_if(chains.begin(), chains.end(), [&](const auto& each) { return each.first == key; });
+    if (known == chains.end()) known = chains.insert(chains.end(), {key, Chain{}});
+    known->second.mails.push_back(&mail);
+  }
+  Lane& lane = lane_for(stream);
+  if (lane.last != nullptr && lane.stream != stream) {
+    if (Status status = api_.wait(stream, lane.last->event); !status.ok()) return status;
+  }
+  lane.stream = stream;
+  lane.last = call;
+  lane.receives.clear();
+  for (bool any = true; any;) {
+    any = false;
+    for (auto& [key, chain] : chains) {
+      if (chain.is_over()) continue;
+      any = true;
+      if (Status status = post_piece(*call, stream, via, lane, chain); !status.ok()) return status;
+    }
+  }
+  return finish_receives(stream, lane, lane.used);
+}
+
+Status DeviceGroup::post_piece(StreamCall& call, Stream stream, Communicator& via, Lane& lane, Chain& chain) {
+  const Mail& mail = *chain.mails[chain.mail];
+  const std::size_t room = chunk_bytes_ - kHeaderBytes;
+  const std::size_t begin = chain.piece * room;
+  const std::size_t bytes = std::min(room, mail.bytes - begin);
+  const std::uint64_t number = lane.used++;
+  const std::size_t at = number % kLaneChunks;
+  if (number >= kLaneChunks) {
+    if (Status status = finish_receives(stream, lane, number - kLaneChunks + 1); !status.ok()) return status;
+    const auto before = static_cast<std::uint32_t>(number - kLaneChunks + 1);
+    const FlagOperation wait{FlagOperation::Kind::wait, chunk_done(lane, at), before};
+    if (Status status = api_.flags(stream, {&wait, 1}); !status.ok()) return status;
+  }
+  std::byte* chunk = lane.chunks + at * chunk_bytes_;
+  if (mail.is_send && bytes != 0) {
+    if (Status status = api_.copy(chunk + kHeaderBytes, mail.buffer + begin, bytes, stream); !status.ok()) return status;
+  }
+  Tile& tile = call.tiles.emplace_back();
+  tile.group = this;
+  tile.call = &call;
+  tile.via = &via;
+  tile.message =
+      internal::Message{mail.is_send, mail.peer, mail.tag, DataType::uint8, kHeaderBytes + bytes, chunk, 0, 0, 0, {}};
+  tile.header = {mail.bytes, chain.piece, static_cast<std::uint64_t>(mail.type)};
+  tile.flag = chunk_done(lane, at);
+  tile.value = static_cast<std::uint32_t>(number + 1);
+  if (!mail.is_send) lane.receives.push_back({number, bytes == 0 ? nullptr : mail.buffer + begin, bytes});
+  ++chain.piece;
+  if (begin + bytes == mail.bytes) {
+    ++chain.mail;
+    chain.piece = 0;
+  }
+  return api_.call_host(stream, &DeviceGroup::tile_arrived, &tile);
+}
+
+/// Waits for what is received in chunks up to `until`, and takes it.
+Status DeviceGroup::finish_receives(Stream stream, Lane& lane, std::uint64_t until) {
+  while (!lane.receives.empty() && lane.receives.front().chunk < until) {
+    const Lane::Receive receive = lane.receives.front();
+    lane.receives.pop_front();
+    const std::size_t at = receive.chunk % kLaneChunks;
+    const FlagOperation wait{FlagOperation::Kind::wait, chunk_done(lane, at), static_cast<std::uint32_t>(receive.chunk + 1)};
+    if (Status status = api_.flags(stream, {&wait, 1}); !status.ok()) return status;
+    if (receive.bytes == 0) continue;
+    const std::byte* chunk = lane.chunks + at * chunk_bytes_ + kHeaderBytes;
+    if (Status status = api_.copy(receive.target, chunk, receive.bytes, stream); !status.ok()) return status;
+  }
+  return {};
+}
+
+std::uint32_t* DeviceGroup::chunk_done(const Lane& lane, std::size_t chunk) const {
+  return &words_->chunk_done[&lane - lanes_.data()][chunk].value;
+}
+
+/// That of the stream, else one that nobody uses, else the one that was used least recently: streams then wait for each other.
+DeviceGroup::Lane& DeviceGroup::lane_for(Stream stream) {
+  Lane* found = nullptr;
+  for (Lane& lane : lanes_) {
+    if (lane.last == nullptr || lane.stream == stream) {
+      if (found == nullptr || lane.stream == stream) found = &lane;
+    }
+  }
+  if (found == nullptr) {
+    found = &*std::min_element(lanes_.begin(), lanes_.end(), [](const Lane& a, const Lane& b) { return a.turn < b.turn; });
+  }
+  found->turn = ++lane_turns_;
+  return *found;
+}
+
+/// The pieces of two messages of one sender, receiver and tag must not mix where they are on streams of their own.
+Status DeviceGroup::follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Mail> mails, Stream stream) {
+  if (last_of_key_.size() > kManyKeys)
+    std::erase_if(last_of_key_, [](const auto& each) { return each.second.second.expired(); });
+  for (const Mail& mail : mails) {
+    auto& [last_stream, last] = last_of_key_[{mail.is_send, mail.peer, mail.tag}];
+    const std::shared_ptr<StreamCall> before = last.lock();
+    if (before != nullptr && before != call && last_stream != stream) {
+      if (Status status = api_.wait(stream, before->event); !status.ok()) return status;
+    }
+    last_stream = stream;
+    last = call;
+  }
+  return {};
+}
+
+Status DeviceGroup::check_messages(std::span<const StreamMessage> messages, Stream stream, const Timeout& timeout) const {
+  const int ranks = communicator_.size();
+  const auto invalid = [](const StreamMessage& message, const std::string& what) {
+    return Status(StatusCode::invalid_argument, (message.is_send ? "send: " : "recv: ") + what);
+  };
+  if (messages.empty()) return {StatusCode::invalid_argument, "exchange: there is no message"};
+  if (messages.size() > kLaneChunks)
+    return {StatusCode::invalid_argument,
+            fmt::format("exchange: {} messages, at most {} go in one; deal them among several", messages.size(), kLaneChunks)};
+  for (const StreamMessage& message : messages) {
+    const std::size_t element_bytes = size_of(message.type);
+    if (element_bytes == 0) return invalid(message, fmt::format("unknown data type {}", static_cast<int>(message.type)));
+    if (message.count > static_cast<std::size_t>(PTRDIFF_MAX) / element_bytes)
+      return invalid(message, fmt::format("count {} is larger than memory (a negative number?)", message.count));
+    if (!message.is_send && message.peer == kAnySource)
+      return invalid(message, "the sender must be named: pieces of several senders would mix");
+    if (message.peer < 0 || message.peer >= ranks)
+      return invalid(message, fmt::format("peer {} is not a rank; the ranks are 0 to {}", message.peer, ranks - 1));
+    if (timeout && timeout->count() <= 0)
+      return invalid(message, fmt::format("a timeout of {} ms is not positive", timeout->count()));
+    if (message.count == 0) continue;
+    Status status = check_buffer("the buffer", message.buffer, message.count * element_bytes);
+    if (!status.ok()) return {status.code(), (message.is_send ? "send: " : "recv: ") + status.message()};
+  }
+  return check_stream("exchange", stream);
+}
+
+Result<std::shared_ptr<StreamCall>> DeviceGroup::exchange(std::span<const StreamMessage> messages, Stream stream,
+                                                          Timeout timeout) {
+  const std::scoped_lock calling(calls_mutex_);
+  const OnDevice here(api_, device_);
+  if (Status status = check_open(); !status.ok()) return status;
+  if (Status status = check_messages(messages, stream, timeout); !status.ok()) return status;
+  const StreamMessage& first = messages.front();
+  Signature signature;
+  signature.kind = first.is_send ? CollectiveKind::send : CollectiveKind::receive;
+  signature.count = first.count;
+  signature.type = first.type;
+  signature.root = static_cast<std::uint32_t>(first.peer);
+  auto call = make_call(signature, timeout);
+  call->sequence = message_sequence_++;
+  call->messages = messages.size();
+  std::vector<Mail> mails;
+  for (const StreamMessage& message : messages) {
+    mails.push_back({message.is_send, message.peer, message.tag, message.type, static_cast<std::byte*>(message.buffer),
+                     message.count * size_of(message.type)});
+  }
+  Status enqueued = take_event(*call);
+  if (enqueued.ok()) enqueued = follow_messages(call, mails, stream);
+  if (enqueued.ok()) enqueued = post(call, stream, *mail_, mails);
+  if (Status status = finish_call(call, stream, enqueued); !status.ok()) return status;
+  return call;
+}
+
+/// A message to each rank and one from each: only the two of a pair know how many pieces theirs has. Everybody goes through
+/// the other ranks in the same steps, as many at a time as a lane takes.
+Status DeviceGroup::all_to_all_v(Enqueuing& e) {
+  const auto ranks = static_cast<std::size_t>(communicator_.size());
+  std::vector<std::uintptr_t> from(ranks);
+  std::vector<std::uintptr_t> to(ranks);
+  std::uintptr_t next_from = e.input;
+  std::uintptr_t next_to = e.output;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    from[rank] = std::exchange(next_from, next_from + e.what.counts[rank] * e.element_bytes);
+    to[rank] = std::exchange(next_to, next_to + e.what.counts[ranks + rank] * e.element_bytes);
+  }
+  if (const std::size_t bytes = e.what.counts[e.rank] * e.element_bytes; bytes != 0) {
+    const Status status =
+        api_.copy(reinterpret_cast<void*>(to[e.rank]), reinterpret_cast<const void*>(from[e.rank]), bytes, e.stream);
+    if (!status.ok()) return status;
+  }
+  std::vector<Mail> mails;
+  for (std::size_t step = 1; step < ranks; ++step) {
+    const std::size_t target = (e.rank + step) % ranks;
+    const std::size_t source = (e.rank + ranks - step) % ranks;
+    mails.push_back({true, static_cast<int>(target), kBlockTag, e.what.type, reinterpret_cast<std::byte*>(from[target]),
+                     e.what.counts[target] * e.element_bytes});
+    mails.push_back({false, static_cast<int>(source), kBlockTag, e.what.type, reinterpret_cast<std::byte*>(to[source]),
+                     e.what.counts[ranks + source] * e.element_bytes});
+    if (mails.size() < kLaneChunks && step + 1 < ranks) continue;
+    if (Status status = post(e.call, e.stream, *all_, mails); !status.ok()) return status;
+    mails.clear();
+  }
+  return {};
+}
+
+}  // namespace shoal::cuda
