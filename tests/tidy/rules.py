@@ -22,6 +22,9 @@ CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
 CLIENT_EXCEPTIONS = {"bench/reduce_benchmark.cc",  # it times the device itself, below what users see
                      "bench/gpu/fold_bandwidth.cc", "bench/gpu/all_reduce.cc", "bench/gpu/nccl.cc"}  # kernels; memory of a GPU
 
+# What launches kernels, and the fakes of CUDA that run them on the host.
+KERNEL_USERS = ("kernels/", "src/cuda/", "tests/cuda/", "tests/gpu/", "tests/torch/fake_cuda_api")
+
 CUDA_HEADER = re.compile(r"(?:cuda|nccl|nvml)[\w.]*\.h$")
 
 MACHINE_PATH = re.compile(r"(?<![\w.$}/])/(?:work|root)/|/home/\w+/")
@@ -61,7 +64,7 @@ def include_complaints(path, text):
             complain(included, "only kernels/ knows CUDA; everything else asks src/cuda/cuda_api.h")
         if path.startswith("kernels/") and folder not in (None, "kernels") and included != "src/cuda/cuda_api.h":
             complain(included, "kernels stand alone but for the interface that they implement")
-        if folder == "kernels" and not path.startswith(("kernels/", "src/cuda/", "tests/cuda/", "tests/gpu/")):
+        if folder == "kernels" and not path.startswith(KERNEL_USERS):
             complain(included, "kernels are reached through src/cuda")
         if path.startswith("include/") and not included.startswith("shoal/") and ("/" in included and folder):
             complain(included, "public headers stand alone")
