@@ -47,6 +47,7 @@ CudaEvent::State& state_of(cuda::Event event) { return *static_cast<CudaEvent*>(
 
 class FakeDeviceCuda final : public cuda::CudaApi {
  public:
+  Result<int> driver_version() override { return 13000; }
   Result<int> device_count() override { return kDevices; }
   Result<int> current_device() override { return fake::current_device(); }
   Status use_device(int device) override {
@@ -65,8 +66,11 @@ class FakeDeviceCuda final : public cuda::CudaApi {
   Result<cuda::PointerDescription> describe_pointer(const void* pointer) override {
     cuda::PointerDescription description;
     if (const auto allocation = allocation_of(pointer)) {
-      description = {cuda::MemoryKind::device, allocation->device, static_cast<std::byte*>(allocation->base), allocation->bytes,
-                     allocation->number};
+      description.kind = cuda::MemoryKind::device;
+      description.device = allocation->device;
+      description.base = static_cast<std::byte*>(allocation->base);
+      description.bytes = allocation->bytes;
+      description.allocation = allocation->number;
     }
     return description;
   }
