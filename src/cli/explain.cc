@@ -29,7 +29,8 @@ void print_costs(const Topology& topology) {
     const LinkCost& cost = topology.cost[i];
     fmt::print("  {:<14} {:>8.2f} us, {:.2f} of them busy, + {:.3f} GB/s", kClasses[i], cost.latency_us, cost.overhead(),
                cost.us_per_byte > 0 ? 1 / cost.us_per_byte / 1000 : 0);
-    if (cost.burst_us_per_byte > 0) fmt::print(", a short message after a pause {:.3f} GB/s", 1 / cost.burst_us_per_byte / 1000);
+    if (cost.burst_us_per_byte > 0)
+      fmt::print(", a short message after a pause {:.3f} GB/s", 1 / cost.burst_us_per_byte / 1000);
     fmt::print("\n");
   }
 }
