@@ -25,52 +25,57 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Counts what leaves by the link that it wraps.
-class CountingLink final : public Link {
+// A link around another one.
+class LinkAround : public Link {
  public:
-  CountingLink(std::unique_ptr<Link> link, std::atomic<std::uint64_t>& tiles) : link_(std::move(link)), tiles_(tiles) {}
+  explicit LinkAround(std::unique_ptr<Link> link) : link_(std::move(link)) {}
   [[nodiscard]] int peer() const noexcept override { return link_->peer(); }
   [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return link_->max_tile_bytes(); }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return link_->try_send(header, data); }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return link_->sent_tiles(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return link_->peek(); }
+  void release() noexcept override { link_->release(); }
+  [[nodiscard]] const Status& status() const noexcept override { return link_->status(); }
+
+ private:
+  std::unique_ptr<Link> link_;
+};
+
+// Counts what leaves.
+class CountingLink final : public LinkAround {
+ public:
+  CountingLink(std::unique_ptr<Link> link, std::atomic<std::uint64_t>& tiles) : LinkAround(std::move(link)), tiles_(tiles) {}
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
-    const bool sent = link_->try_send(header, data);
+    const bool sent = LinkAround::try_send(header, data);
     if (sent) tiles_.fetch_add(1);
     return sent;
   }
-  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return link_->sent_tiles(); }
-  [[nodiscard]] const Arrival* peek() noexcept override { return link_->peek(); }
-  void release() noexcept override { link_->release(); }
-  [[nodiscard]] const Status& status() const noexcept override { return link_->status(); }
 
  private:
-  std::unique_ptr<Link> link_;
   std::atomic<std::uint64_t>& tiles_;
 };
 
+struct Shape {
+  double bytes_per_s;
+  double burst;
+};
+
 // Lets through what a token bucket does: a burst at once, the rest at its rate.
-class ShapedLink final : public Link {
+class ShapedLink final : public LinkAround {
  public:
-  ShapedLink(std::unique_ptr<Link> link, double bytes_per_s, double burst)
-      : link_(std::move(link)), bytes_per_s_(bytes_per_s), burst_(burst) {}
-  [[nodiscard]] int peer() const noexcept override { return link_->peer(); }
-  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return link_->max_tile_bytes(); }
+  ShapedLink(std::unique_ptr<Link> link, Shape shape) : LinkAround(std::move(link)), shape_(shape) {}
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override {
     const auto now = Clock::now();
-    tokens_ = std::min(burst_, tokens_ + bytes_per_s_ * std::chrono::duration<double>(now - filled_).count());
+    tokens_ = std::min(shape_.burst, tokens_ + shape_.bytes_per_s * std::chrono::duration<double>(now - filled_).count());
     filled_ = now;
     tokens_ -= static_cast<double>(data.size());
-    if (tokens_ < 0) std::this_thread::sleep_for(std::chrono::duration<double>(-tokens_ / bytes_per_s_));
-    return link_->try_send(header, data);
+    if (tokens_ < 0) std::this_thread::sleep_for(std::chrono::duration<double>(-tokens_ / shape_.bytes_per_s));
+    return LinkAround::try_send(header, data);
   }
-  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return link_->sent_tiles(); }
-  [[nodiscard]] const Arrival* peek() noexcept override { return link_->peek(); }
-  void release() noexcept override { link_->release(); }
-  [[nodiscard]] const Status& status() const noexcept override { return link_->status(); }
 
  private:
-  std::unique_ptr<Link> link_;
-  const double bytes_per_s_;
-  const double burst_;
-  double tokens_ = burst_;
+  const Shape shape_;
+  double tokens_ = shape_.burst;
   Clock::time_point filled_ = Clock::now();
 };
 
@@ -78,11 +83,6 @@ struct Outcome {
   std::vector<Topology> topologies;  // by rank
   std::vector<std::uint64_t> tiles;  // that each rank sent
   std::vector<std::string> errors;   // by rank
-};
-
-struct Shape {
-  double bytes_per_s;
-  double burst;
 };
 
 using Pairs = std::vector<std::pair<int, int>>;
@@ -129,7 +129,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       auto links = transports[at]->connect(peers, theirs, deadline);
       if (!links.ok()) return links.status();
       for (auto& link : *links) {
-        if (shape) link = std::make_unique<ShapedLink>(std::move(link), shape->bytes_per_s, shape->burst);
+        if (shape) link = std::make_unique<ShapedLink>(std::move(link), *shape);
         parts.links.push_back(std::make_unique<CountingLink>(std::move(link), tiles[at]));
         parts.transport_of_link.push_back(0);
       }
