@@ -1,10 +1,12 @@
 // bruck: all_to_all in ceil(log2 p) messages out of every rank. A block that has to go d ranks up travels along the binary
 // digits of d: in the round of bit k, every rank hands what still has that bit to go to the rank 2^k after it. For small
-// blocks: each travels up to log2 p times.
+// blocks: each travels up to log2 p times. Among a power of two d is the exclusive or of the two ranks, and every round
+// exchanges between pairs (a hypercube's dimensions: Johnsson and Ho, IEEE ToC 1989): what comes back acknowledges what went.
 //
 // What one round sends is packed first, since it lies in as many places as there are blocks: a message and some copies cost
 // less than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
 
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -28,13 +30,16 @@ Program build(const Topology& topology, const Collective&, int rank) {
   program.rank = rank;
   program.algorithm = "bruck";
   program.message_chunks = ranks;
+  const bool pairs = std::has_single_bit(ranks);
+  const auto after = [&](std::uint32_t distance) { return pairs ? me ^ distance : (me + distance) % ranks; };
+  const auto before = [&](std::uint32_t distance) { return pairs ? me ^ distance : (me + ranks - distance) % ranks; };
   const auto copy = [&](const Slice& source, const Slice& target) {
     program.steps.push_back({StepOp::copy, -1, 0, source, target});
   };
-  // Where the block that has to go `distance` ranks up, or has come that far, lies.
+  // Where the block that has to go this far, or has come that far, lies.
   std::vector<Slice> blocks;
   for (std::uint32_t distance = 0; distance < ranks; ++distance) {
-    blocks.push_back({Buffer::input, (me + distance) % ranks, 1});
+    blocks.push_back({Buffer::input, after(distance), 1});
   }
   const auto scratch = [](std::uint32_t place, std::uint32_t count) { return Slice{Buffer::scratch, place, count}; };
   std::uint32_t received = ranks / 2;  // scratch in front of it is for packing
@@ -45,13 +50,13 @@ Program build(const Topology& topology, const Collective&, int rank) {
       copy(std::exchange(blocks[distance], scratch(received + count, 1)), scratch(count, 1));
       ++count;
     }
-    program.steps.push_back({StepOp::send, static_cast<int>((me + bit) % ranks), 0, scratch(0, count), {}});
-    program.steps.push_back({StepOp::recv, static_cast<int>((me + ranks - bit) % ranks), 0, {}, scratch(received, count)});
+    program.steps.push_back({StepOp::send, static_cast<int>(after(bit)), 0, scratch(0, count), {}});
+    program.steps.push_back({StepOp::recv, static_cast<int>(before(bit)), 0, {}, scratch(received, count)});
     received += count;
   }
   program.scratch_chunks = ranks > 1 ? received : 0;
   for (std::uint32_t distance = 0; distance < ranks; ++distance) {
-    copy(blocks[distance], {Buffer::output, (me + ranks - distance) % ranks, 1});
+    copy(blocks[distance], {Buffer::output, before(distance), 1});
   }
   return program;
 }

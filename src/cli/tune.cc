@@ -126,7 +126,8 @@ Json describe_costs(const Topology& topology) {
   return {{"in_a_node", link(LinkClass::shared_memory)},
           {"between_nodes", link(LinkClass::network)},
           {"reduce_gbyte_s", topology.reduce_us_per_byte > 0 ? 1 / topology.reduce_us_per_byte / 1000 : 0},
-          {"cores_per_node", topology.cores_per_node}};
+          {"cores_per_node", topology.cores_per_node},
+          {"one_copy_gain", topology.one_copy_gain}};
 }
 
 /// A line for each size; on a terminal also one, later overwritten, that says what is going on.

@@ -132,7 +132,8 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
 }
 
 std::string costs_text(const Topology& topology) {
-  Json costs{{"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}};
+  Json costs{
+      {"reduce", topology.reduce_us_per_byte}, {"cores", topology.cores_per_node}, {"one_copy_gain", topology.one_copy_gain}};
   for (const LinkCost& cost : topology.cost)
     costs["links"].push_back({cost.latency_us, cost.us_per_byte, cost.overhead_us, cost.burst_us_per_byte});
   return costs.dump();
@@ -142,13 +143,14 @@ Status read_costs(const std::string& text, Topology& topology) {
   const Status bad(StatusCode::internal, "rank 0 published malformed costs");
   const Json costs = Json::parse(text, nullptr, false);
   if (!costs.is_object() || !costs.contains("links") || !costs["links"].is_array() || !costs.contains("reduce") ||
-      !costs.contains("cores") || costs["links"].size() != topology.cost.size()) {
+      !costs.contains("cores") || !costs.contains("one_copy_gain") || costs["links"].size() != topology.cost.size()) {
     return bad;
   }
   Topology read = topology;
   read.reduce_us_per_byte = number_in(costs["reduce"], 0);
   read.cores_per_node = number_in(costs["cores"], 0);
-  double all = read.reduce_us_per_byte + read.cores_per_node;  // NaN where one of them is
+  read.one_copy_gain = number_in(costs["one_copy_gain"], 0);
+  double all = read.reduce_us_per_byte + read.cores_per_node + read.one_copy_gain;  // NaN where one of them is
   for (std::size_t i = 0; i < read.cost.size(); ++i) {
     const Json& link = costs["links"][i];
     if (!link.is_array() || link.size() != 4) return bad;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -27,13 +28,15 @@ constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, whe
 // the short ones show, and use up, the burst that a shaped link lets through.
 constexpr std::array kStreamTiles{1, 1, 1, 4, 32};
 constexpr double kBurst = 0.5;  // of what a tile takes in the longest stream: that one alone takes less is no accident
-constexpr double kRoundTripsUs = 20'000;  // no new round trip after so long
-constexpr double kStreamUs = 50'000;      // no stream that would take longer
+constexpr std::size_t kSwapBytes = 512 << 10;  // more than what is moved by one copy anyway (window_moves.cc)
+constexpr int kSwaps = 4;                      // of each kind, of which the first warms up
+constexpr double kRoundTripsUs = 20'000;       // no new round trip after so long
+constexpr double kStreamUs = 50'000;           // no stream that would take longer
 constexpr auto kPatience = std::chrono::seconds(5);
 constexpr int kLookMs = 100;  // however soundly it sleeps
 
 // What the leader wants from the other end, in TileHeader::edge.
-enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop };
+enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop, kSwapTiles, kSwapMemory };
 
 // One end of a probed link. The lower rank leads and measures; the other does what the tiles ask for, so only the leader's
 // clock decides how long it takes.
@@ -52,7 +55,7 @@ class Prober {
     if (!round_trip) return std::nullopt;
     const double latency_us = round_trip->whole_us / 2;
     LinkCost cost{latency_us, 0};
-    if (latency_only) return end() ? std::optional(cost) : std::nullopt;
+    if (latency_only) return cost;
     if (wire == LinkClass::network) cost.overhead_us = round_trip->sending_us;
     double us_per_tile = 0;
     double least_us_per_tile = std::numeric_limits<double>::max();
@@ -69,11 +72,31 @@ class Prober {
       us_per_tile = std::max(elapsed_us - 2 * latency_us, 1.0) / tiles;
       if (tiles == 1) least_us_per_tile = std::min(least_us_per_tile, us_per_tile);
     }
-    if (!end()) return std::nullopt;
     cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
     if (wire == LinkClass::network && least_us_per_tile < kBurst * us_per_tile)
       cost.burst_us_per_byte = least_us_per_tile / static_cast<double>(tile_);
     return cost;
+  }
+
+  /// Topology::one_copy_gain. Precondition: the transport reaches all memory.
+  std::optional<double> compare_copies() {
+    std::array least{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
+    for (int i = 0; i < kSwaps; ++i) {
+      for (const Wish way : {kSwapTiles, kSwapMemory}) {
+        const auto start = Clock::now();
+        own_address();
+        if (!send(kSmall, way) || (way == kSwapMemory && !receive()) || !swap(way) || !receive()) return std::nullopt;
+        double& shortest = least[way == kSwapMemory];
+        if (i > 0) shortest = std::min(shortest, microseconds(Clock::now() - start));
+      }
+    }
+    return copies_ ? least[0] / least[1] : 0;
+  }
+
+  bool end() {
+    if (!send(kSmall, kStop)) return false;
+    transport_.progress();  // it may have waited for others to travel with
+    return true;
   }
 
   bool follow() {
@@ -82,16 +105,60 @@ class Prober {
       if (!wish) return false;
       if (*wish == kStop) return true;
       if (*wish == kAnswerIt && !send(kSmall, kTakeIt)) return false;
+      if (*wish == kSwapTiles && !(swap(kSwapTiles) && send(kSmall, kTakeIt))) return false;
+      if (*wish == kSwapMemory && !answer_swap()) return false;
     }
   }
 
  private:
   static constexpr std::size_t kSmall = 8;
 
-  bool end() {
-    if (!send(kSmall, kStop)) return false;
-    transport_.progress();  // it may have waited for others to travel with
-    return true;
+  /// Into what is sent next, for who is to read `given_`.
+  void own_address() {
+    given_.resize(kSwapBytes);
+    const auto address = reinterpret_cast<std::uint64_t>(given_.data());
+    std::memcpy(buffer_.data(), &address, sizeof address);
+  }
+
+  bool answer_swap() {
+    const auto theirs = buffer_;
+    own_address();
+    if (!send(kSmall, kTakeIt)) return false;
+    std::copy_n(theirs.begin(), kSmall, buffer_.begin());
+    return swap(kSwapMemory) && send(kSmall, kTakeIt);
+  }
+
+  /// Both ends give the other kSwapBytes and take as many, at the same time. For kSwapMemory the buffer holds the other's
+  /// address.
+  bool swap(Wish way) {
+    given_.resize(kSwapBytes);
+    taken_.resize(kSwapBytes);
+    if (way == kSwapMemory) {
+      std::uint64_t theirs = 0;
+      std::memcpy(&theirs, buffer_.data(), sizeof theirs);
+      copies_ = transport_.copy_from(link_.peer(), theirs, taken_.data(), kSwapBytes).ok() && copies_;
+      return true;  // a call finds out for itself what to do then
+    }
+    std::size_t given = 0;
+    std::size_t taken = 0;
+    return until([&] {
+      for (bool moved = true; moved;) {
+        moved = false;
+        if (const std::size_t size = std::min(tile_, kSwapBytes - given); size > 0) {
+          const TileHeader header{0, 0, kTakeIt, static_cast<std::uint32_t>(size), 0};
+          moved = link_.try_send(header, {given_.data() + given, size});
+          if (moved) given += size, ++sent_;
+        }
+        if (taken == kSwapBytes) continue;  // what comes next is no tile of this
+        if (const Arrival* arrival = link_.peek()) {
+          std::ranges::copy(arrival->data, taken_.begin() + static_cast<std::ptrdiff_t>(taken));
+          taken += arrival->data.size();
+          link_.release();
+          moved = true;
+        }
+      }
+      return given == kSwapBytes && taken == kSwapBytes;
+    });
   }
 
   static double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
@@ -179,6 +246,9 @@ class Prober {
   std::uint64_t sent_ = link_.sent_tiles();
   const Waiter waits_;
   std::vector<std::byte> buffer_ = std::vector<std::byte>(tile_);
+  std::vector<std::byte> given_;  // of swaps
+  std::vector<std::byte> taken_;
+  bool copies_ = true;
   const Clock::time_point give_up_;
 };
 
@@ -242,12 +312,17 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
       }
       // Who follows does not know what the others' leader waits for.
       const auto give_up = leads ? Clock::now() + kPatience : deadline;
-      Prober prober(*parts.transports[parts.transport_of_link[index]], **link, has_cores_to_spare(parts), give_up);
+      auto& transport = *parts.transports[parts.transport_of_link[index]];
+      Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
       const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
-      if (leads ? !cost.has_value() : !prober.follow())
+      std::optional<double> gain = topology.one_copy_gain;
+      if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
+        gain = prober.compare_copies();
+      if (leads ? !cost || !gain || !prober.end() : !prober.follow())
         return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
                                                      (*link)->status().ok() ? "no answer" : (*link)->status().message())};
       if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
+      if (leads) topology.one_copy_gain = *gain;
     }
     if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
   }

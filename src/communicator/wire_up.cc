@@ -1,6 +1,7 @@
 #include "src/communicator/wire_up.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 #include <utility>
@@ -36,6 +37,7 @@ constexpr std::size_t kRailsRoomBytes = 1 << 20;  // under way to a peer over of
 struct Decision {
   JobConfig config;
   TuningTable table;
+  bool single_copy_always = false;
 };
 
 // "a,b" -> a, b.
@@ -98,9 +100,10 @@ Result<Decision> decide(const CommunicatorOptions& options) {
     }
     config.network = Network::tcp;
   }
-  const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 1);
+  const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 2);
   if (!single_copy.ok()) return single_copy.status();
-  config.single_copy = *single_copy == 1;
+  config.single_copy = *single_copy > 0;
+  decision.single_copy_always = *single_copy == 2;
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
@@ -372,6 +375,8 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   if (Status status = add(shm, *shm_addresses); !status.ok()) return status;
   if (Status status = add(network, *network_addresses); !status.ok()) return status;
 
+  if (decision->single_copy_always)
+    parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
   // A wire that was not measured may be slow.
   if (config->integrity == Integrity::measured && (!config->probe || check_sums_cost_little(parts.topology))) {

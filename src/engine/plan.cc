@@ -333,7 +333,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     plan->shared_fold =
         program.algorithm == kFoldsInPlace && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
     // An algorithm that the call names is run as it is written.
-    plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, plan->ranks);
+    plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, *context.topology);
     if (plan->shared_moves) plan->moves = window_moves(collective, plan->ranks, context.rank);
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,

@@ -6,16 +6,20 @@ namespace shoal {
 namespace {
 
 // Of a rank's share: below, meeting costs more than copying twice; above, two copies by the processes themselves, side by side
-// and tile by tile, are faster than one by the kernel.
+// and tile by tile, are faster than one by the kernel on some processors (Zen 3 and 4: by a third) and on others not (Sapphire
+// Rapids: half as fast).
 constexpr std::size_t kLeastBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 128 << 10;
+constexpr double kLeastGain = 1.1;
 constexpr std::size_t kPageBytes = 4096;
 
 }  // namespace
 
-bool moves_serve(const Collective& collective, int ranks) noexcept {
+bool moves_serve(const Collective& collective, const Topology& topology) noexcept {
+  const int ranks = topology.ranks();
   const auto parts = static_cast<std::size_t>(ranks);
-  const auto in_range = [](std::size_t share) { return share >= kLeastBytes && share <= kMostBytes; };
+  const bool bounded = topology.one_copy_gain < kLeastGain;
+  const auto in_range = [&](std::size_t share) { return share >= kLeastBytes && (share <= kMostBytes || !bounded); };
   switch (collective.kind) {
     case CollectiveKind::broadcast:
       return ranks > 1 && in_range(collective.input_bytes() / 2);  // of which the root does a part

@@ -23,9 +23,9 @@ struct WindowMove {
   std::size_t size_bytes = 0;
 };
 
-/// Whether such calls may be done so: they move much and fold nothing, and every rank knows where the others keep what it
-/// needs. All ranks come to the same answer.
-[[nodiscard]] bool moves_serve(const Collective& collective, int ranks) noexcept;
+/// Whether such calls may be done so: they move much and fold nothing, every rank knows where the others keep what it needs,
+/// and where they move very much that was measured to be faster (Topology::one_copy_gain). All ranks come to the same answer.
+[[nodiscard]] bool moves_serve(const Collective& collective, const Topology& topology) noexcept;
 
 /// The part of `rank`. All parts together fill every output, each byte once, and copies of different ranks are independent. Who
 /// would have little to copy helps the others: both ends of a broadcast, gather or scatter can do it. Precondition:

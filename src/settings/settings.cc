@@ -46,9 +46,10 @@ constexpr std::array kSettings{
         "cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s (rank 0's counts)"},
     Setting{"SHOAL_ENCRYPTION", "off",
             "on: all that moves over TCP is encrypted with keys made of the job's key; off: nothing is"},
-    Setting{"SHOAL_SINGLE_COPY", "1",
-            "0: never copy straight between the memories of two processes of a host, even where the system permits it (rank "
-            "0's counts)"},
+    Setting{
+        "SHOAL_SINGLE_COPY", "1",
+        "0: never copy straight between the memories of two processes of a host, even where the system permits it; 1: what is "
+        "larger than 128K only where that was measured at start-up to be faster; 2: whatever its size (rank 0's counts)"},
     Setting{"SHOAL_CORES", "",
             "cores that the ranks of this host have together, for example 0.5 where hosts are emulated; as found otherwise"},
     Setting{"SHOAL_TUNING", "",

@@ -35,6 +35,9 @@ struct Topology {
   std::array<LinkCost, kLinkClassCount> cost{LinkCost{0.05, 1.0 / 10000}, LinkCost{0.5, 1.0 / 5000}, LinkCost{25, 1.0 / 118}};
   double reduce_us_per_byte = 1.0 / 8000;  ///< gamma: one operand, resident in cache
   double cores_per_node = 0;               ///< cores that the ranks of a node may use together; 0 = at least one a rank
+  /// How many times faster two ranks of a node exchange half a megabyte by one copy of the kernel's each than by two of their
+  /// own; 0: not known.
+  double one_copy_gain = 0;
 
   /// N nodes with L ranks each; rank = node * L + local rank.
   static Topology uniform(int nodes, int ranks_per_node);

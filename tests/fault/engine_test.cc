@@ -1,13 +1,12 @@
 // The engine on the loopback transport: seeded delays, reordering across links, refused sends, late copies, deaths. Every seed
 // ends with the right result on every rank or, where a rank was killed, with an error on all that were not done; none hangs.
 //
-// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
+// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -23,6 +22,7 @@
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
 #include "tests/multiprocess/call_model.h"
+#include "tests/seeds.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -191,11 +191,8 @@ void run_scenario(const Scenario& scenario) {
 }
 
 TEST(Engine, EverySeedEndsRightOrWithAnError) {
-  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr)
-    return run_scenario(make_scenario(std::strtoull(one, nullptr, 10)));
-  const char* many = std::getenv("SHOAL_TEST_SEEDS");
-  const std::uint64_t seeds = many == nullptr ? 300 : std::strtoull(many, nullptr, 10);
-  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_scenario(make_scenario(seed));
+  const testing::Seeds seeds = testing::wanted_seeds({0, 300});
+  for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) run_scenario(make_scenario(seed));
 }
 
 TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {

@@ -2,8 +2,8 @@
 // kilobytes (so every write is short and every other one finds no room), no descriptors, and a wall clock that jumps by hours.
 // Every seed ends with right results or, where a job cannot start, with an error that says what is missing.
 //
-// The test puts itself in front of the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how
-// many.
+// The test puts itself in front of the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or
+// first:n, others than the usual ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -26,6 +26,7 @@
 
 #include "tests/multiprocess/call_model.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/seeds.h"
 
 namespace {
 
@@ -134,11 +135,8 @@ void begin_faults(std::uint64_t seed, int rank) {
 }
 
 TEST(Exhaustion, EverySeedGivesRightResults) {
-  const char* one = std::getenv("SHOAL_TEST_SEED");
-  const char* many = std::getenv("SHOAL_TEST_SEEDS");
-  const std::uint64_t first = one == nullptr ? 0 : std::strtoull(one, nullptr, 10);
-  const std::uint64_t count = one != nullptr ? 1 : many == nullptr ? kSeeds : std::strtoull(many, nullptr, 10);
-  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
+  const testing::Seeds seeds = testing::wanted_seeds({0, kSeeds});
+  for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 3);
     const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_SOCKETS_PER_PEER", seed % 2 == 0 ? "1" : "3", 1);
@@ -158,7 +156,7 @@ TEST(Exhaustion, EverySeedGivesRightResults) {
     });
     for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "") << "seed " << seed;
   }
-  std::cout << count << " seeds from " << first << "\n";
+  std::cout << seeds.count << " seeds from " << seeds.first << "\n";
 }
 
 TEST(Exhaustion, WithoutDescriptorsAJobDoesNotStartAndSaysWhy) {

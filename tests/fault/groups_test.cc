@@ -1,7 +1,7 @@
 // Groups on the loopback transport: overlapping groups whose calls are made in different orders on different ranks, with seeded
 // delays, refusals and small links. No seed may hang.
 //
-// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n changes how many run.
+// SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -24,6 +23,7 @@
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
 #include "src/selector/selector.h"
+#include "tests/seeds.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -428,10 +428,8 @@ TEST(Groups, HaveWindowsWhereTheJobHas) {
 }
 
 TEST(Groups, EverySeedEndsRight) {
-  if (const char* one = std::getenv("SHOAL_TEST_SEED"); one != nullptr) return run_seed(std::strtoull(one, nullptr, 10));
-  const char* many = std::getenv("SHOAL_TEST_SEEDS");
-  const std::uint64_t seeds = many == nullptr ? 200 : std::strtoull(many, nullptr, 10);
-  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) run_seed(seed);
+  const testing::Seeds seeds = testing::wanted_seeds({0, 200});
+  for (std::uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) run_seed(seed);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // Ranks that are killed or stopped at random moments, many times: every survivor ends with the right error in time, nothing is
 // left, and no result is wrong.
 //
-// SHOAL_TEST_SEED=n runs one case; SHOAL_TEST_SEEDS=n changes how many run. A case prints its seed when it fails.
+// SHOAL_TEST_SEED=n runs one case; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones. A case prints its seed when it
+// fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -27,6 +28,7 @@
 #include "src/cli/job_view.h"
 #include "tests/fault/victims.h"
 #include "tests/multiprocess/call_model.h"
+#include "tests/seeds.h"
 
 namespace shoal {
 namespace {
@@ -49,12 +51,6 @@ constexpr std::uint64_t kStops = 16;
 constexpr double kInNodeSeconds = 1;
 constexpr double kBetweenHostsSeconds = 2;
 constexpr std::size_t kStopsAtOnce = 8;  // a job with a stopped rank sleeps
-
-std::pair<std::uint64_t, std::uint64_t> seeds(std::uint64_t usual) {
-  if (const char* one = std::getenv("SHOAL_TEST_SEED")) return {std::strtoull(one, nullptr, 10), 1};
-  const char* many = std::getenv("SHOAL_TEST_SEEDS");
-  return {0, many == nullptr ? usual : std::strtoull(many, nullptr, 10)};
-}
 
 const char* wire_of(std::uint64_t seed, bool mixes) {
   constexpr std::array<const char*, 3> kWires{"shm", "tcp", "mixed"};
@@ -140,7 +136,7 @@ void kill_one(std::uint64_t seed, bool mixes, double* slowest) {
 }
 
 TEST(Series, WhoeverIsKilledWheneverIsNamedInTimeAndNothingIsLeft) {
-  const auto [first, count] = seeds(kKills);
+  const auto [first, count] = testing::wanted_seeds({0, kKills});
   const bool mixes = testing::may_rename_host();
   if (!mixes) std::cout << "only shm and tcp: this process may not make UTS namespaces\n";
   const std::string names_before = list_of("/dev/shm");
@@ -240,7 +236,7 @@ void expect_waited_for(StoppedJob& stopped) {
 }
 
 TEST(Series, WhoeverIsStoppedIsReportedLateAndWaitedForUntilTheDeadline) {
-  const auto [first, count] = seeds(kStops);
+  const auto [first, count] = testing::wanted_seeds({0, kStops});
   const bool mixes = testing::may_rename_host();
   if (!mixes) std::cout << "only shm and tcp: this process may not make UTS namespaces\n";
   ::setenv("SHOAL_WARN_AFTER", "0.2", 1);

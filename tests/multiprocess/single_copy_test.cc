@@ -33,6 +33,8 @@ namespace {
 /// What the system calls below do in this process.
 struct System {
   bool denies = false;
+  bool pretends = false;  // to have read
+  std::chrono::milliseconds read_takes{0};
   std::chrono::milliseconds write_takes{0};
   std::atomic<int> copies{0};
 };
@@ -53,6 +55,8 @@ ssize_t copy(long number, pid_t pid, const iovec* local, unsigned long local_cou
 // In place of the C library's.
 extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
                                     unsigned long remote_count, unsigned long) {
+  if (shared_system.pretends && local->iov_len > sizeof(std::uint64_t)) return static_cast<ssize_t>(local->iov_len);
+  std::this_thread::sleep_for(shared_system.read_takes);
   return copy(SYS_process_vm_readv, pid, local, local_count, remote, remote_count);
 }
 extern "C" ssize_t process_vm_writev(pid_t pid, const iovec* local, unsigned long local_count, const iovec* remote,
@@ -160,6 +164,46 @@ TEST_P(SingleCopy, IsSwitchedOffByASetting) {
     return shared_system.copies == before ? "" : "it copied all the same";
   });
   ::unsetenv("SHOAL_SINGLE_COPY");
+}
+
+/// Of what is larger than what always goes so. Empty, or what is wrong.
+std::string copies_large_ones(Communicator& c, bool expected) {
+  const int before = shared_system.copies;
+  constexpr std::size_t kCount = 300'001;
+  const std::vector<std::uint8_t> share(kCount, static_cast<std::uint8_t>(c.rank() + 1));
+  std::vector<std::uint8_t> all(kCount * static_cast<std::size_t>(c.size()));
+  if (const Status status = c.all_gather(share.data(), all.data(), kCount, DataType::uint8); !status.ok())
+    return status.to_string();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] != i / kCount + 1) return fmt::format("element {} is {}", i, all[i]);
+  }
+  const int copies = shared_system.copies - before;
+  return (copies > 0) == expected ? "" : fmt::format("{} copies", copies);
+}
+
+TEST_P(SingleCopy, OfLargeOnesIsMadeWhereASettingSaysSo) {
+  SKIP_UNLESS_PERMITTED();
+  ::setenv("SHOAL_SINGLE_COPY", "2", 1);
+  ::setenv("SHOAL_PROBE", "0", 1);
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return copies_large_ones(c, true); });
+  ::unsetenv("SHOAL_SINGLE_COPY");
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return copies_large_ones(c, false); });
+  ::unsetenv("SHOAL_PROBE");
+}
+
+TEST_P(SingleCopy, OfLargeOnesIsMadeWhereItWasMeasuredToBeFaster) {
+  SKIP_UNLESS_PERMITTED();
+  for (const bool fast : {false, true}) {
+    const auto outcomes = testing::run_ranks(GetParam(), [&](int rank, int size, const std::string& directory) -> std::string {
+      shared_system.pretends = fast;
+      shared_system.read_takes = std::chrono::milliseconds(fast ? 0 : 50);
+      auto c = testing::join(directory, rank, size, over_shm());
+      if (!c.ok()) return c.status().to_string();
+      shared_system.pretends = false;
+      return copies_large_ones(**c, fast);
+    });
+    for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "") << (fast ? "fast" : "slow");
+  }
 }
 
 // Whoever looks for a peer in one call may find it in the next one: it has come and gone on between two looks.
@@ -290,7 +334,7 @@ TEST(WindowMoves, FillEveryOutputOnce) {
     for (int ranks = 2; ranks <= 7; ++ranks) {
       for (const std::size_t count : {std::size_t{32 << 10}, std::size_t{50'001}}) {
         const Collective collective{kind, count, DataType::uint8, ReduceOp::sum, ranks / 2};
-        ASSERT_TRUE(moves_serve(collective, ranks));
+        ASSERT_TRUE(moves_serve(collective, Topology::uniform(1, ranks)));
         const auto p = static_cast<std::size_t>(ranks);
         const bool shares = kind != CollectiveKind::broadcast;
         // outputs[rank][byte]: from which rank's input it comes, and from where there.

@@ -55,6 +55,17 @@ int rounds(const Schedule& schedule) {
   return *std::ranges::max_element(clock);
 }
 
+/// Whether what it sends is answered at once by whom it goes to.
+bool exchanges_in_pairs(const Program& program) {
+  std::vector<int> sent;
+  std::vector<int> received;
+  for (const Step& step : program.steps) {
+    if (step.op == StepOp::send) sent.push_back(step.peer);
+    if (step.op == StepOp::recv || step.op == StepOp::recv_reduce) received.push_back(step.peer);
+  }
+  return sent == received;
+}
+
 /// Hops: as rounds, but a step only waits for those whose data it needs, as an engine does it.
 int hops(const Schedule& schedule) {
   std::map<std::pair<int, int>, std::vector<int>> sent;  // by place on the link; -1 = not known yet
@@ -220,6 +231,11 @@ TEST(Costs, SharesTakeTheRoundsAndBytesOfTheirFormulas) {
     }
     EXPECT_EQ(rounds(even_schedule("bruck", topology, CollectiveKind::all_to_all)), ceil_log2(ranks)) << ranks;
     EXPECT_LE(most_sent(even_schedule("bruck", topology, CollectiveKind::all_to_all)), ceil_log2(ranks) * (ranks / 2)) << ranks;
+    if (excess(ranks) == 0) {
+      for (const Program& program : even_schedule("bruck", topology, CollectiveKind::all_to_all).programs) {
+        EXPECT_TRUE(exchanges_in_pairs(program)) << "rank " << program.rank << " of " << ranks;
+      }
+    }
     EXPECT_EQ(rounds(even_schedule("direct", topology, CollectiveKind::all_to_all)), 1) << ranks;
     EXPECT_DOUBLE_EQ(most_sent(even_schedule("direct", topology, CollectiveKind::all_to_all)), ranks - 1) << ranks;
   }

@@ -122,7 +122,7 @@ TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
   const auto shares = [](CollectiveKind kind) { return Collective{kind, 64, DataType::float32, ReduceOp::sum, 0}; };
   EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_gather)), "recursive_doubling");
   EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::reduce_scatter)), "recursive_halving");
-  EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_to_all)), "direct") << "bruck: an acknowledgement for a message";
+  EXPECT_EQ(chosen(busy_nodes(4), shares(CollectiveKind::all_to_all)), "direct") << "one hop";
   EXPECT_EQ(chosen(Topology::uniform(4, 1), shares(CollectiveKind::all_gather)), "direct") << "where a hop costs more";
 }
 

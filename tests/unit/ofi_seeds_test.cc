@@ -1,11 +1,10 @@
-// Links over a fabric that does everything that EFA may do, thousands of times. SHOAL_TEST_SEED runs one seed again,
-// SHOAL_TEST_SEEDS that many.
+// Links over a fabric that does everything that EFA may do, thousands of times. SHOAL_TEST_SEED=n runs one seed again;
+// SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <future>
 #include <span>
 #include <thread>
@@ -13,6 +12,7 @@
 
 #include "tests/ofi/faulty_fabric.h"
 #include "tests/ofi/memory_fabric.h"
+#include "tests/seeds.h"
 #include "transports/ofi/ofi.h"
 
 namespace shoal::rails {
@@ -267,10 +267,7 @@ class Replay {
 };
 
 TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
-  std::uint64_t first = 1;
-  std::uint64_t count = kSeeds;
-  if (const char* many = std::getenv("SHOAL_TEST_SEEDS")) count = std::strtoull(many, nullptr, 10);
-  if (const char* one = std::getenv("SHOAL_TEST_SEED")) first = std::strtoull(one, nullptr, 10), count = 1;
+  const auto [first, count] = shoal::testing::wanted_seeds({1, kSeeds});
   std::uint64_t injected = 0;
   std::uint64_t deaths = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {

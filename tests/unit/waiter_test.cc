@@ -42,6 +42,16 @@ int waits_without_yield(Waiter& waiter) {
   return waits;
 }
 
+/// Not every time: others may have the core. So for a quarter of a minute.
+template <typename Attempt>
+bool once(Attempt attempt) {
+  const auto until = std::chrono::steady_clock::now() + 15s;
+  while (std::chrono::steady_clock::now() < until) {
+    if (attempt()) return true;
+  }
+  return false;
+}
+
 // A wait that ends well after one yield.
 void good_wait(Waiter& waiter) {
   waiter.look_again();
@@ -73,11 +83,9 @@ TEST(Waiter, ShortYieldsGoOn) {
   EXPECT_TRUE(looks_again(waiter));
 }
 
-// Yields of 20 us each, for ten times as long as it would look again by itself. Not every time: the machine may take the core
-// away.
+// Yields of 20 us each, for ten times as long as it would look again by itself.
 TEST(Waiter, TheTimeOfOthersIsNotItsOwn) {
-  bool waited = false;
-  for (int attempt = 0; attempt < 100 && !waited; ++attempt) {
+  EXPECT_TRUE(once([] {
     Waiter waiter(/*cores_to_spare=*/false);
     const auto start = std::chrono::steady_clock::now();
     while (waiter.look_again()) {
@@ -86,30 +94,24 @@ TEST(Waiter, TheTimeOfOthersIsNotItsOwn) {
       }
     }
     const auto took = std::chrono::steady_clock::now() - start;
-    waited = took > 500us && took < 4ms;
-  }
-  EXPECT_TRUE(waited);
+    return took > 500us && took < 4ms;
+  }));
 }
 
-// Else two ranks that answer each other at once would go on sleeping, since each must wait until the other has woken up. Not
-// every time: the machine may take the core away.
+// Else two ranks that answer each other at once would go on sleeping, since each must wait until the other has woken up.
 TEST(Waiter, ShortSleepsTeachItToLookLonger) {
-  bool learned = false;
-  for (int attempt = 0; attempt < 100 && !learned; ++attempt) {
+  EXPECT_TRUE(once([] {
     Waiter waiter(/*cores_to_spare=*/false);
     std::chrono::nanoseconds after_long{};
     std::chrono::nanoseconds after_short{};
     for (int i = 0; i < 8; ++i) after_long = looks_for(waiter, 300us);
     for (int i = 0; i < 8; ++i) after_short = looks_for(waiter, 0us);
-    learned = after_long < 10us && after_short > 30us;
-  }
-  EXPECT_TRUE(learned);
+    return after_long < 10us && after_short > 30us;
+  }));
 }
 
-// Not every time: the machine may take the core away.
 TEST(Waiter, LooksForAsLongAsASleepCosts) {
-  bool learned = false;
-  for (int attempt = 0; attempt < 100 && !learned; ++attempt) {
+  EXPECT_TRUE(once([] {
     Waiter waiter(/*cores_to_spare=*/true);
     const auto cheap = looks_for(waiter, 0us);
     for (int i = 0; i < 16; ++i) waiter.slept(50us + 50us + 200us);
@@ -120,9 +122,8 @@ TEST(Waiter, LooksForAsLongAsASleepCosts) {
     waiter.woken();
     std::chrono::nanoseconds cheap_again{};
     for (int i = 0; i < 8; ++i) cheap_again = looks_for(waiter, 0us);
-    learned = cheap < 100us && dear > 300us && dear < 1ms && cheap_again < 100us;
-  }
-  EXPECT_TRUE(learned);
+    return cheap < 100us && dear > 300us && dear < 1ms && cheap_again < 100us;
+  }));
 }
 
 TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
@@ -138,28 +139,24 @@ TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
 
 // Not every time: a yield of the test itself may cost a slice.
 TEST(Waiter, EachLostSliceKeepsItLongerFromYields) {
-  bool doubled = false;
-  for (int attempt = 0; attempt < 100 && !doubled; ++attempt) {
+  EXPECT_TRUE(once([] {
     Waiter waiter(/*cores_to_spare=*/false);
     const int first = waits_without_yield(waiter);
     const int second = waits_without_yield(waiter);
     for (int loss = 0; loss < 20; ++loss) waits_without_yield(waiter);
     const int last = waits_without_yield(waiter);
-    doubled = first < 10 && second == 2 * first && last > 100 && last < 1000;
-  }
-  EXPECT_TRUE(doubled);
+    return first < 10 && second == 2 * first && last > 100 && last < 1000;
+  }));
 }
 
 TEST(Waiter, ForgetsLostSlicesWhereYieldsEndWell) {
-  bool forgot = false;
-  for (int attempt = 0; attempt < 100 && !forgot; ++attempt) {
+  EXPECT_TRUE(once([] {
     Waiter waiter(/*cores_to_spare=*/false);
     const int first = waits_without_yield(waiter);
     for (int loss = 0; loss < 8; ++loss) waits_without_yield(waiter);
     for (int wait = 0; wait < 100; ++wait) good_wait(waiter);
-    forgot = waits_without_yield(waiter) == first;
-  }
-  EXPECT_TRUE(forgot);
+    return waits_without_yield(waiter) == first;
+  }));
 }
 
 }  // namespace
