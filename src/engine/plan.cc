@@ -335,6 +335,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     // An algorithm that the call names is run as it is written.
     plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, *context.topology);
     if (plan->shared_moves) plan->moves = window_moves(collective, plan->ranks, context.rank);
+    plan->ordinary_memory = plan->shared_moves || (plan->shared_fold && fold_reaches_all(collective, *context.topology));
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      collective.type,

@@ -114,6 +114,7 @@ struct Plan {
   WindowPart window_part;                                    ///< then: this rank's part
   bool shared_fold = false;                                  ///< may run fused where all buffers lie in shared memory
   bool shared_moves = false;                                 ///< may run fused where all ranks reach all buffers
+  bool ordinary_memory = false;                              ///< either also where they lie in memory that nobody shares
   std::vector<WindowMove> moves;                             ///< then: this rank's part
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };

@@ -309,7 +309,7 @@ std::optional<std::uint64_t> WindowCalls::place_of(const Plan& plan, const std::
   if (bytes == 0) return 0;  // nobody asks for it
   if (const auto offset = transport_->shared_offset(data, bytes)) return offset;
   const auto address = reinterpret_cast<std::uint64_t>(data);
-  if (!plan.shared_moves || (address & MeetingSlot::kAddress) != 0 || !transport_->reaches_all_memory()) return std::nullopt;
+  if (!plan.ordinary_memory || (address & MeetingSlot::kAddress) != 0 || !transport_->reaches_all_memory()) return std::nullopt;
   return address | MeetingSlot::kAddress;
 }
 
@@ -343,9 +343,12 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
       outputs_[r] = operation->at({Buffer::output, 0});
       continue;
     }
-    inputs_[r] = transport_->shared_memory(members_[r], theirs.input, bytes);
-    outputs_[r] = transport_->shared_memory(members_[r], theirs.output, bytes);
-    if (inputs_[r] == nullptr || outputs_[r] == nullptr) {
+    const auto found = [&](std::uint64_t place, auto& where) {
+      const bool ordinary = (place & MeetingSlot::kAddress) != 0;
+      where = ordinary ? nullptr : transport_->shared_memory(members_[r], place, bytes);
+      return ordinary || where != nullptr;
+    };
+    if (!found(theirs.input, inputs_[r]) || !found(theirs.output, outputs_[r])) {
       // Only a rank whose memory has been overwritten names such places.
       result.set_odd(r, theirs.signature, flag, ours);
       return false;
@@ -366,19 +369,32 @@ bool WindowCalls::fold_some(Operation* operation) {
   // What has just been read is in the caches, and to write past them would cost more there.
   const auto stays = [&](std::size_t r) { return cached || outputs_[r] == inputs_[r]; };
   const auto own = static_cast<std::size_t>(rank_);
+  const bool asks_kernel = std::ranges::count(inputs_, nullptr) + std::ranges::count(outputs_, nullptr) > 0;
+  if (asks_kernel) read_.resize(windows_.size() * kReadBytes);
+  const auto address = [&](std::uint64_t place) { return place & ~MeetingSlot::kAddress; };
   while (folded_elements_ < stop) {
-    const std::size_t count = std::min(kBlockBytes / element, stop - folded_elements_);
+    const std::size_t count = std::min((asks_kernel ? kReadBytes : kBlockBytes) / element, stop - folded_elements_);
+    const std::size_t bytes = count * element;
     const std::size_t at = folded_elements_ * element;
-    for (std::size_t r = 0; r < inputs_.size(); ++r) operands_[r] = inputs_[r] + at;
-    std::byte* folded = stays(own) ? outputs_[own] + at : block_.data();
+    const auto kept = [&](std::size_t r) { return asks_kernel ? read_.data() + r * kReadBytes : block_.data(); };
+    for (std::size_t r = 0; r < inputs_.size() && failure_.ok(); ++r) {
+      operands_[r] = inputs_[r] != nullptr ? inputs_[r] + at : kept(r);
+      if (inputs_[r] == nullptr)
+        failure_ = transport_->copy_from(members_[r], address(meeting_slot(windows_[r], meetings_).input) + at, kept(r), bytes);
+    }
+    if (!failure_.ok()) return false;
+    std::byte* folded = stays(own) ? outputs_[own] + at : kept(own);
     reduce(plan, folded, operands_, count);
-    for (std::size_t r = 0; r < outputs_.size(); ++r) {
-      if (!stays(r)) {
-        device_->stream(outputs_[r] + at, folded, count * element);
+    for (std::size_t r = 0; r < outputs_.size() && failure_.ok(); ++r) {
+      if (outputs_[r] == nullptr) {
+        failure_ = transport_->copy_to(members_[r], address(meeting_slot(windows_[r], meetings_).output) + at, folded, bytes);
+      } else if (!stays(r)) {
+        device_->stream(outputs_[r] + at, folded, bytes);
       } else if (r != own) {
-        device_->copy(outputs_[r] + at, folded, count * element);
+        device_->copy(outputs_[r] + at, folded, bytes);
       }
     }
+    if (!failure_.ok()) return false;
     folded_elements_ += count;
   }
   return folded_elements_ == end;

@@ -29,13 +29,11 @@ namespace shoal {
 /// others' memory; when all have done so the call has ended. If the others do not reach the buffers of one rank, all ranks see
 /// it and take the links instead: what comes later has to wait until that is decided, since calls keep their order on the
 /// links. Two kinds of calls meet:
-/// - *direct* all_reduce, where all buffers lie in shared memory (mem_alloc): each rank folds its share of the message out of
-/// all
-///   inputs, in rank order, and writes the result into all outputs. Nobody reads a share but the rank that folds it, so inputs
-///   may be outputs.
-/// - what only moves data (window_moves.h), where the system lets processes copy from and to each other's memory, or the
-/// buffers
-///   are shared: one copy.
+/// - *direct* all_reduce: each rank folds its share of the message out of all inputs, in rank order, and writes the result into
+///   all outputs. Nobody reads a share but the rank that folds it, so inputs may be outputs. For buffers in shared memory
+///   (mem_alloc), and for any where the system lets processes copy from and to each other's memory and that was measured to be
+///   faster (window_moves.h).
+/// - what only moves data (window_moves.h), under the same conditions: one copy.
 ///
 /// Who writes into others' memory says so before it looks whether they have given up; who gives up says so and waits, for a
 /// quarter of a second at most, until nobody writes. So a call that has failed leaves buffers alone that belong to the caller
@@ -97,6 +95,7 @@ class WindowCalls {
 
  private:
   static constexpr std::size_t kBlockBytes = 16 << 10;
+  static constexpr std::size_t kReadBytes = 64 << 10;  // at once by the kernel, whose call costs as much as 10 KiB
   // Of one rank. More, and results are written past the caches: they would not stay there until somebody reads them.
   static constexpr std::size_t kCachedBytes = 4 << 20;
   static constexpr int kLooksAtOnce = 32;                  // before the processor is told that this is a loop that waits
@@ -166,11 +165,12 @@ class WindowCalls {
   std::size_t move_ = 0;                         // under way
   std::size_t moved_bytes_ = 0;                  // of it
   Status failure_;
-  std::vector<const std::byte*> inputs_;    // by rank
-  std::vector<std::byte*> outputs_;         // by rank
+  std::vector<const std::byte*> inputs_;    // by rank; null: in memory that nobody shares
+  std::vector<std::byte*> outputs_;         // by rank; the same
   std::vector<const std::byte*> operands_;  // by rank; scratch
   std::size_t folded_elements_ = 0;
   alignas(64) std::array<std::byte, kBlockBytes> block_;
+  std::vector<std::byte> read_;  // of each rank kReadBytes; once memory that nobody shares is read
 };
 
 }  // namespace shoal

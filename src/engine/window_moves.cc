@@ -11,6 +11,8 @@ namespace {
 constexpr std::size_t kLeastBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 128 << 10;
 constexpr double kLeastGain = 1.1;
+// Sapphire Rapids, 4 ranks: 4 MiB take 0.75 of the time by tiles, 16 MiB 1.15.
+constexpr std::size_t kMostFoldedByMany = 4 << 20;
 constexpr std::size_t kPageBytes = 4096;
 
 }  // namespace
@@ -18,8 +20,9 @@ constexpr std::size_t kPageBytes = 4096;
 bool moves_serve(const Collective& collective, const Topology& topology) noexcept {
   const int ranks = topology.ranks();
   const auto parts = static_cast<std::size_t>(ranks);
-  const bool bounded = topology.one_copy_gain < kLeastGain;
-  const auto in_range = [&](std::size_t share) { return share >= kLeastBytes && (share <= kMostBytes || !bounded); };
+  const auto in_range = [&](std::size_t share) {
+    return share >= kLeastBytes && (share <= kMostBytes || topology.one_copy_gain >= kLeastGain);
+  };
   switch (collective.kind) {
     case CollectiveKind::broadcast:
       return ranks > 1 && in_range(collective.input_bytes() / 2);  // of which the root does a part
@@ -33,6 +36,13 @@ bool moves_serve(const Collective& collective, const Topology& topology) noexcep
     default:
       return false;
   }
+}
+
+bool fold_reaches_all(const Collective& collective, const Topology& topology) noexcept {
+  const std::size_t bytes = collective.input_bytes();
+  const bool in_range = bytes / static_cast<std::size_t>(topology.ranks()) >= kLeastBytes &&
+                        (topology.ranks() == 2 || bytes <= kMostFoldedByMany);
+  return in_range && topology.one_copy_gain >= kLeastGain;
 }
 
 std::vector<WindowMove> window_moves(const Collective& collective, int ranks, int rank) {

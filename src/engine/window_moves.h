@@ -27,6 +27,10 @@ struct WindowMove {
 /// and where they move very much that was measured to be faster (Topology::one_copy_gain). All ranks come to the same answer.
 [[nodiscard]] bool moves_serve(const Collective& collective, const Topology& topology) noexcept;
 
+/// Whether an all_reduce whose ranks fold their shares out of the others' memory may do so wherever that lies: where two copies
+/// of the kernel's a byte were measured to be faster than four by the ranks. All ranks come to the same answer.
+[[nodiscard]] bool fold_reaches_all(const Collective& collective, const Topology& topology) noexcept;
+
 /// The part of `rank`. All parts together fill every output, each byte once, and copies of different ranks are independent. Who
 /// would have little to copy helps the others: both ends of a broadcast, gather or scatter can do it. Precondition:
 /// moves_serve().

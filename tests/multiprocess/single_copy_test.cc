@@ -95,8 +95,11 @@ CommunicatorOptions over_shm() {
   return options;
 }
 
-constexpr CollectiveKind kKinds[] = {CollectiveKind::broadcast, CollectiveKind::all_gather, CollectiveKind::gather,
-                                     CollectiveKind::scatter, CollectiveKind::all_to_all};
+constexpr CollectiveKind kMovingKinds[] = {CollectiveKind::broadcast, CollectiveKind::all_gather, CollectiveKind::gather,
+                                           CollectiveKind::scatter, CollectiveKind::all_to_all};
+
+constexpr CollectiveKind kAllKinds[] = {CollectiveKind::all_reduce, CollectiveKind::broadcast, CollectiveKind::all_gather,
+                                        CollectiveKind::gather,     CollectiveKind::scatter,   CollectiveKind::all_to_all};
 
 /// Calls of all kinds around the size from which they are done so, and far above it. Empty, or what is wrong.
 std::string make_calls(Communicator& c) {
@@ -104,7 +107,7 @@ std::string make_calls(Communicator& c) {
   const auto ranks = static_cast<std::size_t>(c.size());
   std::uint64_t id = 0;
   for (const std::size_t share : {std::size_t{4095}, std::size_t{9'001}, std::size_t{16'384}, std::size_t{200'000}}) {
-    for (const CollectiveKind kind : kKinds) {
+    for (const CollectiveKind kind : kAllKinds) {
       for (const bool in_place : {false, true}) {
         if (in_place && (kind == CollectiveKind::all_to_all || kind == CollectiveKind::broadcast)) continue;
         ModelCall call;
@@ -114,7 +117,9 @@ std::string make_calls(Communicator& c) {
         call.ranks = c.size();
         call.count = share;
         call.in_place = in_place;
-        if (kind != CollectiveKind::all_to_all && kind != CollectiveKind::broadcast && random() % 2 == 0) {
+        const bool dealt =
+            kind == CollectiveKind::all_gather || kind == CollectiveKind::gather || kind == CollectiveKind::scatter;
+        if (dealt && random() % 2 == 0) {
           call.shares.assign(ranks, share);
           call.shares[random() % ranks] = 0;
           call.shares[random() % ranks] += share / 2 + 1;
@@ -142,6 +147,13 @@ TEST_P(SingleCopy, GivesWhatTheModelSays) {
     if (std::string wrong = make_calls(c); !wrong.empty()) return wrong;
     return shared_system.copies > before ? "" : "nothing went straight from memory to memory";
   });
+}
+
+TEST_P(SingleCopy, OfAnySizeGivesWhatTheModelSays) {
+  SKIP_UNLESS_PERMITTED();
+  ::setenv("SHOAL_SINGLE_COPY", "2", 1);
+  expect_ranks(GetParam(), over_shm(), make_calls);
+  ::unsetenv("SHOAL_SINGLE_COPY");
 }
 
 TEST_P(SingleCopy, IsDoneWithoutWhereTheSystemDeniesIt) {
@@ -178,7 +190,15 @@ std::string copies_large_ones(Communicator& c, bool expected) {
     if (all[i] != i / kCount + 1) return fmt::format("element {} is {}", i, all[i]);
   }
   const int copies = shared_system.copies - before;
-  return (copies > 0) == expected ? "" : fmt::format("{} copies", copies);
+  std::vector<std::int32_t> sum(kCount, c.rank() + 1);
+  if (const Status status = c.all_reduce(sum.data(), sum.data(), kCount, DataType::int32, ReduceOp::sum); !status.ok())
+    return status.to_string();
+  const int wanted = c.size() * (c.size() + 1) / 2;
+  if (std::ranges::count(sum, wanted) != static_cast<std::ptrdiff_t>(kCount)) return "wrong sums";
+  const int copies_of_sum = shared_system.copies - before - copies;
+  return (copies > 0) == expected && (copies_of_sum > 0) == expected
+             ? ""
+             : fmt::format("{} copies, {} of the sum", copies, copies_of_sum);
 }
 
 TEST_P(SingleCopy, OfLargeOnesIsMadeWhereASettingSaysSo) {
@@ -228,6 +248,30 @@ TEST_P(SingleCopy, SmallCallsAndMovesAreNotTakenForEachOther) {
 }
 
 // Memory from mem_alloc on some ranks, ordinary memory on others.
+TEST_P(SingleCopy, SumsMixturesOfMemory) {
+  SKIP_UNLESS_PERMITTED();
+  ::setenv("SHOAL_SINGLE_COPY", "2", 1);
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
+    for (const std::size_t count :
+         {std::size_t{70'001}, std::size_t{1'100'000}}) {  // the second is more than what stays in the caches
+      for (unsigned mixture = 0; mixture<1U << (2 * c.size()); mixture += count> 100'000 ? 7 : 3) {
+        const TestBuffer<std::uint32_t> input(count, (mixture >> (2 * c.rank()) & 1) != 0, 1);
+        const TestBuffer<std::uint32_t> output(count, (mixture >> (2 * c.rank()) & 2) != 0, 3);
+        for (std::size_t i = 0; i < count; ++i) input[i] = static_cast<std::uint32_t>(i * 7 + mixture) << c.rank();
+        if (Status status = c.all_reduce(input.data(), output.data(), count, DataType::uint32, ReduceOp::sum); !status.ok())
+          return status.to_string();
+        const std::uint32_t factor = (1U << c.size()) - 1;
+        for (std::size_t i = 0; i < count; ++i) {
+          if (output[i] != static_cast<std::uint32_t>(i * 7 + mixture) * factor)
+            return fmt::format("mixture {}: element {} of {} is {}", mixture, i, count, output[i]);
+        }
+      }
+    }
+    return {};
+  });
+  ::unsetenv("SHOAL_SINGLE_COPY");
+}
+
 TEST_P(SingleCopy, ServesMixturesOfMemory) {
   SKIP_UNLESS_PERMITTED();
   expect_ranks(GetParam(), over_shm(), [](Communicator& c) -> std::string {
@@ -330,7 +374,7 @@ TEST(ProcessMemory, SaysWhereTheOthersMemoryEnds) {
 
 // Whatever the shape: every byte of every output is written once, from where it has to come.
 TEST(WindowMoves, FillEveryOutputOnce) {
-  for (const CollectiveKind kind : kKinds) {
+  for (const CollectiveKind kind : kMovingKinds) {
     for (int ranks = 2; ranks <= 7; ++ranks) {
       for (const std::size_t count : {std::size_t{32 << 10}, std::size_t{50'001}}) {
         const Collective collective{kind, count, DataType::uint8, ReduceOp::sum, ranks / 2};
