@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tests/torch/fake_device.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
@@ -69,6 +70,17 @@ struct Rank {
     return at::cat(all);
   }
 };
+
+/// A rank's group as c10d's dispatcher and reducer want it.
+inline c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const Rank& self) {
+  constexpr auto kBackend = c10d::ProcessGroup::BackendType::CUSTOM;
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
+  for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::PrivateUse1}) {
+    group->setBackend(type, kBackend, self.group);
+  }
+  group->setDefaultBackend(kBackend);
+  return group;
+}
 
 /// Reads in the current stream of the tensor's device and says where what it read was wrong.
 inline void expect_equal(const Tensor& found, const Tensor& wanted, const std::string& what) {

@@ -8,13 +8,10 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "tests/torch/device_ranks.h"
-#include "tests/torch/fake_cuda_api.h"
+#include "tests/torch/stream_ranks.h"
 #include "torch_plugin/ddp/data_parallel.h"
 
 namespace shoal::torch {
@@ -22,41 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using Work = c10::intrusive_ptr<c10d::Work>;
 
-constexpr std::int64_t kLarge = 60000;  // two shots, and several pieces
-
-class DeviceStreamsTest : public testing::Test {
- protected:
-  static void on_ranks(int size, const std::function<void(const Rank&)>& body, std::chrono::milliseconds timeout = 60s) {
-    run_ranks(size, Path::streams, body, timeout);
-  }
-  void TearDown() override {
-    fake::CudaBehaviour& behaviour = fake::cuda_behaviour();
-    behaviour.works = true;
-    behaviour.exports_memory = true;
-    behaviour.shared_device = true;
-    behaviour.capturing = false;
-    fake::set_seed(20);
-  }
-};
-
-const c10::impl::VirtualGuardImpl& device_guard() {
-  static const c10::impl::VirtualGuardImpl guard(c10::DeviceType::PrivateUse1);
-  return guard;
-}
-c10::Stream current_stream(int rank) { return device_guard().getStream(fake::device(rank)); }
-
-/// What a call throws: its words.
-template <typename Exception, typename Body>
-std::string message_of(const Body& body) {
-  try {
-    body();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
+class DeviceStreamsTest : public StreamRanks {};
 
 TEST_F(DeviceStreamsTest, ValuesAreRightWhateverComesLate) {
   for (const int kind : {0, 1, 2}) {  // through the memory of the peers, by one kernel, through the host's tiles
@@ -287,7 +251,7 @@ TEST_F(DeviceStreamsTest, GroupsOfOneDeviceOverlap) {
   }
 }
 
-/// Each call uses the result of the one before, which took the other way.
+/// Each call uses the result of the one before, most of which took the other way.
 TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
   for (std::uint32_t seed = 1; seed <= 4; ++seed) {
     fake::set_seed(4000 * seed);
@@ -296,16 +260,22 @@ TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
       Tensor wanted = Rank::of(self.rank);
       for (int round = 0; round < 3; ++round) {
         self.group->allreduce(tensors)->wait();  // on streams
-        Tensors input{tensors[0]};
+        Tensors mine{tensors[0]}, lefts{self.output({kCount})};
+        const Work sent = self.group->send(mine, (self.rank + 1) % self.size, round);  // through the host
+        self.group->recv(lefts, (self.rank + self.size - 1) % self.size, round)->wait();
+        sent->wait();
         Lists gathered;
         if (self.rank == 0) gathered.push_back(self.outputs());
-        self.group->gather(gathered, input)->wait();  // through the host
+        self.group->gather(gathered, lefts)->wait();  // on streams
         Tensor all = self.rank == 0 ? at::cat(gathered[0]) : self.output({self.size * kCount});
         Tensors whole{all};
-        self.group->broadcast(whole)->wait();  // on streams
+        self.group->broadcast(whole)->wait();
+        Tensors on_cpu{all.cpu()};
+        self.group->allreduce(on_cpu)->wait();  // on the host
+        all.copy_((on_cpu[0] / self.size), true);
         Tensor turned = self.output({self.size * kCount});
         std::vector<std::int64_t> even;
-        self.group->alltoall_base(turned, all, even, even)->wait();  // through the host
+        self.group->alltoall_base(turned, all, even, even)->wait();  // on streams
         Tensors kept{turned.narrow(0, 0, kCount)};
         c10d::AllreduceOptions average;
         average.reduceOp = c10d::ReduceOp::AVG;
@@ -436,8 +406,8 @@ TEST_F(DeviceStreamsTest, TheHookIsToldWhenTheDeviceIsThrough) {
 
 /// Two layers, the parameters of each rank its own: rank 0's count.
 struct Network : ::torch::nn::Module {
-  Network(c10::Device device, int rank) {
-    for (const auto& shape : std::vector<std::vector<std::int64_t>>{{12, 20}, {20}, {20, 3}, {3}}) {
+  Network(c10::Device device, int rank, std::int64_t hidden = 20) {
+    for (const auto& shape : std::vector<std::vector<std::int64_t>>{{12, hidden}, {hidden}, {hidden, 3}, {3}}) {
       Tensor values = at::empty(shape, at::kFloat);
       values.copy_((at::arange(values.numel()) * (0.7 + weights.size() + rank)).sin().view(shape) * 0.3);
       weights.push_back(register_parameter("weight" + std::to_string(weights.size()), values.to(device)));
@@ -447,14 +417,13 @@ struct Network : ::torch::nn::Module {
   Tensors weights;
 };
 
+Tensor batch_of(const Rank& self, int step, c10::Device device) {
+  return (at::arange(8 * 12).view({8, 12}).to(at::kFloat) * (0.1 * (1 + step + 3 * self.rank))).cos().to(device);
+}
+
 /// The parameters after some steps of data-parallel training.
 std::vector<Tensor> trained(const Rank& self, c10::Device device, ddp::Overlap overlap) {
-  constexpr auto kBackend = c10d::ProcessGroup::BackendType::CUSTOM;
-  const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
-  for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::PrivateUse1}) {
-    group->setBackend(type, kBackend, self.group);
-  }
-  group->setDefaultBackend(kBackend);
+  const auto group = process_group_of(self);
   Network network(device, self.rank);
   ddp::DataParallelOptions options;
   options.overlap = overlap;
@@ -465,8 +434,7 @@ std::vector<Tensor> trained(const Rank& self, c10::Device device, ddp::Overlap o
   };
   ddp::DataParallel parallel(network, group, options);
   for (int step = 0; step < 6; ++step) {
-    const Tensor batch =
-        (at::arange(8 * 12).view({8, 12}).to(at::kFloat) * (0.1 * (1 + step + 3 * self.rank))).cos().to(device);
+    const Tensor batch = batch_of(self, step, device);
     parallel.clear_gradients();
     const Tensor output = parallel.forward([&] { return network.forward(batch); });
     output.square().mean().backward();
@@ -492,6 +460,34 @@ TEST_F(DeviceStreamsTest, TrainingOnTheDeviceGivesTheParametersOfTrainingOnTheCp
       }
     });
   }
+}
+
+/// torch's reducer owns the buckets; the gradients are views of them.
+TEST_F(DeviceStreamsTest, BucketsMayBeRegisteredByTheirGradients) {
+  on_ranks(2, [](const Rank& self) {
+    Network network(fake::device(self.rank), self.rank, 4000);  // for two shots
+    ddp::DataParallel parallel(network, process_group_of(self));
+    int steps[2];
+    std::vector<Tensor> gradients[2];
+    for (int step = 0; step < 4; ++step) {
+      parallel.clear_gradients();
+      self.group->barrier()->wait();
+      const int before = fake::steps_for_shoal();
+      self.group->barrier()->wait();
+      const Tensor batch = batch_of(self, 1, fake::device(self.rank));
+      parallel.forward([&] { return network.forward(batch); }).square().mean().backward();
+      std::vector<Tensor> values;
+      for (const Tensor& parameter : network.weights) values.push_back(parameter.grad().cpu());
+      self.group->barrier()->wait();
+      steps[step % 2] = fake::steps_for_shoal() - before;
+      gradients[step % 2] = values;
+      self.group->barrier()->wait();
+      if (step != 2) continue;  // the buckets stay those of the second step
+      for (const Tensor& parameter : network.weights) EXPECT_TRUE(self.group->registerBuffer(parameter.grad()));
+    }
+    EXPECT_LT(steps[1], steps[0]) << "the buckets were copied";
+    for (std::size_t i = 0; i < network.weights.size(); ++i) EXPECT_TRUE(at::equal(gradients[0][i], gradients[1][i]));
+  });
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tests/torch/device_ranks.h"
 
@@ -441,12 +440,7 @@ TEST_P(DeviceTensors, EstimatesLeaveThemAlone) {
 
 TEST_P(DeviceTensors, ComeThroughTheDispatcher) {
   on_ranks([](const Rank& self) {
-    constexpr auto kBackend = c10d::ProcessGroup::BackendType::CUSTOM;
-    const auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), self.rank, self.size);
-    for (const c10::DeviceType type : {c10::DeviceType::CPU, c10::DeviceType::PrivateUse1}) {
-      group->setBackend(type, kBackend, self.group);
-    }
-    group->setDefaultBackend(kBackend);
+    const auto group = process_group_of(self);
     Tensors tensors{self.mine()};
     group->allreduce(tensors)->wait();
     expect_equal(tensors[0], self.total(), "all_reduce");

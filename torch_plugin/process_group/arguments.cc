@@ -121,6 +121,11 @@ std::vector<Tensor> list_of_root(const char* call, const char* which, const std:
   return list;
 }
 
+std::vector<Tensor> concat(std::vector<Tensor> first, const std::vector<Tensor>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 namespace {
 bool out_of_reach(const Tensor& tensor, Reach reach) { return reach == Reach::host && on_device(tensor); }
 

@@ -52,6 +52,9 @@ void check_shares(const char* call, const char* rule, const char* which, const a
 std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                      bool is_root, int size, const at::Tensor& like);
 
+/// One list behind the other.
+std::vector<at::Tensor> concat(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second);
+
 /// What memory a call can work on.
 enum class Reach {
   host,    ///< the host's: tensors of a device are copied there

@@ -67,7 +67,7 @@ Status DeviceStreams::check_current_stream(c10::Device device) {
   return cuda_stream_takes_calls(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
-Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const std::function<void()>& unpack,
+Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const std::vector<std::function<void()>>& unpacks,
                                                        const std::vector<Tensor>& memory) {
   const std::lock_guard<std::mutex> calling(calls_mutex_);
   if (const Status closed = host_->status(); !closed.ok()) communicator_->abort(closed.message());
@@ -82,14 +82,14 @@ Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const s
       if (!status().ok()) host_->abort(status().message());
       return operation.status();
     }
-    if (unpack) {
+    {
       const at::NoGradGuard no_grad;  // an output may be a leaf that requires a gradient
-      unpack();
+      for (const std::function<void()>& unpack : unpacks) unpack();
     }
     c10::Event done(guard_.type());
     done.record(stream_);
-    return std::make_shared<StreamEnd>(std::move(operation).value(), static_cast<bool>(unpack), std::move(done), caller,
-                                       stream_, memory);
+    return std::make_shared<StreamEnd>(std::move(operation).value(), !unpacks.empty(), std::move(done), caller, stream_,
+                                       memory);
   } catch (...) {
     keep_for_stream(memory, stream_);
     throw;

@@ -44,9 +44,8 @@ class DeviceStreams {
   /// ok, or why no call can be made on the current stream of `device`: it is being captured into a graph.
   static Status check_current_stream(c10::Device device);
 
-  /// Makes `call`, then runs `unpack`, which may be empty, in the stream; `memory` is kept until that has been done. Errors:
-  /// the call's.
-  Result<std::shared_ptr<StreamEnd>> make(const Call& call, const std::function<void()>& unpack,
+  /// Makes `call`, then runs `unpacks` in the stream; `memory` is kept until that has been done. Errors: the call's.
+  Result<std::shared_ptr<StreamEnd>> make(const Call& call, const std::vector<std::function<void()>>& unpacks,
                                           const std::vector<at::Tensor>& memory);
   /// The thread sees to the end of `call` from here on.
   void follow(std::shared_ptr<StreamEnd> call);

@@ -26,13 +26,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
                        .staging = {buffer},
                        .outputs = {tensor},
                        .unpack = copy_back(buffer, tensor)};
-  const int root = static_cast<int>(options.rootRank);
-  if (streams != nullptr)
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.broadcast(buffer.data_ptr(), movement.count, movement.type, root, stream, how.timeout);
-    });
-  return start(std::move(call), communicator_->broadcast_async(buffer.data_ptr(), movement.count, movement.type, root, how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::broadcast_async, &StreamCommunicator::broadcast, buffer.data_ptr(),
+              movement.count, movement.type, static_cast<int>(options.rootRank));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vector<Tensor>>& outputs,
@@ -55,18 +50,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<T
                        .name = "all_gather",
                        .profiling_title = title,
                        .inputs = {input},
-                       .staging = {source},
+                       .staging = concat({source}, gathered.memory()),
                        .outputs = parts,
                        .unpack = copy_back(gathered)};
-  if (streams != nullptr) {
-    const std::vector<Tensor> memory = gathered.memory();
-    call.staging.insert(call.staging.end(), memory.begin(), memory.end());
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.all_gather(source.data_ptr(), gathered.data(), movement.count, movement.type, stream, how.timeout);
-    });
-  }
-  return start(std::move(call),
-               communicator_->all_gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type, how), how);
+  return make(streams, std::move(call), how, &Communicator::all_gather_async, &StreamCommunicator::all_gather,
+              source.data_ptr(), gathered.data(), movement.count, movement.type);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output, Tensor& input,
@@ -92,13 +80,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
                        .staging = {source, gathered},
                        .outputs = {output},
                        .unpack = copy_back(gathered, output)};
-  if (streams != nullptr)
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.all_gather(source.data_ptr(), gathered.data_ptr(), movement.count, movement.type, stream, how.timeout);
-    });
-  return start(std::move(call),
-               communicator_->all_gather_async(source.data_ptr(), gathered.data_ptr(), movement.count, movement.type, how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::all_gather_async, &StreamCommunicator::all_gather,
+              source.data_ptr(), gathered.data_ptr(), movement.count, movement.type);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vector<std::vector<Tensor>>& outputs,
@@ -135,21 +118,20 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector
   const Tensor& input = only_tensor("gather", inputs);
   check_root("gather", options.rootRank, getSize());
   const std::vector<Tensor> parts = list_of_root("gather", "output", outputs, options.rootRank == getRank(), getSize(), input);
-  const Tensor source = contiguous(input);
-  const Joined gathered(parts);
-  const Movement movement = to_movement(source);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("gather", input, how);
+  const Tensor source = contiguous(input, reach_of(streams));
+  const Joined gathered(parts, reach_of(streams));
+  const Movement movement = to_movement(source);
   WorkShoal::Call call{.type = c10d::OpType::GATHER,
                        .name = "gather",
                        .profiling_title = "shoal:gather",
                        .inputs = {input},
-                       .staging = {source},
+                       .staging = concat({source}, gathered.memory()),
                        .outputs = parts,
                        .unpack = copy_back(gathered)};
-  return start(std::move(call),
-               communicator_->gather_async(source.data_ptr(), gathered.data(), movement.count, movement.type,
-                                           static_cast<int>(options.rootRank), how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::gather_async, &StreamCommunicator::gather, source.data_ptr(),
+              gathered.data(), movement.count, movement.type, static_cast<int>(options.rootRank));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& outputs,
@@ -158,23 +140,21 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
   const Tensor& output = only_tensor("scatter", outputs);
   check_root("scatter", options.rootRank, getSize());
   const std::vector<Tensor> parts = list_of_root("scatter", "input", inputs, options.rootRank == getRank(), getSize(), output);
-  const Joined source(parts);
-  source.pack();
-  const Tensor result = contiguous_output(output);  // itself where it is contiguous
-  const Movement movement = to_movement(result);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("scatter", output, how);
+  const Joined source(parts, reach_of(streams));
+  source.pack();
+  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Movement movement = to_movement(result);
   WorkShoal::Call call{.type = c10d::OpType::SCATTER,
                        .name = "scatter",
                        .profiling_title = "shoal:scatter",
                        .inputs = parts,
-                       .staging = source.memory(),
+                       .staging = concat(source.memory(), {result}),
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  call.staging.push_back(result);
-  return start(std::move(call),
-               communicator_->scatter_async(source.data(), result.data_ptr(), movement.count, movement.type,
-                                            static_cast<int>(options.rootRank), how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::scatter_async, &StreamCommunicator::scatter, source.data(),
+              result.data_ptr(), movement.count, movement.type, static_cast<int>(options.rootRank));
 }
 
 namespace {
@@ -220,9 +200,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, 
   const std::vector<std::size_t> send_counts = elements_per_rank("input", input, input_splits, getSize(), movement.factor);
   const std::vector<std::size_t> receive_counts =
       elements_per_rank("output", output, output_splits, getSize(), movement.factor);
-  const Tensor source = contiguous(input);
-  const Tensor result = contiguous_output(output);  // itself where it is contiguous
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("all_to_all_single", input, how);
+  const Tensor source = contiguous(input, reach_of(streams));
+  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
   WorkShoal::Call call{.type = c10d::OpType::ALLTOALL_BASE,
                        .name = "all_to_all_single",
                        .profiling_title = "shoal:all_to_all",
@@ -230,12 +211,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, 
                        .staging = {source, result},
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  const bool even = input_splits.empty() && output_splits.empty();
-  return start(std::move(call),
-               even ? communicator_->all_to_all_async(source.data_ptr(), result.data_ptr(), send_counts[0], movement.type, how)
-                    : communicator_->all_to_all_v_async(source.data_ptr(), send_counts, result.data_ptr(), receive_counts,
-                                                        movement.type, how),
-               how);
+  if (input_splits.empty() && output_splits.empty())
+    return make(streams, std::move(call), how, &Communicator::all_to_all_async, &StreamCommunicator::all_to_all,
+                source.data_ptr(), result.data_ptr(), send_counts[0], movement.type);
+  return make(streams, std::move(call), how, &Communicator::all_to_all_v_async, &StreamCommunicator::all_to_all_v,
+              source.data_ptr(), send_counts, result.data_ptr(), receive_counts, movement.type);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall(std::vector<Tensor>& outputs, std::vector<Tensor>& inputs,
@@ -248,21 +228,20 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall(std::vector<Tensor>& 
   check_pairs(kCall, outputs, inputs);
   check_same_type(kCall, inputs);
   const Movement movement = to_movement(inputs[0]);
-  const Joined source(inputs);
-  source.pack();
-  const Joined result(outputs);
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for(kCall, inputs[0], how);
+  const Joined source(inputs, reach_of(streams));
+  source.pack();
+  const Joined result(outputs, reach_of(streams));
   WorkShoal::Call call{.type = c10d::OpType::ALLTOALL,
                        .name = kCall,
                        .profiling_title = "shoal:all_to_all",
                        .inputs = inputs,
-                       .staging = source.memory(),
+                       .staging = concat(source.memory(), result.memory()),
                        .outputs = outputs,
                        .unpack = copy_back(result)};
-  return start(std::move(call),
-               communicator_->all_to_all_v_async(source.data(), source.counts(movement.factor), result.data(),
-                                                 result.counts(movement.factor), movement.type, how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::all_to_all_v_async, &StreamCommunicator::all_to_all_v,
+              source.data(), source.counts(movement.factor), result.data(), result.counts(movement.factor), movement.type);
 }
 
 }  // namespace shoal::torch

@@ -11,6 +11,7 @@
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/device_streams.h"
 #include "torch_plugin/process_group/store_adapter.h"
+#include "torch_plugin/process_group/work_stream.h"
 
 namespace shoal::torch {
 
@@ -79,7 +80,7 @@ CallOptions ProcessGroupShoal::call_options(milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Result<shoal::Work> operation,
-                                                        const CallOptions& options, const Peer& peer) {
+                                                        const CallOptions& options) {
   if (!operation.ok()) throw_status(call.name, operation.status());
   if (options.estimate_us != nullptr) {  // nothing has been done, and nothing is to be seen of it
     call.unpack = nullptr;
@@ -88,7 +89,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
     if (coalesced_) coalesced_->works.push_back(estimated);
     return estimated;
   }
-  auto [sequence, entry] = note(call, options, peer);
+  auto [sequence, entry] = note(call, options);
   const c10d::OpType type = call.type;
   auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
   work->follow(std::move(operation).value(), std::move(entry));
@@ -97,25 +98,26 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
   return work;
 }
 
-std::pair<std::uint64_t, RecorderEntry> ProcessGroupShoal::note(const WorkShoal::Call& call, const CallOptions& options,
-                                                                const Peer& peer) {
+std::pair<std::uint64_t, RecorderEntry> ProcessGroupShoal::note(const WorkShoal::Call& call, const CallOptions& options) {
   const std::uint64_t sequence = ++calls_;
   if (!recorder_.recording()) return {sequence, {}};
   recorder_.name_group(getGroupUid(), getGroupDesc(), options_->global_ranks_in_group);
-  return {sequence,
-          recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, peer.rank, peer.sending,
-                            sequence, call.inputs, call.outputs, options.timeout.value_or(options_->timeout)})};
+  return {sequence, recorder_.record({call.profiling_title != nullptr ? call.profiling_title : call.name, call.peer.rank,
+                                      call.peer.sending, sequence, call.inputs, call.outputs,
+                                      options.timeout.value_or(options_->timeout)})};
 }
 
 void ProcessGroupShoal::startCoalescing() {
-  coalesced_.reset();
+  if (coalesced_) endCoalescing();
   coalesced_ = std::make_unique<Coalesced>();
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::endCoalescing() {
   TORCH_CHECK(coalesced_, "shoal: endCoalescing() without startCoalescing()");
-  std::vector<c10::intrusive_ptr<c10d::Work>> parts = std::move(coalesced_->works);
-  coalesced_.reset();
+  std::unique_ptr<Coalesced> block = std::move(coalesced_);
+  if (!block->messages.empty()) start_messages(*block);
+  std::vector<c10::intrusive_ptr<c10d::Work>> parts = std::move(block->works);
+  block.reset();
   return together("coalesced", "shoal:coalesced", {}, {}, std::move(parts));
 }
 
@@ -166,6 +168,7 @@ void ProcessGroupShoal::shutdown() {
   {
     const std::lock_guard<std::mutex> lock(streams_mutex_);
     std::swap(streams, streams_);
+    connected_.reset();
   }
   streams.clear();  // before the communicator, which they use
   communicator_.reset();

@@ -30,24 +30,20 @@ namespace shoal::torch {
 inline constexpr const char* kBackendName = "shoal";
 
 class DeviceStreams;
-
-/// The other rank of a point-to-point call.
-struct Peer {
-  int rank = -1;
-  bool sending = false;
-};
+class WorkStream;
 
 /// A c10d backend: every collective, point to point, groups that share their parent's links.
 ///
 /// Tensors lie on the CPU or, all of a call, on one other device ("device tensors"). Sparse ones are served on the CPU only.
 ///
-/// On CUDA devices allreduce, broadcast, the all_gathers and reduce_scatters work where the tensors lie, by a
-/// StreamCommunicator (<shoal/cuda.h>): as with NCCL's backend they return at once and go on in a stream of their own, after
-/// what the caller's current stream holds (WorkStream). The first such call of a group, or eagerConnectSingleDevice(), is a
-/// meeting of its ranks: all of them give tensors on a CUDA device then, and from then on each on the same one. Where some rank
-/// cannot, and for all other calls and devices, elements travel by way of host memory: a call waits in the caller's thread
-/// until its inputs have come there in the order of the current stream; then it goes on by itself, and its result moves to the
-/// device in a stream of its own (WorkBase says what waits for that). Ranks may use different devices in one such call.
+/// On CUDA devices collectives work where the tensors lie, by a StreamCommunicator (<shoal/cuda.h>): as with NCCL's backend
+/// they return at once and go on in a stream of their own, after what the caller's current stream holds (WorkStream). The first
+/// one of a group, or eagerConnectSingleDevice(), is a meeting of its ranks: all of them give tensors on a CUDA device then,
+/// and from then on each on the same one. Messages do so after eagerConnectSingleDevice() only, as two ranks cannot hold a
+/// meeting. Where some rank cannot, and for all other calls and devices, elements travel by way of host memory: a call waits in
+/// the caller's thread until its inputs have come there in the order of the current stream; then it goes on by itself, and its
+/// result moves to the device in a stream of its own (WorkBase says what waits for that). Ranks may use different devices in
+/// one such call.
 ///
 /// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
 /// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
@@ -134,7 +130,9 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& options = {}) override;
 
-  // Point to point. `recvAnysource` tells who sent by Work::sourceRank().
+  // Point to point. `recvAnysource` tells who sent by Work::sourceRank(). On streams (above) messages follow each other, and
+  // the collectives, as blocking calls would: ranks that exchange make a block of startCoalescing() to endCoalescing(), whose
+  // messages go on together from its end, at most 32. Both ends have tensors on the device, and recvAnysource is refused there.
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
@@ -183,7 +181,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   /// Microseconds that those calls take, one after the other, as the Selector predicts them.
   float endTimeEstimate() SHOAL_C10D_SINCE_2_15;
 
-  /// Makes what the calls on a CUDA device need. Collective, as the first such call is without it.
+  /// Makes what the calls on a CUDA device need, and lets messages go that way. Collective, before the first message; what
+  /// torch calls where init_process_group() is given a device_id.
   void eagerConnectSingleDevice(at::Device device) override;
   /// Lets the other ranks of this node read the memory behind `tensor`, so that it need not be copied before it travels: for
   /// buffers that are used again and again. Keeps the tensor. Collective, every rank with one of its own; the host waits.
@@ -223,19 +222,40 @@ class ProcessGroupShoal final : public c10d::Backend {
   [[nodiscard]] std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   [[nodiscard]] CallOptions call_options(std::chrono::milliseconds timeout);
   /// The work of a call that shoal has accepted or refused.
-  c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options,
-                                       const Peer& peer = {});
+  c10::intrusive_ptr<c10d::Work> start(WorkShoal::Call call, Result<shoal::Work> operation, const CallOptions& options);
   /// What makes a call with `tensor` where it lies; null where that travels by way of host memory. May be a meeting.
   std::shared_ptr<DeviceStreams> streams_for(const char* call, const at::Tensor& tensor, const CallOptions& options);
   std::shared_ptr<DeviceStreams> streams_on(const char* call, c10::Device device);
-  /// The work of a call on a stream; `make` makes it.
+  /// The same for a message, and never a meeting: on streams where eagerConnectSingleDevice() has made them.
+  std::shared_ptr<DeviceStreams> streams_for_message(const char* call, const at::Tensor& tensor, const CallOptions& options);
+  using CallOnStream = std::function<Result<StreamWork>(StreamCommunicator& communicator, void* stream)>;
+  /// The work of a call on a stream; `on_stream` makes it.
   c10::intrusive_ptr<c10d::Work> start(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
-                                       const CallOptions& options,
-                                       const std::function<Result<StreamWork>(StreamCommunicator&, void*)>& make);
+                                       const CallOptions& options, const CallOnStream& on_stream);
+  /// A call on a stream, its work, and what it is where it is one of several messages that go on together.
+  struct OnStream {
+    WorkShoal::Call call;
+    c10::intrusive_ptr<WorkStream> work;
+    StreamMessage message;
+  };
+  /// Several that `on_stream` makes at once; `name` for messages.
+  void start(const std::shared_ptr<DeviceStreams>& streams, const char* name, const std::vector<OnStream>& calls,
+             const CallOptions& options, const CallOnStream& on_stream);
+  /// A call where its tensors can be reached, with the same arguments on either side: of a StreamCommunicator where there are
+  /// streams, else of the Communicator.
+  template <typename OfHost, typename OfDevice, typename... Arguments>
+  c10::intrusive_ptr<c10d::Work> make(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
+                                      const CallOptions& how, OfHost of_host, OfDevice of_device,
+                                      const Arguments&... arguments) {
+    if (streams == nullptr) return start(std::move(call), std::invoke(of_host, *communicator_, arguments..., how), how);
+    return start(streams, std::move(call), how, [&](StreamCommunicator& communicator, void* stream) {
+      return std::invoke(of_device, communicator, arguments..., stream, how.timeout);
+    });
+  }
   /// Those that there are.
   [[nodiscard]] std::vector<std::shared_ptr<DeviceStreams>> all_streams() const;
   /// Counts a call, and notes it in the flight recorder.
-  std::pair<std::uint64_t, RecorderEntry> note(const WorkShoal::Call& call, const CallOptions& options, const Peer& peer);
+  std::pair<std::uint64_t, RecorderEntry> note(const WorkShoal::Call& call, const CallOptions& options);
   /// Several calls as one work, which profiles show under `title` with `inputs`.
   c10::intrusive_ptr<c10d::Work> together(const char* name, const char* title, const std::vector<at::Tensor>& inputs,
                                           std::vector<at::Tensor> outputs, std::vector<c10::intrusive_ptr<c10d::Work>> parts);
@@ -260,6 +280,11 @@ class ProcessGroupShoal final : public c10d::Backend {
                                                  const c10d::AllgatherOptions& options, const char* title);
   c10::intrusive_ptr<c10d::Work> receive(std::vector<at::Tensor>& tensors, c10d::OpType type, const char* title, int peer,
                                          int tag);
+  /// The work of a message on streams that starts at the end of the block; and the start of all of them.
+  c10::intrusive_ptr<c10d::Work> start_with_block(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
+                                                  const StreamMessage& message);
+  struct Coalesced;
+  void start_messages(const Coalesced& block);
   c10::intrusive_ptr<c10d::Work> reduce_scatter_from(const at::Tensor& output, const at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options, const char* title);
 
@@ -270,6 +295,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   struct Coalesced {
     CallScope scope;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::shared_ptr<DeviceStreams> streams;  ///< of the messages
+    std::vector<OnStream> messages;          ///< on streams: they start at the end
   };
   std::unique_ptr<Coalesced> coalesced_;          ///< while coalescing
   std::optional<double> estimate_us_;             ///< between startTimeEstimate() and endTimeEstimate()
@@ -282,6 +309,8 @@ class ProcessGroupShoal final : public c10d::Backend {
   mutable std::mutex streams_mutex_;
   /// Null: tensors of that device travel by way of host memory. After communicator_: they use it. Guarded by streams_mutex_.
   std::map<c10::DeviceIndex, std::shared_ptr<DeviceStreams>> streams_;
+  /// Where messages go by streams_: all ranks have one or none has. Guarded by streams_mutex_.
+  std::optional<c10::Device> connected_;
 };
 
 }  // namespace shoal::torch

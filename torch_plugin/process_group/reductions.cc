@@ -30,15 +30,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tenso
                        .staging = {buffer},
                        .outputs = {tensor},
                        .unpack = copy_back(buffer, tensor)};
-  if (streams != nullptr)
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.all_reduce(buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op, stream,
-                               how.timeout);
-    });
-  return start(
-      std::move(call),
-      communicator_->all_reduce_async(buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op, how),
-      how);
+  return make(streams, std::move(call), how, &Communicator::all_reduce_async, &StreamCommunicator::all_reduce,
+              buffer.data_ptr(), buffer.data_ptr(), reduction.count, reduction.type, reduction.op);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_coalesced(std::vector<Tensor>& tensors,
@@ -52,9 +45,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& te
   const Tensor& tensor = only_tensor("reduce", tensors);
   check_root("reduce", options.rootRank, getSize(), options.rootTensor);
   const Reduction reduction = to_reduction("reduce", tensor, options.reduceOp);
-  const Tensor buffer = dense(scaled(tensor, options.reduceOp));
-  const bool is_root = options.rootRank == getRank();
   const CallOptions how = call_options(options.timeout);
+  const auto streams = streams_for("reduce", tensor, how);
+  const Tensor buffer = dense(scaled(tensor, options.reduceOp), reach_of(streams));
+  const bool is_root = options.rootRank == getRank();
   WorkShoal::Call call{.type = c10d::OpType::REDUCE,
                        .name = "reduce",
                        .profiling_title = "shoal:reduce",
@@ -63,10 +57,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& te
                        .outputs = {tensor},
                        .unpack = {}};
   if (is_root) call.unpack = copy_back(buffer, tensor);
-  return start(std::move(call),
-               communicator_->reduce_async(buffer.data_ptr(), is_root ? buffer.data_ptr() : nullptr, reduction.count,
-                                           reduction.type, reduction.op, static_cast<int>(options.rootRank), how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::reduce_async, &StreamCommunicator::reduce, buffer.data_ptr(),
+              is_root ? buffer.data_ptr() : nullptr, reduction.count, reduction.type, reduction.op,
+              static_cast<int>(options.rootRank));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Tensor>& outputs,
@@ -78,8 +71,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
   check_like("reduce_scatter", output, 0, parts[static_cast<std::size_t>(getRank())]);
   const Reduction reduction = to_reduction("reduce_scatter", output, options.reduceOp);
   const CallOptions how = call_options(options.timeout);
-  const bool even = std::ranges::all_of(parts, [&](const Tensor& part) { return part.numel() == parts[0].numel(); });
-  const auto streams = even ? streams_for("reduce_scatter", output, how) : nullptr;
+  const auto streams = streams_for("reduce_scatter", output, how);
   std::vector<Tensor> sources;
   for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
   const Joined source(std::move(sources), reach_of(streams));
@@ -90,20 +82,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
                        .name = "reduce_scatter",
                        .profiling_title = "shoal:reduce_scatter",
                        .inputs = parts,
-                       .staging = source.memory(),
+                       .staging = concat(source.memory(), {result}),
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  call.staging.push_back(result);
-  if (streams != nullptr)
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.reduce_scatter(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, stream,
-                                   how.timeout);
-    });
-  return start(
-      std::move(call),
-      even ? communicator_->reduce_scatter_async(source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op, how)
-           : communicator_->reduce_scatter_v_async(source.data(), result.data_ptr(), counts, reduction.type, reduction.op, how),
-      how);
+  const bool even = std::ranges::all_of(counts, [&](std::size_t count) { return count == counts[0]; });
+  if (even)
+    return make(streams, std::move(call), how, &Communicator::reduce_scatter_async, &StreamCommunicator::reduce_scatter,
+                source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op);
+  return make(streams, std::move(call), how, &Communicator::reduce_scatter_v_async, &StreamCommunicator::reduce_scatter_v,
+              source.data(), result.data_ptr(), counts, reduction.type, reduction.op);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_reduce_scatter_base(Tensor& output, Tensor& input,
@@ -129,15 +116,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
                        .staging = {source, result},
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  if (streams != nullptr)
-    return start(streams, std::move(call), how, [&](StreamCommunicator& device, void* stream) {
-      return device.reduce_scatter(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type, reduction.op, stream,
-                                   how.timeout);
-    });
-  return start(std::move(call),
-               communicator_->reduce_scatter_async(source.data_ptr(), result.data_ptr(), reduction.count, reduction.type,
-                                                   reduction.op, how),
-               how);
+  return make(streams, std::move(call), how, &Communicator::reduce_scatter_async, &StreamCommunicator::reduce_scatter,
+              source.data_ptr(), result.data_ptr(), reduction.count, reduction.type, reduction.op);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_tensor_coalesced(std::vector<Tensor>& outputs,

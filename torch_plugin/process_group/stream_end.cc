@@ -70,7 +70,7 @@ Status StreamEnd::see_end() {
   over_.notify_all();
   if (!outcome.ok()) keep_for_stream(memory, stream_);  // which may not be through with it
   memory.clear();
-  entry_.ended(outcome);
+  for (RecorderEntry& entry : entries_) entry.ended(outcome);
   result_->markCompleted(c10::IValue(static_cast<std::int64_t>(to_work_result(outcome))));
   return outcome;
 }

@@ -20,8 +20,8 @@
 namespace shoal::torch {
 
 /// What is known of one call on a stream: whether it has ended and how, and the memory that it uses until then. Its work holds
-/// it, and so does the thread that sees it end; neither outputs nor futures are in it, so that they live no longer than the
-/// user wants. Thread rule: any thread.
+/// it (several works, where messages go on together), and so does the thread that sees it end; neither outputs nor futures are
+/// in it, so that they live no longer than the user wants. Thread rule: any thread.
 class StreamEnd {
  public:
   /// `done` has been recorded in `stream` behind the call and, where it `copies`, what moves its result; `caller` was current
@@ -29,9 +29,9 @@ class StreamEnd {
   StreamEnd(StreamWork operation, bool copies, c10::Event done, const c10::Stream& caller, const c10::Stream& stream,
             std::vector<at::Tensor> memory);
 
-  /// What the flight recorder knows of it. Before it is followed.
-  void set_entry(RecorderEntry entry) { entry_ = std::move(entry); }
-  void write_trace_once() const { entry_.write_trace_once(); }
+  /// What the flight recorder knows of it: an entry for each of c10d's calls. Before it is followed.
+  void add_entry(RecorderEntry entry) { entries_.push_back(std::move(entry)); }
+  void write_trace_once() const { entries_.front().write_trace_once(); }
 
   /// Never blocks: whether the device is through with it, or it has failed.
   [[nodiscard]] bool is_over() const;
@@ -58,7 +58,7 @@ class StreamEnd {
   const bool copies_;
   const c10::Event done_;
   const c10::intrusive_ptr<c10::ivalue::Future> result_;
-  RecorderEntry entry_;
+  std::vector<RecorderEntry> entries_;
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable over_;

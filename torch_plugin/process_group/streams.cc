@@ -43,27 +43,56 @@ std::vector<std::shared_ptr<DeviceStreams>> ProcessGroupShoal::all_streams() con
   return all;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(
-    const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call, const CallOptions& options,
-    const std::function<Result<StreamWork>(StreamCommunicator&, void*)>& make) {
-  std::vector<Tensor> memory = call.inputs;
-  memory.insert(memory.end(), call.staging.begin(), call.staging.end());
-  memory.insert(memory.end(), call.outputs.begin(), call.outputs.end());
-  Result<std::shared_ptr<StreamEnd>> made = streams->make(make, call.unpack, memory);
-  if (!made.ok()) throw_status(call.name, made.status());
-  const std::shared_ptr<StreamEnd> end = std::move(made).value();
-  auto [sequence, entry] = note(call, options, {});
-  end->set_entry(std::move(entry));
-  if (completion_hook_) completion_hook_->follow(*end->result(), call.type, sequence);
-  auto work = c10::make_intrusive<WorkStream>(getRank(), call, end, streams);
-  streams->follow(end);
+c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(const std::shared_ptr<DeviceStreams>& streams, WorkShoal::Call call,
+                                                        const CallOptions& options, const CallOnStream& on_stream) {
+  auto work = c10::make_intrusive<WorkStream>(getRank(), call, streams);
+  const char* const name = call.name;
+  start(streams, name, {{std::move(call), work, {}}}, options, on_stream);
   if (coalesced_) coalesced_->works.push_back(work);
   return work;
 }
 
+void ProcessGroupShoal::start(const std::shared_ptr<DeviceStreams>& streams, const char* name,
+                              const std::vector<OnStream>& calls, const CallOptions& options, const CallOnStream& on_stream) {
+  std::vector<Tensor> memory;
+  std::vector<std::function<void()>> unpacks;
+  for (const OnStream& each : calls) {
+    memory = concat(concat(concat(std::move(memory), each.call.inputs), each.call.staging), each.call.outputs);
+    if (each.call.unpack) unpacks.push_back(each.call.unpack);
+  }
+  Result<std::shared_ptr<StreamEnd>> made = streams->make(on_stream, unpacks, memory);
+  if (!made.ok()) throw_status(name, made.status());
+  const std::shared_ptr<StreamEnd> end = std::move(made).value();
+  for (const OnStream& each : calls) {
+    auto [sequence, entry] = note(each.call, options);
+    end->add_entry(std::move(entry));
+    if (completion_hook_) completion_hook_->follow(*end->result(), each.call.type, sequence);
+    each.work->follow(end);
+  }
+  streams->follow(end);
+}
+
 void ProcessGroupShoal::eagerConnectSingleDevice(at::Device device) {
   check_alive();
-  if (device.type() == options_->cuda_devices) streams_on("eager_connect_single_device", device);
+  if (device.type() != options_->cuda_devices || streams_on("eager_connect_single_device", device) == nullptr) return;
+  const std::lock_guard<std::mutex> lock(streams_mutex_);
+  if (!connected_) connected_ = device;
+}
+
+std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_for_message(const char* call, const Tensor& tensor,
+                                                                      const CallOptions& options) {
+  const c10::Device device = tensor.device();
+  std::optional<c10::Device> connected;
+  {
+    const std::lock_guard<std::mutex> lock(streams_mutex_);
+    connected = connected_;
+  }
+  if (!connected || device.type() != connected->type()) return nullptr;
+  // The other rank, whose tensor is on its own device, would wait on a stream.
+  if (device != *connected)
+    refuse(call, "this group's device is " + connected->str() + " (device_id of init_process_group), the tensor is on " +
+                     device.str());
+  return streams_for(call, tensor, options);
 }
 
 bool ProcessGroupShoal::registerBuffer(const Tensor& tensor) {

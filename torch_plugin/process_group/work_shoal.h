@@ -19,6 +19,12 @@
 
 namespace shoal::torch {
 
+/// The other rank of a message.
+struct Peer {
+  int rank = -1;
+  bool sending = false;
+};
+
 /// What every work of this backend has: a future that can be used before the end, a duration, an order of ending.
 ///
 /// It ends in this order: the future is marked, waiters wake. No lock of this class is held while user code (callbacks of the
@@ -84,6 +90,7 @@ class WorkShoal final : public WorkBase {
     std::vector<at::Tensor> staging;  ///< kept alive until the end
     std::vector<at::Tensor> outputs;  ///< the result
     std::function<void()> unpack;     ///< moves the result from staging to outputs; may be empty
+    Peer peer = {};                   ///< of a message
   };
 
   WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> communicator);

@@ -6,27 +6,37 @@
 
 namespace shoal::torch {
 
-WorkStream::WorkStream(int rank, const WorkShoal::Call& call, std::shared_ptr<StreamEnd> end,
-                       const std::shared_ptr<DeviceStreams>& streams)
+WorkStream::WorkStream(int rank, const WorkShoal::Call& call, const std::shared_ptr<DeviceStreams>& streams)
     : WorkBase(rank, call.type, call.name, call.profiling_title, call.outputs, call.inputs, {streams->stream().device()}),
-      end_(std::move(end)),
+      peer_(call.peer),
       streams_of_group_(streams) {
   streams_.push_back(streams->stream());
+}
+
+void WorkStream::follow(std::shared_ptr<StreamEnd> end) {
+  end_ = std::move(end);
   WorkBase::end(nullptr, c10d::WorkResult::SUCCESS);
 }
 
+StreamEnd& WorkStream::known_end() const {
+  TORCH_CHECK(end_ != nullptr, "shoal ", name_,
+              ": messages on a CUDA device start together at the end of their block; wait after endCoalescing()");
+  return *end_;
+}
+
 std::exception_ptr WorkStream::exception() const {
-  const Status status = end_->status();
+  const Status status = end_ == nullptr ? Status() : end_->status();
   return status.ok() ? nullptr : to_exception(name_, status);
 }
 
 bool WorkStream::wait(std::chrono::milliseconds timeout) {
-  if (timeout != kNoTimeout) TORCH_CHECK(end_->wait_for(timeout), "Operation timed out!");  // in c10d's words
-  if (const Status status = end_->status(); !status.ok()) {
-    end_->write_trace_once();
+  StreamEnd& end = known_end();
+  if (timeout != kNoTimeout) TORCH_CHECK(end.wait_for(timeout), "Operation timed out!");  // in c10d's words
+  if (const Status status = end.status(); !status.ok()) {
+    end.write_trace_once();
     throw_status(name_, status);
   }
-  end_->block_current_stream();
+  end.block_current_stream();
   return true;
 }
 
@@ -37,8 +47,9 @@ void WorkStream::abort() {
 }
 
 float WorkStream::getDuration() const {
-  TORCH_CHECK(end_->is_over(), "shoal ", name_, ": getDuration() before the operation has ended on the device");
-  return std::chrono::duration<float, std::milli>(end_->ended_at() - started_at()).count();
+  const StreamEnd& end = known_end();
+  TORCH_CHECK(end.is_over(), "shoal ", name_, ": getDuration() before the operation has ended on the device");
+  return std::chrono::duration<float, std::milli>(end.ended_at() - started_at()).count();
 }
 
 }  // namespace shoal::torch
