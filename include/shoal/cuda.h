@@ -95,9 +95,10 @@ struct StreamOptions {
 /// through host memory; between nodes always through host memory, as tiles, by the communicator that this was made from. So do
 /// messages between two ranks and all_to_all_v, wherever the ranks are.
 ///
-/// The first error closes the group on every rank; streams that wait go on (what they compute from then on is undefined), every
-/// StreamWork in flight fails with the cause, and later calls fail at once. Calls cannot be captured into CUDA graphs: they are
-/// refused with unsupported. Thread rule: calls may come from any thread, in the same order on every rank.
+/// The first error closes the group on every rank, as does the closing of the communicator that it was made from; streams that
+/// wait go on (what they compute from then on is undefined), every StreamWork in flight fails with the cause, and later calls
+/// fail at once. Calls cannot be captured into CUDA graphs: they are refused with unsupported. Thread rule: calls may come from
+/// any thread, in the same order on every rank.
 class StreamCommunicator {
  public:
   /// Collective over `communicator`, which must live longer. Uses the current CUDA device. Errors: as cuda_available();

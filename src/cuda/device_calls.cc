@@ -179,12 +179,12 @@ Status DeviceGroup::finish_call(const std::shared_ptr<StreamCall>& call, Stream 
   const Status recorded = call->event == nullptr ? enqueued : api_.record(call->event, stream);
   {
     const std::scoped_lock lock(state_->mutex);
-    if (!looking_out_ || call->deadline < next_look_ || !state_->failure.ok()) news_.notify_one();
+    if (!looking_out_ || call->deadline < next_look_ || !state_->failure.ok()) state_->news.notify_one();
     state_->prune();
     if (recorded.ok()) {
       state_->in_flight.push_back(call);
     } else {
-      broken_.push_back(call);  // the stream may come to its tiles still
+      state_->broken.push_back(call);  // the stream may come to its tiles still
     }
   }
   if (enqueued.ok() && recorded.ok()) return {};

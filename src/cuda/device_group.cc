@@ -120,7 +120,9 @@ Status DeviceGroup::set_up() {
   state_->board = board_.get();
   state_->ranks_on_board = board_ != nullptr ? node_size_ : 0;
   thread_ = quiet_thread([this] { watch(); });
-  executor_of(*all_).on_close([this](const Status& cause) { note_failure(cause); });
+  // Its own, and the one that it was made of: who gives that up does not mean these calls to go on.
+  for (Communicator* each : {all_.get(), &communicator_})
+    executor_of(*each).on_close(this, [this](const Status& cause) { note_failure(cause); });
   return {};
 }
 
@@ -339,20 +341,14 @@ DeviceGroup::~DeviceGroup() {
     give_back_memory();
     return;
   }
-  std::deque<std::shared_ptr<StreamCall>> open;
-  {
-    const std::scoped_lock lock(state_->mutex);
-    open = state_->in_flight;
-  }
-  for (const auto& call : open) static_cast<void>(wait_for(*call));  // each ends by its deadline, the group's thread sees to it
   const bool drained = wait_until_drained();
   {
     const std::scoped_lock lock(state_->mutex);
     stopping_ = true;
     state_->board = nullptr;
   }
-  executor_of(*all_).on_close({});
-  news_.notify_all();
+  for (Communicator* each : {all_.get(), &communicator_}) executor_of(*each).on_close(this, {});
+  state_->news.notify_all();
   thread_.join();
   if (looking_out_) stop_looking_out();
   // Nobody reads here any more when all have come to the first barrier, nobody maps it after the second.
@@ -375,8 +371,8 @@ DeviceGroup::~DeviceGroup() {
   all_.reset();
 }
 
-/// Whether the streams are through with everything, and the engine with all tiles. Waits for a while, while the thread lets
-/// them go on; for messages that are not received yet until their deadline.
+/// Whether the streams are through with everything, and the engine with all tiles. Waits until the last deadline, at which the
+/// thread lets them go on, and a while more; never for an event, which may be behind something else that is stuck.
 bool DeviceGroup::wait_until_drained() {
   constexpr std::chrono::seconds kLongest{5};
   std::unique_lock lock(state_->mutex);
@@ -384,12 +380,12 @@ bool DeviceGroup::wait_until_drained() {
   for (const auto& call : state_->in_flight) end = std::max(end, call->deadline);
   for (end += kLongest;;) {
     state_->prune();
-    if (state_->in_flight.empty() && broken_.empty()) return true;
+    if (state_->in_flight.empty() && state_->broken.empty()) return true;
     if (!state_->failure.ok()) end = std::min(end, Clock::now() + kLongest);
     if (Clock::now() >= end) return false;
-    news_.notify_one();
+    state_->news.notify_one();
     lock.unlock();
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // after a failure only
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
     lock.lock();
   }
 }

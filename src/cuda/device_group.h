@@ -51,7 +51,6 @@ struct MailHeader {
 
 /// A piece of a call that the host's engine works on while the stream waits for its flag.
 struct Tile {
-  DeviceGroup* group = nullptr;
   StreamCall* call = nullptr;
   Communicator* via = nullptr;               ///< the ranks that take part
   internal::CommunicatorImpl::Call what;     ///< of the piece; of a barrier only that it is one
@@ -99,18 +98,25 @@ struct StreamCall {
   [[nodiscard]] std::string name() const;  ///< in errors
 };
 
-/// What calls, handles and the group's thread share; outlives the group as long as handles do.
+/// What calls, handles, streams and the group's thread share; outlives the group as long as handles do, or a stream that is
+/// stuck.
 struct GroupState {
   CudaApi* api = nullptr;
-  std::mutex mutex;
+  std::mutex mutex;                                   ///< guards all but `events`
+  std::condition_variable news;                       ///< for the group's thread
   Status failure;                                     ///< why the group is closed
+  std::optional<Status> noted;                        ///< a failure that the thread has not seen to yet
   std::deque<std::shared_ptr<StreamCall>> in_flight;  ///< those whose event has not been seen to happen, oldest first
+  std::vector<std::shared_ptr<StreamCall>> broken;    ///< of which a part is enqueued, and no event behind it
+  std::deque<Tile*> arrived;                          ///< that streams have come to and the thread has not
   std::mutex events_mutex;
   std::vector<Event> events;  ///< unused; guarded by events_mutex
   Board* board = nullptr;     ///< null when there is none any more
   int ranks_on_board = 0;
 
   ~GroupState();
+  /// Closes the group soon, if nothing has before. mutex is held.
+  void note(const Status& cause);
   /// Looks whether `call` has ended. mutex is held.
   void look_at(StreamCall& call);
   /// Forgets the calls that have ended, from the oldest on. mutex is held.
@@ -366,12 +372,9 @@ class DeviceGroup {
   Stream last_stream_ = nullptr;
   std::shared_ptr<StreamCall> last_call_;
   Route last_route_ = Route::peer;
-  std::vector<std::shared_ptr<StreamCall>> broken_;  ///< of which a part is enqueued, and no event behind it
 
   std::shared_ptr<GroupState> state_;
-  std::condition_variable news_;  ///< with GroupState::mutex
-  std::deque<Tile*> arrived_;
-  std::optional<Status> noted_;  ///< a failure that the thread has not seen yet
+  int with_engine_ = 0;  ///< tiles that it has been asked for and has not ended
   bool stopping_ = false;
   Clock::time_point next_look_;  ///< when the thread wakes by itself
   bool looking_out_ = false;     ///< see look_out()

@@ -35,7 +35,6 @@ using internal::CommunicatorImpl;
 Status DeviceGroup::hand_over(Enqueuing& e, const Piece& piece, Communicator& via, const CommunicatorImpl::Call& what,
                               std::vector<std::size_t> counts) {
   Tile& tile = e.call->tiles.emplace_back();
-  tile.group = this;
   tile.call = e.call.get();
   tile.via = &via;
   tile.what = what;
@@ -88,16 +87,14 @@ Status DeviceGroup::piece_from_host(Enqueuing& e, const Piece& piece) {
   return {};
 }
 
-/// In a thread of the driver.
+/// In a thread of the driver. The group may be gone where it has not waited for a stream that is stuck.
 void DeviceGroup::tile_arrived(void* argument) {
   auto* tile = static_cast<Tile*>(argument);
-  DeviceGroup& group = *tile->group;
-  {
-    const std::scoped_lock lock(group.state_->mutex);
-    ++tile->call->open_tiles;
-    group.arrived_.push_back(tile);
-    group.news_.notify_one();  // with the lock held: the group may be gone right after
-  }
+  GroupState& state = *tile->call->state;
+  const std::scoped_lock lock(state.mutex);
+  ++tile->call->open_tiles;
+  state.arrived.push_back(tile);
+  state.news.notify_one();
 }
 
 /// In the group's thread. Calls of the engine begin in the order in which the stream has come to them, which is that of the
@@ -123,13 +120,14 @@ void DeviceGroup::end_tile(Tile& tile, Status outcome) {
   if (outcome.ok() && tile.message && !tile.message->is_send) outcome = check_header(tile);
   const std::scoped_lock lock(state_->mutex);
   --tile.call->open_tiles;
+  --with_engine_;
   if (outcome.ok() && state_->failure.ok()) {
     // Release: the stream that sees the flag reads the result behind it.
     std::atomic_ref(*tile.flag).store(tile.value, std::memory_order_release);
-  } else if (!outcome.ok() && !noted_ && state_->failure.ok()) {
-    noted_ = outcome;
+  } else if (!outcome.ok()) {
+    state_->note(outcome);
   }
-  news_.notify_one();
+  state_->news.notify_one();
 }
 
 }  // namespace shoal::cuda

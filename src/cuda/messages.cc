@@ -82,7 +82,6 @@ Status DeviceGroup::post_piece(StreamCall& call, Stream stream, Communicator& vi
     if (Status status = api_.copy(chunk + kHeaderBytes, mail.buffer + begin, bytes, stream); !status.ok()) return status;
   }
   Tile& tile = call.tiles.emplace_back();
-  tile.group = this;
   tile.call = &call;
   tile.via = &via;
   tile.message =

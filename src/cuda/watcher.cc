@@ -32,15 +32,21 @@ StreamCall::~StreamCall() {
   state->events.push_back(event);
 }
 
+void GroupState::note(const Status& cause) {
+  if (noted || !failure.ok()) return;
+  noted = cause;
+  news.notify_one();
+}
+
 void GroupState::look_at(StreamCall& call) {
   if (call.ended) return;
   const auto happened = api->has_happened(call.event);
   if (happened.ok() && !*happened) return;
   call.ended = true;
   call.outcome = happened.ok() ? failure : happened.status();
-  if (!call.outcome.ok() || board == nullptr) return;
   // Who gives up lets its streams go on, and they announce what they have not done: such a result is none.
-  call.outcome = board->given_up(ranks_on_board);
+  if (call.outcome.ok() && board != nullptr) call.outcome = board->given_up(ranks_on_board);
+  if (!call.outcome.ok()) note(call.outcome);
 }
 
 void GroupState::prune() {
@@ -76,14 +82,12 @@ Status wait_for(StreamCall& call) {
 
 Status DeviceGroup::status() const {
   const std::scoped_lock lock(state_->mutex);
-  return state_->failure.ok() && noted_ ? *noted_ : state_->failure;
+  return state_->failure.ok() && state_->noted ? *state_->noted : state_->failure;
 }
 
 void DeviceGroup::note_failure(const Status& cause) {
   const std::scoped_lock lock(state_->mutex);
-  if (noted_ || !state_->failure.ok()) return;
-  noted_ = cause;
-  news_.notify_one();
+  state_->note(cause);
 }
 
 void DeviceGroup::abort(const std::string& reason) { note_failure({StatusCode::aborted, reason}); }
@@ -91,25 +95,27 @@ void DeviceGroup::abort(const std::string& reason) { note_failure({StatusCode::a
 void DeviceGroup::watch() {
   static_cast<void>(api_.use_device(device_));
   std::unique_lock lock(state_->mutex);
-  while (!stopping_ || (noted_ && state_->failure.ok())) {  // the other ranks hear of a failure in any case
-    if (noted_ && state_->failure.ok()) {
+  while (!stopping_ || (state_->noted && state_->failure.ok())) {  // the other ranks hear of a failure in any case
+    if (state_->noted && state_->failure.ok()) {
       fail(lock);
       continue;
     }
     if (!state_->failure.ok()) {
-      for (const Tile* tile : std::exchange(arrived_, {})) --tile->call->open_tiles;  // their streams go on by the flags below
+      // These are not handed over: their streams go on by flags that are raised for all.
+      for (const Tile* tile : std::exchange(state_->arrived, {})) --tile->call->open_tiles;
+      let_streams_go_on();
       state_->prune();
-      if (state_->in_flight.empty()) {
-        news_.wait(lock);
+      if (state_->in_flight.empty() && state_->broken.empty()) {
+        state_->news.wait(lock);
       } else {
-        let_streams_go_on();
-        news_.wait_for(lock, kReleaseAgain);
+        state_->news.wait_for(lock, kReleaseAgain);
       }
       continue;
     }
-    if (!arrived_.empty()) {
-      Tile& tile = *arrived_.front();
-      arrived_.pop_front();
+    if (!state_->arrived.empty()) {
+      Tile& tile = *state_->arrived.front();
+      state_->arrived.pop_front();
+      ++with_engine_;
       lock.unlock();
       start_tile(tile);
       lock.lock();
@@ -122,8 +128,8 @@ void DeviceGroup::watch() {
       stop_looking_out();
       lock.lock();
       looking_out_ = false;
-      if (board_ != nullptr && !noted_ && state_->failure.ok()) {
-        if (const Status cause = board_->given_up(node_size_); !cause.ok()) noted_ = cause;
+      if (board_ != nullptr && !state_->noted && state_->failure.ok()) {
+        if (const Status cause = board_->given_up(node_size_); !cause.ok()) state_->noted = cause;
       }
       continue;
     }
@@ -141,14 +147,14 @@ void DeviceGroup::watch() {
       if (call->deadline <= now) state_->look_at(*call);
       if (call->ended) continue;
       next = std::min(next, call->deadline);
-      if (call->deadline <= now && !noted_) noted_ = late(*call);
+      if (call->deadline <= now && !state_->noted) state_->noted = late(*call);
     }
-    if (noted_) continue;
+    if (state_->noted) continue;
     next_look_ = next;
     if (next == Clock::time_point::max()) {
-      news_.wait(lock);
+      state_->news.wait(lock);
     } else {
-      news_.wait_until(lock, next);
+      state_->news.wait_until(lock, next);
     }
   }
 }
@@ -173,10 +179,11 @@ void DeviceGroup::stop_looking_out() {
   static_cast<void>(lookout_.wait());
 }
 
-/// Ends everything in flight, then lets the streams go on, then tells the other ranks. The lock is held but for the last.
+/// Ends everything in flight, then lets the streams go on as far as they may, then tells the other ranks and the engine. The
+/// lock is held but for the last.
 void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
   for (const auto& call : state_->in_flight) state_->look_at(*call);  // what is through by now ends well
-  state_->failure = *noted_;
+  state_->failure = *state_->noted;
   // Of several errors the first is the cause: another rank may have left because of it, which is all that is seen here.
   if (board_ != nullptr) {
     if (Status first = board_->given_up(node_size_); !first.ok()) state_->failure = first;
@@ -198,9 +205,12 @@ void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
+/// What the engine has in its hands stays as it is until it gives that up, which is soon after its communicators are closed: a
+/// stream that went on would change what is on its way to another rank, for whom the call may still end well.
 void DeviceGroup::let_streams_go_on() {
   constexpr std::uint32_t kFarAhead = 1U << 30;  // as in Board::release
   if (board_ != nullptr) board_->release(node_rank_, node_size_, tick_.load());
+  if (with_engine_ != 0) return;
   for (auto& done : words_->tile_done) std::atomic_ref(done.value).store(piece_.load() + kFarAhead);
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     const std::uint32_t beyond = static_cast<std::uint32_t>(lanes_[lane].used.load()) + kFarAhead;

@@ -565,13 +565,17 @@ void Executor::close(const Status& cause) {
   closed_.store(true, std::memory_order_seq_cst);
   mesh_->tend_to_closed();
   const std::scoped_lock lock(hook_mutex_);
-  if (close_hook_) close_hook_(cause);
+  for (const auto& [owner, hook] : close_hooks_) hook(cause);
 }
 
-void Executor::on_close(std::function<void(const Status&)> hook) {
+void Executor::on_close(const void* owner, std::function<void(const Status&)> hook) {
   const std::scoped_lock lock(hook_mutex_);
-  close_hook_ = std::move(hook);
-  if (close_hook_ && closed()) close_hook_(status());
+  if (!hook) {
+    close_hooks_.erase(owner);
+    return;
+  }
+  if (closed()) hook(status());
+  close_hooks_[owner] = std::move(hook);
 }
 
 Status Executor::status() const {

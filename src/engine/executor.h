@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -77,9 +78,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   /// Fails everything in flight and all later calls with `cause`, and tells the peers. The first cause stays.
   void close(const Status& cause);
-  /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the last away, and returns when
-  /// that is not being called any more. A hook must not wait, nor call the Executor. At most one, any thread.
-  void on_close(std::function<void(const Status&)> hook);
+  /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the owner's away, and returns
+  /// when that is not being called any more. A hook must not wait, nor call the Executor. One for each owner, any thread.
+  void on_close(const void* owner, std::function<void(const Status&)> hook);
   /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the Mesh. Once, as the last call.
   void shut_down();
   /// In a child of fork(): closes without a word. See Mesh::leave_to_parent().
@@ -248,8 +249,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   std::atomic<bool> closed_{false};
   bool announced_ = false;  // the peers have been told
-  std::mutex hook_mutex_;   // guards close_hook_, also while that is called; before any mutex of its own
-  std::function<void(const Status&)> close_hook_;
+  std::mutex hook_mutex_;   // guards close_hooks_, also while they are called; before any mutex of their own
+  std::map<const void*, std::function<void(const Status&)>> close_hooks_;  // by owner
   mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
   Status cause_;
 };

@@ -5,8 +5,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -205,60 +207,135 @@ TEST(StreamFailures, AbortEndsCallsInFlightEverywhere) {
   });
 }
 
-/// Each call of CUDA fails once, at set-up or later: an error on every rank, or another route; never a hang.
+/// What closes the communicator that the streams were made of closes them, too: at once, also where the ranks wait in streams
+/// and make no call.
+TEST(StreamFailures, TheCommunicatorTakesItsStreamsAlong) {
+  for (const bool through_host : {false, true}) {
+    SCOPED_TRACE(through_host ? "through the host" : "by peers");
+    StreamCase c;
+    c.ranks = 3;
+    c.cuda.reads_peers = !through_host;
+    c.route = through_host ? "host" : "peer";
+    expect_stream_ranks(c, [](StreamRank& rank) -> std::string {
+      void* data = *rank.cuda.allocate(4000);
+      const auto start = Clock::now();
+      if (rank.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        rank.host.abort("enough");
+        if (rank.group.status().ok()) return "its own streams have not heard of it";
+      } else {
+        auto work = rank.group.all_reduce(data, data, 1000, DataType::int32, ReduceOp::sum, rank.stream);
+        const Status status = work.ok() ? work->wait() : work.status();
+        if (status.ok()) return "it went well without rank 0";
+        if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
+      }
+      if (seconds_since(start) > 10) return fmt::format("it took {} s", seconds_since(start));
+      const Status cause = rank.group.status();
+      if (cause.message().find("rank 0 aborted: enough") == std::string::npos)
+        return "the reason is lost: " + cause.to_string();
+      return aftermath(rank, cause);
+    });
+  }
+}
+
+/// Two ranks that meet in `directory`; from its `after`th on the calls of CUDA named `call` fail on the second.
+std::string with_refusals(int rank, const std::string& directory, const char* call, int after, bool through_host) {
+  CommunicatorOptions options;
+  options.timeout = std::chrono::seconds(20);
+  auto host = testing::join(directory, rank, 2, options);
+  if (!host.ok()) return host.status().to_string();
+  testing::FakeCudaOptions fake;
+  fake.reads_peers = !through_host;
+  if (rank == 1) {
+    fake.refused_call = call;
+    fake.refused_after = after;
+  }
+  testing::FakeCuda cuda(fake);
+  auto group = cuda::DeviceGroup::create(cuda, **host, {std::size_t{64} << 10, 4, false});
+  if (!group.ok()) return group.status().message().empty() ? "no message" : "";
+  auto streams = cuda::DeviceGroup::wrap(std::move(*group));
+  const auto stream = cuda.create_stream(false);
+  auto memory = cuda.allocate(800000);
+  if (!memory.ok()) return "";
+  std::byte* in = static_cast<std::byte*>(*memory);
+  std::byte* out = in + 400000;
+  const std::vector<std::size_t> counts(2, 20000);
+  const std::vector<StreamMessage> both{StreamMessage::send(in, 100000, DataType::int32, 1 - rank),
+                                        StreamMessage::recv(out, 100000, DataType::int32, 1 - rank)};
+  for (int i = 0; i < 4; ++i) {
+    auto work = i == 1   ? streams->exchange(both, *stream)
+                : i == 2 ? streams->all_to_all_v(in, counts, out, counts, DataType::int32, *stream)
+                         : streams->all_reduce(in, in, 100000, DataType::int32, ReduceOp::sum, *stream);
+    const Status status = work.ok() ? work->wait() : work.status();
+    if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
+    if (!status.ok()) streams->abort("the test has seen what it wanted");  // where a call was refused before it began
+    if (!status.ok()) break;
+  }
+  return "";
+}
+
+/// Each call of CUDA fails once, at set-up or later: an error on every rank, or another route; never a hang. Where a call may
+/// still be in a stream, its group waits for seconds at its end: so four jobs run at once.
 TEST(StreamFailures, EveryCallOfCudaMayFail) {
   for (const char* call :
        {"allocate", "allocate_pinned", "pin", "export_memory", "import_memory", "create_event", "record", "flags", "copy",
         "copy_segments", "fold", "call_host", "is_capturing", "describe_pointer", "synchronize", "load_kernels"}) {
-    for (const int after : {0, 2}) {
-      for (const bool through_host : {false, true}) {
-        SCOPED_TRACE(fmt::format("{} after {}{}", call, after, through_host ? ", through the host" : ""));
-        const auto case_start = Clock::now();
-        const std::vector<RankOutcome> outcomes = testing::run_ranks(
-            2,
-            [&](int rank, int ranks, const std::string& directory) -> std::string {
-              CommunicatorOptions options;
-              options.timeout = std::chrono::seconds(20);
-              auto host = testing::join(directory, rank, ranks, options);
-              if (!host.ok()) return host.status().to_string();
-              testing::FakeCudaOptions fake;
-              fake.reads_peers = !through_host;
-              if (rank == 1) {
-                fake.refused_call = call;
-                fake.refused_after = after;
-              }
-              testing::FakeCuda cuda(fake);
-              auto group = cuda::DeviceGroup::create(cuda, **host, {std::size_t{64} << 10, 4, false});
-              if (!group.ok()) return group.status().message().empty() ? "no message" : "";
-              auto streams = cuda::DeviceGroup::wrap(std::move(*group));
-              const auto stream = cuda.create_stream(false);
-              auto memory = cuda.allocate(800000);
-              if (!memory.ok()) return "";
-              std::byte* in = static_cast<std::byte*>(*memory);
-              std::byte* out = in + 400000;
-              const std::vector<std::size_t> counts(2, 20000);
-              const std::vector<StreamMessage> both{StreamMessage::send(in, 100000, DataType::int32, 1 - rank),
-                                                    StreamMessage::recv(out, 100000, DataType::int32, 1 - rank)};
-              for (int i = 0; i < 4; ++i) {
-                auto work = i == 1   ? streams->exchange(both, *stream)
-                            : i == 2 ? streams->all_to_all_v(in, counts, out, counts, DataType::int32, *stream)
-                                     : streams->all_reduce(in, in, 100000, DataType::int32, ReduceOp::sum, *stream);
-                const Status status = work.ok() ? work->wait() : work.status();
-                if (status.code() == StatusCode::timeout) return "only the deadline has ended it: " + status.to_string();
-                if (!status.ok())
-                  streams->abort("the test has seen what it wanted");  // where a call was refused before it began
-                if (!status.ok()) break;
-              }
-              return "";
-            },
-            60);
-        EXPECT_LT(seconds_since(case_start), 10) << "only a deadline can have ended it";
-        for (const RankOutcome& outcome : outcomes) {
-          EXPECT_TRUE(outcome.output.empty() && !outcome.killed) << outcome.output << (outcome.killed ? " (killed)" : "");
-        }
-      }
+    const auto start = Clock::now();
+    const std::vector<RankOutcome> outcomes = testing::run_ranks(
+        8,
+        [&](int rank, int, const std::string& directory) {
+          const int job = rank / 2;
+          const std::string own = fmt::format("{}/{}", directory, job);
+          std::filesystem::create_directories(own);
+          return with_refusals(rank % 2, own, call, job % 2 == 0 ? 0 : 2, job >= 2);
+        },
+        60);
+    EXPECT_LT(seconds_since(start), 10) << call << ": only a deadline can have ended it";
+    for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+      const RankOutcome& outcome = outcomes[rank];
+      EXPECT_TRUE(outcome.output.empty() && !outcome.killed && outcome.code == 0)
+          << call << " after " << (rank / 2 % 2 == 0 ? 0 : 2) << (rank / 2 >= 2 ? ", through the host: " : ": ")
+          << outcome.output << (outcome.killed ? " (killed)" : "") << " ended with " << outcome.code;
     }
   }
+}
+
+/// What a stream holds up for longer than the group waits for it at its end comes to memory that is there, and goes on.
+TEST(StreamFailures, AStreamThatIsStuckOutlivesItsGroup) {
+  const auto outcomes = testing::run_ranks(
+      4,
+      [](int rank, int ranks, const std::string& directory) -> std::string {
+        if (!testing::move_to_node(rank / 2)) return "no UTS namespaces";
+        auto host = testing::join(directory, rank, ranks, {});
+        if (!host.ok()) return host.status().to_string();
+        testing::FakeCuda cuda({});
+        auto group = cuda::DeviceGroup::create(cuda, **host, {std::size_t{64} << 10, 4, false});
+        if (!group.ok()) return group.status().to_string();
+        auto streams = cuda::DeviceGroup::wrap(std::move(*group));
+        if (streams->route() != "peer+host") return "the route is " + streams->route();
+        const auto stream = cuda.create_stream(false);
+        void* data = *cuda.allocate(400000);
+        std::atomic<bool> open{false};
+        static_cast<void>(cuda.call_host(
+            *stream,
+            [](void* gate) {
+              while (!static_cast<std::atomic<bool>*>(gate)->load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            },
+            &open));
+        auto work = streams->all_reduce(data, data, 100000, DataType::int32, ReduceOp::sum, *stream, std::chrono::seconds(1));
+        if (!work.ok()) return work.status().to_string();
+        const auto start = Clock::now();
+        streams.reset();
+        if (work->status().code() != StatusCode::timeout) return "not its deadline has ended it: " + work->status().to_string();
+        if (seconds_since(start) > 20) return fmt::format("the group has waited for {} s", seconds_since(start));
+        work = Status(StatusCode::internal, "the handle is gone");
+        (*host)->abort("it has no streams any more");
+        open = true;
+        if (Status through = cuda.synchronize(*stream); !through.ok()) return through.to_string();
+        return cuda.complaints(false);
+      },
+      60);
+  expect_well(outcomes, -1);
 }
 
 TEST(StreamFailures, CapturesAreRefusedAndLeaveNothingBehind) {

@@ -10,6 +10,12 @@
 #include <cstdlib>
 #include <filesystem>
 
+#ifdef __SANITIZE_THREAD__
+/// A process that ends is held up for reports of threads that go on: for a second by default, of which hundreds of ranks make
+/// minutes. When a rank has done its part, only the library's own thread is left, and that sleeps.
+extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=100"; }  // NOLINT: the sanitizer's name for it
+#endif
+
 namespace shoal::testing {
 namespace {
 
