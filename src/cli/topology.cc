@@ -18,6 +18,7 @@
 #include "src/discovery/rank_order.h"
 #include "src/discovery/sysfs.h"
 #include "src/engine/cores.h"
+#include "src/engine/placing.h"
 
 namespace shoal {
 namespace {
@@ -39,9 +40,23 @@ struct TopologyOptions {
 
 Status bad_option(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// Cores that the ranks may use: of another machine's tree all, of this one those of the affinity mask.
-std::vector<int> usable_cores(const TopologyOptions& options, const Hardware& hardware) {
-  return options.root.empty() && setting("SHOAL_SYSFS_ROOT") == "/sys" ? affinity_cores() : hardware.cores();
+/// What the ranks may use: of another machine's tree all, of this one what this process may use.
+HostRanks ranks_of_host(const TopologyOptions& options, const Hardware& hardware, int ranks) {
+  const bool here = options.root.empty() && setting("SHOAL_SYSFS_ROOT") == "/sys";
+  const std::vector<int> cores = here ? affinity_cores() : hardware.cores();
+  return {std::vector<std::vector<int>>(static_cast<std::size_t>(ranks), cores),
+          here ? allowed_cores() : static_cast<int>(cores.size())};
+}
+
+/// What NICs the ranks use instead of, or of, those that are near them.
+std::vector<std::string> notes_on_rails(const Hardware& hardware) {
+  const std::string named = setting("SHOAL_RAILS");
+  if (!named.empty()) return {fmt::format("SHOAL_RAILS={}: every rank uses these, whatever is near it", named)};
+  const auto rails = network_rails(hardware);
+  if (rails.size() < 2 || hardware.nics[static_cast<std::size_t>(rails.front())].kind != Nic::Kind::ethernet) return {};
+  return {
+      "of Ethernet devices a rank uses the one that leads to the other hosts, or SHOAL_HOST_ADDRESS or SHOAL_SOCKET_IFNAME "
+      "names; several together only by SHOAL_RAILS"};
 }
 
 std::string describe_instance(const Instance& row) {
@@ -83,7 +98,8 @@ void print_machine(const FoundMachine& machine, const std::vector<RankPlace>& pl
     fmt::print("{:<5} {:<14} {:<5} {:<20} {:<20} {}\n", rank,
                place.gpu < 0 ? "-" : hardware.gpus[static_cast<std::size_t>(place.gpu)].place.address,
                home < 0 ? "-" : std::to_string(home), place.cores.empty() ? "any" : format_cores(place.cores),
-               place.progress_cores.empty() ? "any (none to spare)" : format_cores(place.progress_cores), nics);
+               place.progress_cores.empty() ? fmt::format("any ({})", place.progress_why) : format_cores(place.progress_cores),
+               nics);
   }
   for (const std::string& note : machine.notes) fmt::print("\nnote: {}\n", note);
 }
@@ -147,7 +163,8 @@ Json machine_json(const FoundMachine& machine, const std::vector<RankPlace>& pla
          {"nics_are", place.why},
          {"shares_nics_with", place.shares_nic_with},
          {"cores", place.cores},
-         {"progress_cores", place.progress_cores}});
+         {"progress_cores", place.progress_cores},
+         {"progress_cores_are", place.progress_why}});
   }
   return found;
 }
@@ -178,10 +195,13 @@ Status run_topology(const TopologyOptions& options) {
   if (!options.root.empty()) where->sysfs_root = options.root;
   if (!options.instance.empty()) where->instance_type = options.instance;
   if (options.no_metadata) where->metadata_url.clear();
-  const FoundMachine machine = detect_machine(*where);
+  if (Status status = check_progress_cores(); !status.ok()) return status;
+  FoundMachine machine = detect_machine(*where);
+  for (std::string& note : notes_on_rails(machine.hardware)) machine.notes.push_back(std::move(note));
   const int gpus = static_cast<int>(machine.hardware.gpus.size());
-  const auto places = place_ranks(machine.hardware, options.ranks > 0 ? options.ranks : std::max(gpus, 1),
-                                  usable_cores(options, machine.hardware));
+  const int ranks = options.ranks > 0 ? options.ranks : std::max(gpus, 1);
+  const auto places =
+      places_of(machine.hardware, ranks_of_host(options, machine.hardware, ranks), setting("SHOAL_PROGRESS_CORES"));
   if (!options.svg.empty()) {
     if (Status status = write_text(options.svg, draw_machine(machine, places)); !status.ok()) return status;
   }

@@ -15,6 +15,7 @@
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/engine/cores.h"
+#include "src/engine/placing.h"
 #include "src/engine/progress_thread.h"
 #include "src/settings/settings.h"
 #include "transports/ofi/ofi.h"
@@ -198,8 +199,22 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int 
   return options;
 }
 
-// The transport between nodes, for data.
-Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, int rank, const Topology& topology) {
+// How many of this rank's cards it may use: both ends of a link have as many rails, and a host may lack a card. 0 of another
+// rank: it does not know, or has been told.
+Result<std::size_t> agree_on_rails(Store& store, int rank, int size, std::size_t cards, Clock::time_point deadline) {
+  const auto all = exchange(store, "cards", rank, size, std::to_string(cards), deadline);
+  if (!all.ok()) return all.status();
+  for (const std::string& text : *all) {
+    const auto theirs = parse_bytes(text);
+    if (!theirs.ok()) return Status(StatusCode::internal, fmt::format("start-up: '{}' is no number of cards", text));
+    if (*theirs > 0) cards = std::min<std::size_t>(cards, *theirs);
+  }
+  return cards;
+}
+
+// The transport between nodes, for data. `cards`: that this rank should use, by name.
+Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, int rank, const Topology& topology,
+                                                const std::vector<std::string>& cards) {
   TcpOptions as_tcp = tcp_options(config, links, rank, topology.ranks(), "data", 0);
   const auto fill = [&](rails::Options& options) {
     options.tile_bytes = config.network_tile_bytes;
@@ -221,6 +236,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
       options.provider = setting("SHOAL_OFI_PROVIDER");
       if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) options.devices = list_of(rails);
       options.near = as_tcp.interface_or_address;
+      options.cards = cards;
       options.share = topology.local_rank(rank);
       options.shares = static_cast<int>(topology.ranks_of_node(topology.node_of_rank[static_cast<std::size_t>(rank)]).size());
       return make_ofi_transport(options);
@@ -241,10 +257,10 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
   return make_tcp_transport(as_tcp);
 }
 
-Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, int local_rank, int local_size) {
-  const int cores = parts.cores;
+Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, const std::vector<int>& progress_cores, int local_size) {
+  const bool spare_cores = parts.cores >= 2 * local_size;
   auto mesh = std::make_shared<Mesh>(std::move(parts));
-  ProgressThread::instance().add(mesh, local_rank, local_size, cores);
+  ProgressThread::instance().add(mesh, progress_cores, spare_cores);
   Group everybody = Group::whole(*mesh);
   return Executor::create(std::move(mesh), std::move(everybody));
 }
@@ -266,7 +282,8 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     const auto decision = decide(options);
     if (!decision.ok()) return decision.status();
     parts.topology = Topology::uniform(1, 1);
-    auto executor = make_executor(std::move(parts), 0, 1);
+    const OwnPlace place = own_place({{affinity_cores()}, parts.cores}, 0, false);
+    auto executor = make_executor(std::move(parts), place.progress_cores, 1);
     if (!executor.ok()) return executor.status();
     return WiredRanks{std::move(executor).value(), "local", false, {}};
   }
@@ -287,8 +304,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const auto masks = exchange(*store, "cores", rank, size, affinity_text(), deadline);
   if (!masks.ok()) return masks.status();
   std::vector<std::string> local_masks;
+  HostRanks host;
   for (const int local : parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(rank)])) {
     local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
+    host.masks.push_back(cores_of_mask(local_masks.back()));
   }
   // Launchers bind ranks to cores of their own: what counts is what the ranks of the node have together.
   parts.cores = node_cores(local_masks, quota_cores());
@@ -299,6 +318,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     parts.topology.cores_per_node = *cores;
     parts.cores = static_cast<int>(*cores);
   }
+  host.cores = parts.cores;
+  const bool takes_cards = config->network == Network::ofi && setting("SHOAL_RAILS").empty();
+  OwnPlace place = own_place(host, parts.topology.local_rank(rank), takes_cards);
+  if (!takes_cards) place.nics.clear();
 
   auto ledger = Ledger::create({config->job_id, job, rank, parts.topology.node_of_rank}, parts.topology.local_rank(rank) == 0);
   if (!ledger.ok()) return ledger.status();
@@ -328,7 +351,13 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   control_options.tile_bytes = kControlTileBytes;
   control_options.tiles_per_socket = 2;
   control_options.integrity = config->integrity != Integrity::off;  // few bytes
+  // What ranks tell each other must survive a rail as the data does.
+  if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) control_options.rails = std::move(rails);
   auto control_transport = make_tcp_transport(control_options);
+  if (!control_transport.ok() && config->network != Network::tcp) {
+    control_options.rails.clear();  // they may be cards, which have no address
+    control_transport = make_tcp_transport(control_options);
+  }
   if (!control_transport.ok()) return control_transport.status();
   control.transport = std::move(control_transport).value();
   if (!shm.peers.empty()) {
@@ -342,8 +371,13 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     if (!made.ok()) return made.status();
     shm.transport = std::move(made).value();
   }
+  if (config->network == Network::ofi) {
+    const auto rails = agree_on_rails(*store, rank, size, place.nics.size(), deadline);
+    if (!rails.ok()) return rails.status();
+    place.nics.resize(*rails);
+  }
   if (!network.peers.empty()) {
-    auto made = make_network(*config, links, rank, parts.topology);
+    auto made = make_network(*config, links, rank, parts.topology, place.nics);
     if (!made.ok()) return made.status();
     network.transport = std::move(made).value();
   }
@@ -393,7 +427,6 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     wired.tuned = std::move(tuned).value();
   }
 
-  const int local_rank = parts.topology.local_rank(rank);
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
   const auto ready = exchange(*store, "ready", rank, size, "", deadline);
@@ -405,7 +438,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
   }
   if (!ready.ok()) return ready.status();
-  auto executor = make_executor(std::move(parts), local_rank, local_size);
+  auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
   if (!executor.ok()) return executor.status();
   wired.executor = std::move(executor).value();
   return wired;

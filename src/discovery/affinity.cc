@@ -41,12 +41,17 @@ NearNics nics_near(const Hardware& hardware, const Indices& nics, const PciPlace
   return {around, "all there are"};
 }
 
-/// Deals `nics` to `count` ranks: the part of rank `index`, in blocks; where NICs are fewer, the one that it shares.
+/// Deals `nics` to `count` ranks, as many to each: the part of rank `index`, in blocks; where NICs are fewer, the one that it
+/// shares. Of more than it can use it takes some of everywhere: neighbours hang on the same switch.
 Indices part_of(const Indices& nics, std::size_t index, std::size_t count) {
   if (nics.empty()) return {};
   if (nics.size() < count) return {nics[index * nics.size() / count]};
-  return {nics.begin() + static_cast<std::ptrdiff_t>(index * nics.size() / count),
-          nics.begin() + static_cast<std::ptrdiff_t>((index + 1) * nics.size() / count)};
+  const std::size_t first = index * nics.size() / count;
+  const std::size_t there = nics.size() / count;
+  const std::size_t taken = std::min(there, kMaxNicsOfRank);
+  Indices part;
+  for (std::size_t i = 0; i < taken; ++i) part.push_back(nics[first + i * there / taken]);
+  return part;
 }
 
 void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
@@ -70,6 +75,10 @@ void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
       place.why = nics.empty() ? std::string() : near[static_cast<std::size_t>(ranks[i])].why;
     }
   }
+  // Both ends of a link must have as many rails.
+  std::size_t least = kMaxNicsOfRank;
+  for (const RankPlace& place : places) least = std::min(least, std::max<std::size_t>(place.nics.size(), 1));
+  for (RankPlace& place : places) place.nics.resize(std::min(place.nics.size(), least));
   std::map<int, int> users;
   for (const RankPlace& place : places) {
     for (const int nic : place.nics) ++users[nic];
@@ -138,6 +147,12 @@ void choose_cores(const Hardware& hardware, const std::vector<int>& allowed, std
 
 }  // namespace
 
+int node_of_all(const Hardware& hardware, const std::vector<int>& cores) {
+  const int node = cores.empty() ? -1 : hardware.node_of_core(cores.front());
+  const bool all = std::all_of(cores.begin(), cores.end(), [&](int core) { return hardware.node_of_core(core) == node; });
+  return all ? node : -1;
+}
+
 std::vector<int> network_rails(const Hardware& hardware) {
   for (const Nic::Kind kind : {Nic::Kind::efa, Nic::Kind::infiniband, Nic::Kind::ethernet}) {
     Indices found;
@@ -151,13 +166,16 @@ std::vector<int> network_rails(const Hardware& hardware) {
   return {};
 }
 
-std::vector<RankPlace> place_ranks(const Hardware& hardware, int ranks, const std::vector<int>& allowed) {
+std::vector<RankPlace> place_ranks(const Hardware& hardware, int ranks, const std::vector<int>& allowed,
+                                   const std::vector<int>& bound_to) {
   std::vector<RankPlace> places(static_cast<std::size_t>(std::max(ranks, 0)));
   for (std::size_t i = 0; i < places.size(); ++i) {
     RankPlace& place = places[i];
     if (!hardware.gpus.empty()) {
       place.gpu = static_cast<int>(i % hardware.gpus.size());
       place.numa_node = at(hardware.gpus, place.gpu).place.numa_node;
+    } else if (i < bound_to.size() && bound_to[i] >= 0) {
+      place.numa_node = bound_to[i];
     } else if (!hardware.numa_nodes.empty()) {
       place.numa_node = hardware.numa_nodes[i * hardware.numa_nodes.size() / places.size()].id;
     }

@@ -116,6 +116,21 @@ bool is_gpu(unsigned vendor, unsigned device_class) {
          (vendor == kAmd && (kind == 0x0302 || kind == 0x0380 || kind == 0x1200));
 }
 
+std::vector<NumaNode> read_numa_nodes(const std::string& root) {
+  std::vector<NumaNode> nodes;
+  const std::string folder = root + "/devices/system/node";
+  const auto online = parse_cores(read_line(folder + "/online"));
+  for (const int node : online.ok() ? *online : std::vector<int>()) {
+    const auto cores = parse_cores(read_line(fmt::format("{}/node{}/cpulist", folder, node)));
+    if (cores.ok() && !cores->empty()) nodes.push_back({node, *cores});
+  }
+  if (nodes.empty()) {  // a kernel without NUMA
+    const auto cores = parse_cores(read_line(root + "/devices/system/cpu/online"));
+    if (cores.ok() && !cores->empty()) nodes.push_back({0, *cores});
+  }
+  return nodes;
+}
+
 }  // namespace
 
 Result<std::vector<int>> parse_cores(std::string_view text) {
@@ -190,22 +205,7 @@ std::string read_line(const std::string& path) {
   return size > 0 ? std::string(trimmed(std::string_view(text.data(), static_cast<std::size_t>(size)))) : std::string();
 }
 
-std::vector<NumaNode> read_numa_nodes(const std::string& root) {
-  std::vector<NumaNode> nodes;
-  const std::string folder = root + "/devices/system/node";
-  const auto online = parse_cores(read_line(folder + "/online"));
-  for (const int node : online.ok() ? *online : std::vector<int>()) {
-    const auto cores = parse_cores(read_line(fmt::format("{}/node{}/cpulist", folder, node)));
-    if (cores.ok() && !cores->empty()) nodes.push_back({node, *cores});
-  }
-  if (nodes.empty()) {  // a kernel without NUMA
-    const auto cores = parse_cores(read_line(root + "/devices/system/cpu/online"));
-    if (cores.ok() && !cores->empty()) nodes.push_back({0, *cores});
-  }
-  return nodes;
-}
-
-Hardware read_hardware(const std::string& root) {
+Hardware read_cores(const std::string& root) {
   Hardware found;
   found.numa_nodes = read_numa_nodes(root);
   for (const int core : found.cores()) {
@@ -213,6 +213,11 @@ Hardware read_hardware(const std::string& root) {
         parse_cores(read_line(fmt::format("{}/devices/system/cpu/cpu{}/topology/thread_siblings_list", root, core)));
     found.sibling_of[core] = siblings.ok() && !siblings->empty() ? siblings->front() : core;
   }
+  return found;
+}
+
+Hardware read_hardware(const std::string& root) {
+  Hardware found = read_cores(root);
   const std::string devices = root + "/bus/pci/devices";
   for (const std::string& address : names_in(devices)) {
     if (!is_pci_address(address)) continue;

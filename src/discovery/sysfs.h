@@ -32,7 +32,7 @@ std::string read_line(const std::string& path);
 /// Cores, GPUs and NICs below `root` (usually /sys). What cannot be read is left out: a container may see only parts.
 Hardware read_hardware(const std::string& root);
 
-/// NUMA nodes with their cores alone, which takes one file for each node.
-std::vector<NumaNode> read_numa_nodes(const std::string& root);
+/// NUMA nodes and cores alone.
+Hardware read_cores(const std::string& root);
 
 }  // namespace shoal

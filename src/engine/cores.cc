@@ -7,32 +7,12 @@
 
 #include <fmt/format.h>
 
-#include "src/discovery/affinity.h"
 #include "src/discovery/sysfs.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
-namespace {
 
-/// The last cores of the mask, one a rank, where each rank has two or more.
-int last_core(const std::vector<int>& mask, int local_rank, int local_size) {
-  const int cores = static_cast<int>(mask.size());
-  return cores < 2 * local_size ? -1 : mask[static_cast<std::size_t>(cores - 1 - local_rank)];
-}
-
-/// Near the NIC; -1 where the machine does not tell, or has no core to spare there.
-int near_core(const std::vector<int>& mask, int local_rank, int local_size) {
-  const std::string root = setting("SHOAL_SYSFS_ROOT");
-  if (read_numa_nodes(root).size() < 2) return -1;  // a few files, where the devices are many
-  const auto places = place_ranks(read_hardware(root), local_size, mask);
-  const RankPlace& place = places[static_cast<std::size_t>(local_rank)];
-  return place.nics.empty() || place.progress_cores.empty() ? -1 : place.progress_cores.front();
-}
-
-}  // namespace
-
-std::vector<int> affinity_cores() {
-  const std::string mask = affinity_text();
+std::vector<int> cores_of_mask(const std::string& mask) {
   std::vector<int> cores;
   for (std::size_t core = 0; core < mask.size(); ++core) {
     if (mask[core] == '1') cores.push_back(static_cast<int>(core));
@@ -40,25 +20,14 @@ std::vector<int> affinity_cores() {
   return cores;
 }
 
+std::vector<int> affinity_cores() { return cores_of_mask(affinity_text()); }
+
 Status check_progress_cores() {
   const std::string policy = setting("SHOAL_PROGRESS_CORES");
-  if (policy == "near" || policy == "last") return {};
+  if (policy == "near" || policy == "last" || policy == "off") return {};
   if (const auto listed = parse_cores(policy); listed.ok() && !listed->empty()) return {};
   return {StatusCode::invalid_argument,
-          fmt::format("SHOAL_PROGRESS_CORES='{}' is neither near nor last nor a list of cores such as 11,23", policy)};
-}
-
-int progress_core(int local_rank, int local_size, bool spare_cores) {
-  if (local_rank < 0 || local_rank >= local_size) return -1;
-  const std::string policy = setting("SHOAL_PROGRESS_CORES");
-  if (policy != "near" && policy != "last") {
-    const auto listed = parse_cores(policy);
-    return listed.ok() && !listed->empty() ? (*listed)[static_cast<std::size_t>(local_rank) % listed->size()] : -1;
-  }
-  if (!spare_cores) return -1;
-  const std::vector<int> mask = affinity_cores();
-  const int near = policy == "near" ? near_core(mask, local_rank, local_size) : -1;
-  return near >= 0 ? near : last_core(mask, local_rank, local_size);
+          fmt::format("SHOAL_PROGRESS_CORES='{}' is none of near, last and off, nor a list of cores such as 11,23", policy)};
 }
 
 std::string affinity_text() {

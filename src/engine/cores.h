@@ -11,17 +11,13 @@ namespace shoal {
 /// The cores of this process's affinity mask as text, one character each, '1' or '0', for node_cores().
 std::string affinity_text();
 
-/// The cores themselves, ascending.
+/// The cores of such a text, ascending; of this process's mask.
+std::vector<int> cores_of_mask(const std::string& mask);
 std::vector<int> affinity_cores();
 
 /// Cores that processes with these masks may use together, but no more than `quota_cores` (0 = no quota).
 int node_cores(const std::vector<std::string>& masks, int quota_cores);
 
-/// The core for the communication thread of the `local_rank`-th of `local_size` ranks of this host, as SHOAL_PROGRESS_CORES
-/// says: near the NIC that the rank uses where there are several NUMA nodes and the machine tells (src/discovery), else one of
-/// the last of the mask, one a rank, which leaves the first ones to the callers; -1 where there are none to spare. A list
-/// counts even where the ranks have no cores to spare.
-int progress_core(int local_rank, int local_size, bool spare_cores);
 /// ok where SHOAL_PROGRESS_CORES makes sense; else invalid_argument.
 Status check_progress_cores();
 

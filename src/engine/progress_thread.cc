@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "src/engine/cores.h"
 #include "src/engine/drive.h"
 #include "src/engine/waiter.h"
 #include "src/status/quiet_thread.h"
@@ -42,13 +41,13 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 ProgressThread::~ProgressThread() = default;
 
-void ProgressThread::add(const std::shared_ptr<Mesh>& mesh, int local_rank, int local_size, int node_cores) {
+void ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores) {
   const std::scoped_lock lock(mutex_);
   meshes_.push_back(mesh);
   generation_.fetch_add(1);
   if (!started_.load()) {
-    spare_cores_ = node_cores >= 2 * local_size;
-    pin_to_core_ = progress_core(local_rank, local_size, spare_cores_);
+    spare_cores_ = spare_cores;
+    pin_to_cores_ = cores;
   }
 }
 
@@ -90,10 +89,12 @@ void ProgressThread::loop() {
   // It runs for microseconds at a time, and a wire idles while it waits for a core behind a thread that computes for seconds.
   // Needs a privilege; a refusal costs speed only.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
-  if (pin_to_core_ >= 0) {
+  if (!pin_to_cores_.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    CPU_SET(pin_to_core_, &set);
+    for (const int core : pin_to_cores_) {
+      if (core < CPU_SETSIZE) CPU_SET(core, &set);
+    }
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
   }
   Waiter waiter(spare_cores_, /*yields=*/false);

@@ -13,16 +13,16 @@
 
 namespace shoal {
 
-/// One per process, started by the first asynchronous call, shared by all communicators, pinned where there are cores to
-/// spare. Sleeps while nothing is in flight.
+/// One per process, started by the first asynchronous call, shared by all communicators and all rails, pinned
+/// where there are cores to spare. Sleeps while nothing is in flight.
 /// Thread rule: any thread.
 class ProgressThread {
  public:
   static ProgressThread& instance();
 
-  /// `local_rank` and `local_size` place the thread (see progress_core()), with cores to spare if each rank has two or more of
-  /// the `node_cores` that the ranks of the node may use together.
-  void add(const std::shared_ptr<Mesh>& mesh, int local_rank, int local_size, int node_cores);
+  /// The thread will run on `cores` (any where empty; see placing.h), and spin a little where there are `spare_cores`. The
+  /// first communicators of the process place it: it starts with the first call that needs it.
+  void add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores);
   /// Returns when the thread no longer touches `mesh`.
   void remove(Mesh* mesh);
   /// `mesh` has calls that need driving.
@@ -46,7 +46,7 @@ class ProgressThread {
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};
   bool spare_cores_ = false;
-  int pin_to_core_ = -1;
+  std::vector<int> pin_to_cores_;
   int wake_fd_ = -1;
   // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
   std::vector<std::shared_ptr<Mesh>> known_;

@@ -69,11 +69,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_METADATA_TIMEOUT", "0.25", "seconds for all that it is asked"},
     Setting{
         "SHOAL_PROGRESS_CORES", "near",
-        "core of a rank's communication thread: near: close to the NIC that the rank uses, where the machine tells; last: one "
-        "of "
-        "the last; or a list such as 11,23, of which, ascending, the i-th rank of the host takes the i-th. None is taken where "
-        "cores are "
-        "short, but for a list"},
+        "core of a rank's communication thread: near: close to the NIC that the rank uses, where the machine tells and is all "
+        "the ranks' own; last: one of the last; off: any; or a list such as 11,23, of which, ascending, the i-th rank of the "
+        "host takes the i-th. None is taken where cores are short, but for a list"},
     Setting{"SHOAL_RANK_ORDER", "",
             "answer of DescribeInstanceTopology, a file, by which shoal run --hosts puts close hosts next to each other; with "
             "|COMMAND what a command prints. See shoal run --rank-order"},

@@ -1,6 +1,7 @@
-// Where the communication threads of real ranks run: on the cores that SHOAL_PROGRESS_CORES gives them.
+// Where the communication threads of real ranks run: on the cores that SHOAL_PROGRESS_CORES gives them, and the machine.
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -12,8 +13,11 @@
 
 #include <fmt/format.h>
 
+#include "src/discovery/sysfs.h"
 #include "src/engine/cores.h"
+#include "src/engine/placing.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/unit/fake_machine.h"
 
 namespace shoal {
 namespace {
@@ -38,31 +42,66 @@ std::string cores_of_progress_thread() {
   return {};
 }
 
+std::string text_of(const std::vector<int>& cores) { return fmt::format("{}", fmt::join(cores, ",")); }
+
+/// Starts the communication thread of a rank; says what is wrong where it does not run on `expected`.
+std::string complaint_of(Communicator& c, const std::string& expected) {
+  std::array<float, 1024> first{};
+  std::array<float, 1024> second{};
+  // Two at once: the one that nobody waits for is left to the thread, which starts for it.
+  auto one = c.all_reduce_async(first.data(), first.data(), first.size(), DataType::float32, ReduceOp::sum);
+  if (!one.ok()) return one.status().to_string();
+  auto other = c.all_reduce_async(second.data(), second.data(), second.size(), DataType::float32, ReduceOp::sum);
+  if (!other.ok()) return other.status().to_string();
+  if (Status status = other->wait(); !status.ok()) return status.to_string();
+  if (Status status = one->wait(); !status.ok()) return status.to_string();
+  // The thread pins itself as its first act; it may not have come to that yet.
+  std::string found;
+  for (int i = 0; i < 200 && found != expected; ++i) {
+    found = cores_of_progress_thread();
+    if (found != expected) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  if (Status status = c.barrier(); !status.ok()) return status.to_string();
+  return found == expected ? std::string() : fmt::format("runs on '{}', not on {}", found, expected);
+}
+
 TEST(Placement, EachRankTakesItsCoreOfTheList) {
   const std::vector<int> cores = affinity_cores();
   if (cores.size() < 2) GTEST_SKIP() << "needs two cores, this process has one";
   ::setenv("SHOAL_PROGRESS_CORES", fmt::format("{},{}", cores[0], cores[1]).c_str(), 1);
   expect_ranks(2, {}, [&](Communicator& c) -> std::string {
-    std::array<float, 1024> first{};
-    std::array<float, 1024> second{};
-    // Two at once: the one that nobody waits for is left to the thread, which starts for it.
-    auto one = c.all_reduce_async(first.data(), first.data(), first.size(), DataType::float32, ReduceOp::sum);
-    if (!one.ok()) return one.status().to_string();
-    auto other = c.all_reduce_async(second.data(), second.data(), second.size(), DataType::float32, ReduceOp::sum);
-    if (!other.ok()) return other.status().to_string();
-    if (Status status = other->wait(); !status.ok()) return status.to_string();
-    if (Status status = one->wait(); !status.ok()) return status.to_string();
-    const std::string expected = std::to_string(cores[static_cast<std::size_t>(c.rank())]);
-    // The thread pins itself as its first act; it may not have come to that yet.
-    std::string found;
-    for (int i = 0; i < 200 && found != expected; ++i) {
-      found = cores_of_progress_thread();
-      if (found != expected) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    if (Status status = c.barrier(); !status.ok()) return status.to_string();
-    return found == expected ? std::string() : fmt::format("runs on '{}', not on {}", found, expected);
+    return complaint_of(c, std::to_string(cores[static_cast<std::size_t>(c.rank())]));
   });
   ::unsetenv("SHOAL_PROGRESS_CORES");
+}
+
+/// A tree like /sys with this process's cores on two nodes, the GPU on the second, the NIC on the first.
+void write_two_nodes(const std::string& root, const std::vector<int>& cores) {
+  const auto half = cores.begin() + static_cast<std::ptrdiff_t>(cores.size() / 2);
+  fake::Machine machine{{format_cores({cores.begin(), half}), format_cores({half, cores.end()})}, 0, {}, "", "", ""};
+  machine.devices.push_back(
+      {"pci0000:00", "0000:00:01.0", "0x1d0f", "0xefa1", "0x020000", 0, "rdmap0s1", "100 Gb/sec", "", ""});
+  machine.devices.push_back({"pci0000:00", "0000:00:02.0", "0x10de", "0x2330", "0x030200", 1, "", "", "", ""});
+  fake::write(machine, root);
+}
+
+TEST(Placement, EachRankRunsWhereTheTopologySays) {
+  const std::vector<int> cores = affinity_cores();
+  if (cores.size() < 2) GTEST_SKIP() << "needs two cores, this process has one";
+  const fake::Folder folder;
+  write_two_nodes(folder.path(), cores);
+  const int spare = std::max(4, static_cast<int>(cores.size()));
+  ::setenv("SHOAL_SYSFS_ROOT", folder.path().c_str(), 1);
+  ::setenv("SHOAL_CORES", std::to_string(spare).c_str(), 1);  // for two ranks on two cores as well
+  const auto places = places_of(read_hardware(folder.path()), {{cores, cores}, spare}, "near");
+  ASSERT_EQ(places[0].progress_cores, std::vector{cores[cores.size() / 2 - 1]}) << "the NIC's node";
+  expect_ranks(2, {}, [&](Communicator& c) -> std::string {
+    const auto& kept = places[static_cast<std::size_t>(c.rank())].progress_cores;
+    return complaint_of(c, text_of(kept.empty() ? cores : kept));
+  });
+  ::setenv("SHOAL_PROGRESS_CORES", "off", 1);
+  expect_ranks(2, {}, [&](Communicator& c) -> std::string { return complaint_of(c, text_of(cores)); });
+  for (const char* name : {"SHOAL_SYSFS_ROOT", "SHOAL_CORES", "SHOAL_PROGRESS_CORES"}) ::unsetenv(name);
 }
 
 }  // namespace

@@ -158,6 +158,39 @@ TEST(Placement, RanksWithoutGpusAreDealtOverTheNodes) {
   const auto one = place_ranks(found, 1, found.cores());
   EXPECT_EQ(one[0].nics.size(), 2U);  // those on its node
   expect_apart(places, found.cores());
+  // Three ranks: two at home on the first node, one on the second, which has two NICs. All have as many.
+  for (const RankPlace& place : place_ranks(found, 3, found.cores())) EXPECT_EQ(place.nics.size(), 1U);
+}
+
+TEST(Placement, RanksThatALauncherHasBoundAreAtHomeThere) {
+  fake::Machine machine = fake::machine("p4d");
+  std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
+  const Hardware found = hardware_of(machine);
+  const auto places = place_ranks(found, 4, found.cores(), {0, 1, 0, 1});  // mpirun --map-by socket --bind-to socket
+  EXPECT_THAT(names_of(found, places[0].nics), ElementsAre("rdmap16s27"));
+  EXPECT_THAT(names_of(found, places[1].nics), ElementsAre("rdmap144s27"));
+  EXPECT_THAT(names_of(found, places[2].nics), ElementsAre("rdmap32s27"));
+  EXPECT_THAT(names_of(found, places[3].nics), ElementsAre("rdmap160s27"));
+  EXPECT_EQ(node_of_all(found, {0, 50}), 0);
+  EXPECT_EQ(node_of_all(found, {0, 24}), -1);
+  EXPECT_EQ(node_of_all(found, {}), -1);
+}
+
+TEST(Placement, ARankTakesNoMoreNicsThanItHasRailsForAndThemFromEverywhere) {
+  fake::Machine machine = fake::machine("p5");
+  std::erase_if(machine.devices, [](const fake::Device& device) { return device.vendor == "0x10de"; });
+  const Hardware found = hardware_of(machine);
+  const auto places = place_ranks(found, 1, found.cores());
+  // Sixteen are on its node, four behind each switch: two of each.
+  EXPECT_THAT(names_of(found, places[0].nics), ElementsAre("rdmap79s0", "rdmap81s0", "rdmap96s0", "rdmap98s0", "rdmap113s0",
+                                                           "rdmap115s0", "rdmap130s0", "rdmap132s0"));
+}
+
+TEST(Placement, WhereANicIsMissingAllRanksUseAsMany) {
+  fake::Machine p5 = fake::machine("p5");
+  std::erase_if(p5.devices, [](const fake::Device& device) { return device.verbs == "rdmap80s0"; });
+  const Hardware found = hardware_of(p5);
+  for (const RankPlace& place : place_ranks(found, 8, found.cores())) EXPECT_EQ(place.nics.size(), 3U);
 }
 
 TEST(Placement, ALaptopHasOneNicAndNoSecret) {

@@ -102,5 +102,24 @@ TEST(OfiChoose, CardsComeBeforeSocketsTheFastestFirstAndAreShared) {
   EXPECT_THAT(chosen(candidates, half), ElementsAre(8)) << "ranks outnumber cards";
 }
 
+TEST(OfiChoose, TheCardsOfThePlacementWhereTheyAreThere) {
+  std::vector<Candidate> candidates = machine_with_sockets();
+  for (const char* name : {"rdmap144s27-rdm", "rdmap16s27-rdm", "rdmap160s27-rdm", "rdmap32s27-rdm", "rdmap3-rdm"})
+    candidates.push_back(card(name, 100, true));
+  RailRequest request;
+  request.share = 1;
+  request.shares = 2;
+  request.cards = {"rdmap160s27", "rdmap16s27"};
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(7, 6)) << "in the placement's order";
+  request.cards = {"rdmap3"};
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(9)) << "not those whose names begin like it";
+  request.cards = {"eth0"};
+  request.shares = 5;
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(6)) << "a part of all: by bus numbers, of which 3 is the first";
+  request.devices = {"rdmap32s27-rdm"};
+  request.cards = {"rdmap3"};
+  EXPECT_THAT(chosen(candidates, request), ElementsAre(8)) << "SHOAL_RAILS counts more";
+}
+
 }  // namespace
 }  // namespace shoal::ofi

@@ -10,8 +10,6 @@
 
 #include "src/engine/cores.h"
 #include "src/settings/settings.h"
-#include "src/topology/hardware.h"
-#include "tests/unit/fake_machine.h"
 
 namespace shoal {
 namespace {
@@ -174,47 +172,15 @@ TEST(AllowedCores, AQuotaLowersThemButNeverBelowOne) {
   }
 }
 
-/// A tree like /sys whose first NUMA node has the first half of this process's cores, a GPU on the second, a NIC on the first.
-void write_two_nodes(const std::string& root, const std::vector<int>& cores) {
-  const auto half = cores.begin() + static_cast<std::ptrdiff_t>(cores.size() / 2);
-  fake::Machine machine{{format_cores({cores.begin(), half}), format_cores({half, cores.end()})}, 0, {}, "", "", ""};
-  machine.devices.push_back(
-      {"pci0000:00", "0000:00:01.0", "0x1d0f", "0xefa1", "0x020000", 0, "rdmap0s1", "100 Gb/sec", "", ""});
-  machine.devices.push_back({"pci0000:00", "0000:00:02.0", "0x10de", "0x2330", "0x030200", 1, "", "", "", ""});
-  fake::write(machine, root);
-}
-
-TEST(ProgressCore, IsNearTheNicWhereTheMachineTells) {
-  const std::vector<int> cores = affinity_cores();
-  if (cores.size() < 2) GTEST_SKIP() << "needs two cores, this process has one";
-  const fake::Folder folder;
-  write_two_nodes(folder.path(), cores);
-  {
-    const Variable nowhere("SHOAL_SYSFS_ROOT", "/no/such/folder");
-    EXPECT_EQ(progress_core(0, 1, true), cores.back());
-  }
-  const Variable root("SHOAL_SYSFS_ROOT", folder.path().c_str());
-  EXPECT_EQ(progress_core(0, 1, true), cores[cores.size() / 2 - 1]);
-  const Variable last("SHOAL_PROGRESS_CORES", "last");
-  EXPECT_EQ(progress_core(0, 1, true), cores.back());
-}
-
-TEST(ProgressCore, NoneWhereCoresAreShortUnlessListed) {
-  EXPECT_EQ(progress_core(0, 1, false), -1);
-  EXPECT_EQ(progress_core(0, static_cast<int>(affinity_cores().size()), true), -1);
-  EXPECT_EQ(progress_core(1, 1, true), -1);
-  const Variable listed("SHOAL_PROGRESS_CORES", "11,23");
-  EXPECT_EQ(progress_core(0, 2, false), 11);
-  EXPECT_EQ(progress_core(1, 2, false), 23);
-  EXPECT_EQ(progress_core(2, 3, false), 11);
-}
-
 TEST(ProgressCore, WordsForWhatIsNoPolicy) {
   EXPECT_TRUE(check_progress_cores().ok());
+  for (const char* text : {"last", "off", "11,23"}) {
+    const Variable given("SHOAL_PROGRESS_CORES", text);
+    EXPECT_TRUE(check_progress_cores().ok()) << text;
+  }
   for (const char* text : {"far", "3-", " "}) {
     const Variable given("SHOAL_PROGRESS_CORES", text);
-    EXPECT_THAT(check_progress_cores().message(), HasSubstr("is neither near nor last nor a list of cores"));
-    EXPECT_EQ(progress_core(0, 1, true), -1);
+    EXPECT_THAT(check_progress_cores().message(), HasSubstr("is none of near, last and off, nor a list of cores"));
   }
 }
 

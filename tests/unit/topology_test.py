@@ -38,6 +38,19 @@ class Topology(unittest.TestCase):
         self.assertRegex(done.stdout, r"7 +0000:ca:00.0 +1 +84-94,180-190 +95,191 +rdmap198s0, .*rdmap201s0 \(same PCIe switch\)")
         self.assertNotIn("note:", done.stdout)
 
+    def test_what_the_ranks_are_told_counts(self):
+        tree = self.tree("p5")
+        done = run("--root", tree, SHOAL_PROGRESS_CORES="off", SHOAL_RAILS="rdmap79s0-rdm")
+        self.assertRegex(done.stdout, r"\n0 +0000:53:00.0 +0 +0-11,96-107 +any \(SHOAL_PROGRESS_CORES=off\) ")
+        self.assertIn("note: SHOAL_RAILS=rdmap79s0-rdm: every rank uses these", done.stdout)
+        done = run("--root", tree, "--ranks", "2", SHOAL_PROGRESS_CORES="5,7")
+        self.assertRegex(done.stdout, r"\n1 +0000:64:00.0 .* 7 +rdmap")
+        done = run("--root", tree, "--ranks", "97")
+        self.assertIn("any (none to spare)", done.stdout)
+        done = run(SHOAL_PROGRESS_CORES="far")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("SHOAL_PROGRESS_CORES='far' is none of near, last and off", done.stderr)
+
     def test_json(self):
         done = run("--root", self.tree("p4d"), "--json", "--instance", "p5.48xlarge")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -47,6 +60,7 @@ class Topology(unittest.TestCase):
         self.assertEqual([nic["name"] for nic in found["nics"] if nic["used"]], ["rdmap16s27", "rdmap32s27", "rdmap144s27", "rdmap160s27"])
         self.assertEqual(found["ranks"][3]["nics"], ["rdmap32s27"])
         self.assertEqual(found["ranks"][3]["shares_nics_with"], 1)
+        self.assertEqual((found["ranks"][4]["progress_cores"], found["ranks"][4]["progress_cores_are"]), ([29, 77], "near the NIC"))
         self.assertTrue(any("4 EFA devices are here, p5.48xlarge has 32" in note for note in found["notes"]), found["notes"])
 
     def test_picture(self):

@@ -35,9 +35,29 @@ std::vector<std::size_t> fastest_cards(const std::vector<Candidate>& candidates,
         std::any_of(cards.begin(), cards.end(), [&](auto c) { return candidates[c].device == candidates[i].device; });
     if (!known && candidates[i].hardware && candidates[i].bits_per_second == fastest) cards.push_back(i);
   }
-  // Names hold the bus number: neighbours stay together.
-  std::sort(cards.begin(), cards.end(), [&](auto a, auto b) { return candidates[a].device < candidates[b].device; });
+  // Names hold the bus number, without leading zeros: neighbours stay together.
+  std::sort(cards.begin(), cards.end(), [&](auto a, auto b) {
+    const auto order = [&](auto card) { return std::tuple(candidates[card].device.size(), candidates[card].device); };
+    return order(a) < order(b);
+  });
   return cards;
+}
+
+// libfabric says "rdmap79s0-rdm" of what the kernel calls rdmap79s0.
+bool is_card(const Candidate& candidate, const std::string& name) {
+  return candidate.device == name || candidate.device.starts_with(name + "-");
+}
+
+// Those of `cards` that are named, in the order of `names`.
+std::vector<std::size_t> named_cards(const std::vector<Candidate>& candidates, const std::vector<std::size_t>& cards,
+                                     const std::vector<std::string>& names) {
+  std::vector<std::size_t> named;
+  for (const std::string& name : names) {
+    for (const std::size_t card : cards) {
+      if (is_card(candidates[card], name) && named.size() < rails::kMaxRails) named.push_back(card);
+    }
+  }
+  return named;
 }
 
 std::vector<std::size_t> share_of(const std::vector<std::size_t>& cards, int share, int shares) {
@@ -91,7 +111,11 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
   }
   const std::string provider = candidates[usable.front()].provider;
   std::erase_if(usable, [&](auto i) { return candidates[i].provider != provider; });
-  if (candidates[usable.front()].hardware) return share_of(fastest_cards(candidates, usable), request.share, request.shares);
+  if (candidates[usable.front()].hardware) {
+    const auto cards = fastest_cards(candidates, usable);
+    const auto named = named_cards(candidates, cards, request.cards);
+    return named.empty() ? share_of(cards, request.share, request.shares) : named;
+  }
   for (const std::size_t i : usable) {
     if (is_called(candidates[i], request.near)) return std::vector{i};
   }

@@ -22,6 +22,7 @@ Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options)
   request.provider = options.provider;
   request.devices = options.devices;
   request.near = options.near;
+  request.cards = options.cards;
   request.share = options.share;
   request.shares = options.shares;
   request.peers = static_cast<std::size_t>(options.size);

@@ -109,7 +109,8 @@ struct RailRequest {
   std::string provider;              ///< only this one; empty: the best that there is
   std::vector<std::string> devices;  ///< by name or numeric address, one rail each; empty: the provider's choice
   std::string near;                  ///< where devices are not named: of several, the one of this name or address
-  int share = 0;                     ///< of cards that are not named this rank takes the share-th of `shares` equal parts
+  std::vector<std::string> cards;    ///< where devices are not named: cards to prefer, by the names that the kernel gives them
+  int share = 0;  ///< of cards, where none is preferred, this rank takes the share-th of `shares` equal parts
   int shares = 1;
   std::size_t operations = 0;  ///< how many may be under way on one rail, for the size of its completion queue
   std::size_t peers = 0;
