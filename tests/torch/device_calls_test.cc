@@ -224,6 +224,25 @@ TEST_F(DeviceCalls, GiveEveryRankItsOwnRows) {
   });
 }
 
+/// What goes to the root is a copy here.
+TEST_F(DeviceCalls, AReductionLeavesTheOthersTensorsAlone) {
+  on_ranks(3, [](const Rank& self) {
+    for (const std::int64_t step : {1, 2}) {
+      const Tensor memory = self.mine(0, step * kCount);
+      Tensors tensors{memory.slice(0, 0, step * kCount, step)};
+      c10d::ReduceOptions options;
+      options.rootRank = 1;
+      options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+      self.group->reduce(tensors, options)->wait();
+      Tensor wanted = Rank::of(self.rank, 0, step * kCount);
+      if (self.rank == 1) {
+        wanted.slice(0, 0, step * kCount, step).copy_(0.5 * self.total(0, step * kCount).slice(0, 0, step * kCount, step));
+      }
+      expect_equal(memory, wanted, "reduce with a factor");
+    }
+  });
+}
+
 TEST_F(DeviceCalls, TakeLargeAndEmptyTensors) {
   for (const int size : {1, 3}) {
     fake::set_seed(300U * static_cast<std::uint32_t>(size));

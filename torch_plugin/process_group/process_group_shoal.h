@@ -130,9 +130,11 @@ class ProcessGroupShoal final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& options = {}) override;
 
-  // Point to point. `recvAnysource` tells who sent by Work::sourceRank(). On streams (above) messages follow each other, and
-  // the collectives, as blocking calls would: ranks that exchange make a block of startCoalescing() to endCoalescing(), whose
-  // messages go on together from its end, at most 32. Both ends have tensors on the device, and recvAnysource is refused there.
+  // Point to point. `recvAnysource` tells who sent by Work::sourceRank(). On streams (above) messages follow each other and the
+  // collectives as blocking calls would, also those of other groups where their streams share a queue of the device: ranks that
+  // exchange make a block of startCoalescing() to endCoalescing(), whose messages go on together from its end, at most 32;
+  // those beyond SHOAL_CUDA_STAGING / 32 may wait for the receivers of the others. Both ends have tensors on the device, and
+  // recvAnysource is refused there.
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source, int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
