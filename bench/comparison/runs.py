@@ -43,9 +43,12 @@ def expected_s(group, quick):
 def command_of(group, quick, perf, json_path):
     """Open MPI is started by its mpirun, and the best of its algorithms counts."""
     limit_s = PATIENCE * expected_s(group, quick)
-    command = [os.path.join(REPOSITORY, "bench/cluster"), group["shape"], "--rate", group["rate"], "--timeout", str(limit_s)]
+    variables = [f"{name}={value}" for name, value in group.get("environment", {}).items()]
+    command = ["env", *variables] if variables else []
+    command += [os.path.join(REPOSITORY, "bench/cluster"), group["shape"], "--rate", group["rate"], "--timeout", str(limit_s)]
     if "openmpi" in group["peers"]:
         command.append("--mpi")
+        command += ["--mpi-over", group["over"]] if "over" in group else []
     command += ["--", perf, *group["quick" if quick else "arguments"], "--out-of-place", "--json", json_path]
     if group["peers"]:
         command += ["--peer", ",".join(group["peers"])]

@@ -1,4 +1,4 @@
-"""Two networks between two emulated hosts: one of half the rate, and one that is cut while all_reduce runs."""
+"""Two networks between emulated hosts: one of half or a tenth of the rate, and either cut while all_reduce runs."""
 import ctypes.util
 import json
 import os
@@ -11,9 +11,9 @@ import tries
 
 CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
 PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
-RATES_GBIT_S = (0.4, 0.2)  # so that the wire limits, not two cores that others may use
 PAYLOAD = 1448 / 1514  # of a packet, which the token bucket counts whole
 SHARE = 0.9
+SAID = {"tcp": ("has not answered on socket ", "going on without its network"), "ofi": ("is no longer reached by rail {rail}", "going on without it")}
 
 
 def cluster_complaint():
@@ -29,12 +29,12 @@ def ofi_complaint():
 
 @unittest.skipIf(cluster_complaint(), cluster_complaint())
 class Rails(unittest.TestCase):
-    def run_perf(self, transport, *options):
+    def run_perf(self, hosts, transport, *options):
         """What shoal_perf measured, and what was said on standard error. `options`: of the cluster, '--', of shoal_perf."""
         at = options.index("--")
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "measured.json")
-            done = subprocess.run([CLUSTER, "2x1", "--rails", "2", "--timeout", "80", *options[:at], "--", PERF, "--transport", transport,
+            done = subprocess.run([CLUSTER, f"{hosts}x1", "--rails", "2", "--timeout", "80", *options[:at], "--", PERF, "--transport", transport,
                                    "--json", path, "--no-limit", "--out-of-place", *options[at + 1:]],
                                   capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False)
             self.assertEqual(done.returncode, 0, f"{transport}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -45,50 +45,81 @@ class Rails(unittest.TestCase):
             self.assertIn(transport, row["transport"])
         return results, done.stderr
 
-    def share_of_both(self, transport):
+    def share_of_both(self, hosts, transport, rates_mbit_s):
         """By message size: busbw over what both rails can carry."""
-        rates = ",".join(f"{int(1000 * rate)}mbit" for rate in RATES_GBIT_S)
-        results, _ = self.run_perf(transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-w", "2", "--rounds", "5",
+        rates = ",".join(f"{rate}mbit" for rate in rates_mbit_s)
+        results, _ = self.run_perf(hosts, transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-f", "4", "-w", "2", "--rounds", "5",
                                    "--size-seconds", "3")
-        limit_gbs = sum(RATES_GBIT_S) / 8 * PAYLOAD
+        limit_gbs = sum(rates_mbit_s) / 8000 * PAYLOAD
         shares = {row["bytes"]: row["busbw_gbs"] / limit_gbs for row in results}
-        print(f"{transport}: " + ", ".join(f"{size >> 20} MiB {100 * share:.1f} %" for size, share in shares.items()) + " of both rails", flush=True)
+        print(f"{transport}, {hosts} hosts: " + ", ".join(f"{size >> 20} MiB {100 * share:.1f} %" for size, share in shares.items()) +
+              f" of {rates}", flush=True)
         return shares
 
-    def check_share(self, transport):
+    def check_share(self, hosts, transport, rates_mbit_s):
         def complaints(shares):
             self.assertEqual(set(shares), {16 << 20, 64 << 20})
             return {size: f"{transport}, {size >> 20} MiB: {share:.3f} of both rails" for size, share in shares.items() if not share >= SHARE}
 
-        tries.judge(self, lambda: self.share_of_both(transport), complaints)
+        tries.judge(self, lambda: self.share_of_both(hosts, transport, rates_mbit_s), complaints)
 
-    def check_cut(self, transport, words):
-        # The largest sizes begin, and are checked, when the rail is gone.
-        results, said = self.run_perf(transport, "--rate", "500mbit", "--cut", "1@4", "--", "-b", "1M", "-e", "8M", "-f", "2", "-c", "3",
-                                      "--size-seconds", "3")
-        self.assertIn("cutting rail 1 of node0", said)
-        for word in words:
-            self.assertIn(word, said)
+    def check_cut(self, hosts, transport, rail, rate_mbit_s):
+        # The largest sizes begin, and are checked, when the rail is gone; the last ones when a connection without rails would have been given up.
+        results, said = self.run_perf(hosts, transport, "--rate", f"{rate_mbit_s}mbit", "--cut", f"{rail}@4", "--", "-b", "1M", "-e", "8M", "-f", "2",
+                                      "-c", "3", "--size-seconds", "6")
+        self.assertIn(f"cutting rail {rail} of node0", said)
+        for word in SAID[transport]:
+            self.assertIn(word.format(rail=rail), said)
         self.assertEqual([row["bytes"] for row in results], [1 << 20, 2 << 20, 4 << 20, 8 << 20])
-        both_gbs = 2 * 0.5 / 8 * PAYLOAD
+        both_gbs = 2 * rate_mbit_s / 8000 * PAYLOAD
         self.assertGreater(results[0]["busbw_gbs"], 0.6 * both_gbs, "both rails were used before the cut")
         self.assertLess(results[-1]["busbw_gbs"], 0.55 * both_gbs, "the cut took nothing away")
         print(f"{transport}: " + ", ".join(f"{row['bytes'] >> 20} MiB {row['busbw_gbs'] * 8:.2f} Gbit/s" for row in results), flush=True)
         print("".join(f"  {line}\n" for line in said.splitlines() if "going on" in line), end="", flush=True)
 
+    # Rates at which the wire limits, not two cores that others may use.
+
     def test_tcp_uses_a_rail_of_half_the_rate(self):
-        self.check_share("tcp")
+        self.check_share(2, "tcp", (400, 200))
 
     @unittest.skipIf(ofi_complaint(), ofi_complaint())
     def test_ofi_uses_a_rail_of_half_the_rate(self):
-        self.check_share("ofi")
+        self.check_share(2, "ofi", (400, 200))
+
+    def test_tcp_uses_a_rail_of_half_the_rate_between_four_hosts(self):
+        self.check_share(4, "tcp", (200, 100))
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_uses_a_rail_of_half_the_rate_between_four_hosts(self):
+        self.check_share(4, "ofi", (200, 100))
+
+    def test_a_rail_of_a_tenth_of_the_rate_does_not_hold_tcp_up(self):
+        self.check_share(2, "tcp", (400, 40))
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_a_rail_of_a_tenth_of_the_rate_does_not_hold_ofi_up(self):
+        self.check_share(2, "ofi", (400, 40))
 
     def test_tcp_goes_on_when_a_rail_is_cut(self):
-        self.check_cut("tcp", ["has not answered on socket 1", "going on without its network"])
+        self.check_cut(2, "tcp", 1, 500)
 
     @unittest.skipIf(ofi_complaint(), ofi_complaint())
     def test_ofi_goes_on_when_a_rail_is_cut(self):
-        self.check_cut("ofi", ["is no longer reached by rail 1", "going on without it"])
+        self.check_cut(2, "ofi", 1, 500)
+
+    def test_tcp_goes_on_when_the_first_rail_is_cut(self):
+        self.check_cut(2, "tcp", 0, 500)
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_goes_on_when_the_first_rail_is_cut(self):
+        self.check_cut(2, "ofi", 0, 500)
+
+    def test_tcp_goes_on_between_four_hosts(self):
+        self.check_cut(4, "tcp", 0, 200)
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_goes_on_between_four_hosts(self):
+        self.check_cut(4, "ofi", 1, 200)
 
 
 if __name__ == "__main__":

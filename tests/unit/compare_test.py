@@ -88,7 +88,7 @@ class Groups(unittest.TestCase):
     def test_every_group_and_target_is_whole(self):
         keys = {"name", "title", "shape", "rate", "peers", "arguments", "quick", "seconds", "targets"}
         for group in runs.load_groups():
-            self.assertEqual(set(group) - {"headline"}, keys)
+            self.assertEqual(set(group) - {"headline", "over", "environment"}, keys)
         for group in runs.load_groups("collectives"):
             self.assertEqual(set(group), keys | {"collective"})
             self.assertEqual(group["arguments"][:2], ["--collective", group["collective"]])
@@ -107,6 +107,10 @@ class Groups(unittest.TestCase):
         self.assertIn("bench/cluster 4x1 --rate 1gbit", command)
         self.assertIn("--mpi -- shoal_perf -b 4 -e 64M", command)
         self.assertIn("--peer openmpi,gloo --openmpi-algorithms all", command)
+        group = next(group for group in runs.load_groups() if group["name"] == "1x2-ofi")
+        command = " ".join(runs.command_of(group, False, "shoal_perf", "x.json"))
+        self.assertTrue(command.startswith("env SHOAL_OFI_PROVIDER=tcp;ofi_rxm OMPI_MCA_mtl_ofi_provider_include=tcp;ofi_rxm /"), command)
+        self.assertIn("--mpi --mpi-over ofi -- shoal_perf --transport ofi", command)
 
     def test_a_quick_run_is_quick(self):
         for name in ("groups", "collectives"):

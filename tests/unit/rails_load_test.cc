@@ -13,13 +13,13 @@ constexpr RailLoad::Clock::time_point kStart{milliseconds(1000)};
 TEST(RailLoad, WhatHasComeIsSubtractedInTheOrderOfPosting) {
   RailLoad load;
   load.make_room(3);
-  load.post(100);
-  load.post(20);
-  load.post(3);
+  load.post(100, kStart);
+  load.post(20, kStart);
+  load.post(3, kStart);
   EXPECT_EQ(load.bytes(), 123U);
   EXPECT_TRUE(load.come(1, 0, kStart));
   EXPECT_EQ(load.bytes(), 23U);
-  load.post(4000);
+  load.post(4000, kStart);
   EXPECT_TRUE(load.come(3, 0, kStart));
   EXPECT_EQ(load.bytes(), 4000U);
   EXPECT_TRUE(load.come(4, 0, kStart));
@@ -29,7 +29,7 @@ TEST(RailLoad, WhatHasComeIsSubtractedInTheOrderOfPosting) {
 TEST(RailLoad, WhatWasSaidEarlierOrCannotBeChangesNothing) {
   RailLoad load;
   load.make_room(4);
-  for (int i = 0; i < 4; ++i) load.post(10);
+  for (int i = 0; i < 4; ++i) load.post(10, kStart);
   EXPECT_TRUE(load.come(2, 0, kStart));
   EXPECT_FALSE(load.come(2, 0, kStart));
   EXPECT_FALSE(load.come(1, 0, kStart)) << "overtaken by another packet";
@@ -48,10 +48,10 @@ TEST(RailLoad, TheSpeedIsByThePeersClockAndIsForgottenAfterATimeWithoutLoad) {
   std::uint32_t their_us = ~std::uint32_t{0} - 20'000;
   EXPECT_EQ(load.bytes_per_us(), 0);
   EXPECT_DOUBLE_EQ(load.arrival_us(500, 50), 10) << "as fast as another until it is measured";
-  for (int i = 0; i < 40; ++i) load.post(100'000);
+  for (int i = 0; i < 40; ++i) load.post(100'000, kStart);
   auto now = kStart;
   for (int i = 1; i <= 100; ++i) {
-    load.post(100'000);
+    load.post(100'000, kStart);
     ++come;
     their_us += 1000;
     if (i % 10 != 0) continue;
@@ -68,15 +68,39 @@ TEST(RailLoad, TheSpeedIsByThePeersClockAndIsForgottenAfterATimeWithoutLoad) {
   EXPECT_EQ(load.bytes_per_us(), 0);
 }
 
+// To take it for as fast as the best would put half of all that is under way behind it.
+TEST(RailLoad, ASlowRailGetsOnePieceAtATimeAsAnotherChance) {
+  RailLoad load;
+  load.make_room(64);
+  std::uint32_t come = 0;
+  for (int i = 0; i < 10; ++i) load.post(100'000, kStart);
+  while (load.bytes() != 0) {
+    ++come;
+    load.come(come, come * 20'000, kStart);
+  }
+  EXPECT_NEAR(load.bytes_per_us(), 5, 0.1);
+  auto now = kStart + milliseconds(300);
+  load.forget_speed_of_idle(now);
+  EXPECT_DOUBLE_EQ(load.arrival_us(100'000, 50), 2000) << "the first";
+  load.post(100'000, now);
+  EXPECT_NEAR(load.arrival_us(100'000, 50), 40'000, 500) << "the second";
+  load.come(++come, 0, now += milliseconds(20));
+  load.post(100'000, now);
+  EXPECT_NEAR(load.arrival_us(100'000, 50), 40'000, 500) << "it is as slow as ever";
+  load.come(++come, 0, now += milliseconds(4));
+  load.post(100'000, now);
+  EXPECT_NEAR(load.arrival_us(100'000, 50), 8'000, 100) << "it has become faster";
+}
+
 // A rail that gets little looks slow, and would get even less.
 TEST(RailLoad, TimesWithLittleToDoDoNotMakeItSlow) {
   RailLoad load;
   load.make_room(64);
   std::uint32_t come = 0;
   std::uint32_t their_us = 0;
-  load.post(100'000);
+  load.post(100'000, kStart);
   const auto bring = [&](std::uint32_t after_us) {
-    load.post(100'000);  // one stays on its way
+    load.post(100'000, kStart);  // one stays on its way
     load.come(++come, their_us += after_us, kStart);
   };
   for (int i = 0; i < 40; ++i) bring(1000);
@@ -91,7 +115,7 @@ TEST(RailLoad, CountsGoRound) {
   RailLoad load;
   load.make_room(2);
   for (std::uint64_t i = 1; i < 100'000; ++i) {
-    load.post(static_cast<std::uint32_t>(i));
+    load.post(static_cast<std::uint32_t>(i), kStart);
     ASSERT_TRUE(load.come(static_cast<std::uint32_t>(i), 0, kStart));
     ASSERT_EQ(load.bytes(), 0U);
   }

@@ -170,5 +170,16 @@ TEST(TcpDrainRate, IsThatOfTimesInWhichTheSocketNeverRanDry) {
   EXPECT_NEAR(rate.bytes_per_us(), 50, 1);
 }
 
+// It is given no more before that has gone, and would be taken for as fast as the others for good.
+TEST(TcpDrainRate, IsKnownAfterOneTile) {
+  DrainRate rate;
+  DrainRate::Clock::time_point now{milliseconds(1000)};
+  constexpr std::uint64_t kTile = 256 << 10;
+  rate.look(now, 0, 0);
+  for (std::uint64_t drained = 0; drained < kTile; drained += 25'000)
+    rate.look(now += milliseconds(5), drained, kTile - drained);
+  EXPECT_NEAR(rate.bytes_per_us(), 5, 0.1);
+}
+
 }  // namespace
 }  // namespace shoal::tcp_test

@@ -81,7 +81,7 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
 // Until a rail is measured it counts as being as fast as the best.
 double Lane::best_speed() const noexcept {
   double best = 0;
-  for (std::size_t r = 0; r < shape_.rails; ++r) best = std::max(best, rails_[r].load.bytes_per_us());
+  for (std::size_t r = 0; r < shape_.rails; ++r) best = std::max(best, rails_[r].load.last_bytes_per_us());
   return best > 0 ? best : 1;
 }
 
@@ -158,7 +158,7 @@ int Lane::post(Part& part, std::size_t rail) {
     RailState& state = rails_[rail];
     if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();
     ++state.under_way;
-    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes));
+    state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes), hub_.now());
   }
   return 0;
 }

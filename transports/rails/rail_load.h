@@ -22,8 +22,13 @@ class RailLoad {
   /// For so many pieces under way.
   void make_room(std::size_t pieces) { pieces_.resize(pieces); }
 
-  void post(std::uint32_t bytes) noexcept {
-    if (bytes_ == 0) counts_ = false;
+  void post(std::uint32_t bytes, Clock::time_point now) noexcept {
+    if (bytes_ == 0) {
+      counts_ = false;
+      alone_since_ = now;
+      alone_bytes_ = 0;
+    }
+    alone_bytes_ += bytes;
     pieces_[posted_++ % pieces_.size()] = bytes;
     bytes_ += bytes;
   }
@@ -36,6 +41,7 @@ class RailLoad {
     const std::uint64_t before = bytes_;
     for (std::uint32_t i = 0; i < more; ++i) bytes_ -= pieces_[come_++ % pieces_.size()];
     measure(before - bytes_, their_us, now);
+    if (bytes_per_us_ == 0 && bytes_ == 0) try_again(now);
     return true;
   }
 
@@ -45,18 +51,22 @@ class RailLoad {
     bytes_ = 0;
   }
 
-  /// A rail that looks slow and is left alone for a while gets another chance.
+  /// A rail that looks slow and is left alone for a while gets another chance: a piece, and more where that comes soon.
   void forget_speed_of_idle(Clock::time_point now) noexcept {
-    if (bytes_ != 0 || now - measured_at_ <= kSpeedForgotten) return;
+    if (bytes_ != 0 || bytes_per_us_ == 0 || now - measured_at_ <= kSpeedForgotten) return;
+    before_ = bytes_per_us_;
     bytes_per_us_ = 0;
     measured_ = 0;
   }
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] double bytes_per_us() const noexcept { return bytes_per_us_; }  ///< 0: not measured
+  /// With what it was before it was forgotten.
+  [[nodiscard]] double last_bytes_per_us() const noexcept { return bytes_per_us_ > 0 ? bytes_per_us_ : before_; }
   /// When so many more bytes would be there. `otherwise` is the speed of a rail that is not measured.
   [[nodiscard]] double arrival_us(std::size_t more, double otherwise) const noexcept {
-    return static_cast<double>(bytes_ + more) / (bytes_per_us_ > 0 ? bytes_per_us_ : otherwise);
+    const double unmeasured = bytes_ != 0 && before_ > 0 ? before_ : otherwise;
+    return static_cast<double>(bytes_ + more) / (bytes_per_us_ > 0 ? bytes_per_us_ : unmeasured);
   }
 
  private:
@@ -87,6 +97,12 @@ class RailLoad {
     bytes_per_us_ = sorted[count * 3 / 4];
   }
 
+  // All that was given to an idle rail has come: it is no slower than that.
+  void try_again(Clock::time_point now) noexcept {
+    const auto passed = std::chrono::duration<double, std::micro>(now - alone_since_).count();
+    if (before_ > 0 && passed > 0) before_ = std::max(before_, static_cast<double>(alone_bytes_) / passed);
+  }
+
   std::vector<std::uint32_t> pieces_;  // their bytes, in the order of posting
   std::uint64_t posted_ = 0;
   std::uint64_t come_ = 0;
@@ -96,6 +112,9 @@ class RailLoad {
   std::uint32_t counted_from_us_ = 0;
   std::array<double, kSamples> samples_{};
   std::size_t measured_ = 0;
+  Clock::time_point alone_since_{};  // when it last had nothing under way,
+  std::uint64_t alone_bytes_ = 0;    // and what it was given since
+  double before_ = 0;                // its speed before that was forgotten
   double bytes_per_us_ = 0;
   Clock::time_point measured_at_{};
 };

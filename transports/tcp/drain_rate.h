@@ -36,8 +36,8 @@ class DrainRate {
  private:
   // Shorter ones show bursts and not the wire.
   static constexpr std::chrono::milliseconds kSample{5};
-  static constexpr std::uint64_t kSampleBytes = 128 << 10;
-  static constexpr double kWeight = 0.4;  // of a new sample
+  static constexpr std::uint64_t kSampleBytes = 64 << 10;  // less than half of a tile: a slow socket has one at a time
+  static constexpr double kWeight = 0.4;                   // of a new sample
 
   Clock::time_point from_{};
   std::uint64_t from_bytes_ = 0;
