@@ -346,9 +346,8 @@ void Hub::close() {
   }
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     if (rails_[r] == nullptr) continue;
-    const bool cuts = std::any_of(lanes_.begin(), lanes_.end(),
-                                  [&](const auto& lane) { return lane->has_lost(r) || lane->may_be_cut_short(); });
-    cuts ? rails_[r]->abandon() : rails_[r]->stop();
+    const bool lost = std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return lane->has_lost(r); });
+    lost ? rails_[r]->abandon() : rails_[r]->stop();
   }
   for (const auto& lane : lanes_) lane->dismiss();
   dismiss(records_);

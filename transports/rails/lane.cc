@@ -212,10 +212,4 @@ bool Lane::is_quiet() const noexcept {
   return queue_.empty() && all_left && said_goodbye_ && !word_under_way();
 }
 
-bool Lane::may_be_cut_short() const noexcept {
-  if (goodbye_at_ && arrived_ >= *goodbye_at_) return false;
-  if (!status_.ok() || !ending_.empty()) return true;
-  return std::any_of(in_.begin(), in_.end(), [](const Incoming& each) { return each.in_use && !each.complete; });
-}
-
 }  // namespace shoal::rails

@@ -109,8 +109,6 @@ class Lane {
   [[nodiscard]] bool wants_pump() const noexcept { return !queue_.empty() || word_due_; }
   /// Everything has left, the goodbye too.
   [[nodiscard]] bool is_quiet() const noexcept;
-  /// The peer may be in the middle of sending: it has not left in order, and failed, or part of a tile has come.
-  [[nodiscard]] bool may_be_cut_short() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
   [[nodiscard]] bool has_lost(std::size_t rail) const noexcept { return rails_[rail].lost; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size(); }
