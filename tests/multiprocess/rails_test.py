@@ -1,4 +1,4 @@
-"""Two networks between emulated hosts: one of half or a tenth of the rate, and either cut while all_reduce runs."""
+"""Two networks between emulated hosts: one of half the rate, and either cut while all_reduce runs."""
 import ctypes.util
 import json
 import os
@@ -92,13 +92,6 @@ class Rails(unittest.TestCase):
     @unittest.skipIf(ofi_complaint(), ofi_complaint())
     def test_ofi_uses_a_rail_of_half_the_rate_between_four_hosts(self):
         self.check_share(4, "ofi", (200, 100))
-
-    def test_a_rail_of_a_tenth_of_the_rate_does_not_hold_tcp_up(self):
-        self.check_share(2, "tcp", (400, 40))
-
-    @unittest.skipIf(ofi_complaint(), ofi_complaint())
-    def test_a_rail_of_a_tenth_of_the_rate_does_not_hold_ofi_up(self):
-        self.check_share(2, "ofi", (400, 40))
 
     def test_tcp_goes_on_when_a_rail_is_cut(self):
         self.check_cut(2, "tcp", 1, 500)
