@@ -12,7 +12,7 @@ SECONDS_PER_IMAGE = {"vgg16": 0.030, "resnet18": 0.045, "mobilenet_v2": 0.020, "
                      "densenet121": 0.085}
 GRADIENT_MB = {"vgg16": 58.9, "resnet18": 44.7, "mobilenet_v2": 9.2, "shufflenet_v2_x1": 5.1, "shufflenet_v2_x0.5": 1.4, "densenet121": 27.8}
 START_S = 12  # of a cluster and its ranks
-TURN_S = 10  # a turn ends with averages that no forward hides, which a training does once an epoch: 5 s made that 5 % of VGG16's time
+TURN_S = 10  # a turn ends with averages that no forward hides, which a training does once an epoch
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 import unittest
 
@@ -294,6 +295,16 @@ else:
         self.assertEqual({line[4] for line in lines}, {lines[0][3]})
         failed = cluster("2x1", "--mpi", "--rate", "none", "--", "sh", "-c", "test $OMPI_COMM_WORLD_RANK = 1 && exit 6; sleep 1000")
         self.assertEqual(failed.returncode, 6, failed.stderr)
+
+    def test_hosts_share_the_cores_as_threads_of_one_session(self):
+        if subprocess.run(["which", "mpirun"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("no mpirun (Debian: openmpi-bin)")
+        for arguments in ([], ["--mpi"]):
+            done = cluster("2x1", *arguments, "--rate", "none", "--", sys.executable, "-c", "import os; print(os.getsid(0))")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            sessions = done.stdout.split()
+            self.assertEqual(len(sessions), 2, done.stdout)
+            self.assertEqual(len(set(sessions)), 1, done.stdout)
 
 
 cases.main()
