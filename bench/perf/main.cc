@@ -59,10 +59,11 @@ int exit_code(const Status& status) {
   }
 }
 
-/// Shows an error once. A rank above 0 shows what only it knows: a failure that is not the echo of another rank's.
+/// Shows an error once. A rank above 0 shows what rank 0 may not: a failure that is not the echo of another rank's, and the
+/// loss of a rank, which may be rank 0.
 int report(const Status& status) {
   const int code = exit_code(status);
-  const bool own = code == kFailed && status.code() != StatusCode::aborted && status.code() != StatusCode::peer_failed;
+  const bool own = code == kFailed && status.code() != StatusCode::aborted;
   if (is_rank_0() || own) fmt::print(stderr, "shoal_perf: {}\n", status.to_string());
   return code;
 }

@@ -35,13 +35,31 @@ Proxy::Judge pass_all() {
   return [](const Passage& passage) { return passage.bytes.size(); };
 }
 
-/// Rank 1 reaches rank 0 through a proxy, rank 0 finds rank 1 without.
+/// Where rank 0 looks for rank 1 when their connections are gone, and finds somebody else. Whoever asks for a connection beyond
+/// the `backlog`, which nobody takes out of it, gets no answer: to him the host is silent.
+struct Door {
+  Descriptor socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::string address;
+
+  explicit Door(int backlog) {
+    sockaddr_in where{};
+    where.sin_family = AF_INET;
+    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof where;
+    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&where), bytes), 0);
+    EXPECT_EQ(::listen(socket.get(), backlog), 0);
+    EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&where), &bytes), 0);
+    address = "127.0.0.1:" + std::to_string(ntohs(where.sin_port));
+  }
+};
+
+/// Rank 1 reaches rank 0 through a proxy, rank 0 finds rank 1 without, or does not find it where it is told another address.
 struct Pair {
   std::vector<End> ends{2};
   std::unique_ptr<Proxy> proxy;
 
   Pair(int sockets, std::size_t tile_bytes, bool integrity, const Proxy::Judge& judge, bool orderly = false,
-       const std::string& host = "127.0.0.1", bool encryption = false) {
+       const std::string& host = "127.0.0.1", bool encryption = false, const std::string& address_told = "") {
     auto options = options_for(2, sockets, tile_bytes);
     std::vector<std::string> addresses;
     for (std::size_t i = 0; i < 2; ++i) {
@@ -53,6 +71,7 @@ struct Pair {
     }
     proxy = std::make_unique<Proxy>(addresses[0], judge, orderly, host);
     addresses[0] = proxy->address();
+    if (!address_told.empty()) addresses[1] = address_told;
     std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
     connect(ends[0], 0, addresses, kPatience);
     other.join();
@@ -246,37 +265,56 @@ TEST(TcpRepair, APeerThatHasEndedIsNotWaitedFor) {
 // Where a listener goes in the very moment of a knock, the system may leave the knocker with a connection that has no other
 // end.
 TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
-  auto options = options_for(2, 1, 4096);
-  std::vector<End> ends(2);
-  for (std::size_t i = 0; i < 2; ++i) ends[i].transport = std::move(*make_tcp_transport(options[i]));
-  auto proxy = std::make_unique<Proxy>(ends[0].transport->address(), pass_all());
-  Descriptor door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in where{};
-  where.sin_family = AF_INET;
-  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof where;
-  ASSERT_EQ(::bind(door.get(), reinterpret_cast<sockaddr*>(&where), bytes), 0);
-  ASSERT_EQ(::listen(door.get(), 8), 0);
-  ASSERT_EQ(::getsockname(door.get(), reinterpret_cast<sockaddr*>(&where), &bytes), 0);
-  const std::vector<std::string> addresses = {proxy->address(), "127.0.0.1:" + std::to_string(ntohs(where.sin_port))};
-  std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
-  connect(ends[1], 1, addresses, kPatience);
-  other.join();
-  ASSERT_TRUE(ends[0].status.ok() && ends[1].status.ok());
-
+  Door door(8);
+  Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
+  ASSERT_TRUE(pair.connected());
   bool may_vanish = false;
   std::thread doorman([&] {
-    Descriptor knock(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor knock(::accept4(door.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     // A socket that is under repair closes without a word.
     const int on = 1;
     may_vanish = ::setsockopt(knock.get(), IPPROTO_TCP, TCP_REPAIR, &on, sizeof on) == 0;
-    door.reset();
+    door.socket.reset();
   });
-  proxy.reset();
-  ends[1].destroy();
-  expect_lost(ends[0], 1, "", std::chrono::seconds(1));
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  expect_lost(pair.ends[0], 1, "", std::chrono::seconds(1));
   doorman.join();
   if (!may_vanish) GTEST_SKIP() << "this process may not put sockets under repair (CAP_NET_ADMIN)";
+}
+
+TEST(TcpRepair, APeerWhoseHostIsSilentIsWaitedForTenSeconds) {
+  Door door(0);
+  const auto where = *tcp::parse_address(door.address);
+  Descriptor first(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(first.get(), where.raw(), where.length()), 0) << "fills the backlog";
+  Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
+  ASSERT_TRUE(pair.connected());
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  const auto start = Clock::now();
+  expect_lost(pair.ends[0], 1, "", std::chrono::seconds(14));
+  EXPECT_GE(Clock::now() - start, std::chrono::seconds(9)) << "a flap of the network may last as long";
+}
+
+TEST(TcpRepair, APeerThatClosesEachConnectionIsLostAfterThreeSeconds) {
+  Door door(8);
+  Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
+  ASSERT_TRUE(pair.connected());
+  std::thread doorman([&] {
+    for (;;) {
+      const Descriptor knock(::accept4(door.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!knock.valid()) return;
+    }
+  });
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  const auto start = Clock::now();
+  expect_lost(pair.ends[0], 1, "", std::chrono::seconds(6));
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(2500))
+      << "a host that is starting something anew may be about to answer";
+  ::shutdown(door.socket.get(), SHUT_RDWR);  // ends the accept
+  doorman.join();
 }
 
 // A send moves what comes, too: where that is the end of the peer, whoever sleeps on the transport would not be woken for it.

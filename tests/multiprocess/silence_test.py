@@ -1,0 +1,59 @@
+"""A host that vanishes without a word: its only link is cut while all_reduces run, and while the others wait for it."""
+import os
+import subprocess
+import time
+import unittest
+
+import cases
+
+CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
+PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
+CUT_S = 6
+NOTICED_S = 15  # keep-alive and retransmissions take about ten
+ROUNDS = ["--rounds", "10000"]  # more than there is time for
+STOPPED = 'if [ "$SHOAL_RANK" = 0 ]; then (sleep 3; kill -STOP $$) & fi; exec "$0" "$@"'
+
+
+def cluster_complaint():
+    """Why there is no emulated cluster here, or None."""
+    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode else None
+
+
+@unittest.skipIf(cluster_complaint(), cluster_complaint())
+class Silence(unittest.TestCase):
+    def lines_after_cut(self, *command):
+        """(seconds since the cut, line) of all that three hosts say after node0 has lost its link."""
+        options = ["--rate", "200mbit", "--cut", f"0@{CUT_S}", "--prefix", "--grace", "10", "--timeout", "60"]
+        heard, cut = [], None
+        with subprocess.Popen([CLUSTER, "3x1", *options, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              stdin=subprocess.DEVNULL) as running:
+            for line in running.stdout:
+                if "cutting rail 0 of node0" in line:
+                    cut = time.monotonic()
+                elif cut is not None:
+                    heard.append((time.monotonic() - cut, line.rstrip()))
+        self.assertIsNotNone(cut, "the ranks ended before the cut: nothing was shown")
+        self.assertEqual(running.returncode, 1, heard)
+        return heard
+
+    def check_that_rank_0_is_named(self, *command):
+        heard = self.lines_after_cut(*command)
+        for rank in (1, 2):
+            named = [(seconds, line) for seconds, line in heard if f"[node{rank} rank {rank}]" in line and "peer_failed: rank 0 " in line]
+            self.assertTrue(named, heard)
+            print(f"rank {rank} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
+            self.assertLess(named[0][0], NOTICED_S, heard)
+
+    def test_while_large_messages_are_under_way(self):
+        self.check_that_rank_0_is_named(PERF, "-b", "4M", "-e", "4M", *ROUNDS)
+
+    def test_while_small_messages_are_under_way(self):
+        self.check_that_rank_0_is_named(PERF, "-b", "8", "-e", "8", *ROUNDS)
+
+    def test_while_the_others_wait_for_it(self):
+        self.check_that_rank_0_is_named("sh", "-c", STOPPED, PERF, "-b", "4M", "-e", "4M", *ROUNDS)
+
+
+if __name__ == "__main__":
+    cases.main()
