@@ -65,6 +65,8 @@ Result<Library> load() {
   static_cast<void>(::setenv("FI_EFA_FORK_SAFE", "1", 0));
   static_cast<void>(::setenv("RDMAV_FORK_SAFE", "1", 0));
   static_cast<void>(::setenv("FI_EFA_USE_HUGE_PAGE", "0", 0));
+  // Larger messages would be fetched by reads, which ofi_rxm over tcp does not survive; see survives_writes().
+  static_cast<void>(::setenv("FI_OFI_RXM_EAGER_LIMIT", "16777216", 0));
   void* handle = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
@@ -166,6 +168,11 @@ Candidate describe_candidate(const fi_info& info) {
       candidate.address.starts_with("127.") || candidate.address == "::1" || candidate.address.starts_with("fe80");
   return candidate;
 }
+
+/// Provider "tcp" of libfabric 1.17 ends a process whose peer dies, or who closes his endpoint, while a one-sided write with
+/// data or the answer to a read comes in: it reports that as an error of whatever operation last had the same memory
+/// (tcpx_ep_flush_all_queues), which ofi_rxm then looks into. Messages that ofi_rxm sends at once are not concerned.
+bool survives_writes(std::string_view provider) { return provider != "tcp;ofi_rxm"; }
 
 /// The data path of provider "efa" runs one-sided writes in software where the card has none: then two-sided is better.
 bool writes_are_emulated(fid_ep* endpoint) {
@@ -397,7 +404,8 @@ class LibfabricRail final : public Rail {
     traits_.provider = info_->fabric_attr->prov_name;
     traits_.device = info_->domain_attr->name;
     traits_.max_message_bytes = info_->ep_attr->max_msg_size;
-    const bool writes = describe_candidate(*info_).writes && !writes_are_emulated(endpoint);
+    const bool writes =
+        describe_candidate(*info_).writes && !writes_are_emulated(endpoint) && survives_writes(traits_.provider);
     traits_.max_write_bytes = writes ? std::min<std::size_t>(info_->ep_attr->max_msg_size, std::size_t{1} << 30) : 0;
     traits_.receives = info_->rx_attr->size;
     traits_.local_registration = (mode & FI_MR_LOCAL) != 0;
