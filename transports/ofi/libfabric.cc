@@ -249,35 +249,29 @@ class LibfabricRail final : public Rail {
 
   int post_send(Operation& operation, std::uint64_t peer, std::span<const Piece> pieces) override {
     if (pieces.size() == 1) {
-      return count_post(
+      return static_cast<int>(
           ::fi_send(endpoint_.get(), pieces[0].data, pieces[0].bytes, pieces[0].descriptor, peer, &operation.provider));
     }
     const std::array<iovec, 2> parts{iovec{const_cast<std::byte*>(pieces[0].data), pieces[0].bytes},
                                      iovec{const_cast<std::byte*>(pieces[1].data), pieces[1].bytes}};
     std::array<void*, 2> descriptors{pieces[0].descriptor, pieces[1].descriptor};
-    return count_post(::fi_sendv(endpoint_.get(), parts.data(), descriptors.data(), 2, peer, &operation.provider));
+    return static_cast<int>(::fi_sendv(endpoint_.get(), parts.data(), descriptors.data(), 2, peer, &operation.provider));
   }
 
   int post_write(Operation& operation, std::uint64_t peer, const Piece& piece, std::uint64_t address, std::uint64_t key,
                  std::uint32_t data) override {
-    return count_post(::fi_writedata(endpoint_.get(), piece.data, piece.bytes, piece.descriptor, data, peer, address, key,
-                                     &operation.provider));
+    return static_cast<int>(::fi_writedata(endpoint_.get(), piece.data, piece.bytes, piece.descriptor, data, peer, address, key,
+                                           &operation.provider));
   }
 
   int read(std::span<Completion> completions) override {
     std::array<fi_cq_data_entry, 32> entries{};
     const auto got = ::fi_cq_read(queue_.get(), entries.data(), std::min(entries.size(), completions.size()));
-    if (got == -FI_EAVAIL) {
-      const int errors = read_error(completions[0]);
-      if (errors > 0) count_completion(completions[0]);
-      return errors;
-    }
+    if (got == -FI_EAVAIL) return read_error(completions[0]);
     if (got == -FI_EAGAIN || got == -FI_EINTR) return 0;
     if (got < 0) return static_cast<int>(got);
-    for (std::size_t i = 0; i < static_cast<std::size_t>(got); ++i) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(got); ++i)
       completions[i] = completion(entries[i].op_context, entries[i].flags, entries[i].len, entries[i].data);
-      count_completion(completions[i]);
-    }
     return static_cast<int>(got);
   }
 
@@ -289,14 +283,8 @@ class LibfabricRail final : public Rail {
   }
 
   void stop() noexcept override {
-    if (under_way_ > 0 && is_rxm()) return leave_open();
     // Where registrations hang on the endpoint they must go first.
     if ((info_->domain_attr->mr_mode & FI_MR_ENDPOINT) == 0) endpoint_.reset();
-  }
-
-  void abandon() noexcept override {
-    if (is_rxm()) return leave_open();
-    stop();
   }
 
   [[nodiscard]] std::string describe(const Completion& failed) const override {
@@ -334,25 +322,6 @@ class LibfabricRail final : public Rail {
 
  private:
   explicit LibfabricRail(const fi_info& chosen) : info_(library()->dupinfo(&chosen)) {}
-
-  [[nodiscard]] bool is_rxm() const noexcept { return traits_.provider.ends_with("ofi_rxm"); }
-  int count_post(ssize_t result) noexcept {
-    under_way_ += result == 0 ? 1 : 0;
-    return static_cast<int>(result);
-  }
-  void count_completion(const Completion& completion) noexcept {
-    if (completion.kind == Completion::Kind::sent && under_way_ > 0) --under_way_;
-  }
-
-  // libfabric 1.17: where the end of an ofi_rxm endpoint cuts short what is under way, it follows a pointer that is not there.
-  // Nothing moves on an endpoint that nobody reads, so it is left to the end of the process.
-  void leave_open() noexcept {
-    static_cast<void>(endpoint_.release());
-    static_cast<void>(queue_.release());
-    static_cast<void>(av_.release());
-    static_cast<void>(domain_.release());
-    static_cast<void>(fabric_.release());
-  }
 
   Status open_queues(const RailRequest& request) {
     const auto made = [](auto& owned, auto* raw) { owned.reset(raw); };
@@ -464,7 +433,6 @@ class LibfabricRail final : public Rail {
   RailTraits traits_;
   int wait_fd_ = -1;
   std::uint64_t last_key_ = 0;
-  std::size_t under_way_ = 0;  // sends and writes without a completion
 };
 
 class Libfabric final : public Fabric {

@@ -315,7 +315,7 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   if (rails_[index] == nullptr) return;
   Rail& closing = *rails_[index];
   if (closing.wait_fd() >= 0) static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, closing.wait_fd(), nullptr));
-  closing.abandon();
+  closing.stop();
   const auto dismiss_here = [&](Memory& memory) {
     if (index < memory.registrations.size()) closing.dismiss(memory.registrations[index]);
   };
@@ -344,10 +344,8 @@ void Hub::close() {
     pollfd item{epoll_.get(), POLLIN, 0};
     finish_wait(!sleeps || ::poll(&item, 1, 10) != 0);
   }
-  for (std::size_t r = 0; r < rails_.size(); ++r) {
-    if (rails_[r] == nullptr) continue;
-    const bool lost = std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return lane->has_lost(r); });
-    lost ? rails_[r]->abandon() : rails_[r]->stop();
+  for (const auto& rail : rails_) {
+    if (rail != nullptr) rail->stop();
   }
   for (const auto& lane : lanes_) lane->dismiss();
   dismiss(records_);

@@ -110,7 +110,6 @@ class Lane {
   /// Everything has left, the goodbye too.
   [[nodiscard]] bool is_quiet() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
-  [[nodiscard]] bool has_lost(std::size_t rail) const noexcept { return rails_[rail].lost; }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size(); }
 
   // What the two ends have told each other when they met

@@ -98,8 +98,6 @@ class Rail {
   virtual bool may_wait() = 0;
   /// Ends all that is under way, without completions; afterwards only dismiss() and the destructor are called.
   virtual void stop() noexcept = 0;
-  /// The same, of a rail that has failed.
-  virtual void abandon() noexcept { stop(); }
   /// In words: what went wrong, and what to do where that is known.
   [[nodiscard]] virtual std::string describe(const Completion& failed) const = 0;
 };
