@@ -170,7 +170,6 @@ std::vector<TransportKind> transport_kinds() {
       {"tcp_encrypted_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, false, true); }},
       ofi_kind("ofi_rxm_sent_threads", false, "tcp;ofi_rxm", "127.0.0.1", 0),
       ofi_kind("ofi_rxm_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0),
-      ofi_kind("ofi_net_written_threads", false, "net", "127.0.0.1", 1024),
       ofi_kind("ofi_net_written_processes", true, "net", "127.0.0.1", 1024),
       ofi_kind("ofi_rxd_sent_processes", true, "udp;ofi_rxd", "127.0.0.1", 0),
       ofi_kind("ofi_shm_sent_processes", true, "shm", "", 0),
