@@ -1,5 +1,6 @@
 """Runs the unittest cases of a script and reports them as GoogleTest does: exit status, and a JUnit file where GTEST_OUTPUT says."""
 import os
+import subprocess
 import sys
 import time
 import unittest
@@ -48,6 +49,12 @@ class _Result(unittest.TextTestResult):
         if self.case is None:
             self.case = xml.SubElement(self.suite, "testcase", classname="", name=str(test))
         xml.SubElement(self.case, "skipped", message=reason)
+
+
+def cluster_complaint():
+    """Why there is no emulated cluster here, or None."""
+    done = subprocess.run([os.path.join(REPOSITORY, "bench/cluster"), "--check"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stderr.strip() if done.returncode else None
 
 
 def main(after=None):

@@ -16,18 +16,12 @@ SHARE = 0.9
 SAID = {"tcp": ("has not answered on socket ", "going on without its network"), "ofi": ("is no longer reached by rail {rail}", "going on without it")}
 
 
-def cluster_complaint():
-    """Why there is no emulated cluster here, or None."""
-    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
-    return done.stderr.strip() if done.returncode else None
-
-
 def ofi_complaint():
     """Why there is no transport ofi here, or None."""
     return None if ctypes.util.find_library("fabric") else "ofi: no libfabric here"
 
 
-@unittest.skipIf(cluster_complaint(), cluster_complaint())
+@unittest.skipIf(cases.cluster_complaint(), cases.cluster_complaint())
 class Rails(unittest.TestCase):
     def run_perf(self, hosts, transport, *options):
         """What shoal_perf measured, and what was said on standard error. `options`: of the cluster, '--', of shoal_perf."""

@@ -14,13 +14,7 @@ ROUNDS = ["--rounds", "10000"]  # more than there is time for
 STOPPED = 'if [ "$SHOAL_RANK" = 0 ]; then (sleep 3; kill -STOP $$) & fi; exec "$0" "$@"'
 
 
-def cluster_complaint():
-    """Why there is no emulated cluster here, or None."""
-    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
-    return done.stderr.strip() if done.returncode else None
-
-
-@unittest.skipIf(cluster_complaint(), cluster_complaint())
+@unittest.skipIf(cases.cluster_complaint(), cases.cluster_complaint())
 class Silence(unittest.TestCase):
     def lines_after_cut(self, *command):
         """(seconds since the cut, line) of all that three hosts say after node0 has lost its link."""

@@ -24,12 +24,6 @@ ALGORITHMS = ("ring", "direct", "circulant")
 BOUND = 0.15
 
 
-def cluster_complaint():
-    """Why there is no emulated cluster here, or None."""
-    done = subprocess.run([CLUSTER, "--check"], capture_output=True, text=True, timeout=60, check=False)
-    return done.stderr.strip() if done.returncode else None
-
-
 def measure(folder, hosts, algorithm, *options):
     """The results of shoal_perf on `hosts` hosts."""
     path = os.path.join(folder, "measured.json")
@@ -55,7 +49,7 @@ def complaints(ratios):
     return {size: f"{size} bytes: predicted / measured is {ratio:.3f}" for size, ratio in ratios.items() if not abs(ratio - 1) <= BOUND}
 
 
-@unittest.skipIf(cluster_complaint(), cluster_complaint())
+@unittest.skipIf(cases.cluster_complaint(), cases.cluster_complaint())
 class Simulated(unittest.TestCase):
     def ratios(self, folder, hosts, algorithm):
         """By message size: predicted over measured."""
