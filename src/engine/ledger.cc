@@ -268,6 +268,7 @@ LedgerEntry::LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communica
   }
   page_->started.store(0), page_->ended.store(0), page_->messages.store(0), page_->messages_ended.store(0);
   page_->waiting_since_ns.store(0);
+  page_->absent = page_->slow = {};
   page_->communicator = communicator;
   page_->rank = rank;
   page_->ranks = static_cast<std::int32_t>(members.size());

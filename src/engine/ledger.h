@@ -19,12 +19,12 @@
 
 namespace shoal {
 
-inline constexpr std::size_t kLedgerCalls = 256;    ///< calls of a communicator that are remembered
-inline constexpr std::size_t kLedgerMembers = 512;  ///< ranks of a communicator that are told apart
-inline constexpr std::uint32_t kLedgerPages = 64;   ///< communicators of a process that are written down
-inline constexpr std::uint32_t kLedgerVersion = 1;  ///< of the file's form
-inline constexpr std::uint32_t kLedgerOpen = 1;     ///< LedgerPage::state: in use
-inline constexpr std::uint32_t kLedgerFailed = 2;   ///< closed with `cause`
+inline constexpr std::size_t kLedgerCalls = 256;     ///< calls of a communicator that are remembered
+inline constexpr std::size_t kLedgerMembers = 4096;  ///< ranks of a communicator that are told apart
+inline constexpr std::uint32_t kLedgerPages = 64;    ///< communicators of a process that are written down
+inline constexpr std::uint32_t kLedgerVersion = 2;   ///< of the file's form
+inline constexpr std::uint32_t kLedgerOpen = 1;      ///< LedgerPage::state: in use
+inline constexpr std::uint32_t kLedgerFailed = 2;    ///< closed with `cause`
 inline constexpr std::array<char, 8> kLedgerMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
 
 /// A set of the first kLedgerMembers ranks.
@@ -92,7 +92,7 @@ struct LedgerHeader {
   std::array<std::uint16_t, kLedgerMembers> node_of_rank;  ///< of the job's ranks
 };
 
-inline constexpr std::size_t kLedgerHeaderBytes = 4096;
+inline constexpr std::size_t kLedgerHeaderBytes = 12288;
 static_assert(sizeof(LedgerHeader) <= kLedgerHeaderBytes);
 inline constexpr std::size_t kLedgerFileBytes = kLedgerHeaderBytes + kLedgerPages * sizeof(LedgerPage);
 
@@ -196,11 +196,13 @@ class LedgerEntry {
     if (!same) {
       page_->waiting_sequence = sequence;
       page_->waiting_is_message = is_message ? 1 : 0;
-      page_->absent = page_->slow = {};
+      if (told_) page_->absent = page_->slow = {};  // short waits, of which there are many, write no sets
+      told_ = false;
       page_->waiting_since_ns.store(now_ns, std::memory_order_release);
       told_ns_ = now_ns;
     } else if (now_ns - told_ns_ >= kTellEveryNs) {
       told_ns_ = now_ns;
+      told_ = true;
       details(*page_);
     }
   }
@@ -217,6 +219,7 @@ class LedgerEntry {
   std::unique_ptr<LedgerPage> own_;
   LedgerPage* page_;
   std::uint64_t told_ns_ = 0;
+  bool told_ = false;  // of this wait
 };
 
 }  // namespace shoal

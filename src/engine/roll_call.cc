@@ -17,7 +17,7 @@ constexpr Span kJustTold = milliseconds(10);  // words as young as that answer a
 
 }  // namespace
 
-RollCall::RollCall(int rank, int ranks) : rank_(rank), heard_(static_cast<std::size_t>(ranks)) {}
+RollCall::RollCall(int rank, int ranks) : rank_(rank), ranks_(static_cast<std::size_t>(ranks)) {}
 
 bool RollCall::due(std::uint64_t oldest_call, Time deadline, Time now) {
   const Span left = std::max(deadline - now, Span::zero());
@@ -57,7 +57,7 @@ RollCall::Words RollCall::tell(const Late& late, Time now) {
 }
 
 void RollCall::hear(int rank, const Words& words, Time now) {
-  heard_[static_cast<std::size_t>(rank)] = {words, now};
+  heard_[rank] = {words, now};
   asked_by_others_ |= words.asks != 0;
 }
 
@@ -77,8 +77,8 @@ bool RollCall::counts(const Heard& heard, std::uint64_t call) const {
 RollCall::Verdict RollCall::verdict(std::uint64_t call, const Late& late) const {
   std::vector<int> next = late.absent;
   next.insert(next.end(), late.slow.begin(), late.slow.end());
-  std::vector<bool> met(heard_.size());
-  std::vector<bool> in_call(heard_.size());  // as somebody has seen
+  std::vector<bool> met(ranks_);
+  std::vector<bool> in_call(ranks_);  // as somebody has seen
   for (const int rank : late.slow) in_call[static_cast<std::size_t>(rank)] = true;
   std::vector<int> silent;
   Verdict verdict;
@@ -87,16 +87,16 @@ RollCall::Verdict RollCall::verdict(std::uint64_t call, const Late& late) const 
     const auto rank = static_cast<std::size_t>(next[k]);
     if (met[rank]) continue;
     met[rank] = true;
-    const Heard& its = heard_[rank];
-    if (!counts(its, call)) {
+    const auto its = heard_.find(next[k]);
+    if (its == heard_.end() || !counts(its->second, call)) {
       silent.push_back(next[k]);
       continue;
     }
     if (k < direct) verdict.waiting.push_back(next[k]);
-    for (std::size_t peer = 0; peer < heard_.size(); ++peer) {
-      const bool slow = its.words.slow.contains(static_cast<int>(peer));
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
+      const bool slow = its->second.words.slow.contains(static_cast<int>(peer));
       if (slow) in_call[peer] = true;
-      if (slow || its.words.absent.contains(static_cast<int>(peer))) next.push_back(static_cast<int>(peer));
+      if (slow || its->second.words.absent.contains(static_cast<int>(peer))) next.push_back(static_cast<int>(peer));
     }
   }
   // All wait for each other: what this rank sees itself is all there is to say.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <unordered_map>
 #include <vector>
 
 #include "src/engine/ledger.h"
@@ -64,7 +65,8 @@ class RollCall {
   [[nodiscard]] bool counts(const Heard& heard, std::uint64_t call) const;
 
   const int rank_;
-  std::vector<Heard> heard_;  // of each rank, the latest
+  const std::size_t ranks_;
+  std::unordered_map<int, Heard> heard_;  // the latest of each rank that has said something: most never do
 
   std::uint64_t sequence_ = kNoCall;  // the oldest call when due() was last asked
   Clock::time_point since_{};

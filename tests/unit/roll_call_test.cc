@@ -49,6 +49,17 @@ TEST(RollCall, ASilentRankBehindOthersIsNamedAndTheyAreNot) {
   EXPECT_THAT(verdict.waiting, ElementsAre(1));
 }
 
+TEST(RollCall, RanksOfALargeJobAreToldApart) {
+  RollCall call(0, kLedgerMembers);
+  EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
+  call.hear(600, words(kCall, {}, {2100}), kStart + 400ms);
+  call.hear(2100, words(kCall, {4095}), kStart + 400ms);
+  const auto verdict = call.verdict(kCall, {{}, {600}});
+  EXPECT_THAT(verdict.absent, ElementsAre(4095));
+  EXPECT_THAT(verdict.slow, IsEmpty());
+  EXPECT_THAT(verdict.waiting, ElementsAre(600));
+}
+
 TEST(RollCall, WhoHasComeButHasGoneSilentIsInTheCall) {
   RollCall call = waiting();
   call.hear(1, words(kCall, {}, {2}), kStart + 400ms);
