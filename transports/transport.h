@@ -115,6 +115,9 @@ class Transport {
   /// looked at. Where it was not readable nothing is lost: what comes later makes it so for the next wait.
   virtual void finish_wait(bool readable) = 0;
 
+  /// Whether each tile costs system calls, or about as much: fewer, larger ones then. The same at all ends.
+  [[nodiscard]] virtual bool tiles_are_costly() const noexcept { return true; }
+
   /// Memory of `rank` (this rank or a peer) that every rank of the transport sees, for fused paths beside the links: zero at
   /// the start, 64-byte aligned, the same size for all. `rank` writes its own, the others read it. Empty where the wire has no
   /// such thing. Whoever waits for a change in a window looks at it again between prepare_wait() and blocking.

@@ -217,7 +217,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
                                                 const std::vector<std::string>& cards) {
   TcpOptions as_tcp = tcp_options(config, links, rank, topology.ranks(), "data", 0);
   const auto fill = [&](rails::Options& options) {
-    options.tile_bytes = config.network_tile_bytes;
+    options.tile_bytes = config.tile_bytes;  // what has no streams must keep more of them under way
     options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
     // The user's memory that lasts is what shoal has allocated for him.
     if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {

@@ -76,6 +76,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
   std::size_t network_tile = std::numeric_limits<std::size_t>::max();
+  bool costly_tiles = group_.topology.nodes() > 1;
   links_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
@@ -88,13 +89,14 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     state.peer = rank;
     state.outstanding.reserve(kTilesInFlight);
     tile = std::min(tile, wire->link->max_tile_bytes());
+    costly_tiles |= mesh_->transports()[wire->transport]->tiles_are_costly();
     if (group_.topology.link_class(group_.rank, rank) == LinkClass::network) {
       network_tile = std::min(network_tile, wire->link->max_tile_bytes());
     }
   }
 
   find_windows();
-  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, window_calls_.room()};
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, window_calls_.room(), costly_tiles};
 }
 
 Executor::~Executor() = default;

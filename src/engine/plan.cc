@@ -14,9 +14,9 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kMinTileBytes = 8 * 1024;          // below this the cost of a tile exceeds what pipelining gains
-constexpr std::size_t kMinNetworkTileBytes = 32 * 1024;  // a network tile costs system calls on both sides
-constexpr std::size_t kTilesPerMessage = 4;              // enough for sender and receiver to overlap
+constexpr std::size_t kMinTileBytes = 8 * 1024;         // below this the cost of a tile exceeds what pipelining gains
+constexpr std::size_t kMinCostlyTileBytes = 32 * 1024;  // where a tile costs system calls on both sides
+constexpr std::size_t kTilesPerMessage = 4;             // enough for sender and receiver to overlap
 
 std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
 
@@ -90,7 +90,7 @@ std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanCo
 // By what both ends of a message know: they must come to the same.
 std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes) {
   const std::size_t part = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
-  const std::size_t smallest = context.topology->nodes() > 1 ? kMinNetworkTileBytes : kMinTileBytes;
+  const std::size_t smallest = context.costly_tiles ? kMinCostlyTileBytes : kMinTileBytes;
   // Each tile over the network wakes whoever waits for it and ends in a packet of its own: fewer, larger ones.
   const bool between_nodes = context.topology->link_class(context.rank, peer) == LinkClass::network;
   const std::size_t largest =

@@ -127,6 +127,7 @@ struct PlanContext {
   std::size_t max_tile_bytes = 0;      ///< what every link of the communicator takes at once
   std::size_t network_tile_bytes = 0;  ///< of a large message: what every link over the network takes at once
   OneShotRoom window_room;             ///< in the shared windows; none where not all ranks share one
+  bool costly_tiles = false;           ///< some link's tiles cost system calls; the same for all ranks
 };
 
 /// Compiles `program` for `key`. Errors: internal, where the Program breaks the rules of program.h.

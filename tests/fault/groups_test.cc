@@ -38,6 +38,7 @@ class Restless final : public Transport {
   Restless(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : inner_(std::move(inner)), tries_(tries) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return inner_->name(); }
+  [[nodiscard]] bool tiles_are_costly() const noexcept override { return inner_->tiles_are_costly(); }
   [[nodiscard]] std::string address() const override { return inner_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                                      Clock::time_point deadline) override {

@@ -36,7 +36,7 @@ struct Made {
 
 // Links are numbered by the rank at their other end.
 Made make(const Topology& topology, const char* algorithm, std::size_t bytes, std::size_t network_tile = kNetworkTile,
-          CollectiveKind kind = CollectiveKind::all_reduce) {
+          CollectiveKind kind = CollectiveKind::all_reduce, bool costly_tiles = false) {
   Made made;
   std::vector<int> links(static_cast<std::size_t>(topology.ranks()));
   std::iota(links.begin(), links.end(), 0);
@@ -47,11 +47,20 @@ Made make(const Topology& topology, const char* algorithm, std::size_t bytes, st
   for (int rank = 0; rank < topology.ranks(); ++rank) {
     const auto program = build_program(**find_algorithm(algorithm), topology, key.collective, rank);
     EXPECT_TRUE(program.ok()) << program.status().to_string();
-    auto plan = make_plan({&topology, rank, links, kTile, network_tile, {}}, key, *program);
+    auto plan =
+        make_plan({&topology, rank, links, kTile, network_tile, {}, costly_tiles || topology.nodes() > 1}, key, *program);
     EXPECT_TRUE(plan.ok()) << plan.status().to_string();
     made.of_rank.push_back(std::move(plan).value());
   }
   return made;
+}
+
+TEST(Plan, SmallMessagesMoveInLargerPiecesWhereEachCostsCalls) {
+  const Topology pair = Topology::uniform(1, 2);
+  constexpr CollectiveKind kKind = CollectiveKind::all_reduce;
+  EXPECT_EQ(make(pair, "direct", 64 << 10, kNetworkTile, kKind, false).largest_tile(0, 1), 8 << 10);
+  EXPECT_EQ(make(pair, "direct", 64 << 10, kNetworkTile, kKind, true).largest_tile(0, 1), 32 << 10);
+  EXPECT_EQ(make(Topology::uniform(2, 1), "direct", 64 << 10).largest_tile(0, 1), 32 << 10);
 }
 
 TEST(Plan, LargeMessagesMoveInLargerPiecesBetweenNodes) {

@@ -270,6 +270,7 @@ class LoopbackTransport final : public Transport {
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "loopback"; }
+  [[nodiscard]] bool tiles_are_costly() const noexcept override { return false; }
   [[nodiscard]] std::string address() const override { return "loopback:" + std::to_string(rank_); }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,

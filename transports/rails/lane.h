@@ -106,7 +106,6 @@ class Lane {
   void fail(Status status);
 
   [[nodiscard]] bool has_news() const noexcept { return arrived_ > released_ && shown_ <= released_; }
-  [[nodiscard]] bool wants_pump() const noexcept { return !queue_.empty() || word_due_; }
   /// Everything has left, the goodbye too.
   [[nodiscard]] bool is_quiet() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
@@ -189,6 +188,10 @@ class Lane {
   [[nodiscard]] double best_speed() const noexcept;
   int post(Part& part, std::size_t rail);
   int post_word();
+  /// The peer may soon wait for room that it has already.
+  [[nodiscard]] bool owes_release() const noexcept {
+    return released_ - told_released_ >= std::max<std::size_t>(1, shape_.window / 4);
+  }
   [[nodiscard]] std::size_t soonest_word_rail() const noexcept;
   int choose_word_rail(std::size_t wanted) const noexcept;
   void take_back_word(Word& word);

@@ -140,7 +140,7 @@ void Lane::release() noexcept {
   assert(arrived_ > released_);
   forget(in_[released_ % shape_.window]);
   ++released_;
-  if (released_ - told_released_ >= std::max<std::size_t>(1, shape_.window / 4)) want_word();
+  if (owes_release()) hub_.want_pump(*this);
 }
 
 }  // namespace shoal::rails

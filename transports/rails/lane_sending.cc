@@ -180,7 +180,8 @@ bool Lane::pump() {
       queue_.pop();
     }
   }
-  if (word_due_ && status_.ok()) return post_word() != kAgain;
+  // What has been released is told by a word only where no tile has told it on its way since.
+  if ((word_due_ || owes_release()) && status_.ok()) return post_word() != kAgain;
   return true;
 }
 
@@ -214,6 +215,7 @@ void Lane::drop_queue() {
 
 void Lane::on_sent(Part& part, const Completion& completion) {
   part.under_way = false;
+  if (completion.error != 0) want_word();  // what its packet said of releases may not have come
   if (several_rails()) {
     --rails_[part.rail].under_way;
     rails_[part.rail].waits_since = hub_.now();

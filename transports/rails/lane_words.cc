@@ -41,6 +41,7 @@ int Lane::choose_word_rail(std::size_t wanted) const noexcept {
 }
 
 int Lane::post_word() {
+  word_due_ = true;  // until it has been posted
   PacketKind kind = PacketKind::note;
   std::uint64_t position = 0;
   std::size_t wanted = answer_on_.value_or(soonest_word_rail());

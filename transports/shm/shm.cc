@@ -182,6 +182,7 @@ class ShmTransport final : public Transport {
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shm"; }
+  [[nodiscard]] bool tiles_are_costly() const noexcept override { return false; }
   [[nodiscard]] std::string address() const override { return address_; }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
