@@ -5,7 +5,6 @@ from comparison.targets import judge
 from perf.plot import size_label
 
 BUSY_SHARE = 0.1  # of the machine, used by others: figures above tell little
-BEGIN, END = "<!-- comparison: written by bench/compare --tables -->", "<!-- end of comparison -->"
 
 
 def ratio(value, size=None):
@@ -163,12 +162,3 @@ def details(groups, documents):
                                + (f" at {size_label(verdict.size)}" if verdict.size else "") for verdict in verdicts))
         parts.append(table_of_sizes(group, document) if group["peers"] else table_of_types(document))
     return "\n\n".join(parts) + "\n"
-
-
-def replace_between_marks(text, table):
-    """`text` with `table` between BEGIN and END. ValueError where it does not hold both."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"there is no place for the table: put the lines '{BEGIN}' and '{END}' there")
-    return head + BEGIN + "\n" + table + "\n" + END + tail

@@ -76,7 +76,7 @@ def _plain():
     for batch in (8, 32):
         for shape in SHAPES:
             for model in NETWORKS:
-                yield Row(f"1gbit-{shape}-batch{batch}-{model}", f"1gbit-batch{batch}", shape, model, batch, 36, rate="1gbit",
+                yield Row(f"1gbit-{shape}-batch{batch}-{model}", f"1gbit-batch{batch}", shape, model, batch, 60, rate="1gbit",
                           trace=model == "vgg16")
 
 

@@ -201,15 +201,46 @@ def tables_of(documents, predictions):
     return [each for each in made if each["rows"]]
 
 
-def to_markdown(tables):
+def _markdown(head, lines):
     def cell(text):
         return f"**{text[1:]}**" if text.startswith("!") else text
 
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *[[cell(text) for text in row] for row in lines]])
+
+
+def headline(documents):
+    """The table of a README: for each network shoal's images/s, and how many times the better other one's that is."""
+    every = rows.rows_of(["rates-2x1", "rates-4x1", "1gbit-batch8", "1gbit-batch32", "one-host"], None)
+    columns = list(dict.fromkeys((row.part, row.shape) for row in every))
+    kinds = {"rates-2x1": "half exposed, batch 8", "rates-4x1": "half exposed, batch 8", "1gbit-batch8": "1 Gbit/s, batch 8",
+             "1gbit-batch32": "1 Gbit/s, batch 32", "one-host": "one host, batch 32"}
+    where = {"2x1": "2 hosts", "4x1": "4 hosts", "1x2": "2 ranks"}
+    lines, of_column = [], {column: [] for column in columns}
+    for model in rows.NETWORKS:
+        cells = []
+        for column in columns:
+            row = next(row for row in every if (row.part, row.shape) == column and row.model == model)
+            value = ratio(documents[row.name]) if row.name in documents else None
+            if value is None:
+                cells.append("")
+                continue
+            of_column[column].append(value)
+            mine = last(documents[row.name])["shoal"]
+            rate = f" at {mine['rate'].replace('mbit', ' Mbit/s')}" if row.rate is None else ""
+            cells.append(f"{mine['images_per_s']:.0f}{rate}, " + (f"{value:.2f} x" if value >= NEARLY else f"**{value:.2f} x**"))
+        lines.append([model, *cells])
+    means = [f"{geometric_mean(values):.2f} x" if len(values) == len(rows.NETWORKS) else "" for values in of_column.values()]
+    lines.append(["geometric mean", *means])
+    aims = targets(documents)
+    return (_markdown(["network", *[f"{kinds[part]}, {where[shape]}" for part, shape in columns]], lines) + "\n\n" +
+            _markdown(aims["head"], aims["rows"]))
+
+
+def to_markdown(tables):
     parts = ["# Training beside Gloo and Open MPI"]
     for each in tables:
         parts.append(f"## {each['title']}")
         if each["note"]:
             parts.append(each["note"])
-        lines = [each["head"], ["---"] * len(each["head"]), *[[cell(text) for text in row] for row in each["rows"]]]
-        parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts.append(_markdown(each["head"], each["rows"]))
     return "\n\n".join(parts) + "\n"

@@ -10,7 +10,7 @@ from unittest import mock
 import cases
 
 sys.path.insert(0, os.path.join(cases.REPOSITORY, "bench"))
-from comparison import results, runs, tables, targets
+from comparison import readme, results, runs, tables, targets
 from comparison.progress import Progress, minutes
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -148,15 +148,19 @@ class Tables(unittest.TestCase):
         self.assertIn("The machine's host took 25 % of its time", text)
 
     def test_the_readme_gets_the_table_between_its_marks(self):
-        text = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-        once = tables.replace_between_marks(text, "| new |")
-        self.assertEqual(once, f"before\n{tables.BEGIN}\n| new |\n{tables.END}\nafter\n")
-        self.assertEqual(tables.replace_between_marks(once, "| new |"), once)
-        self.assertRaises(ValueError, tables.replace_between_marks, "no marks", "| new |")
+        first, last = readme.marks("comparison")
+        text = f"before\n{first}\nold\n{last}\nafter\n"
+        once = readme.replaced(text, "comparison", "| new |")
+        self.assertEqual(once, f"before\n{first}\n| new |\n{last}\nafter\n")
+        self.assertEqual(readme.replaced(once, "comparison", "| new |"), once)
+        self.assertRaises(ValueError, readme.replaced, "no marks", "comparison", "| new |")
+        self.assertRaises(ValueError, readme.replaced, text, "training", "| new |")
 
-    def test_the_readme_has_the_marks(self):
-        with open(os.path.join(cases.REPOSITORY, "README.md"), encoding="utf-8") as file:
-            tables.replace_between_marks(file.read(), "")
+    def test_the_readme_has_all_marks(self):
+        with open(readme.README, encoding="utf-8") as file:
+            text = file.read()
+        for name in readme.WRITERS:
+            readme.replaced(text, name, "")
 
 
 class Disturbed(unittest.TestCase):

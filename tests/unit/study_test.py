@@ -125,6 +125,17 @@ class Tables(unittest.TestCase):
         ((*_, difference),) = tables.accuracy_table(documents)["rows"]
         self.assertEqual(difference, "!+0.60")
 
+    def test_the_headline_has_speeds_ratios_and_means_of_whole_columns(self):
+        documents = {row.name: document(result("shoal", 60, model=row.model, rate="500mbit"), result("gloo", 40, model=row.model))
+                     for row in rows.rows_of(["rates-2x1"], None)}
+        documents["one-host-vgg16"] = document(result("shoal", 97), result("gloo", 100))
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.headline(documents).splitlines()]
+        found = {line[0]: line for line in lines}
+        self.assertEqual(found["resnet18"][1], "60 at 500 Mbit/s, 1.50 x")
+        self.assertEqual(found["vgg16"][-1], "97, **0.97 x**")
+        self.assertEqual(found["vgg16"][2], "", "not measured")
+        self.assertEqual((found["geometric mean"][1], found["geometric mean"][-1]), ("1.50 x", ""), "no mean of a part")
+
     def test_markdown_shows_misses_in_bold(self):
         text = tables.to_markdown([tables.table("T", "", ["a", "b"], [["x", "!y"]])])
         self.assertIn("| x | **y** |", text)
