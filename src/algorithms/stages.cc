@@ -190,15 +190,15 @@ std::vector<std::vector<int>> ranks_of_nodes(const Topology& topology) {
 
 std::vector<std::vector<int>> ranks_of_nodes_from(const Topology& topology, int root) {
   std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
-  std::ranges::rotate(nodes, nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)]);
+  std::rotate(nodes.begin(), nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)], nodes.end());
   std::ranges::iter_swap(nodes.front().begin(), std::ranges::find(nodes.front(), root));
   return nodes;
 }
 
 std::vector<int> ranks_in_turn_from(const Topology& topology, int root) {
   std::vector<std::vector<int>> nodes = ranks_of_nodes(topology);
-  std::ranges::rotate(nodes, nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)]);
-  std::ranges::rotate(nodes.front(), std::ranges::find(nodes.front(), root));
+  std::rotate(nodes.begin(), nodes.begin() + topology.node_of_rank[static_cast<std::size_t>(root)], nodes.end());
+  std::rotate(nodes.front().begin(), std::ranges::find(nodes.front(), root), nodes.front().end());
   std::vector<int> order;
   for (const auto& ranks : nodes) order.insert(order.end(), ranks.begin(), ranks.end());
   return order;
