@@ -198,7 +198,8 @@ Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool first_of
   constexpr std::size_t kMagicBytes = sizeof header->magic;
   std::memcpy(static_cast<std::byte*>(memory) + kMagicBytes, reinterpret_cast<const std::byte*>(header.get()) + kMagicBytes,
               sizeof *header - kMagicBytes);
-  std::atomic_ref(*static_cast<std::uint64_t*>(memory)).store(std::bit_cast<std::uint64_t>(header->magic), std::memory_order_release);
+  std::atomic_ref(*static_cast<std::uint64_t*>(memory))
+      .store(std::bit_cast<std::uint64_t>(header->magic), std::memory_order_release);
   return std::shared_ptr<Ledger>(new Ledger(path, fd, static_cast<std::byte*>(memory)));
 }
 
