@@ -60,10 +60,10 @@ def available(backends):
 
 
 class Trainer:
-    """Runs shoal_train for one row. `scratch`: a folder for files that do not stay."""
+    """Runs shoal_train for one row. `scratch`: a folder for files that do not stay; `commit`: what the program was built of, if known."""
 
-    def __init__(self, row, program, scratch, on_line):
-        self.row, self.program, self.scratch, self.on_line = row, program, scratch, on_line
+    def __init__(self, row, program, scratch, on_line, commit=None):
+        self.row, self.program, self.scratch, self.on_line, self.commit = row, program, scratch, on_line, commit
 
     def train(self, rate, backends, arguments, expected_s):
         """(the command as users may type it, its results)."""
@@ -96,7 +96,8 @@ class Trainer:
         if row.trace:
             arguments += ["--trace", trace_path]
         command, document = self.train(rate, available(row.backends), arguments, row.expected_s())
-        study = {"part": row.part, "title": rows.PARTS[row.part], "row": row.name, "probes": probes, "busy_share": round(busy, 2)}
+        study = {"part": row.part, "title": rows.PARTS[row.part], "row": row.name, "probes": probes, "busy_share": round(busy, 2),
+                 "commit": self.commit}
         if row.trace:
             trace = load(trace_path)
             os.remove(trace_path)

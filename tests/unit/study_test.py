@@ -8,14 +8,21 @@ import cases
 sys.path.insert(0, os.path.join(cases.REPOSITORY, "bench"))
 from training import profile, rates, rows, scaling, tables
 
+sys.path.insert(0, os.path.join(cases.REPOSITORY, "torch_plugin", "train", "page"))
+import speedups
+
 
 def result(backend, speed, exposed_s=1.0, model="vgg16", **more):
     return {"backend": backend, "overlap": "backward", "model": model, "images_per_s": speed, "seconds": 10.0, "steps": 10, "bytes": 10 * 59e6,
-            "comm_exposed_s": exposed_s, "rate": "1gbit", "nodes": 2, "ranks": 2, "epoch": 1, "accuracy": None, "loss": 1.0} | more
+            "comm_exposed_s": exposed_s, "rate": "1gbit", "nodes": 2, "ranks": 2, "epoch": 1, "accuracy": None, "loss": 1.0, "dataset": "cifar10",
+            "batch_per_rank": 8, "threads": 1, "speedup_vs_1": None} | more
+
+
+DATA = {"kind": "subset", "words": "CIFAR-10 subset, 10,000 of 50,000", "train_images": 10000, "test_images": 2000}
 
 
 def document(*results, **study):
-    return {"results": list(results), "study": study}
+    return {"results": list(results), "study": study, "data": DATA, "machine": {"cpu": "EPYC", "kernel": "Linux 6"}}
 
 
 class Rates(unittest.TestCase):
@@ -117,13 +124,50 @@ class Tables(unittest.TestCase):
         self.assertAlmostEqual(bound, wire - 0.2)
         self.assertAlmostEqual(exposed, 0.3)
 
-    def test_accuracy_is_compared_by_the_means_of_the_seeds(self):
+    def vgg(self, exposed_s, backward_s, batch=8):
+        return {f"1gbit-2x1-batch{batch}-vgg16": document(result("shoal", 60, exposed_s=exposed_s), result("gloo", 50),
+                                                          profiles={"shoal": {"backward_s": backward_s}})}
+
+    def test_what_is_exposed_beside_a_bound_of_0_is_shown_and_misses(self):
+        documents = self.vgg(3.0, 0.2) | self.vgg(0.5, 0.9, batch=32)
+        shown, hidden = tables.vgg_table(documents)["rows"]
+        self.assertEqual(shown[-1], "30.0 %")
+        self.assertEqual(hidden[5:], ["0.0", "!50.0", "no ratio over 0", "5.0 %"])
+        ratio, share = tables.vgg_verdicts(documents)
+        self.assertEqual(ratio[0::2], ["met", "1.02"])  # 0.3 over 8 x 59e6 / (1e9 x GOODPUT) - 0.2
+        self.assertIn("the most of 1 rows", ratio[1])
+        self.assertEqual(share[0::2], ["!not met", "!5.0"])
+        self.assertEqual(tables.vgg_verdicts(self.vgg(0.0, 0.9))[1][0::2], ["met", "0.0"])
+
+    def accuracy(self, alone, together):
+        seeds = iter(zip(alone, together))
         documents = {}
         for row in rows.rows_of(["accuracy"], None):
             if row.dataset == "cifar10":
-                documents[row.name] = document(result("shoal", 9, accuracy=0.70 if row.ranks == 1 else 0.706))
-        ((*_, difference),) = tables.accuracy_table(documents)["rows"]
-        self.assertEqual(difference, "!+0.60")
+                if row.ranks == 1:
+                    one, two = next(seeds)
+                documents[row.name] = document(result("shoal", 9, accuracy=one if row.ranks == 1 else two))
+        (line,) = tables.accuracy_table(documents)["rows"]
+        return line
+
+    def test_accuracy_is_compared_by_the_means_of_the_seeds(self):
+        self.assertEqual(self.accuracy([0.70] * 3, [0.706] * 3)[-1], "!+0.60")
+
+    def test_accuracy_shows_each_seed_and_what_the_number_of_images_allows_to_tell(self):
+        line = self.accuracy([0.50, 0.50, 0.50], [0.52, 0.48, 0.503])
+        self.assertEqual(line[0], "cifar10 subset")
+        self.assertEqual(line[-3:], ["+2.00, -2.00, +0.30", "1.58", "+0.10"])  # sqrt(2 x 50 x 50 / 2000)
+
+    def test_epochs_made_are_counted_from_all_steps(self):
+        name = "setting-cifar10-vgg16"
+        made = [result("shoal", 60, epoch=epoch, step_loss=[1.0] * steps, epoch_steps=79, steps=steps - 2) for epoch, steps in ((1, 79), (2, 45))]
+        (line,) = tables.setting_table({name: document(*made)})["rows"]
+        self.assertEqual(line[:4], ["cifar10 subset", "vgg16", "shoal", "1.57"])
+
+    def test_rows_show_the_speed_up_over_one_rank(self):
+        row = next(row for row in rows.rows_of(["1gbit-batch8"], None) if row.model == "vgg16")
+        found = tables.speeds("T", "", [row], {row.name: document(result("shoal", 60, speedup_vs_1=1.5), result("gloo", 40))})
+        self.assertEqual(found["rows"][0][found["head"].index("shoal / one rank")], "1.50 x")
 
     def test_the_headline_has_speeds_ratios_and_means_of_whole_columns(self):
         documents = {row.name: document(result("shoal", 60, model=row.model, rate="500mbit"), result("gloo", 40, model=row.model))
@@ -139,6 +183,34 @@ class Tables(unittest.TestCase):
     def test_markdown_shows_misses_in_bold(self):
         text = tables.to_markdown([tables.table("T", "", ["a", "b"], [["x", "!y"]])])
         self.assertIn("| x | **y** |", text)
+
+
+class Speedups(unittest.TestCase):
+    """Over one rank."""
+
+    def filled(self, *alone, other=None):
+        together = document(result("shoal", 60), result("gloo", 40))
+        if other:
+            together["machine"] = other
+        speedups.fill([*alone, together])
+        return [row["speedup_vs_1"] for row in together["results"]]
+
+    def test_the_one_rank_run_is_that_of_as_many_threads(self):
+        fits = document(result("shoal", 30, ranks=1, nodes=1))
+        self.assertEqual(self.filled(fits), [2.0, 40 / 30])
+        self.assertEqual(self.filled(fits, document(result("shoal", 50, ranks=1, threads=2))), [2.0, 40 / 30])
+        for difference in ({"threads": 2}, {"threads": None}, {"batch_per_rank": 32}, {"model": "resnet18"}, {"dataset": "synthetic"}):
+            self.assertEqual(self.filled(document(result("shoal", 30, ranks=1) | difference)), [None, None], difference)
+
+    def test_the_one_rank_run_is_of_the_same_machine_and_backend(self):
+        fits = document(result("shoal", 30, ranks=1), result("gloo", 20, ranks=1))
+        self.assertEqual(self.filled(fits), [2.0, 2.0])
+        self.assertEqual(self.filled(fits, other={"cpu": "EPYC", "kernel": "Linux 5"}), [None, None])
+
+    def test_what_the_run_itself_knows_stays(self):
+        known = document(result("shoal", 60, speedup_vs_1=1.7), result("shoal", 30, ranks=1))
+        speedups.fill([known])
+        self.assertEqual([row["speedup_vs_1"] for row in known["results"]], [1.7, 1.0])
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def setting(row):
     hosts = f"{row['nodes']} hosts" if row["nodes"] > 1 else "1 host"
     where = f"{row['ranks']} ranks, {hosts}" if row["ranks"] > 1 else "1 rank"
     rate = f", {row['rate']}" if row.get("rate") and row["nodes"] > 1 else ""
-    return f"{row['model']}\n{row['dataset']}, batch {row['batch_per_rank']}\n{where}{rate}"
+    return f"{row['model']}\n{row.get('dataset_shown', row['dataset'])}, batch {row['batch_per_rank']}\n{where}{rate}"
 
 
 def _last_epochs(rows):
@@ -58,9 +58,9 @@ def _short(value):
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def _bars(rows, value, label, title, bottom=None):
+def _bars(rows, value, label, title, bottom=None, note=None):
     """Groups of bars: a group a setting, a bar a contestant, a line of panels for every PER_LINE settings. With `bottom` a bar has two parts: what
-    training waited for, solid, and `value` above it, hatched."""
+    training waited for, solid, and `value` above it, hatched. note(row, the value as text) is what stands over a bar."""
     rows = [row for row in _last_epochs(rows) if value(row) is not None]
     if not rows:
         return None
@@ -71,6 +71,7 @@ def _bars(rows, value, label, title, bottom=None):
                                      squeeze=False)
     width = 0.8 / len(names)
     for axes, shown in zip(panels.flat, lines):
+        lines_above = 0
         for number, name in enumerate(names):
             mine = [row for row in rows if contestant(row) == name and setting(row) in shown]
             places = [shown.index(setting(row)) + (number - (len(names) - 1) / 2) * width for row in mine]
@@ -81,10 +82,14 @@ def _bars(rows, value, label, title, bottom=None):
             bars = axes.bar(places, [value(row) for row in mine], width * 0.92, bottom=lower, edgecolor=INK, linewidth=0.4,
                             color="none" if bottom else colour, hatch="///" if bottom else hatch,
                             label=None if bottom else name)
-            axes.bar_label(bars, [_short(low + value(row)) for low, row in zip(lower, mine)], fontsize=7)
+            texts = [_short(low + value(row)) for low, row in zip(lower, mine)]
+            if note:
+                texts = [note(row, text) for row, text in zip(mine, texts)]
+            lines_above = max([lines_above, *(text.count("\n") for text in texts)])
+            axes.bar_label(bars, texts, fontsize=7)
         axes.set_xticks(range(len(shown)), shown, fontsize=8)
         axes.set_xlim(-0.6, columns - 0.4)
-        axes.margins(y=0.12)
+        axes.margins(y=0.12 + 0.07 * lines_above)  # so that what stands over a bar stays below the title
         axes.set_ylabel(label, fontsize=9)
     handles, _ = panels[0][0].get_legend_handles_labels()
     if bottom:
@@ -98,20 +103,51 @@ def throughput(rows):
     return _bars(rows, lambda row: row["images_per_s"], "images per second, all ranks", "Throughput")
 
 
+def overview(rows):
+    """A run in one picture: images/s, with the speed-up over one rank where that is known, and shoal's over the better other backend."""
+    rates = {}
+    for row in _last_epochs(rows):
+        if row["images_per_s"]:
+            rates.setdefault(setting(row), []).append((row["images_per_s"], row["backend"]))
+
+    def note(row, text):
+        lines = [text]
+        if row.get("speedup_vs_1") is not None and row["ranks"] > 1:
+            lines.append(f"{row['speedup_vs_1']:.2f} x\n1 rank")
+        others = [known for known in rates[setting(row)] if known[1] != "shoal"]
+        if row["backend"] == "shoal" and others:
+            rate, name = max(others)
+            lines.append(f"{row['images_per_s'] / rate:.2f} x\n{name}")
+        return "\n".join(lines)
+
+    return _bars(rows, lambda row: row["images_per_s"], "images per second, all ranks", "Throughput and speed-up", note=note)
+
+
 def step_time(rows):
     """Of the measured steps."""
     return _bars(rows, lambda row: 1e3 * row["seconds"] / row["steps"] if row["steps"] else None, "milliseconds per step", "Time of a step")
 
 
+def _is_whole(row):
+    """Every step of the epoch was made and measured."""
+    return row.get("epoch_steps") is not None and row["steps"] >= row["epoch_steps"]
+
+
 def epoch_time(rows):
-    """From that of a step; only where whole epochs were trained."""
-    epochs = {}
+    """Measured where a whole epoch was, else projected: the images of an epoch, divided by images/s."""
+    chosen = {}
     for row in rows:
-        if row["epoch"] > 1:
-            epochs.setdefault((setting(row), contestant(row)), []).append(row)
-    # The last one may be a part of one.
-    whole = [max(some, key=lambda row: row["steps"]) for some in epochs.values()]
-    return _bars(whole, lambda row: row["seconds"], "seconds per epoch", "Time of an epoch")
+        key = (setting(row), contestant(row))
+        if key not in chosen or _is_whole(row) or not _is_whole(chosen[key]):
+            chosen[key] = row
+
+    def seconds(row):
+        if _is_whole(row):
+            return row["seconds"]
+        return row["train_images"] / row["images_per_s"] if row.get("train_images") and row["images_per_s"] else None
+
+    return _bars(list(chosen.values()), seconds, "seconds per epoch", "Time of an epoch (~: projected from images/s, no whole epoch was measured)",
+                 note=lambda row, text: text if _is_whole(row) else "~" + text)
 
 
 def communication(rows):
@@ -131,14 +167,9 @@ def bandwidth(rows):
 
 
 def speedup(rows):
-    """Over one rank with the same network, images and batch, where such a run is among the rows."""
-    alone = {(row["model"], row["dataset"], row["batch_per_rank"]): row["images_per_s"] for row in rows if row["ranks"] == 1 and row["images_per_s"]}
-
-    def over_one(row):
-        base = alone.get((row["model"], row["dataset"], row["batch_per_rank"]))
-        return row["images_per_s"] / base if base and row["ranks"] > 1 and row["images_per_s"] else None
-
-    return _bars(rows, over_one, "times the images/s of one rank", "Speed-up over one rank with one thread")
+    """Over one rank, where that is known: see speedups.py."""
+    return _bars(rows, lambda row: row.get("speedup_vs_1") if row["ranks"] > 1 else None, "times the images/s of one rank",
+                 "Speed-up over one rank with as many threads, on the same machine")
 
 
 def ratios(rows):
@@ -232,13 +263,13 @@ def utilisation(turns, title):
         for name in dict.fromkeys(map(contestant, turns)):
             colour, hatch = _look(name)
             for index, turn in enumerate(turn for turn in turns if contestant(turn) == name):
-                axes.fill_between([turn["time_s"] - turn["seconds"], turn["time_s"]], value(turn), color=colour, hatch=hatch, edgecolor=INK,
-                                  linewidth=0.4, label=name if index == 0 else None)
+                axes.bar(turn["time_s"] - turn["seconds"], value(turn), turn["seconds"], align="edge", color=colour, hatch=hatch, edgecolor=INK,
+                         linewidth=0.4, label=name if index == 0 else None)
         axes.set_ylim(bottom=0)
         axes.set_ylabel(label, fontsize=9)
     panels[-1][0].set_xlabel("seconds since the start")
     panels[0][0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.suptitle(f"Use of the processor while the backends take turns: {title}", fontsize=11)
+    figure.suptitle(f"Use of the processor while the backends take turns\n{title}", fontsize=10)
     return figure
 
 

@@ -1,4 +1,5 @@
 """Writes the report of trainings as one page that needs nothing else, and its pictures: page.py [--out FOLDER] [--trace FILE] RESULTS.json...
+Or one picture alone: page.py --plot FILE.svg RESULTS.json...
 
 The results are those that shoal_train --json wrote, the trace what --trace did. `shoal_train report` runs this. bench/study adds tables and
 predictions; its results say which part of the study they are of, and each part has pictures of its own.
@@ -13,6 +14,7 @@ try:
     import figures
 except ImportError as error:
     sys.exit(f"shoal_train report needs Python's matplotlib: {error}")
+import speedups
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1a1a1a; --line: #cccccc; }
@@ -25,10 +27,12 @@ td.missed { font-weight: bold; white-space: nowrap; } td.missed::before { conten
 td.number { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 @media print { body { max-width: none; margin: 0; } }
 """
-MOST_UTILISATIONS = 3  # pictures
-COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network", "model", None), ("images", "dataset", None),
-           ("ranks", "ranks", "{}"), ("hosts", "nodes", "{}"), ("link", "rate", None), ("batch per rank", "batch_per_rank", "{}"),
-           ("epoch", "epoch", "{}"), ("steps measured", "steps", "{}"), ("seconds", "seconds", "{:.2f}"), ("images/s", "images_per_s", "{:.1f}"),
+USUAL_NETWORK = "resnet18"  # whose run a part of a study shows as an example
+COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network", "model", None), ("images", "dataset_shown", None),
+           ("ranks", "ranks", "{}"), ("hosts", "nodes", "{}"), ("link", "rate", None), ("device", "device", None),
+           ("threads per rank", "threads", "{}"), ("batch per rank", "batch_per_rank", "{}"), ("epoch", "epoch", "{}"),
+           ("steps measured", "steps", "{}"), ("seconds", "seconds", "{:.2f}"), ("images/s", "images_per_s", "{:.1f}"),
+           ("times one rank", "speedup_vs_1", "{:.2f}"),
            ("exposed s", "comm_exposed_s", "{:.3f}"), ("busy s", "comm_busy_s", "{:.3f}"), ("bus GB/s", "busbw_gbs", "{:.3f}"),
            ("CPU %", "cpu_percent", "{:.0f}"), ("GPU %", "gpu_percent", "{:.0f}"), ("loss", "loss", "{:.4f}"), ("accuracy", "accuracy", "{:.4f}"))
 
@@ -46,11 +50,16 @@ def read_results(path):
     document = read(path, "results of shoal_train --json")
     if not isinstance(document, dict) or not isinstance(document.get("results"), list) or not all("step_loss" in row for row in document["results"]):
         sys.exit(f"{path}: holds no results of shoal_train --json")
+    data = document.get("data", {})
+    for row in document["results"]:
+        row["train_images"] = data.get("train_images")
+        if data.get("kind") == "subset":
+            row["dataset_shown"] = row["dataset"] + " subset"
     return document
 
 
 def cell(row, key, form):
-    value = row.get(key)
+    value = row.get(key, row["dataset"] if key == "dataset_shown" else None)
     if value is None:
         return "<td></td>"
     if form is None:
@@ -64,10 +73,20 @@ def table(rows):
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
-def machine(document):
-    facts = document.get("machine", {}).items()
-    known = [f"{html.escape(key.replace('_', ' '))}: {html.escape(str(value))}" for key, value in facts if value is not None]
-    return f"<p>{'; '.join(known)}<br><code>{html.escape(document.get('command', ''))}</code></p>"
+def machines(documents):
+    """Every machine with its versions, and the commands that ran on it."""
+    commands = {}
+    for document in documents:
+        facts = document.get("machine", {}) | {"commit": document.get("study", {}).get("commit")}
+        known = [f"{html.escape(key.replace('_', ' '))}: {html.escape(str(value))}" for key, value in facts.items() if value is not None]
+        commands.setdefault("; ".join(known), []).append(html.escape(document.get("command", "")))
+    return "\n".join(f"<p>{facts}</p>\n<ul>{''.join(f'<li><code>{each}</code></li>' for each in mine)}</ul>" for facts, mine in commands.items())
+
+
+def images_of(documents):
+    """What was trained with, as the documents say it."""
+    said = dict.fromkeys(document["data"]["words"] for document in documents if "words" in document.get("data", {}))
+    return f'<p class="note">Images: {html.escape("; ".join(said))}.</p>\n' if said else ""
 
 
 def given_table(each):
@@ -95,6 +114,12 @@ def title_of(document):
     return figures.setting(document["results"][0]).replace("\n", ", ") if document["results"] else ""
 
 
+def example(documents):
+    """The document of a part whose use of the processor is drawn."""
+    usual = [document for document in documents if document["results"] and document["results"][0]["model"] == USUAL_NETWORK]
+    return (usual or documents)[0]
+
+
 def draw(documents, traces, predicted):
     """[(heading or None, {name: figure})]."""
     every = [row for document in documents for row in document["results"]]
@@ -103,16 +128,32 @@ def draw(documents, traces, predicted):
         rows = [row for document in mine for row in document["results"]]
         drawn = {"throughput": figures.throughput(rows), "communication": figures.communication(rows), "bandwidth": figures.bandwidth(rows),
                  "epoch-time": figures.epoch_time(rows), "accuracy": figures.accuracy(rows)}
+        for number, document in enumerate([example(mine)] if part else mine):
+            drawn["utilisation" if part else f"utilisation-{number + 1}"] = figures.utilisation(document.get("turns", []), title_of(document))
         if not part:
             drawn["step-time"] = figures.step_time(rows)
         sections.append((title or part or None, {f"{part}-{name}" if part else name: figure for name, figure in drawn.items()}))
     whole = {"speedup": figures.speedup(every), "predictions": figures.predictions(predicted)}
     for number, events in enumerate(traces):
         whole[f"timeline-{number + 1}"] = figures.timeline(events["traceEvents"], events["title"])
-    for number, document in enumerate(documents[:MOST_UTILISATIONS]):
-        whole[f"utilisation-{number + 1}"] = figures.utilisation(document.get("turns", []), title_of(document))
     sections.append(("All together" if len(sections) > 2 else None, whole))
     return [(heading, {name: figure for name, figure in drawn.items() if figure is not None}) for heading, drawn in sections]
+
+
+def write_picture(svg, path):
+    """As a file of its own: black on white, which needs no page around it."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
+    except OSError as error:
+        sys.exit(f"{path}: cannot be written: {error.strerror}")
+
+
+def plot(documents, path):
+    figure = figures.overview([row for document in documents for row in document["results"]])
+    if figure is None:
+        sys.exit(f"{path}: not drawn: no turn was measured (the first two steps are not)")
+    write_picture(figures.to_svg(figure, "plot"), path)
 
 
 def main():
@@ -120,11 +161,15 @@ def main():
     parser.add_argument("results", nargs="+", help="files that shoal_train --json wrote")
     parser.add_argument("--out", default="training-report", help="folder for the page and the pictures (default: %(default)s)")
     parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
+    parser.add_argument("--plot", metavar="FILE.svg", help="write only the picture of images/s and speed-ups, as this file")
     parser.add_argument("--pictures", nargs="*", metavar="NAME", help="write only these as files of their own (default: all)")
     parser.add_argument("--tables", help="tables of bench/study")
     parser.add_argument("--predictions", help="predictions of bench/study")
     arguments = parser.parse_args()
-    documents = [read_results(path) for path in arguments.results]
+    documents = speedups.fill([read_results(path) for path in arguments.results])
+    if arguments.plot:
+        plot(documents, arguments.plot)
+        return
     traces = []
     for path in arguments.trace:
         trace = read(path, "a trace of shoal_train --trace")
@@ -142,8 +187,7 @@ def main():
         for name, figure in drawn.items():
             svg = figures.to_svg(figure, name)
             if arguments.pictures is None or name in arguments.pictures:
-                with open(os.path.join(arguments.out, name + ".svg"), "w", encoding="utf-8") as file:
-                    file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
+                write_picture(svg, os.path.join(arguments.out, name + ".svg"))
             content.append(f'<figure id="{name}">{svg}</figure>')
     rows = [row for document in documents for row in document["results"]]
     page = os.path.join(arguments.out, "index.html")
@@ -151,8 +195,10 @@ def main():
         file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
                    f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>Training, side by side</h1>\n"
                    '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are means over '
-                   "the ranks; images/s is the median of the turns. &#9660; marks what misses its target.</p>\n" + "\n".join(content) +
-                   "\n<h2>All rows</h2>\n" + table(rows) + "\n<h2>Machine and commands</h2>\n" + "\n".join(map(machine, documents)) +
+                   "the ranks; images/s is the median of the turns. &#9660; marks what misses its target.</p>\n" +
+                   ("" if tables else images_of(documents)) +
+                   "\n".join(content) +
+                   "\n<h2>All rows</h2>\n" + table(rows) + "\n<h2>Machines, versions and commands</h2>\n" + machines(documents) +
                    "\n</body></html>\n")
     print(f"Report: {page}")
 
