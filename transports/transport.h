@@ -167,6 +167,9 @@ class Transport {
   /// Payloads that are sent from now on carry check sums, where the wire could change them unnoticed: a receiver has damaged
   /// ones sent again. Each rank decides for what it sends.
   virtual void use_check_sums() noexcept {}
+  /// Payloads that are sent from now on travel packed, without loss, where that makes them smaller and the wire knows how. Each
+  /// rank decides for what it sends; every receiver can unpack.
+  virtual void use_packing() noexcept {}
 
   /// In a child of fork(): gives up its copies of connections, which would keep them open after the parent's death, and leaves
   /// those of the parent as they are. The links are alive; nothing else is called there but destructors.

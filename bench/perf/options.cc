@@ -21,6 +21,7 @@ struct RawOptions {
   std::string peers;
   std::string openmpi_algorithms = "default";
   std::string memory = "ordinary";
+  std::string data = "integers";
   int factor = 4;
   int rank_time = static_cast<int>(RankTime::maximum);
   int blocking = 1;
@@ -68,6 +69,10 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("--transport", options.transports, "force shoal's transports: tcp, ofi, ucx, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
   app.add_option("--memory", raw.memory, "who allocates shoal's buffers: ordinary, or shoal")->capture_default_str();
+  app.add_option(
+         "--data", raw.data,
+         "what is timed: integers, small ones, or normal, floats of a normal distribution, as gradients are, out of place")
+      ->capture_default_str();
   app.add_flag("--out-of-place", options.out_of_place_only, "only the out-of-place form, where there is one: half the time");
   app.add_flag("--no-limit", raw.no_limit, "do not measure what the network between the nodes allows");
   app.add_option("--min-bw", options.min_bandwidth_gbs, "exit with 1 if the average bus bandwidth (GB/s) is below this");
@@ -195,6 +200,12 @@ Status interpret_libraries(const RawOptions& raw, Options& options) {
     return invalid(fmt::format("--memory '{}' is unknown: give ordinary or shoal", raw.memory));
   }
   options.shared_memory = raw.memory == "shoal";
+  if (raw.data != "integers" && raw.data != "normal")
+    return invalid(fmt::format("--data '{}' is unknown: give integers or normal", raw.data));
+  options.normal_data = raw.data == "normal";
+  if (options.normal_data && options.types != std::vector{DataType::float32})
+    return invalid("--data normal is for -d float only");
+  options.out_of_place_only |= options.normal_data;  // what is summed in place again and again grows beyond all numbers
   return {};
 }
 

@@ -39,6 +39,7 @@ struct Options {
   std::string algorithm;
   bool measure_limit = true;
   bool out_of_place_only = false;  ///< where the collective has that form
+  bool normal_data = false;        ///< timed calls are on normally distributed floats, out of place
   double min_bandwidth_gbs = 0;    ///< 0 = no gate
 
   std::string json_path;

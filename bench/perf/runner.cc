@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <random>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,6 +36,12 @@ double us_since(std::chrono::steady_clock::time_point start) {
 
 /// The operation that the pattern is made for: inputs of a call that does not reduce are plain data.
 ReduceOp pattern_op(const Call& call) { return reduces(call.kind) ? call.op : ReduceOp::sum; }
+
+void fill_normal(float* to, std::size_t count, int rank) {
+  std::mt19937 random(static_cast<std::uint32_t>(rank));
+  std::normal_distribution<float> normal;
+  std::generate_n(to, count, [&] { return normal(random); });
+}
 
 }  // namespace
 
@@ -360,6 +367,11 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
       if (Status status = prepare(contestant, bind(call, form, *library)); !status.ok()) return status;
       contestants.push_back(std::move(contestant));
     }
+  }
+  for (const auto& library : libraries_) {
+    if (!options_.normal_data) break;
+    auto* input = static_cast<float*>(const_cast<void*>(bind(call, forms().front(), *library).input));
+    fill_normal(input, call.count * shares(), communicator_.rank());
   }
   if (Status status = run_rounds(contestants, call); !status.ok()) return status;
   if (Status status = combine_ranks(contestants); !status.ok()) return status;

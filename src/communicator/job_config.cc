@@ -82,6 +82,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
               {"network_tile_bytes", config.network_tile_bytes},
               {"sockets_per_peer", config.sockets_per_peer},
               {"integrity", static_cast<std::uint8_t>(config.integrity)},
+              {"compression", static_cast<std::uint8_t>(config.compression)},
               {"encryption", config.encryption},
               {"single_copy", config.single_copy},
               {"probe", config.probe},
@@ -114,6 +115,8 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   config.network_tile_bytes = read.number("network_tile_bytes", config.tile_bytes, 8 << 20);
   config.sockets_per_peer = static_cast<int>(read.number("sockets_per_peer", 1, 16));
   config.integrity = static_cast<Integrity>(read.number("integrity", 0, static_cast<std::uint64_t>(Integrity::measured)));
+  config.compression =
+      static_cast<Compression>(read.number("compression", 0, static_cast<std::uint64_t>(Compression::measured)));
   config.encryption = read.flag("encryption");
   config.single_copy = read.flag("single_copy");
   config.probe = read.flag("probe");

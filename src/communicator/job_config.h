@@ -18,6 +18,9 @@ enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
 /// Whether payloads between nodes have check sums; `measured`: where the wire is slow enough that they cost little.
 enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
 
+/// Whether payloads between nodes travel packed; `measured`: where the wire is slow enough that it costs little.
+enum class Compression : std::uint8_t { off = 0, lossless = 1, measured = 2 };
+
 /// What connects the nodes, and the ranks of a node where shm is not used.
 enum class Network : std::uint8_t { none = 0, tcp = 1, ofi = 2, ucx = 3 };
 /// "tcp"; "" for none.
@@ -32,6 +35,7 @@ struct JobConfig {
   std::size_t network_tile_bytes = 64 << 10;  ///< of a large message between nodes; at least tile_bytes
   int sockets_per_peer = 1;
   Integrity integrity = Integrity::off;
+  Compression compression = Compression::off;
   bool encryption = false;  ///< all that moves between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;

@@ -296,6 +296,12 @@ Status begin_together(Store& store, const Topology& topology, int rank, Clock::t
   return store.set(kGo, "");
 }
 
+// What takes so long for each byte, beside the time that the network takes for it.
+bool is_little(double us_per_byte, const Topology& topology) {
+  constexpr double kMostPart = 0.03;
+  return us_per_byte <= kMostPart * topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
+}
+
 }  // namespace
 
 Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
@@ -335,11 +341,8 @@ Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_p
   return read_costs(*text, topology);
 }
 
-bool check_sums_cost_little(const Topology& topology) {
-  // To make and to check them takes 0.1 ms a MiB together (transports/tcp/README.md).
-  constexpr double kUsPerByte = 1e-4;
-  constexpr double kMostPart = 0.03;
-  return kUsPerByte <= kMostPart * topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
-}
+// To make and to check sums takes 0.1 ms a MiB together, and so does packing and unpacking (transports/tcp/README.md).
+bool check_sums_cost_little(const Topology& topology) { return is_little(1e-4, topology); }
+bool packing_costs_little(const Topology& topology) { return is_little(1e-4, topology); }
 
 }  // namespace shoal

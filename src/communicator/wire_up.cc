@@ -93,11 +93,21 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (encryption != "on" && encryption != "off")
     return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
   config.encryption = encryption == "on";
-  if (config.network != Network::tcp && config.network != Network::none && (config.encryption || integrity == "on")) {
+  const std::string compression = setting("SHOAL_COMPRESSION");
+  if (compression != "off" && compression != "lossless" && compression != "auto")
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("SHOAL_COMPRESSION='{}' is none of off, lossless and auto", compression));
+  if (compression == "lossless") config.compression = Compression::lossless;
+  if (compression == "auto") config.compression = Compression::measured;
+  const char* const needs_tcp = config.encryption           ? "SHOAL_ENCRYPTION=on"
+                                : integrity == "on"         ? "SHOAL_INTEGRITY=on"
+                                : compression == "lossless" ? "SHOAL_COMPRESSION=lossless"
+                                                            : nullptr;
+  if (config.network != Network::tcp && config.network != Network::none && needs_tcp != nullptr) {
     if (!options.transports.empty()) {
       return Status(StatusCode::unsupported,
-                    fmt::format("{} makes no check sums and does not encrypt; without {}=on, or with tcp",
-                                to_string(config.network), config.encryption ? "SHOAL_ENCRYPTION" : "SHOAL_INTEGRITY"));
+                    fmt::format("{} makes no check sums, does not encrypt and does not compress; without {}, or with tcp",
+                                to_string(config.network), needs_tcp));
     }
     config.network = Network::tcp;
   }
@@ -415,6 +425,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   // A wire that was not measured may be slow.
   if (config->integrity == Integrity::measured && (!config->probe || check_sums_cost_little(parts.topology))) {
     for (const auto& transport : parts.transports) transport->use_check_sums();
+  }
+  if (config->compression == Compression::lossless ||
+      (config->compression == Compression::measured && packing_costs_little(parts.topology))) {
+    for (const auto& transport : parts.transports) transport->use_packing();
   }
 
   WiredRanks wired{{},

@@ -48,14 +48,15 @@ MakeEnd shm_group(int) {
   };
 }
 
-MakeEnd tcp_group(int ranks, bool integrity, bool encryption) {
-  return [job = next_job(), ranks, integrity, encryption](int rank) {
+MakeEnd tcp_group(int ranks, bool integrity, bool encryption, bool packing = false) {
+  return [job = next_job(), ranks, integrity, encryption, packing](int rank) {
     TcpOptions options;
     options.interface_or_address = "127.0.0.1";
     options.tile_bytes = 16 * 1024;
     options.lend_from_bytes = 1;
     options.integrity = integrity;
     options.encryption = encryption;
+    options.packing = packing;
     options.job_id = job;
     options.rank = rank;
     options.size = ranks;
@@ -174,6 +175,9 @@ std::vector<TransportKind> transport_kinds() {
       {"shm_shared_processes", "shm", true, true, false, true, shm_group},
       {"tcp_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, true, false); }},
       {"tcp_processes", "tcp", true, false, false, false, [](int ranks) { return tcp_group(ranks, false, false); }},
+      {"tcp_packed_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, true, false, true); }},
+      {"tcp_packed_processes", "tcp", true, false, false, false,
+       [](int ranks) { return tcp_group(ranks, false, false, true); }},
       {"tcp_encrypted_threads", "tcp", false, false, false, false, [](int ranks) { return tcp_group(ranks, false, true); }},
       ofi_kind("ofi_rxm_sent_threads", false, "tcp;ofi_rxm", "127.0.0.1", 0),
       ofi_kind("ofi_rxm_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0),

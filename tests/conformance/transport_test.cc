@@ -71,7 +71,11 @@ class Tile {
   }
 
  private:
-  [[nodiscard]] std::uint64_t word_at(std::size_t offset) const { return (seed_ + offset) * 0x9e3779b97f4a7c15; }
+  [[nodiscard]] std::uint64_t word_at(std::size_t offset) const {
+    const std::uint64_t word = (seed_ + offset) * 0x9e3779b97f4a7c15;
+    // Half of them look like floats, which some wires pack.
+    return seed_ % 2 == 0 ? word : (word & 0x80ffffff80ffffff) | 0x3f0000003f000000;
+  }
 
   std::uint64_t seed_;
   std::size_t size_;

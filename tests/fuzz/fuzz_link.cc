@@ -1,7 +1,9 @@
 // Frames on the sockets of a TCP link. The input is a list of frames: which socket, how the header is made, and payload; so
-// that the deeper checks are reached, headers have the right check sum where the input does not say otherwise.
+// that the deeper checks are reached, headers have the right check sum where the input does not say otherwise. A payload is
+// zeros; packed ones are changed where the input says so.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "transports/tcp/link.h"
+#include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
@@ -52,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ours.push_back({Descriptor(ends[0]), {}});
     theirs.emplace_back(ends[1]);
   }
-  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true});
+  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true, false, 0, true});
   if (!link.ok()) std::abort();
   Bytes input(data, size);
   std::uint64_t position = 0;
@@ -81,10 +84,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       header.tile.size_bytes = (choice & 16) != 0 ? input.byte() : input.byte() * 257U;
       header.tile.offset_bytes = input.byte();
       const std::size_t payload = std::min<std::size_t>(header.tile.size_bytes, 3 * kTileBytes);
-      out.resize(tcp::frame_bytes(payload));
+      std::vector<std::byte> travels(payload);
+      if (header.tile.offset_bytes >= 128) {
+        header.packed_bytes = static_cast<std::uint32_t>(tcp::pack(std::vector<std::byte>(payload), travels));
+        if ((header.tile.offset_bytes & 1) != 0) header.packed_bytes += input.byte() - 128U;
+        travels.resize(std::min(header.wire_bytes(), 3 * kTileBytes));
+        if (const std::size_t place = input.byte() * 16U; place < travels.size()) travels[place] ^= std::byte{input.byte()};
+      }
+      out.resize(tcp::frame_bytes(travels.size()));
+      std::ranges::copy(travels, out.begin() + static_cast<std::ptrdiff_t>(tcp::payload_offset(travels.size())));
       std::array<std::byte, tcp::kFrameHeaderBytes> bytes{};
-      const std::vector<std::byte> zeros(payload);
-      tcp::encode(header, zeros, bytes);
+      tcp::encode(header, std::vector<std::byte>(payload), bytes);
       std::memcpy(out.data(), bytes.data(), bytes.size());
       if ((choice & 32) != 0) out.resize(input.byte());  // cut off or too long
     }

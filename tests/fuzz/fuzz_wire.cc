@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::memcpy(header.data(), data, std::min(size, header.size()));
   constexpr std::size_t kMost = 65536;
   const auto frame = tcp::decode_frame(header, kMost);
-  if (frame && frame->tile.size_bytes > kMost) std::abort();
+  if (frame && (frame->tile.size_bytes > kMost || frame->wire_bytes() > frame->tile.size_bytes)) std::abort();
   if (!frame && tcp::describe_bad_frame(header, kMost).empty()) std::abort();
 
   const std::string_view text(reinterpret_cast<const char*>(data), size);

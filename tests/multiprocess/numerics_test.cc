@@ -2,16 +2,21 @@
 // the same wherever the ranks are, too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -191,6 +196,62 @@ TEST(Numerics, StrictMeansTheSameBitsWhereverTheRanksAre) {
         {.title = "hosts", .transports = "", .host_of_rank = places, .environment = {{"SHOAL_NUMERICS", "strict"}}}, true);
     if (bits.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
     EXPECT_EQ(bits, one_host) << ::testing::PrintToString(places);
+  }
+}
+
+/// What the TCP sockets of this process have sent.
+std::uint64_t bytes_sent() {
+  std::uint64_t bytes = 0;
+  for (int descriptor = 0; descriptor < 1024; ++descriptor) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) bytes += info.tcpi_bytes_sent;
+  }
+  return bytes;
+}
+
+TEST(Numerics, CompressionChangesNoBitAndSendsLess) {
+  constexpr std::size_t kCount = 1 << 20;
+  // The bits of all results, and the bytes that a rank has sent.
+  const auto run = [&](const std::string& compression) {
+    std::pair<std::string, std::uint64_t> all;
+    for (const auto& outcome : testing::run_ranks(2, [&](int rank, int size, const std::string&directory) -> std::string {
+           ::setenv("SHOAL_COMPRESSION", compression.c_str(), 1);
+           CommunicatorOptions options;
+           options.transports = "tcp";
+           auto communicator = testing::join(directory, rank, size, options);
+           if (!communicator.ok()) return communicator.status().to_string();
+           std::mt19937 random(static_cast<unsigned>(rank));
+           std::normal_distribution<float> normal(0, 1e-3F);
+           std::vector<float> values(kCount);
+           for (float& each : values) each = normal(random);
+           std::uint64_t hash = 14695981039346656037ULL;
+           for (const DataType type : {DataType::float32, DataType::bfloat16}) {
+             const Status status = (*communicator)->all_reduce(values.data(), values.data(), kCount, type, ReduceOp::sum);
+             if (!status.ok()) return status.to_string();
+             hash = hash_of(hash, values.data(), kCount * sizeof(float));
+           }
+           return fmt::format("{:016x} {}", hash, bytes_sent());
+         })) {
+      all.first += outcome.output.substr(0, 16) + "\n";
+      all.second = outcome.output.size() > 17 ? std::strtoull(outcome.output.c_str() + 17, nullptr, 10) : 0;
+    }
+    return all;
+  };
+  const auto [bits, bytes] = run("off");
+  const auto [packed_bits, packed_bytes] = run("lossless");
+  EXPECT_EQ(packed_bits, bits);
+  std::printf("%lu bytes sent, packed %lu\n", static_cast<unsigned long>(bytes), static_cast<unsigned long>(packed_bytes));
+  EXPECT_GT(bytes, 3 * kCount * sizeof(float) / 2);
+  EXPECT_LT(static_cast<double>(packed_bytes), 0.92 * static_cast<double>(bytes));
+}
+
+TEST(Numerics, CompressionIsOffLosslessOrAutoAndTcpDoesIt) {
+  EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_COMPRESSION", "zip"}}}),
+              ::testing::HasSubstr("SHOAL_COMPRESSION='zip' is none of off, lossless and auto"));
+  for (const char* network : {"ofi", "shm,ucx"}) {
+    EXPECT_THAT(bits_of({.title = "", .transports = network, .environment = {{"SHOAL_COMPRESSION", "lossless"}}}),
+                ::testing::HasSubstr("does not compress; without SHOAL_COMPRESSION=lossless, or with tcp"));
   }
 }
 

@@ -175,6 +175,8 @@ TEST(CommandLine, GivesOneMessageForBadInput) {
       {{"--peer", "shoal"}, "shoal"},
       {{"--openmpi-algorithms", "best"}, "best"},
       {{"--memory", "gpu"}, "gpu"},
+      {{"--data", "real"}, "real"},
+      {{"--data", "normal", "-d", "half"}, "-d float only"},
       {{"--block-ms", "nan"}, "--block-ms"},
       {{"--wings"}, "--wings"},
       {{"stray"}, "stray"},
@@ -186,6 +188,9 @@ TEST(CommandLine, GivesOneMessageForBadInput) {
     EXPECT_EQ(result.status().message().find('\n'), std::string::npos) << result.status().message();
   }
   EXPECT_TRUE(parse_options({"--memory", "shoal"})->options.shared_memory);
+  EXPECT_FALSE(parse_options({})->options.normal_data);
+  const auto normal = parse_options({"--data", "normal"});
+  EXPECT_TRUE(normal->options.normal_data && normal->options.out_of_place_only);
   EXPECT_FALSE(parse_options({}, "fast").ok());
   EXPECT_DOUBLE_EQ(parse_options({}, "1.5")->options.min_bandwidth_gbs, 1.5);
   EXPECT_DOUBLE_EQ(parse_options({"--min-bw", "2"}, "1.5")->options.min_bandwidth_gbs, 2);

@@ -231,6 +231,15 @@ TEST(Probe, SeesWhatATokenBucketLetsThrough) {
   EXPECT_LT(cost_of(Shape{1e7, 0}).burst_us_per_byte, 0);
 }
 
+TEST(Packing, IsForWiresThatTakeTheirTime) {
+  Topology topology;
+  double& us_per_byte = topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
+  us_per_byte = 1.0 / 290;  // 2.3 Gbit/s
+  EXPECT_TRUE(packing_costs_little(topology));
+  us_per_byte = 1.0 / 310;
+  EXPECT_FALSE(packing_costs_little(topology));
+}
+
 TEST(CheckSums, AreForWiresThatTakeTheirTime) {
   Topology topology;
   double& us_per_byte = topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;

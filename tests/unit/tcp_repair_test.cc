@@ -82,6 +82,11 @@ struct Pair {
   }
   [[nodiscard]] bool connected() const { return ends[0].status.ok() && ends[1].status.ok(); }
 
+  void pack_if(bool packing) {
+    for (End& end : ends) {
+      if (packing) end.transport->use_packing();
+    }
+  }
   /// See exchange_messages().
   std::string exchange(std::span<const std::byte> there, std::span<const std::byte> back, std::size_t tile) {
     return exchange_messages(ends, there, back, tile);
@@ -121,6 +126,7 @@ struct Wire {
   bool integrity;
   bool orderly;
   bool encryption = false;
+  bool packing = false;
 };
 
 class TcpRepairs : public testing::TestWithParam<Wire> {};
@@ -138,7 +144,8 @@ TEST_P(TcpRepairs, CutsAtRandomMomentsLoseNothing) {
   };
   Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, wire.orderly, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
-  const auto there = random_bytes(24 << 20, 3);
+  pair.pack_if(wire.packing);
+  const auto there = wire.packing ? gradient_bytes(24 << 20, 3) : random_bytes(24 << 20, 3);
   const auto back = random_bytes(16 << 20, 4);
   EXPECT_EQ(pair.exchange(there, back, 32 << 10), "");
   std::printf("%d cuts\n", pair.proxy->cuts());
@@ -166,7 +173,8 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
   Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, false, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
   for (End& end : pair.ends) end.transport->use_check_sums();
-  const auto there = random_bytes(16 << 20, 5);
+  pair.pack_if(wire.packing);
+  const auto there = wire.packing ? gradient_bytes(16 << 20, 5) : random_bytes(16 << 20, 5);
   const auto back = random_bytes(16 << 20, 6);
   EXPECT_EQ(pair.exchange(there, back, 32 << 10), "");
   const auto after = tcp::repairs();
@@ -179,10 +187,13 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
 
 INSTANTIATE_TEST_SUITE_P(Wires, TcpRepairs,
                          testing::Values(Wire{1, false, false}, Wire{1, true, true}, Wire{2, true, false}, Wire{4, false, true},
-                                         Wire{1, true, false, true}, Wire{2, false, true, true}),
+                                         Wire{1, true, false, true}, Wire{2, false, true, true},
+                                         Wire{1, false, false, false, true}, Wire{3, true, true, false, true},
+                                         Wire{2, false, false, true, true}),
                          [](const auto& info) {
                            return std::to_string(info.param.sockets) + (info.param.integrity ? "_with_sums" : "_without") +
-                                  (info.param.orderly ? "_closed" : "_reset") + (info.param.encryption ? "_encrypted" : "");
+                                  (info.param.orderly ? "_closed" : "_reset") + (info.param.encryption ? "_encrypted" : "") +
+                                  (info.param.packing ? "_packed" : "");
                          });
 
 TEST(TcpRepair, WithoutCheckSumsAChangedPayloadDoesArrive) {
@@ -244,6 +255,48 @@ TEST(TcpRepair, ATileThatIsWrongEachTimeEndsTheLink) {
     EXPECT_TRUE(drive(end, [&] { return enough || !end.link(0).status().ok(); }));
   });
   expect_lost(pair.ends[0], 1, "wrong check sum", std::chrono::seconds(10));
+  EXPECT_EQ(pair.ends[0].link(1).peek(), nullptr);
+  pair.ends[0].destroy();
+  enough = true;
+  sender.join();
+}
+
+// What says of which width the words of the first tile are, on a connection that carries tiles, so that it is no packing.
+void spoil_first_tile(const Passage& passage) {
+  constexpr std::uint64_t kWidth = kHandshake + tcp::kFrameHeaderBytes;
+  if (passage.back || passage.connection == 1 || passage.offset > kWidth) return;
+  if (const std::uint64_t at = kWidth - passage.offset; at < passage.bytes.size()) passage.bytes[at] = std::byte{5};
+}
+
+TEST(TcpRepair, ATileThatCannotBeUnpackedIsSentAgain) {
+  const auto judge = [](const Passage& passage) {
+    if (passage.connection == 0) spoil_first_tile(passage);
+    return passage.bytes.size();
+  };
+  const auto before = tcp::repairs().tiles;
+  Pair pair(1, 32 << 10, false, judge);
+  ASSERT_TRUE(pair.connected());
+  pair.pack_if(true);
+  EXPECT_EQ(pair.exchange(gradient_bytes(1 << 20, 5), {}, 32 << 10), "");
+  EXPECT_EQ(tcp::repairs().tiles, before + 1);
+}
+
+TEST(TcpRepair, ATileThatCanNeverBeUnpackedEndsTheLink) {
+  const auto judge = [](const Passage& passage) {
+    spoil_first_tile(passage);
+    return passage.bytes.size();
+  };
+  Pair pair(1, 4096, false, judge);
+  ASSERT_TRUE(pair.connected());
+  pair.pack_if(true);
+  const auto data = gradient_bytes(4000, 1);
+  std::atomic<bool> enough = false;
+  std::thread sender([&] {
+    End& end = pair.ends[1];
+    EXPECT_TRUE(drive(end, [&] { return end.link(0).try_send({0, 0, 0, 4000, 0}, data); }));
+    EXPECT_TRUE(drive(end, [&] { return enough || !end.link(0).status().ok(); }));
+  });
+  expect_lost(pair.ends[0], 1, "cannot be unpacked", std::chrono::seconds(10));
   EXPECT_EQ(pair.ends[0].link(1).peek(), nullptr);
   pair.ends[0].destroy();
   enough = true;

@@ -129,6 +129,20 @@ inline std::vector<std::byte> random_bytes(std::size_t count, std::uint64_t seed
   return bytes;
 }
 
+/// Floats as gradients have them, but for some runs of random bytes: of either some tiles consist.
+inline std::vector<std::byte> gradient_bytes(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0, 1e-3F);
+  std::vector<std::byte> bytes = random_bytes(count, seed);
+  for (std::size_t at = 0; at + 4 <= count; at += 4) {
+    if (at >> 17 & 1) at += std::size_t{1} << 17;  // 128 KiB that stay as they are
+    if (at + 4 > count) break;
+    const float value = normal(random);
+    std::memcpy(bytes.data() + at, &value, sizeof value);
+  }
+  return bytes;
+}
+
 /// Sends `message` as tiles of at most `tile` bytes, with the tile's number in header.edge, and waits until all counted as
 /// sent.
 inline bool send_message(End& end, int peer, std::span<const std::byte> message, std::size_t tile) {

@@ -18,6 +18,7 @@ FrameHeader sample_frame() {
   header.position = 0x0102030405060708;
   header.tile = {0x11121314, 0x21222324, 0x31323334, 0x00010000, 0x4142434445464748};
   header.payload_sum = 0x51525354;
+  header.packed_bytes = 0xc1c2;
   return header;
 }
 
@@ -56,6 +57,7 @@ TEST(TcpWire, TinyPayloadsLieInTheHeaderUnderItsCheckSum) {
   payload.fill(std::byte{0x5a});
   FrameHeader header = sample_frame();
   header.payload_sum.reset();  // such a payload needs none
+  header.packed_bytes = 0;     // and cannot be packed
   for (const std::size_t size : {1UL, 7UL, 24UL}) {
     header.tile.size_bytes = static_cast<std::uint32_t>(size);
     FrameBytes bytes;
@@ -88,6 +90,8 @@ TEST(TcpWire, FramesAreLittleEndianAtFixedPlaces) {
   EXPECT_EQ(at(39), 0x41);
   EXPECT_EQ(at(40), 0x54);
   EXPECT_EQ(at(43), 0x51);
+  EXPECT_EQ(at(44), 0xc2);
+  EXPECT_EQ(at(47), 0x00);
 }
 
 TEST(TcpWire, AnyChangedBitOfAFrameHeaderIsNoticed) {
@@ -111,12 +115,30 @@ TEST(TcpWire, APayloadAboveTheTileSizeIsRefusedThoughTheCheckSumFits) {
   EXPECT_FALSE(decode_frame(bytes_of(header), kMaxPayload));
 }
 
+TEST(TcpWire, APackedPayloadIsSmallerButNotTiny) {
+  FrameHeader header = sample_frame();
+  for (const std::uint32_t good : {0U, 25U, header.tile.size_bytes - 1}) {
+    header.packed_bytes = good;
+    EXPECT_EQ(decode_frame(bytes_of(header), kMaxPayload), header) << good;
+  }
+  for (const std::uint32_t bad : {1U, 24U, header.tile.size_bytes, header.tile.size_bytes + 1, 0xffffffffU}) {
+    header.packed_bytes = bad;
+    EXPECT_FALSE(decode_frame(bytes_of(header), kMaxPayload)) << bad;
+    EXPECT_NE(describe_bad_frame(bytes_of(header), kMaxPayload).find(std::to_string(bad)), std::string::npos);
+  }
+}
+
 TEST(TcpWire, FramesAreWholeCacheLines) {
   EXPECT_EQ(frame_bytes(0), 64U);
   EXPECT_EQ(frame_bytes(24), 64U) << "in the header";
   EXPECT_EQ(frame_bytes(25), 128U);
   EXPECT_EQ(frame_bytes(64), 128U);
   EXPECT_EQ(frame_bytes(65), 192U);
+  FrameHeader packed = sample_frame();
+  packed.packed_bytes = 65;
+  EXPECT_EQ(frame_bytes(packed), 192U);
+  packed.packed_bytes = 0;
+  EXPECT_EQ(frame_bytes(packed), frame_bytes(packed.tile.size_bytes));
 }
 
 TEST(TcpWire, HelloSurvivesTheRoundTripAndNoChangedBit) {

@@ -142,6 +142,7 @@ JobConfig sample_config() {
   config.network_tile_bytes = 512 << 10;
   config.sockets_per_peer = 3;
   config.integrity = Integrity::measured;
+  config.compression = Compression::lossless;
   config.encryption = true;
   config.tuned = true;
   config.salt = "salt";
@@ -157,6 +158,7 @@ TEST(JobConfig, SurvivesTheRoundTrip) {
   EXPECT_EQ(read->sockets_per_peer, 3);
   EXPECT_EQ(read->network, Network::ofi);
   EXPECT_EQ(read->integrity, Integrity::measured);
+  EXPECT_EQ(read->compression, Compression::lossless);
   EXPECT_TRUE(read->encryption);
   EXPECT_EQ(read->network_tile_bytes, std::size_t{512} << 10);
   EXPECT_EQ(link_key(key, *read).bytes, link_key(key, sample_config()).bytes);

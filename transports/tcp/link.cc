@@ -27,6 +27,9 @@ constexpr std::uint32_t kSilentRailMs = 1500;
 // How often a goodbye is offered to a kernel that is out of memory.
 constexpr int kGoodbyeTries = 8;
 
+// Touched when the first packed tile comes.
+std::size_t unpacked_lines(const LinkShape& shape) { return (shape.tile_bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine); }
+
 }  // namespace
 
 TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape)
@@ -35,6 +38,7 @@ TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_ad
       peer_address_(std::move(peer_address)),
       shape_(shape),
       sums_(shape.integrity),
+      packs_(shape.packing),
       queue_(kQueueTiles) {}
 
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
@@ -55,6 +59,7 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
     auto ring = MirrorRing::make(shape.tiles_per_socket * frame);
     if (!ring.ok()) return ring.status();
     flow.ring = std::move(*ring);
+    flow.unpacked = std::make_unique_for_overwrite<CacheLine[]>(unpacked_lines(shape));
   }
   const auto added = link->reactor_->add(*link);
   if (!added.ok()) return added.status();
@@ -131,7 +136,7 @@ void TcpLink::drop(Flow& flow) {
 // What has arrived beyond the front tile will come again, or cannot be used.
 void TcpLink::cut_short(Flow& flow) noexcept {
   if (!flow.front_whole) flow.front.reset();
-  flow.tail = flow.head + (flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) : 0);
+  flow.tail = flow.head + (flow.front_whole ? frame_bytes(*flow.front) : 0);
 }
 
 void TcpLink::distrust(Flow& flow, const std::string& what) {
@@ -268,7 +273,10 @@ bool TcpLink::watch() {
 
 std::size_t TcpLink::memory_bytes() const noexcept {
   std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
-  for (const Flow& flow : flows_) bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());
+  for (const Flow& flow : flows_) {
+    bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());
+    if (flow.unpacked != nullptr) bytes += unpacked_lines(shape_) * sizeof(CacheLine);
+  }
   return bytes;
 }
 

@@ -27,6 +27,10 @@ class TcpLink;
 
 inline constexpr std::size_t kMostSockets = 16;  ///< to a peer, for tiles
 
+struct alignas(64) CacheLine {
+  std::array<std::byte, 64> bytes;
+};
+
 /// One socket of a link with the state of both its directions. The last flow of a link carries words, the others tiles.
 struct Flow {
   TcpLink* link = nullptr;
@@ -49,7 +53,8 @@ struct Flow {
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
   std::uint64_t tail = 0;
-  std::optional<FrameHeader> front;  ///< the header at `head`, once it has arrived and passed the checks
+  std::optional<FrameHeader> front;       ///< the header at `head`, once it has arrived and passed the checks
+  std::unique_ptr<CacheLine[]> unpacked;  ///< its payload, where it travelled packed; room for the largest
   bool front_whole = false;
   std::uint64_t received = 0;  ///< tiles below this number have come on this flow, whole and sound
   std::uint64_t told = 0;      ///< what the peer has been told of that
@@ -64,13 +69,14 @@ struct Flow {
   [[nodiscard]] bool idle() const noexcept { return first == last && !down; }
 };
 
-/// What both ends of a link have to know alike, but for the last.
+/// What both ends of a link have to know alike, but for the last two.
 struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t tiles_per_socket = 0;
   bool integrity = false;
-  bool rails = false;               ///< the sockets use several networks: one that is silent is left for another
-  std::size_t lend_from_bytes = 0;  ///< this end's own
+  bool rails = false;  ///< the sockets use several networks: one that is silent is left for another
+  std::size_t lend_from_bytes = 0;
+  bool packing = false;  ///< payloads leave packed where that makes them smaller
 };
 
 /// See Link. Sending: try_send appends a copy to the link's own memory, from which each socket pulls its next tiles only when
@@ -131,6 +137,7 @@ class TcpLink final : public Link {
   void lose_peer(const std::string& why);
   /// For what is sent from now on.
   void use_check_sums() noexcept { sums_ = true; }
+  void use_packing() noexcept { packs_ = true; }
   /// A tile can be peeked that no peek() has shown yet.
   [[nodiscard]] bool has_news() const noexcept { return news_; }
   [[nodiscard]] bool closing() const noexcept { return closing_ && status_.ok(); }
@@ -150,6 +157,8 @@ class TcpLink final : public Link {
   static constexpr std::size_t kOpenBytes = 512 << 10;
   // Whoever brings nonsense so often in a row, by new connections too, is given up.
   static constexpr int kMostDistrust = 16;
+  // After so many tiles in a row that packing makes no smaller, only every so many-th is tried until one is.
+  static constexpr std::uint64_t kUnpackableTiles = 16;
   // What a socket pulls at once: one tile of any size, or several small ones up to these limits.
   static constexpr std::size_t kPullTiles = 16;
   static constexpr std::size_t kPullBytes = 64 << 10;
@@ -180,6 +189,7 @@ class TcpLink final : public Link {
     return static_cast<std::size_t>(&flow - flows_.data());
   }
   bool take(const TileHeader& header, std::span<const std::byte> data, bool lend);
+  std::size_t try_to_pack(std::span<const std::byte> data, std::byte* target) noexcept;
   void keep(Outgoing& tile) noexcept;
   void advance_sent() noexcept;
   void pull_tiles();
@@ -206,6 +216,7 @@ class TcpLink final : public Link {
   void forget_words(std::size_t bytes) noexcept;
   void examine(Flow& flow);
   bool is_sound(Flow& flow);
+  bool unpack_front(Flow& flow);
   static void set_low_water(Flow& flow, std::size_t bytes) noexcept;
   void find_next();
   /// A lost socket is worth looking for another.
@@ -222,7 +233,9 @@ class TcpLink final : public Link {
   const int peer_;
   const std::string peer_address_;
   const LinkShape shape_;
-  bool sums_;  ///< payloads leave with check sums
+  bool sums_;                     ///< payloads leave with check sums
+  bool packs_;                    ///< and packed
+  std::uint64_t unpackable_ = 0;  ///< tiles in a row that are no smaller for it
   std::vector<Flow> flows_;
   Status status_;
   bool closing_ = false;  ///< at least one socket has ended: nothing is sent any more, what has arrived is still delivered

@@ -9,6 +9,7 @@
 
 #include "transports/tcp/checksum.h"
 #include "transports/tcp/link_sockets.h"
+#include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/repairs.h"
 
@@ -52,8 +53,7 @@ bool TcpLink::receive(Flow& flow) {
   if (!has_room(flow)) return false;
   const std::size_t room = flow.ring.size() - (flow.tail - flow.head);
   // About a tile at a time: what was just copied is still in the cache when it is used.
-  const std::size_t missing =
-      flow.front && !flow.front_whole ? frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head) : 0;
+  const std::size_t missing = flow.front && !flow.front_whole ? frame_bytes(*flow.front) - (flow.tail - flow.head) : 0;
   const std::size_t want = std::min(room, std::max(missing, kReadBytes) + (std::size_t{16} << 10));
   const ssize_t got = read(flow, flow.ring.data() + flow.tail % flow.ring.size(), want, room);
   if (got > 0) {
@@ -96,9 +96,10 @@ void TcpLink::examine(Flow& flow) {
       return distrust(flow, fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
     }
   }
-  const std::size_t whole = frame_bytes(flow.front->tile.size_bytes);
+  const std::size_t whole = frame_bytes(*flow.front);
   if (arrived >= whole) {
     if (flow.front->payload_sum && !is_sound(flow)) return;
+    if (flow.front->packed_bytes != 0 && !unpack_front(flow)) return;
     flow.front_whole = true;
     flow.distrusted = 0;
     flow.received = flow.front->position + 1;
@@ -111,17 +112,26 @@ void TcpLink::examine(Flow& flow) {
 
 // A payload that was changed on its way is asked for again, by a new connection.
 bool TcpLink::is_sound(Flow& flow) {
-  const std::size_t size = flow.front->tile.size_bytes;
   const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
-  if (crc32c({payload, size}) == flow.front->payload_sum) return true;
+  if (crc32c({payload, flow.front->wire_bytes()}) == flow.front->payload_sum) return true;
   count_repaired_tile();
   distrust(flow, fmt::format("sent tile {} with a wrong check sum", flow.front->position));
   return false;
 }
 
+// At once, not when it is shown: what cannot be unpacked has not come.
+bool TcpLink::unpack_front(Flow& flow) {
+  const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
+  auto* unpacked = reinterpret_cast<std::byte*>(flow.unpacked.get());
+  if (unpack({payload, flow.front->packed_bytes}, {unpacked, flow.front->tile.size_bytes})) return true;
+  count_repaired_tile();
+  distrust(flow, fmt::format("sent tile {} in a form that cannot be unpacked", flow.front->position));
+  return false;
+}
+
 void TcpLink::await_front(Flow& flow) noexcept {
   if (flow.ended || flow.down || flow.sealing != nullptr || flow.front_whole || !flow.front) return;
-  const std::size_t missing = frame_bytes(flow.front->tile.size_bytes) - (flow.tail - flow.head);
+  const std::size_t missing = frame_bytes(*flow.front) - (flow.tail - flow.head);
   // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
 }
@@ -140,9 +150,11 @@ void TcpLink::find_next() {
     if (!flow.front || flow.front->position == next_) passed = false;
     if (!flow.front_whole || flow.front->position != next_) continue;
     next_from_ = &flow;
-    arrival_ = {flow.front->tile,
-                {flow.ring.data() + flow.head % flow.ring.size() + payload_offset(flow.front->tile.size_bytes),
-                 flow.front->tile.size_bytes}};
+    const std::size_t size = flow.front->tile.size_bytes;
+    const std::byte* payload = flow.front->packed_bytes != 0
+                                   ? reinterpret_cast<const std::byte*>(flow.unpacked.get())
+                                   : flow.ring.data() + flow.head % flow.ring.size() + payload_offset(size);
+    arrival_ = {flow.front->tile, {payload, size}};
     news_ = true;
     return;
   }
@@ -160,7 +172,7 @@ const Arrival* TcpLink::peek() noexcept {
 void TcpLink::release() noexcept {
   assert(next_from_ != nullptr);
   Flow& flow = *next_from_;
-  flow.head += frame_bytes(flow.front->tile.size_bytes);
+  flow.head += frame_bytes(*flow.front);
   flow.front.reset();
   flow.front_whole = false;
   // An empty ring starts anew at its first bytes: a link that keeps up stays within a few warm pages.

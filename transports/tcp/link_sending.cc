@@ -12,14 +12,28 @@
 
 #include "transports/tcp/checksum.h"
 #include "transports/tcp/link_sockets.h"
+#include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"
 
 namespace shoal::tcp {
 
+// How many bytes `data` takes at `target` when it is packed there; 0 where it is to leave as it is.
+std::size_t TcpLink::try_to_pack(std::span<const std::byte> data, std::byte* target) noexcept {
+  if (!packs_ || data.size() < kLeastPackable) return 0;
+  if (unpackable_ >= kUnpackableTiles && ++unpackable_ % kUnpackableTiles != 0) return 0;
+  const std::size_t packed = pack(data, {target, data.size()});
+  if (packed > 0) {
+    unpackable_ = 0;
+  } else if (unpackable_ < kUnpackableTiles) {
+    ++unpackable_;
+  }
+  return packed;
+}
+
 bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
   assert(header.size_bytes == data.size() && data.size() <= shape_.tile_bytes);
   if (closing_) return false;
-  const std::size_t whole = frame_bytes(data.size());
+  std::size_t whole = frame_bytes(data.size());
   if (taken_ - forgotten_ == kQueueTiles || memory_end_ - memory_begin_ + whole > memory_.size()) {
     refused_ = true;
     return false;
@@ -27,19 +41,23 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   // As in the rings: a link that keeps up stays within a few warm pages.
   if (forgotten_ == taken_) memory_begin_ = memory_end_ = 0;
   std::byte* frame = memory_.data() + memory_end_ % memory_.size();
-  FrameHeader front{taken_, header, {}};
-  // A sum, or encryption, needs every byte anyway.
+  std::byte* payload = frame + kFrameHeaderBytes;
+  FrameHeader front{taken_, header, {}, static_cast<std::uint32_t>(try_to_pack(data, payload))};
+  // A sum, encryption and packing need every byte anyway.
   if (lend) {
     lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && !sums_ &&
-           flows_.front().sealing == nullptr;
+           flows_.front().sealing == nullptr && front.packed_bytes == 0;
   }
   if (data.size() > kTinyBytes) {
-    if (sums_) {
-      front.payload_sum = copy_with_crc32c(frame + kFrameHeaderBytes, data);
+    if (front.packed_bytes != 0) {
+      whole = frame_bytes(front);
+      if (sums_) front.payload_sum = crc32c({payload, front.packed_bytes});
+    } else if (sums_) {
+      front.payload_sum = copy_with_crc32c(payload, data);
     } else if (!lend) {
-      copy(frame + kFrameHeaderBytes, data);
+      copy(payload, data);
     }
-    const std::size_t end = kFrameHeaderBytes + data.size();
+    const std::size_t end = kFrameHeaderBytes + front.wire_bytes();
     std::memset(frame + end, 0, whole - end);
   }
   encode(front, data, std::span<std::byte, kFrameHeaderBytes>(frame, kFrameHeaderBytes));

@@ -335,6 +335,10 @@ void Reactor::use_check_sums() noexcept {
   for (TcpLink* link : links_) link->use_check_sums();
 }
 
+void Reactor::use_packing() noexcept {
+  for (TcpLink* link : links_) link->use_packing();
+}
+
 std::size_t Reactor::memory_bytes() const noexcept {
   std::size_t bytes = 0;
   for (const TcpLink* link : links_) bytes += link->memory_bytes();

@@ -64,6 +64,7 @@ class Reactor final : private Rejoining {
   bool prepare_wait();
   void finish_wait(bool readable);
   void use_check_sums() noexcept;
+  void use_packing() noexcept;
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
 
   /// False in a child of the process that made the transport: a fork shares the sockets and must not shut them down.

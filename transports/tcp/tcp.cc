@@ -108,7 +108,7 @@ class TcpTransport final : public Transport {
       for (const Connection& connection : peer.sockets) tune(connection.socket.get());
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
                                 {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption,
-                                 !options_.rails.empty(), options_.lend_from_bytes});
+                                 !options_.rails.empty(), options_.lend_from_bytes, options_.packing});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }
@@ -124,6 +124,7 @@ class TcpTransport final : public Transport {
   void use_check_sums() noexcept override {
     if (!options_.encryption) reactor_->use_check_sums();
   }
+  void use_packing() noexcept override { reactor_->use_packing(); }
   void leave_to_parent() noexcept override { reactor_->leave_to_parent(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return reactor_->memory_bytes(); }
 

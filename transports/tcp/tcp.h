@@ -32,6 +32,7 @@ struct TcpOptions {
   bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
   std::size_t lend_from_bytes =
       32 << 10;              ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
+  bool packing = false;      ///< payloads are packed from the start where that makes them smaller; each rank its own
   std::uint64_t job_id = 0;  ///< tells this job's ranks from others by accident
   Key key;                   ///< tells them from strangers on purpose
   int rank = 0;

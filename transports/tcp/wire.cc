@@ -137,10 +137,11 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
   std::memset(at + 40, 0, kTinyBytes);
   const bool tiny = header.tile.size_bytes <= kTinyBytes;
   const bool summed = header.payload_sum && !tiny;
-  if (summed) {
-    store(at + 40, *header.payload_sum);
-  } else if (tiny && !payload.empty()) {
-    std::memcpy(at + 40, payload.data(), payload.size());
+  if (tiny) {
+    if (!payload.empty()) std::memcpy(at + 40, payload.data(), payload.size());
+  } else {
+    if (summed) store(at + 40, *header.payload_sum);
+    store(at + 44, header.packed_bytes);
   }
   store(at, summed ? kSummedMagic : kFrameMagic);
   store(at + 4, check_of_record(at, kFrameHeaderBytes));
@@ -160,7 +161,10 @@ std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderB
   header.tile.offset_bytes = load<std::uint64_t>(at + 32);
   if (header.tile.size_bytes > max_payload_bytes) return {};
   if (magic == kSummedMagic) header.payload_sum = load<std::uint32_t>(at + 40);
-  if (header.payload_sum && header.tile.size_bytes <= kTinyBytes) return {};
+  if (header.tile.size_bytes <= kTinyBytes) return header.payload_sum ? std::nullopt : std::optional(header);
+  header.packed_bytes = load<std::uint32_t>(at + 44);
+  if (header.packed_bytes != 0 && (header.packed_bytes <= kTinyBytes || header.packed_bytes >= header.tile.size_bytes))
+    return {};
   return header;
 }
 
@@ -169,7 +173,10 @@ std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> byt
   const auto magic = load<std::uint32_t>(at);
   if (!is_frame_magic(magic)) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
   if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the check sum does not fit";
-  return fmt::format("a payload of {} bytes where at most {} are allowed", load<std::uint32_t>(at + 28), max_payload_bytes);
+  const auto size_bytes = load<std::uint32_t>(at + 28);
+  if (size_bytes > max_payload_bytes)
+    return fmt::format("a payload of {} bytes where at most {} are allowed", size_bytes, max_payload_bytes);
+  return fmt::format("a payload of {} bytes, packed into {}", size_bytes, load<std::uint32_t>(at + 44));
 }
 
 void encode(const Word& word, std::span<std::byte, kWordBytes> bytes) noexcept {

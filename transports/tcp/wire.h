@@ -15,7 +15,7 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 5;
+inline constexpr std::uint16_t kWireVersion = 6;
 
 /// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms, the
 /// listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been recorded
@@ -52,9 +52,9 @@ using HelloRecord = std::array<std::byte, kHelloBytes>;
 /// Empty where the bytes are no handshake record (wrong magic, kind or check sum). Neither version nor proof is judged.
 [[nodiscard]] std::optional<Hello> decode_hello(std::span<const std::byte, kHelloBytes> bytes) noexcept;
 
-/// A frame is a header, a payload and zeros up to the next multiple of kFrameAlignment. Header and alignment are one cache
-/// line, so that payloads lie aligned in the receiver's memory however frames follow each other. A tiny payload lies in the
-/// header itself, under its check sum.
+/// A frame is a header, a payload, packed (packing.h) or as it is, and zeros up to the next multiple of kFrameAlignment. Header
+/// and alignment are one cache line, so that payloads lie aligned in the receiver's memory however frames follow each other. A
+/// tiny payload lies in the header itself, under its check sum.
 inline constexpr std::size_t kFrameAlignment = 64;
 inline constexpr std::size_t kFrameHeaderBytes = 64;
 inline constexpr std::size_t kTinyBytes = 24;
@@ -64,15 +64,19 @@ struct FrameHeader {
   std::uint64_t position = 0;
   TileHeader tile;
   std::optional<std::uint32_t> payload_sum;  ///< CRC-32C of a payload that is not tiny, where its sender makes sums
+  std::uint32_t packed_bytes = 0;            ///< as which the payload travels, and which the sum is of; 0: as it is
 
+  /// Bytes of the payload on the wire.
+  [[nodiscard]] std::size_t wire_bytes() const noexcept { return packed_bytes == 0 ? tile.size_bytes : packed_bytes; }
   bool operator==(const FrameHeader&) const = default;
 };
 
-/// Bytes on the wire for a payload of `payload_bytes`.
+/// Bytes on the wire for a payload that takes `payload_bytes` there.
 [[nodiscard]] constexpr std::size_t frame_bytes(std::size_t payload_bytes) noexcept {
   if (payload_bytes <= kTinyBytes) return kFrameHeaderBytes;
   return kFrameHeaderBytes + (payload_bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment;
 }
+[[nodiscard]] inline std::size_t frame_bytes(const FrameHeader& header) noexcept { return frame_bytes(header.wire_bytes()); }
 /// Where in its frame a payload of `payload_bytes` starts.
 [[nodiscard]] constexpr std::size_t payload_offset(std::size_t payload_bytes) noexcept {
   return payload_bytes <= kTinyBytes ? kFrameHeaderBytes - kTinyBytes : kFrameHeaderBytes;
@@ -81,7 +85,8 @@ struct FrameHeader {
 /// `payload` is looked at only where it is tiny. `bytes` is the frame's begin, or scratch.
 void encode(const FrameHeader& header, std::span<const std::byte> payload,
             std::span<std::byte, kFrameHeaderBytes> bytes) noexcept;
-/// Empty where the bytes are no frame header: wrong magic, wrong check sum, or a payload above max_payload_bytes.
+/// Empty where the bytes are no frame header: wrong magic, wrong check sum, a payload above max_payload_bytes, or one that was
+/// packed into more bytes or next to none.
 [[nodiscard]] std::optional<FrameHeader> decode_frame(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                                       std::size_t max_payload_bytes) noexcept;
 /// Says what is wrong with a header that decode_frame refused.
