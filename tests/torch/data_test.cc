@@ -173,6 +173,7 @@ TEST_F(Official, DamageIsFoundBeforeTraining) {
   const Result<Located> others = locate("fashion_mnist", path_.string());
   ASSERT_TRUE(others.ok()) << others.status().to_string();
   EXPECT_NE(others->origin.find("not the official files"), std::string::npos) << others->origin;
+  EXPECT_EQ(others->kind, Kind::other);
   // gzip ignores what follows, so the reader finds nothing wrong.
   std::string labels = content("t10k-labels-idx1-ubyte.gz");
   labels.resize(official_fashion_mnist()[3].bytes);
@@ -194,7 +195,19 @@ TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {
   ASSERT_TRUE(found.ok()) << found.status().to_string();
   EXPECT_EQ(found->train.size(), 1U);
   EXPECT_EQ(found->test.size(), 2U);
+  EXPECT_EQ(found->kind, Kind::subset);
+  EXPECT_EQ(describe(*found), "CIFAR-10 subset, 1 of 50,000 training and 2 of 10,000 test images");
   EXPECT_EQ(locate("imagenet", std::nullopt).status().code(), StatusCode::invalid_argument);
+}
+
+TEST(Located, IsToldInWords) {
+  Located whole;
+  whole.train.name = "cifar10";
+  whole.kind = Kind::official;
+  whole.train.labels.resize(50'000);
+  whole.test.labels.resize(10'000);
+  EXPECT_EQ(describe(whole), "CIFAR-10, the official 50,000 training and 10,000 test images");
+  EXPECT_STREQ(name_of(whole.kind), "official");
 }
 
 TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
@@ -202,6 +215,8 @@ TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
   const Result<Located> made = locate("synthetic", std::nullopt);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   EXPECT_EQ(made->train.name, "synthetic");
+  EXPECT_EQ(made->kind, Kind::generated);
+  EXPECT_EQ(describe(*made), "generated images, 5,000 for training and 1,000 for testing");
   const fs::path file = path_ / "shoal" / "data" / "synthetic-cifar10" / "data_batch_1.bin";
   ASSERT_TRUE(fs::exists(file)) << file;
   const auto written = fs::last_write_time(file);
@@ -281,6 +296,36 @@ TEST(Loader, GivesOutTheOrderInBatchesAndTheSameAgain) {
   for (const std::size_t index : options.order) expected.push_back(images.labels[index]);
   EXPECT_EQ(labels, expected);
   EXPECT_FALSE(loader.next().has_value());
+}
+
+// Else a training on more ranks would be another one, and a resumed one too.
+TEST(Loader, AugmentsAnImageAlikeHoweverManyRanksThereAre) {
+  constexpr std::size_t kImages = 36;
+  const Dataset images = make_synthetic(kImages, 3, 8, 1);
+  const auto seen = [&](int ranks, std::uint64_t epoch) {
+    std::vector<std::vector<float>> by_index(kImages);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const LoaderOptions options{.order = distributed_order(kImages, rank, ranks, true, 4, epoch),
+                                  .batch = 5,
+                                  .augment = true,
+                                  .seed = 4,
+                                  .epoch = epoch};
+      Loader loader(images, options);
+      std::size_t at = 0;
+      while (const std::optional<Batch> batch = loader.next()) {
+        for (std::size_t i = 0; i < batch->size(); ++i, ++at) {
+          const auto begin = batch->images.begin() + static_cast<std::ptrdiff_t>(i * images.image_bytes());
+          by_index[options.order[at]].assign(begin, begin + static_cast<std::ptrdiff_t>(images.image_bytes()));
+        }
+      }
+    }
+    return by_index;
+  };
+  const auto alone = seen(1, 3);
+  EXPECT_EQ(std::ranges::count(alone, std::vector<float>()), 0);
+  EXPECT_EQ(seen(2, 3), alone);
+  EXPECT_EQ(seen(3, 3), alone);
+  EXPECT_NE(seen(1, 4), alone) << "another epoch";
 }
 
 TEST(Loader, EndsEarlyWithoutBeingAsked) {

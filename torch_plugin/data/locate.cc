@@ -35,6 +35,13 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
+/// 12345 as "12,345".
+std::string grouped(std::size_t number) {
+  std::string digits = std::to_string(number);
+  for (std::size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  return digits;
+}
+
 /// The cache folder of the user, or nothing where there is no home.
 std::optional<fs::path> cache_folder() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
@@ -110,8 +117,12 @@ Result<Located> read_both(const std::string& dataset, const fs::path& folder) {
     const Result<bool> official = holds_official(folder.string(), official_fashion_mnist());
     if (!official.ok()) return official.status();
     located.origin += official.value() ? " (the official files, by their MD5)" : " (not the official files)";
-  } else if (located.train.size() != kCifarTrain || located.test.size() != kCifarTest) {
+    located.kind = official.value() ? Kind::official : Kind::other;
+  } else if (located.train.size() == kCifarTrain && located.test.size() == kCifarTest) {
+    located.kind = Kind::official;
+  } else if (located.train.size() <= kCifarTrain && located.test.size() <= kCifarTest) {
     located.origin += " (fewer images than the official 50,000 and 10,000)";
+    located.kind = Kind::subset;
   }
   return located;
 }
@@ -165,6 +176,7 @@ Result<Located> synthetic(const std::string& format) {
   if (!status.ok()) return status;
   Result<Located> located = read_both(format, folder);
   if (!located.ok()) return located;
+  located->kind = Kind::generated;
   for (Dataset* half : {&located->train, &located->test}) {
     half->name = "synthetic";
     half->mean.assign(half->mean.size(), 0.5F);
@@ -174,6 +186,40 @@ Result<Located> synthetic(const std::string& format) {
 }
 
 }  // namespace
+
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::official:
+      return "official";
+    case Kind::subset:
+      return "subset";
+    case Kind::generated:
+      return "generated";
+    case Kind::other:
+      break;
+  }
+  return "other";
+}
+
+std::string describe(const Located& images) {
+  const bool fashion = images.train.name == "fashion_mnist";
+  const std::string name = fashion ? "Fashion-MNIST" : "CIFAR-10";
+  const std::string train = grouped(images.train.size());
+  const std::string test = grouped(images.test.size());
+  switch (images.kind) {
+    case Kind::generated:
+      return "generated images, " + train + " for training and " + test + " for testing";
+    case Kind::official:
+      return name + ", the official " + train + " training and " + test + " test images";
+    case Kind::subset:
+      return name + " subset, " + train + " of " + grouped(kCifarTrain) + " training and " + test + " of " +
+             grouped(kCifarTest) + " test images";
+    case Kind::other:
+      break;
+  }
+  return "other images than the official ones, as files of " + name + ", " + train + " for training and " + test +
+         " for testing";
+}
 
 Result<Located> locate(const std::string& dataset, const std::optional<std::string>& folder) {
   if (dataset == "synthetic") return synthetic("cifar10");

@@ -8,12 +8,26 @@
 
 namespace shoal::data {
 
+/// What the images are, as far as files can tell.
+enum class Kind {
+  official,   ///< as many as published; of Fashion-MNIST and of CIFAR-10's archive their MD5 as well
+  subset,     ///< fewer than published
+  other,      ///< in the layout of the data set, but other files
+  generated,  ///< by make_synthetic
+};
+
 /// A data set ready for use, and where it comes from in words for the user.
 struct Located {
   Dataset train;
   Dataset test;
   std::string origin;  ///< a folder, and "synthetic" said aloud where nothing real was found
+  Kind kind = Kind::other;
 };
+
+/// "official", "subset", "other", "generated".
+const char* name_of(Kind kind);
+/// For results: "CIFAR-10 subset, 10,000 of 50,000 training and 2,000 of 10,000 test images". Names no folder.
+std::string describe(const Located& images);
 
 /// Reads `dataset` ("cifar10", "fashion_mnist" or "synthetic").
 ///
