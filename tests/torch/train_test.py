@@ -9,15 +9,22 @@ import time
 import unittest
 import xml.etree.ElementTree
 
+import numpy
 import torch
 
 import cases
+import reference_models
 
 TRAIN = os.path.join(cases.BUILD, "bin", "shoal_train")
 RUN = [os.path.join(cases.BUILD, "bin", "shoal"), "run", "-n"]
 TINY = ["--model", "shufflenet_v2_x0.5", "--batch", "4", "--block", "2", "--threads", "1"]
 SMALL = ["--dataset", "synthetic", *TINY]
 SHORT = ["--dataset", "synthetic", "--batch", "4", "--block", "2", "--threads", "1"]
+
+
+# As the papers' networks have in the form for CIFAR; of the others the reference tells them.
+PARAMETERS = {"vgg16": 14728266, "resnet18": 11173962, "resnet50": 23520842, "mobilenet_v2": 2296922, "shufflenet_v2_x0.5": 352042,
+              "shufflenet_v2_x1": 1263854, "shufflenet_v2_x1.5": 2488874, "shufflenet_v2_x2": 5338026, "densenet121": 6956298}
 
 
 def train(*arguments, ranks=1, environment=None, timeout=120):
@@ -56,7 +63,11 @@ class Train(unittest.TestCase):
     def test_models_are_listed(self):
         done = train("models")
         self.assertEqual(done.returncode, 0)
-        self.assertIn("11,173,962", done.stdout)
+        listed = {line.split()[0]: [int(cell.replace(",", "")) for cell in line.split()[1:4]] for line in done.stdout.splitlines()[1:]}
+        self.assertEqual({name: listed[name][0] for name in PARAMETERS}, PARAMETERS)
+        for name, (parameters, tensors, bytes_) in listed.items():
+            values = list(reference_models.make(name, 3, 10).parameters())
+            self.assertEqual((parameters, tensors, bytes_), (sum(value.numel() for value in values), len(values), 4 * parameters), name)
 
     def test_backends_follow_the_same_curve(self):
         for ranks in (1, 2):
@@ -95,11 +106,100 @@ class Train(unittest.TestCase):
         accuracy = self.rows(file)[0]["accuracy"]
         self.assertTrue(0 <= accuracy <= 1, accuracy)
 
+    def write_images(self, count, label_of, pixels_of):
+        """Files of CIFAR-10, the same for training and testing but for `pixels_of` and `label_of`, which are told the file and the image."""
+        for name, images in (("data_batch_1.bin", count), ("test_batch.bin", 50)):
+            with open(self.path(name), "wb") as file:
+                for image in range(images):
+                    file.write(bytes([label_of(name, image)]) + pixels_of(name, image))
+
+    def test_accuracy_is_the_same_on_any_number_of_ranks(self):
+        # All training images are one, so that 1, 2 and 4 ranks make the same steps bit for bit: halves and quarters of sums lose nothing.
+        random = numpy.random.default_rng(5)
+        one = random.integers(0, 256, 3072, dtype=numpy.uint8).tobytes()
+        self.write_images(96, lambda name, image: 3 if name.startswith("data") or image % 3 else 4,
+                          lambda name, _: one if name.startswith("data") else random.integers(0, 256, 3072, dtype=numpy.uint8).tobytes())
+        accuracies, weights = [], []
+        for ranks in (1, 2, 4):  # 50 test images are no multiple of 4
+            file = self.path(f"{ranks}.json")
+            done = train(*TINY, "--data", self.folder.name, "--no-augment", "--steps", "4", "--evaluate", "--json", file, "--checkpoint",
+                         self.path("weights.pt"), ranks=ranks)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            accuracies.append(self.rows(file)[0]["accuracy"])
+            weights.append(dict(torch.load(self.path("weights.pt"))))
+        for other in weights[1:]:
+            for name, value in weights[0].items():
+                if name.split("/")[1:2] in (["parameter"], ["buffer"]):
+                    self.assertTrue(torch.equal(other[name], value), name)
+        self.assertEqual(accuracies, [accuracies[0]] * 3)
+        self.assertAlmostEqual(50 * accuracies[0], round(50 * accuracies[0]), delta=1e-9, msg="every image counts once")
+        self.assertTrue(0 < accuracies[0] < 1, accuracies)
+
+    def test_results_say_what_they_are_of(self):
+        file = self.path("results.json")
+        self.trained("--steps", "3", "--json", file)
+        with open(file, encoding="utf-8") as opened:
+            found = json.load(opened)
+        self.assertEqual(found["data"], {"kind": "generated", "words": "generated images, 5,000 for training and 1,000 for testing",
+                                         "train_images": 5000, "test_images": 1000})
+        (row,) = found["results"]
+        self.assertEqual((row["device"], row["threads"], row["epoch_steps"]), ("cpu", 1, 1250))
+        self.assertRegex(found["machine"]["shoal"], r"^\d+\.\d+\.\d+$")
+        self.assertTrue(torch.__version__.startswith(found["machine"]["torch"]), found["machine"])
+        self.assertRegex(found["machine"]["compiler"], r"\d+\.\d+")
+        if found["machine"]["open_mpi"] is not None:
+            self.assertRegex(found["machine"]["open_mpi"], r"MPI.*\d+\.\d+")
+
+    def test_speed_ups_are_over_one_rank_with_as_many_threads(self):
+        alone, together = self.path("alone.json"), self.path("together.json")
+        self.trained("--steps", "6", "--json", alone)
+        done = self.trained("--backend", "shoal,gloo", "--steps", "6", "--json", together, "--alone", alone, ranks=2)
+        base = self.rows(alone)[0]["images_per_s"]
+        for row in self.rows(together):
+            self.assertAlmostEqual(row["speedup_vs_1"], row["images_per_s"] / base)
+            self.assertIn(f" {row['speedup_vs_1']:.2f} ", done.stdout)
+        done = train("--steps", "6", "--json", together, "--alone", alone, *SMALL[:-1], "2")  # threads
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("there is no speed-up", done.stderr)
+        self.assertIsNone(self.rows(together)[0]["speedup_vs_1"])
+        self.refused("--alone", "--alone", self.path("missing.json"), "--steps", "3", *SMALL)
+        self.refused("holds no results", "--alone", __file__, "--steps", "3", *SMALL)
+
+    def test_a_report_finds_the_one_rank_run_itself(self):
+        self.trained("--steps", "6", "--json", self.path("alone.json"))
+        self.trained("--steps", "6", "--json", self.path("together.json"), ranks=2)
+        done = train("report", self.path("alone.json"), self.path("together.json"), "--out", self.path("report"))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        ratio = self.rows("together.json")[0]["images_per_s"] / self.rows("alone.json")[0]["images_per_s"]
+        with open(os.path.join(self.path("report"), "index.html"), encoding="utf-8") as file:
+            page = file.read()
+        self.assertIn("<th>times one rank</th>", page)
+        self.assertIn(f'<td class="number">{ratio:.2f}</td>', page)
+        self.assertIn("Images: generated images, 5,000 for training", page)
+        self.assertIn("compiler: ", page)
+        pictures = os.listdir(self.path("report"))
+        for name in ("speedup.svg", "epoch-time.svg", "utilisation-1.svg", "utilisation-2.svg"):
+            self.assertIn(name, pictures)
+        with open(os.path.join(self.path("report"), "epoch-time.svg"), encoding="utf-8") as file:
+            picture = file.read()
+        self.assertIn(">~", picture)  # projected: no whole epoch was measured
+
+    def test_a_plot_is_drawn_of_a_run(self):
+        alone, plot = self.path("alone.json"), self.path("plot.svg")
+        self.trained("--steps", "6", "--json", alone)
+        self.trained("--backend", "shoal,gloo", "--steps", "6", "--alone", alone, "--plot", plot, ranks=2)
+        words = " ".join(text for text in xml.etree.ElementTree.parse(plot).getroot().itertext() if text.strip())
+        for word in ("images per second", "x 1 rank", "gloo", "shoal (next forward)", "gloo (backward)", "shufflenet_v2_x0.5"):
+            self.assertIn(word, words)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["alone.json", "plot.svg"])  # and nothing else
+        self.refused("/no/such/folder/plot.svg", "--plot", "/no/such/folder/plot.svg", "--steps", "3", *SMALL)
+
     def test_bad_arguments(self):
         self.refused("unknown model \"vgg\"", "--model", "vgg")
         self.refused("--backend", "--backend", "smoke")
         self.refused("--backend", "--backend", "shoal+sideways")
         self.refused("--overlap", "--overlap", "sideways")
+        self.refused("--device", "--device", "abacus")
         self.refused("--batch", "--batch", "-1")
         self.refused("--steps", "--steps", "many")
 
@@ -248,9 +348,11 @@ class Train(unittest.TestCase):
                 self.assertEqual(stages, [])
                 continue
             self.assertEqual({event["cat"] for event in stages}, {"node reduce", "node gather"})  # both ranks are of one host
-            sizes = {event["name"].split(" ", 1)[1] for event in own if event["cat"] in ("gradients", "blocking")}
+            names_ = {event["name"].split(" ", 1)[1] for event in own if event["cat"] in ("gradients", "blocking")}
+            numbers = sorted(int(name.split()[1].rstrip(",")) for name in names_ if name.startswith("bucket "))
+            self.assertEqual(sorted(set(numbers)), list(range(1, numbers[-1] + 1)))
             for event in stages:
-                self.assertIn(event["name"].removeprefix(event["cat"] + " "), sizes)  # the bucket whose stage it is
+                self.assertIn(event["name"].removeprefix(event["cat"] + " "), names_)  # the bucket whose stage it is
                 self.assertGreater(event["args"]["bytes"], 0)
         done = train("report", self.path("results.json"), "--trace", self.path("trace.json"), "--out", self.path("report"))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -294,11 +396,29 @@ class Train(unittest.TestCase):
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertRegex(done.stderr, "mpirun|built without MPI")
 
-    def test_nccl_says_what_it_lacks(self):
-        self.refused("run it alone", "--backend", "shoal,nccl", "--steps", "1", *SMALL)
+    def test_processor_and_gpu_are_not_compared(self):
+        self.refused("take --backend shoal,nccl for GPUs", "--backend", "shoal,gloo,nccl", "--steps", "1", *SMALL)
+        self.refused("--device cuda: gloo trains on the processor", "--backend", "shoal,gloo", "--device", "cuda", "--steps", "1", *SMALL)
+        self.refused("nccl trains on GPUs only", "--backend", "shoal,nccl", "--device", "cpu", "--steps", "1", *SMALL)
+        self.refused("--on-failure shrink", "--on-failure", "shrink", "--device", "cuda", "--steps", "1", *SMALL)
+
+    def test_a_gpu_that_is_not_there_is_said(self):
         if os.path.exists("/dev/nvidiactl"):
             self.skipTest("there is a GPU here")
-        self.refused("nccl: ", "--backend", "nccl", "--steps", "1", *SMALL)
+        for asking in (["--backend", "nccl"], ["--backend", "shoal,nccl"], ["--backend", "shoal", "--device", "cuda"]):
+            self.refused("no GPU here: ", *asking, "--steps", "1", *SMALL)
+            self.refused("--device cpu", *asking, "--steps", "1", *SMALL)
+        done = self.trained("--device", "auto", "--steps", "3", "--json", self.path("results.json"), ranks=2)
+        self.assertIn("on the processor", done.stdout)
+
+    def test_shoal_and_nccl_take_turns_on_a_gpu(self):
+        if not os.path.exists("/dev/nvidiactl"):
+            self.skipTest("no GPU here")
+        self.trained("--backend", "shoal,nccl", "--device", "cuda", "--steps", "6", "--evaluate", "--json", self.path("results.json"))
+        shoal, nccl = self.rows("results.json")
+        self.assertEqual({row["device"] for row in (shoal, nccl)}, {"cuda"})
+        for ours, theirs in zip(shoal["step_loss"], nccl["step_loss"], strict=True):
+            self.assertAlmostEqual(ours, theirs, delta=1e-3 * abs(theirs))
 
     def test_all_backends_end_together_when_the_time_is_over(self):
         done = train("--backend", "shoal,gloo", "--epochs", "1000", "--seconds", "0.1", "--json", self.path("results.json"), *SMALL, ranks=2)
@@ -323,7 +443,7 @@ class Train(unittest.TestCase):
         self.refused("rank", "--timeout", "2", *SHORT, environment=environment)
 
     def test_ctrl_c_ends_all_ranks_in_good_order(self):
-        command = RUN + ["2", "--", TRAIN, "--backend", "shoal", "--epochs", "100", *SHORT]
+        command = RUN + ["2", "--", TRAIN, "--backend", "shoal", "--epochs", "100", "--json", self.path("results.json"), *SHORT]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         for line in process.stdout:
             if "step 4/" in line:
@@ -335,6 +455,10 @@ class Train(unittest.TestCase):
         self.assertLess(time.monotonic() - started, 30)
         self.assertIn("interrupted", complaints)
         self.assertIn("images/s", output)  # what is known is reported
+        (row,) = self.rows("results.json")
+        self.assertGreaterEqual(len(row["step_loss"]), 4)
+        self.assertGreater(row["images_per_s"], 0)
+        self.assertIsNone(row["accuracy"])
 
     def test_a_signal_to_one_rank_ends_all_at_the_same_step(self):
         command = RUN + ["3", "--", TRAIN, "--epochs", "100", "--log", self.path("log"), *SMALL]

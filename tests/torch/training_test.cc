@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,10 +15,12 @@
 #include "torch_plugin/train/adadelta.h"
 #include "torch_plugin/train/comm_clock.h"
 #include "torch_plugin/train/course.h"
+#include "torch_plugin/train/device.h"
 #include "torch_plugin/train/optimizers.h"
 #include "torch_plugin/train/progress.h"
 #include "torch_plugin/train/report.h"
 #include "torch_plugin/train/schedule.h"
+#include "torch_plugin/train/step_trace.h"
 #include "torch_plugin/train/survival.h"
 
 namespace shoal::train {
@@ -29,7 +33,7 @@ TEST(CommClock, CountsBusyOnceAndExposedAfterTheLastStart) {
   const CommClock::Time zero{};
   const auto record = [&](CommClock::Kind kind, int start, int end, std::size_t bytes) {
     clock.begin();
-    clock.record(kind, zero + milliseconds(start), zero + milliseconds(end), bytes);
+    clock.record({kind, zero + milliseconds(start), zero + milliseconds(end), bytes});
   };
   record(CommClock::Kind::gradients, 50, 90, 200);  // the last to start, overlapped by the one before
   record(CommClock::Kind::gradients, 30, 70, 100);
@@ -45,10 +49,10 @@ TEST(CommClock, CountsOnceWhatStartsInOneStepAndEndsInTheNext) {
   CommClock clock;
   const CommClock::Time zero{};
   clock.begin();
-  clock.record(CommClock::Kind::gradients, zero + milliseconds(10), zero + milliseconds(30), 1);
+  clock.record({CommClock::Kind::gradients, zero + milliseconds(10), zero + milliseconds(30), 1});
   EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.020);
   clock.begin();
-  clock.record(CommClock::Kind::gradients, zero + milliseconds(20), zero + milliseconds(40), 1);
+  clock.record({CommClock::Kind::gradients, zero + milliseconds(20), zero + milliseconds(40), 1});
   EXPECT_DOUBLE_EQ(clock.take_step().busy_s, 0.010);
 }
 
@@ -62,7 +66,7 @@ TEST(CommClock, SettlesWhenEveryOperationIsRecorded) {
   std::atomic<bool> recorded{false};
   std::thread backend([&] {
     recorded = true;
-    clock.record(CommClock::Kind::gradients, {}, CommClock::Time{} + milliseconds(5), 7);
+    clock.record({CommClock::Kind::gradients, {}, CommClock::Time{} + milliseconds(5), 7});
   });
   clock.settle();
   EXPECT_TRUE(recorded);
@@ -89,15 +93,126 @@ TEST(Report, JsonHasTheAgreedKeysAndNullWhereUnknown) {
   const nlohmann::json object = to_json({{"cores", 2}}, "shoal_train", {result("shoal", 120)});
   EXPECT_EQ(object["command"], "shoal_train");
   const nlohmann::json& row = object["results"][0];
-  for (const char* key :
-       {"backend",        "overlap",     "model",       "dataset",      "ranks",          "nodes",       "rate",
-        "batch_per_rank", "epoch",       "seconds",     "images_per_s", "comm_exposed_s", "comm_busy_s", "bytes",
-        "busbw_gbs",      "cpu_percent", "gpu_percent", "loss",         "accuracy",       "speedup_vs_1"}) {
+  for (const char* key : {"backend",     "overlap",        "model",  "dataset",  "ranks",        "nodes",
+                          "rate",        "batch_per_rank", "epoch",  "seconds",  "images_per_s", "comm_exposed_s",
+                          "comm_busy_s", "bytes",          "device", "threads",  "epoch_steps",  "busbw_gbs",
+                          "cpu_percent", "gpu_percent",    "loss",   "accuracy", "speedup_vs_1"}) {
     EXPECT_TRUE(row.contains(key)) << key;
   }
   EXPECT_DOUBLE_EQ(row["busbw_gbs"], 6.0);  // 2 * 3 / 4 of 4 GB in a second
   EXPECT_TRUE(row["accuracy"].is_null());
   EXPECT_TRUE(row["gpu_percent"].is_null());
+  EXPECT_TRUE(row["speedup_vs_1"].is_null());
+}
+
+TEST(Report, OneRankIsThatOfTheSameSettingAndThreads) {
+  EpochResult wanted = result("shoal", 120);
+  wanted.threads = 2;
+  const auto alone = [&](const std::function<void(EpochResult&)>& change) {
+    EpochResult one = wanted;
+    one.ranks = 1;
+    one.images_per_s = 40;
+    change(one);
+    return one;
+  };
+  const auto found = [&](const std::vector<EpochResult>& results) {
+    return images_per_s_alone(to_json({}, "", results), wanted);
+  };
+  EXPECT_EQ(found({alone([](EpochResult&) {})}), 40);
+  EXPECT_FALSE(found({alone([](EpochResult& one) { one.threads = 1; })}).has_value());
+  EXPECT_FALSE(found({alone([](EpochResult& one) { one.ranks = 2; })}).has_value());
+  EXPECT_FALSE(found({alone([](EpochResult& one) { one.device = "cuda"; })}).has_value());
+  EXPECT_FALSE(found({alone([](EpochResult& one) { one.batch_per_rank = 1; })}).has_value());
+  EXPECT_FALSE(found({alone([](EpochResult& one) { one.images_per_s.reset(); })}).has_value());
+  const EpochResult gloo = alone([](EpochResult& one) {
+    one.backend = "gloo";
+    one.images_per_s = 30;
+  });
+  EXPECT_EQ(found({gloo}), 30) << "one rank sends nothing, whatever the backend";
+  EXPECT_EQ(found({alone([](EpochResult&) {}), gloo}), 40) << "but the same is better";
+}
+
+TrainOptions asking(const std::vector<std::string>& backends, const std::string& device) {
+  TrainOptions options;
+  options.contestants.clear();
+  for (const std::string& backend : backends) options.contestants.push_back({backend, "backward"});
+  options.device = device;
+  return options;
+}
+
+TEST(Device, AutoTakesAGpuWhereAllCanUseIt) {
+  EXPECT_EQ(gpu_wish(asking({"shoal"}, "auto")), GpuWish::if_there);
+  EXPECT_EQ(gpu_wish(asking({"shoal", "nccl"}, "auto")), GpuWish::always);
+  EXPECT_EQ(gpu_wish(asking({"shoal", "gloo"}, "auto")), GpuWish::never);
+  EXPECT_EQ(gpu_wish(asking({"mpi"}, "auto")), GpuWish::never);
+  EXPECT_EQ(gpu_wish(asking({"shoal"}, "cpu")), GpuWish::never);
+  EXPECT_EQ(gpu_wish(asking({"shoal"}, "cuda")), GpuWish::always);
+  TrainOptions survivor = asking({"shoal"}, "auto");
+  survivor.on_failure = "shrink";
+  EXPECT_EQ(gpu_wish(survivor), GpuWish::never);
+}
+
+TEST(Device, NothingIsComparedAcrossDevices) {
+  for (const TrainOptions& fits :
+       {asking({"shoal", "nccl"}, "auto"), asking({"shoal", "nccl"}, "cuda"), asking({"nccl"}, "auto"),
+        asking({"shoal", "gloo", "mpi"}, "auto"), asking({"shoal", "gloo", "mpi"}, "cpu")}) {
+    EXPECT_TRUE(check_device(fits).ok()) << check_device(fits).message();
+  }
+  const auto refused = [](const TrainOptions& options, const std::string& words) {
+    const Status status = check_device(options);
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << words;
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  };
+  refused(asking({"shoal", "gloo"}, "cuda"), "--device cuda: gloo trains on the processor");
+  refused(asking({"shoal", "mpi", "nccl"}, "auto"), "--backend nccl: mpi trains on the processor");
+  refused(asking({"shoal", "nccl"}, "cpu"), "--device cpu: nccl trains on GPUs only");
+  TrainOptions survivor = asking({"shoal"}, "cuda");
+  survivor.on_failure = "shrink";
+  refused(survivor, "--on-failure shrink");
+}
+
+// In backward the first part of each bucket starts in order; parts of the step before, and shoal's stages, are of the same
+// buckets.
+TEST(StepTrace, NamesOperationsByTheirBucket) {
+  const std::shared_ptr<models::ImageClassifier> model = models::find_model("shufflenet_v2_x0.5")->make(1, 2);
+  StepTrace trace(*model);
+  trace.begin("forward");
+  const auto in_forward = CommClock::Time::clock::now();
+  std::this_thread::sleep_for(milliseconds(2));
+  trace.next("backward");
+  std::this_thread::sleep_for(milliseconds(6));
+  trace.end();
+  const std::vector<TraceEvent> training = trace.events();
+  const auto backward = std::ranges::find(training, "backward", &TraceEvent::kind)->begin;
+  const std::array<char, 3> memory{};
+  using Kind = CommClock::Kind;
+  const auto under_way = [&](Kind kind, CommClock::Time start, int bucket, std::size_t bytes, std::uint64_t call) {
+    trace.communicated({kind, start, start + milliseconds(1), bytes, &memory[static_cast<std::size_t>(bucket)], call});
+  };
+  under_way(Kind::gradients, in_forward, 1, 4096, 7);                              // the rest of the last step's second bucket
+  under_way(Kind::gradients, backward + std::chrono::microseconds(100), 2, 8, 8);  // how much goes beside backward
+  under_way(Kind::gradients, backward + milliseconds(1), 0, 2048, 9);
+  under_way(Kind::blocking, backward + milliseconds(1), 2, 512, 10);
+  under_way(Kind::gradients, backward + milliseconds(2), 1, 1024, 11);
+  under_way(Kind::gradients, backward + milliseconds(3), 0, 100, 12);
+  for (const auto& [call, bytes] : {std::pair<std::uint64_t, std::size_t>{11, 1024}, {10, 512}}) {
+    const StageEvent piece{.begin = backward + milliseconds(2),
+                           .end = backward + milliseconds(3),
+                           .call = call,
+                           .message_bytes = bytes,
+                           .bytes = bytes,
+                           .communicator = 1,
+                           .thread = 0,
+                           .stage = Stage::wire};
+    trace.add_stages({piece});
+  }
+  std::vector<std::string> names;
+  for (const TraceEvent& event : trace.events()) {
+    if (event.kind != "forward" && event.kind != "backward") names.push_back(event.kind + " " + event.name);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"gradients bucket 2, 4 KiB", "gradients 8 B", "gradients bucket 1, 2 KiB",
+                                             "blocking 512 B", "gradients bucket 2, 1 KiB", "gradients bucket 1, 100 B",
+                                             "wire bucket 2, 1 KiB", "wire 512 B"}));
 }
 
 TEST(Report, TableComparesTheBackends) {

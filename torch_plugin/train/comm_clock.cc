@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "torch_plugin/process_group/process_group_shoal.h"
+
 namespace shoal::train {
 namespace {
 
@@ -43,14 +45,19 @@ class TimedBackend final : public c10d::Backend {
       clock_->give_up();
       throw;
     }
-    work->getFuture()->addCallback([clock = clock_, kind, begin, bytes](const c10::ivalue::Future&) {
-      clock->record(kind, begin, steady_clock::now(), bytes);
+    CommClock::Operation operation{.kind = kind, .start = begin, .end = {}, .bytes = bytes};
+    if (!tensors.empty()) operation.memory = tensors.front().storage().data();
+    if (numbers_calls_ && !tensors.empty() && tensors.front().is_cpu()) operation.call = work->getSequencenumber();
+    work->getFuture()->addCallback([clock = clock_, operation](const c10::ivalue::Future&) mutable {
+      operation.end = steady_clock::now();
+      clock->record(operation);
     });
     return work;
   }
 
   const c10::intrusive_ptr<c10d::Backend> inner_;
   const std::shared_ptr<CommClock> clock_;
+  const bool numbers_calls_ = inner_->getBackendName() == torch::kBackendName;
 };
 
 }  // namespace
@@ -66,10 +73,10 @@ void CommClock::give_up() {
   changed_.notify_all();
 }
 
-void CommClock::record(Kind kind, Time start, Time end, std::size_t bytes) {
+void CommClock::record(const Operation& operation) {
   const std::lock_guard lock(mutex_);
-  intervals_.push_back({kind, start, end, bytes});
-  if (observer_) observer_(kind, start, end, bytes);
+  operations_.push_back(operation);
+  if (observer_) observer_(operation);
   --under_way_;
   changed_.notify_all();
 }
@@ -86,12 +93,12 @@ void CommClock::observe(Observer observer) {
 
 CommTimes CommClock::take_step() {
   const std::lock_guard lock(mutex_);
-  std::vector<Interval> step = std::exchange(intervals_, {});
-  std::ranges::sort(step, {}, &Interval::start);
+  std::vector<Operation> step = std::exchange(operations_, {});
+  std::ranges::sort(step, {}, &Operation::start);
   CommTimes times;
   Time last_start{};
   Time last_end{};
-  for (const Interval& interval : step) {
+  for (const Operation& interval : step) {
     const Time from = std::max(interval.start, covered_until_);
     if (interval.end > from) times.busy_s += seconds(interval.end - from);
     covered_until_ = std::max(covered_until_, interval.end);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,16 +27,23 @@ class CommClock {
  public:
   using Time = std::chrono::steady_clock::time_point;
   enum class Kind { gradients, blocking };
+  struct Operation {
+    Kind kind;
+    Time start, end;
+    std::size_t bytes;
+    const void* memory = nullptr;  ///< begin of the allocation: pieces of one bucket have it in common
+    std::uint64_t call = 0;        ///< shoal's number of the call, as in StageEvent; 0 where it has none
+  };
 
   /// An operation starts. record() or give_up() tells that it has ended.
   void begin();
   void give_up();
-  void record(Kind kind, Time start, Time end, std::size_t bytes);
+  void record(const Operation& operation);
   /// Waits until every operation that has begun is recorded. Whoever waits for an operation may go on before the backend's
   /// thread has told the clock; what has been waited for is in the sums after this.
   void settle();
   /// Told of every operation when it has ended, from the thread in which it ends. An empty one: nobody.
-  using Observer = std::function<void(Kind kind, Time start, Time end, std::size_t bytes)>;
+  using Observer = std::function<void(const Operation& operation)>;
   void observe(Observer observer);
   /// What ended since the last call, as the times of one step. Blocking operations are exposed from start to end. Of the
   /// gradients, what follows the start of the last one: backward has ended by then. That is how DistributedDataParallel waits;
@@ -43,16 +51,11 @@ class CommClock {
   CommTimes take_step();
 
  private:
-  struct Interval {
-    Kind kind;
-    Time start, end;
-    std::size_t bytes;
-  };
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t under_way_ = 0;
   Observer observer_;
-  std::vector<Interval> intervals_;
+  std::vector<Operation> operations_;
   Time covered_until_{};  // operations before this are in the sums already: one may start in a step and end in the next
 };
 

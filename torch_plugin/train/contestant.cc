@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "torch_plugin/data/sampler.h"
 #include "torch_plugin/process_group/conversions.h"
@@ -47,13 +48,12 @@ class Bfloat16 {
 }  // namespace
 
 Contestant::Contestant(const Job& job, ContestantOptions wanted, const data::Dataset& images, const TrainOptions& options)
-    : job_(job), wanted_(std::move(wanted)), device_(device_of(job, wanted_.backend)), images_(images), options_(options) {}
+    : job_(job), wanted_(std::move(wanted)), device_(job.device), images_(images), options_(options) {}
 
 Result<std::unique_ptr<Contestant>> Contestant::make(const Job& job, const ContestantOptions& wanted,
                                                      const models::ModelInfo& model, const data::Dataset& images,
                                                      const TrainOptions& options) {
   std::unique_ptr<Contestant> made(new Contestant(job, wanted, images, options));
-  // First, because only after it torch may know the device.
   if (const Status status = made->join(); !status.ok()) return status;
   ::torch::manual_seed(options.seed);
   made->model_ = model.make(images.channels, images.classes);  // the same start on every device
@@ -135,9 +135,7 @@ double Contestant::make_step(double learning_rate) {
 
 double Contestant::make_traced_step(double learning_rate) {
   trace_ = std::make_unique<StepTrace>(*model_);
-  clock_->observe([trace = trace_.get()](CommClock::Kind kind, CommClock::Time start, CommClock::Time end, std::size_t bytes) {
-    trace->communicated(kind == CommClock::Kind::gradients ? "gradients" : "blocking", bytes, start, end);
-  });
+  clock_->observe([trace = trace_.get()](const CommClock::Operation& operation) { trace->communicated(operation); });
   if (wanted_.backend == torch::kBackendName) trace_begin();
   trace_->begin("load");
   const double loss = make_step(learning_rate);
@@ -147,6 +145,7 @@ double Contestant::make_traced_step(double learning_rate) {
 
 void Contestant::flush() {
   parallel_->flush();
+  if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   clock_->settle();
 }
 

@@ -82,11 +82,6 @@ Result<int> ranks_on_these_cores(const Job& job) {
   return static_cast<int>(std::ranges::count(all, own));
 }
 
-at::Device device_of(const Job& job, const std::string& backend) {
-  if (backend != "nccl") return at::kCPU;
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(job.control->local_rank())};
-}
-
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock) {
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, job.store);
@@ -107,7 +102,7 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
       inner = std::move(mpi).value();
     } else if (backend == "nccl") {
       Result<c10::intrusive_ptr<c10d::Backend>> nccl =
-          make_nccl(store, job.rank(), job.size(), job.control->local_rank(), job.timeout);
+          make_nccl(store, job.rank(), job.size(), job.device.index(), job.timeout);
       if (!nccl.ok()) return nccl.status();
       inner = std::move(nccl).value();
     } else {
@@ -116,7 +111,7 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
     // One type for all: c10d's own names mean nothing to the reducer, and the clock is nobody's but ours.
     constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, job.rank(), job.size());
-    group->setBackend(device_of(job, backend).type(), kType, with_clock(std::move(inner), std::move(clock)));
+    group->setBackend(job.device.type(), kType, with_clock(std::move(inner), std::move(clock)));
     group->setDefaultBackend(kType);
     group->setGroupName(name);
     return group;

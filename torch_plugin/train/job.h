@@ -20,8 +20,9 @@ struct Job {
   std::unique_ptr<Communicator> control;
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout{};
-  int place = 0;            ///< this rank's number when the job began
-  std::vector<int> places;  ///< of all that are left
+  at::Device device = at::kCPU;  ///< where this rank trains, see device.h
+  int place = 0;                 ///< this rank's number when the job began
+  std::vector<int> places;       ///< of all that are left
   bool has_lost_ranks = false;
 
   [[nodiscard]] int rank() const { return control->rank(); }
@@ -42,12 +43,9 @@ Result<std::vector<int>> shrink(Job& job);
 /// together. Collective.
 Result<int> ranks_on_these_cores(const Job& job);
 
-/// Where this rank trains with `backend`: on a GPU of its own with nccl, else on the processor.
-at::Device device_of(const Job& job, const std::string& backend);
-
-/// A process group over all ranks whose collectives are run by `backend` ("shoal", "gloo", "mpi", "nccl") and noted on `clock`.
-/// `name` is its own among the groups of the job. Collective. Errors: invalid_argument for an unknown backend, unsupported for
-/// one that this build lacks, what the backend says when it cannot start.
+/// A process group over all ranks whose collectives are run by `backend` ("shoal", "gloo", "mpi", "nccl") and noted on `clock`,
+/// for tensors on the job's device. `name` is its own among the groups of the job. Collective. Errors: invalid_argument for an
+/// unknown backend, unsupported for one that this build lacks, what the backend says when it cannot start.
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock);
 

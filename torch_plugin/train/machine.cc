@@ -11,8 +11,20 @@
 
 #include <torch/version.h>
 
+#include <shoal/shoal.h>
+
+#include "torch_plugin/train/mpi.h"
+
 namespace shoal::train {
 namespace {
+
+const std::string kShoal =
+    std::to_string(SHOAL_VERSION_MAJOR) + "." + std::to_string(SHOAL_VERSION_MINOR) + "." + std::to_string(SHOAL_VERSION_PATCH);
+#ifdef __clang__
+constexpr const char* kCompiler = __VERSION__;  // it names itself
+#else
+constexpr const char* kCompiler = "g++ " __VERSION__;
+#endif
 
 nlohmann::json cpu_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -52,8 +64,10 @@ std::string cores_identity() {
 }
 
 nlohmann::json describe_machine() {
-  nlohmann::json machine{{"host", nullptr},       {"cpu", cpu_name()}, {"cores", allowed_cores()},
-                         {"memory_gib", nullptr}, {"kernel", nullptr}, {"torch", TORCH_VERSION}};
+  nlohmann::json machine{{"host", nullptr},   {"cpu", cpu_name()},      {"cores", allowed_cores()}, {"memory_gib", nullptr},
+                         {"kernel", nullptr}, {"torch", TORCH_VERSION}, {"shoal", kShoal},          {"compiler", kCompiler}};
+  const std::string mpi = mpi_version();
+  machine["open_mpi"] = mpi.empty() ? nlohmann::json(nullptr) : nlohmann::json(mpi);
   utsname names{};
   if (uname(&names) == 0) {
     machine["host"] = names.nodename;

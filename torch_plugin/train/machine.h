@@ -16,7 +16,8 @@ std::string kernel_identity();
 /// The cores that the affinity of this process allows, as text; the same for all processes with the same.
 std::string cores_identity();
 
-/// {"host", "cpu", "cores", "memory_gib", "kernel", "torch"}; null where unknown.
+/// {"host", "cpu", "cores", "memory_gib", "kernel", "torch", "shoal", "open_mpi", "compiler"}; null where unknown or, as
+/// Open MPI, not built in.
 nlohmann::json describe_machine();
 
 }  // namespace shoal::train

@@ -220,7 +220,17 @@ Result<c10::intrusive_ptr<c10d::Backend>> make_mpi(int rank, int size) {
   }
 }
 
+std::string mpi_version() {
+  std::string version(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
+  int length = 0;
+  if (MPI_Get_library_version(version.data(), &length) != MPI_SUCCESS) return {};
+  version.resize(static_cast<std::size_t>(length));
+  return version.substr(0, version.find(','));  // what follows is of the package
+}
+
 #else
+
+std::string mpi_version() { return {}; }
 
 Result<c10::intrusive_ptr<c10d::Backend>> make_mpi(int, int) {
   return Status(StatusCode::unsupported, "mpi: this program was built without MPI (Debian: libopenmpi-dev)");

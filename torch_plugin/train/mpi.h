@@ -1,6 +1,8 @@
 // Open MPI (or another MPI) as a backend to compare with.
 #pragma once
 
+#include <string>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <shoal/status.h>
@@ -15,5 +17,8 @@ namespace shoal::train {
 /// for ever, and mpirun ends all ranks when one dies. Thread rule: one thread. Errors: unsupported where this was built without
 /// MPI, or MPI does not allow threads; invalid_argument where mpirun did not start the ranks; system_error with MPI's words.
 Result<c10::intrusive_ptr<c10d::Backend>> make_mpi(int rank, int size);
+
+/// What the MPI library calls itself, "Open MPI v4.1.4"; empty where this was built without. At any time.
+std::string mpi_version();
 
 }  // namespace shoal::train

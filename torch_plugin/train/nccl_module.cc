@@ -1,7 +1,9 @@
 // A module, so that shoal_train itself starts without CUDA.
+#include <string>
+
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>  // and with it nccl.h
 
 #include "torch_plugin/train/nccl_module.h"
 
@@ -12,6 +14,10 @@ extern "C" void shoal_train_count_gpus(int* gpus, std::string* why_not) {
     *gpus = 0;
     *why_not = error.what_without_backtrace();
   }
+}
+
+extern "C" void shoal_train_nccl_version(std::string* version) {
+  *version = std::to_string(NCCL_MAJOR) + "." + std::to_string(NCCL_MINOR) + "." + std::to_string(NCCL_PATCH);
 }
 
 extern "C" void shoal_train_make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int gpu,

@@ -1,4 +1,4 @@
-// What lies between nccl.cc and the module that it loads, the one place that is linked with torch's CUDA libraries.
+// What lies between cuda.cc and the module that it loads, the one place that is linked with torch's CUDA libraries.
 #pragma once
 
 #include <chrono>
@@ -9,6 +9,8 @@
 
 namespace shoal::train {
 
+/// The NCCL whose headers stood beside torch, "2.28.9".
+using NcclVersion = void (*)(std::string* version);
 /// How many GPUs torch sees here; `why_not` says more where there are none.
 using CountGpus = void (*)(int* gpus, std::string* why_not);
 /// Throws what torch throws.
@@ -17,5 +19,6 @@ using MakeNccl = void (*)(const c10::intrusive_ptr<c10d::Store>& store, int rank
 
 inline constexpr const char* kCountGpus = "shoal_train_count_gpus";
 inline constexpr const char* kMakeNccl = "shoal_train_make_nccl";
+inline constexpr const char* kNcclVersion = "shoal_train_nccl_version";
 
 }  // namespace shoal::train

@@ -6,6 +6,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "torch_plugin/train/device.h"
+
 namespace shoal::train {
 
 namespace {
@@ -38,9 +40,9 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   std::string overlap = kAuto;
   app.add_option(
          "--backend", backends,
-         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; or nccl, on a GPU a "
-         "rank; with +backward or "
-         "+next_forward (gloo+next_forward) to say its --overlap; mpi knows backward only")
+         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; or nccl, alone or "
+         "beside shoal, on a GPU a rank (--device); with +backward or +next_forward (gloo+next_forward) to say its --overlap; "
+         "mpi and nccl know backward only")
       ->delimiter(',')
       ->check(CLI::IsMember({"shoal", "gloo", "mpi", "shoal+backward", "shoal+next_forward", "gloo+backward",
                              "gloo+next_forward", "mpi+backward", "nccl", "nccl+backward"}));
@@ -80,6 +82,11 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--schedule-factor", options.schedule_factor, "what a step multiplies the learning rate by")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--seed", options.seed, "of the network's start, the order of images and their augmentation");
+  app.add_option(
+         "--device", options.device,
+         "cpu, or cuda: a GPU a rank, with shoal and nccl; auto: cuda for nccl, and for shoal alone where every rank has "
+         "a GPU; else cpu")
+      ->check(CLI::IsMember({kAuto, "cpu", "cuda"}));
   app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
       ->check(CLI::Range(0, 4096));
   app.add_option("--bucket-mb", options.bucket_mib,
@@ -96,6 +103,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_flag("!--no-augment", options.augment, "train on the images as they are");
   app.add_flag("--evaluate", options.evaluate, "measure the accuracy on the test images after every epoch");
   app.add_option("--json", options.json, "write the results to this file");
+  app.add_option("--plot", options.plot, "draw images/s of each backend, with speed-ups, as this SVG file");
+  app.add_option("--alone", options.alone, "results (--json) of one rank with as many threads: speed-ups are over those");
   app.add_option("--log", options.log, "write a line of JSON about every turn and every epoch to this file");
   app.add_option("--checkpoint", options.checkpoint, "save to this file after every epoch and at the end");
   app.add_option("--resume", options.resume,
@@ -122,11 +131,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     if (std::ranges::find(options.contestants, contestant) == options.contestants.end())
       options.contestants.push_back(contestant);
   }
-  const auto on_gpu = std::ranges::count(options.contestants, "nccl", &ContestantOptions::backend);
-  if (on_gpu != 0 && on_gpu != static_cast<std::ptrdiff_t>(options.contestants.size())) {
-    std::fputs(
-        "shoal_train: --backend: nccl trains on GPUs and the others on the processor, which compares nothing: run it alone\n",
-        stderr);
+  if (const Status fits = check_device(options); !fits.ok()) {
+    std::fprintf(stderr, "shoal_train: %s\n", fits.message().c_str());
     parsed.exit_code = 1;
   }
   if (options.survives() && (options.contestants.size() > 1 || options.contestants.front().backend != "shoal")) {

@@ -37,6 +37,7 @@ struct TrainOptions {
   int schedule_epochs = 0;
   double schedule_factor = 0.1;
   std::uint64_t seed = 1;
+  std::string device = "auto";       ///< "auto", "cpu" or "cuda", see device.h
   int threads = 0;                   ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
   std::optional<double> bucket_mib;  ///< unset: what suits the overlap
   double first_bucket_mib = 1;
@@ -50,6 +51,8 @@ struct TrainOptions {
   std::string checkpoint;  ///< file to save to after every epoch and at the end; empty: none
   std::string resume;      ///< checkpoint to go on from; empty: from the start
   std::string trace;       ///< file for a trace of one step; empty: none
+  std::string plot;        ///< file for a picture of the results; empty: none
+  std::string alone;       ///< results of one rank, which speed-ups are over; empty: none
   std::string command;     ///< the command line, for the results
 
   /// Training goes on without lost ranks.

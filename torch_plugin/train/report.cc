@@ -30,8 +30,11 @@ nlohmann::json to_json(const EpochResult& result) {
           {"ranks", result.ranks},
           {"nodes", result.nodes},
           {"rate", or_null(result.rate)},
+          {"device", result.device},
+          {"threads", result.threads},
           {"batch_per_rank", result.batch_per_rank},
           {"epoch", result.epoch},
+          {"epoch_steps", result.epoch_steps},
           {"steps", result.steps},
           {"seconds", result.seconds},
           {"images_per_s", or_null(result.images_per_s)},
@@ -43,7 +46,7 @@ nlohmann::json to_json(const EpochResult& result) {
           {"gpu_percent", or_null(result.gpu_percent)},
           {"loss", result.loss},
           {"accuracy", or_null(result.accuracy)},
-          {"speedup_vs_1", nullptr},
+          {"speedup_vs_1", or_null(result.speedup_vs_1)},
           {"step_loss", result.step_loss}};
 }
 
@@ -91,6 +94,31 @@ nlohmann::json to_json(const nlohmann::json& machine, const std::string& command
   return {{"machine", machine}, {"command", command}, {"results", list}};
 }
 
+Result<nlohmann::json> read_results(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Status(StatusCode::not_found, path + ": cannot be read");
+  nlohmann::json object = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const bool holds = object.is_object() && object.contains("results") && object["results"].is_array() &&
+                     std::ranges::all_of(object["results"], [](const nlohmann::json& row) { return row.is_object(); });
+  if (!holds) return Status(StatusCode::invalid_argument, path + ": holds no results of shoal_train --json");
+  return object;
+}
+
+std::optional<double> images_per_s_alone(const nlohmann::json& alone, const EpochResult& result) {
+  const nlohmann::json wanted = to_json(result);
+  std::optional<double> found;
+  bool found_backend = false;
+  for (const nlohmann::json& row : alone["results"]) {
+    const auto same = [&](const char* key) { return row.value(key, nlohmann::json()) == wanted[key]; };
+    const bool fits = same("model") && same("dataset") && same("batch_per_rank") && same("device") && same("threads");
+    const nlohmann::json rate = row.value("images_per_s", nlohmann::json());
+    if (!fits || row.value("ranks", 0) != 1 || !rate.is_number() || (found_backend && !same("backend"))) continue;
+    found = rate.get<double>();
+    found_backend = same("backend");
+  }
+  return found;
+}
+
 Status write_json(const nlohmann::json& object, const std::string& path) {
   std::ofstream file(path);
   file << object.dump(1) << '\n';
@@ -107,8 +135,8 @@ std::optional<double> median(std::vector<double> values) {
 
 std::string to_table(const std::vector<EpochResult>& results) {
   std::array<char, 256> line{};
-  (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10s %10s\n", "backend", "overlap",
-                      "images/s", "exposed ms", "comm ms", "busbw GB/s", "cpu %", "loss", "accuracy");
+  (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %12s %14s %14s %12s %10s %10s %10s\n", "backend", "overlap",
+                      "images/s", "x one rank", "exposed ms", "comm ms", "busbw GB/s", "cpu %", "loss", "accuracy");
   std::string table = line.data();
   const std::vector<const EpochResult*> last = last_epochs(results);
   for (const EpochResult* result : last) {
@@ -116,11 +144,11 @@ std::string to_table(const std::vector<EpochResult>& results) {
     const auto step_ms = [&](double seconds) {
       return result->knows_comm ? cell("%.1f", 1e3 * seconds / steps) : cell("", std::nullopt);
     };
-    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %14s %14s %12s %10s %10.4f %10s\n", result->backend.c_str(),
-                        result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
-                        step_ms(result->comm_exposed_s).c_str(), step_ms(result->comm_busy_s).c_str(),
-                        cell("%.3f", bus_bandwidth_gbs(*result)).c_str(), cell("%.0f", result->cpu_percent).c_str(),
-                        result->loss, cell("%.4f", result->accuracy).c_str());
+    (void)std::snprintf(line.data(), line.size(), "%-8s %-12s %12s %12s %14s %14s %12s %10s %10.4f %10s\n",
+                        result->backend.c_str(), result->overlap.c_str(), cell("%.1f", result->images_per_s).c_str(),
+                        cell("%.2f", result->speedup_vs_1).c_str(), step_ms(result->comm_exposed_s).c_str(),
+                        step_ms(result->comm_busy_s).c_str(), cell("%.3f", bus_bandwidth_gbs(*result)).c_str(),
+                        cell("%.0f", result->cpu_percent).c_str(), result->loss, cell("%.4f", result->accuracy).c_str());
     table += line.data();
   }
   for (std::size_t other = 1; other < last.size(); ++other) {

@@ -22,9 +22,12 @@ struct EpochResult {
   int ranks = 1;
   int nodes = 1;
   std::optional<std::string> rate;  ///< of the links between nodes, where an emulated cluster set one
+  std::string device = "cpu";       ///< or "cuda"
+  int threads = 1;                  ///< for arithmetic, of a rank
   int batch_per_rank = 0;
-  int epoch = 0;           ///< from 1
-  std::int64_t steps = 0;  ///< measured
+  int epoch = 0;                 ///< from 1
+  std::int64_t epoch_steps = 0;  ///< optimizer steps of a whole epoch
+  std::int64_t steps = 0;        ///< measured
   double seconds = 0;
   std::optional<double> images_per_s;  ///< all ranks together, median of the blocks
   bool knows_comm = true;              ///< else the next two, and the bandwidth, are not known
@@ -32,14 +35,22 @@ struct EpochResult {
   double comm_busy_s = 0;              ///< communication was going on
   double bytes = 0;                    ///< of gradients given to all_reduce by a rank
   std::optional<double> cpu_percent;   ///< of one core, per rank
-  std::optional<double> gpu_percent;   ///< median of the turns, of rank 0
+  std::optional<double> gpu_percent;   ///< median of the turns, mean over the ranks that know it
   double loss = 0;                     ///< mean over ranks and the epoch's steps
   std::optional<double> accuracy;      ///< on the test images, 0..1
   std::vector<double> step_loss;       ///< mean over the ranks, of every step
+  std::optional<double> speedup_vs_1;  ///< images_per_s over those of one rank, where such a result was given
 };
 
 /// The object that --json writes.
 nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results);
+
+/// The results of --json in the file. Errors: not_found, invalid_argument.
+Result<nlohmann::json> read_results(const std::string& path);
+
+/// images/s of one rank with the same network, images, batch, device and threads as `result`: of the last such row, of the same
+/// backend where there is one. Nothing where there is none.
+std::optional<double> images_per_s_alone(const nlohmann::json& alone, const EpochResult& result);
 
 /// Writes it. Errors: system_error with the file's name.
 Status write_json(const nlohmann::json& object, const std::string& path);

@@ -8,7 +8,10 @@
 
 #include <ATen/Parallel.h>
 
+#include "torch_plugin/train/cuda.h"
+#include "torch_plugin/train/device.h"
 #include "torch_plugin/train/machine.h"
+#include "torch_plugin/train/page.h"
 #include "torch_plugin/train/trainer.h"
 
 namespace shoal::train {
@@ -41,6 +44,54 @@ void add_survival(nlohmann::json& object, const Job& job, const TrainOutcome& ou
   }
 }
 
+/// What --json writes.
+nlohmann::json describe_run(const Job& job, const data::Located& images, const TrainOptions& options,
+                            const TrainOutcome& outcome) {
+  nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
+  object["data"] = {{"words", data::describe(images)},
+                    {"kind", data::name_of(images.kind)},
+                    {"train_images", images.train.size()},
+                    {"test_images", images.test.size()}};
+  object["turns"] = outcome.turns;
+  if (options.survives()) add_survival(object, job, outcome);
+  if (!outcome.gpu_why_not.empty()) object["machine"]["gpu_utilisation"] = "not measured: " + outcome.gpu_why_not;
+  if (!job.device.is_cpu()) {
+    if (const Result<CudaModule> module = open_cuda(); module.ok()) {
+      std::string version;
+      module->nccl_version(&version);
+      object["machine"]["nccl"] = version;
+    }
+  }
+  return object;
+}
+
+/// The results of one rank, on rank 0; null on others, or where none are asked for. Collective: nobody trains for hours to
+/// learn then that the file is not there.
+Result<nlohmann::json> read_alone(const Job& job, const TrainOptions& options) {
+  if (options.alone.empty()) return nlohmann::json();
+  Result<nlohmann::json> read = job.rank() == 0 ? read_results(options.alone) : Result<nlohmann::json>(nlohmann::json());
+  std::uint8_t good = read.ok() ? 1 : 0;
+  if (const Status told = job.control->broadcast(&good, 1, DataType::uint8, 0); !told.ok()) return told;
+  if (!read.ok()) return Status(read.status().code(), "--alone " + read.status().message());
+  if (good == 0) return Status(StatusCode::invalid_argument, "--alone " + options.alone + ": rank 0 could not read it");
+  return read;
+}
+
+void add_speedups(std::vector<EpochResult>& results, const nlohmann::json& alone, const std::string& path) {
+  bool some = false;
+  for (EpochResult& result : results) {
+    const std::optional<double> rate = images_per_s_alone(alone, result);
+    if (!rate.has_value() || *rate <= 0 || !result.images_per_s.has_value()) continue;
+    result.speedup_vs_1 = *result.images_per_s / *rate;
+    some = true;
+  }
+  if (some) return;
+  std::fprintf(stderr,
+               "shoal_train: --alone %s: has no row of one rank with this network, images, batch, device and threads; there is "
+               "no speed-up\n",
+               path.c_str());
+}
+
 std::string model_line(const std::string& name, const std::string& parameters, const std::string& tensors,
                        const std::string& bytes, const std::string& description) {
   std::ostringstream line;
@@ -69,6 +120,12 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   Result<Job> job = join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)));
   if (!job.ok()) return fail(job.status());
 
+  if (const Result<at::Device> device = choose_device(*job, options); device.ok())
+    job->device = *device;
+  else
+    return fail(device.status());
+  const Result<nlohmann::json> alone = read_alone(*job, options);
+  if (!alone.ok()) return fail(alone.status());
   const auto speaks = [&job] { return job->rank() == 0; };  // another one when rank 0 was lost
   const Result<int> neighbours = ranks_on_these_cores(*job);
   if (!neighbours.ok()) return fail(neighbours.status());
@@ -79,22 +136,24 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     std::printf("%s, %lld parameters, on %s: %zu images for training, %zu for testing, from %s\n", model->name.c_str(),
                 static_cast<long long>(size.parameters), images->train.name.c_str(), images->train.size(), images->test.size(),
                 images->origin.c_str());
-    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each\n", job->size(), job->control->nodes(),
-                options.batch, threads);
+    std::printf("%d ranks on %d nodes, %d images a step each, %d threads each, on %s\n", job->size(), job->control->nodes(),
+                options.batch, threads, job->device.is_cpu() ? "the processor" : "a GPU each");
     std::fflush(stdout);
   }
 
-  const TrainOutcome outcome = train(*job, *model, *images, options, stop);
+  TrainOutcome outcome = train(*job, *model, *images, options, stop);
   if (speaks() && !outcome.results.empty()) {
+    if (!options.alone.empty()) add_speedups(outcome.results, *alone, options.alone);
     std::fputs(to_table(outcome.results).c_str(), stdout);
     std::fflush(stdout);
+    const nlohmann::json object = describe_run(*job, *images, options, outcome);
     if (!options.json.empty()) {
-      nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
-      object["turns"] = outcome.turns;
-      if (options.survives()) add_survival(object, *job, outcome);
-      if (!outcome.gpu_why_not.empty()) object["machine"]["gpu_utilisation"] = "not measured: " + outcome.gpu_why_not;
       const Status written = write_json(object, options.json);
       if (!written.ok()) return fail(written);
+    }
+    if (!options.plot.empty()) {
+      const Status drawn = draw_plot(object, options.plot);
+      if (!drawn.ok()) return fail(drawn);
     }
   }
   if (!outcome.status.ok()) return fail(outcome.status);

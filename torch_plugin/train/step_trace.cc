@@ -15,6 +15,8 @@ using std::chrono::steady_clock;
 
 // Ranks ask each other with so many bytes whether to stop, beside every step; that is not training.
 constexpr std::size_t kQuestionBytes = 1;
+// Averages' word on how much of a bucket goes beside backward; it is no bucket.
+constexpr std::size_t kWordBytes = sizeof(double);
 
 double microseconds(steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
@@ -143,9 +145,24 @@ void StepTrace::close() {
   events_.push_back(current_);
 }
 
-void StepTrace::communicated(const char* kind, std::size_t bytes, TraceEvent::Time begin, TraceEvent::Time end) {
+void StepTrace::communicated(const CommClock::Operation& operation) {
   const std::lock_guard lock(mutex_);
-  operations_.push_back({.kind = kind, .name = size_name(bytes), .begin = begin, .end = end, .details = nullptr});
+  operations_.push_back(operation);
+}
+
+/// By their memory, from 1. In backward the first part of every bucket starts, one bucket after the other; what is under way
+/// before that are parts of the same buckets from the step before.
+std::map<const void*, std::size_t> StepTrace::bucket_numbers() const {
+  const auto backward = std::ranges::find(events_, "backward", &TraceEvent::kind);
+  std::vector<CommClock::Operation> started;
+  for (const CommClock::Operation& each : operations_) {
+    const bool of_step = backward != events_.end() && each.start >= backward->begin && each.start < end_;
+    if (of_step && each.kind == CommClock::Kind::gradients && each.bytes > kWordBytes) started.push_back(each);
+  }
+  std::ranges::stable_sort(started, {}, &CommClock::Operation::start);
+  std::map<const void*, std::size_t> numbers;
+  for (const CommClock::Operation& each : started) numbers.try_emplace(each.memory, numbers.size() + 1);
+  return numbers;
 }
 
 void StepTrace::add_stages(const std::vector<StageEvent>& pieces) {
@@ -177,15 +194,34 @@ void StepTrace::add_stages(const std::vector<StageEvent>& pieces) {
     sum.event.details["bytes"] = sum.bytes;
     sum.event.details["busy_us"] = sum.busy_us;
     sum.event.details["thread"] = sum.by_trainer ? "training, while it waited" : "communication";
-    operations_.push_back(std::move(sum.event));
+    stages_.emplace_back(std::move(sum.event), std::get<1>(call));
   }
 }
 
 std::vector<TraceEvent> StepTrace::events() {
   std::vector<TraceEvent> all = events_;
   const std::lock_guard lock(mutex_);
-  std::ranges::copy_if(operations_, std::back_inserter(all),
-                       [this](const TraceEvent& event) { return event.begin < end_ && event.end > begin_; });
+  const auto in_step = [this](TraceEvent::Time begin, TraceEvent::Time end) { return begin < end_ && end > begin_; };
+  const std::map<const void*, std::size_t> buckets = bucket_numbers();
+  std::map<std::pair<std::uint64_t, std::string>, std::string> names_of_calls;  // by shoal's number and the size
+  for (const CommClock::Operation& each : operations_) {
+    const bool gradients = each.kind == CommClock::Kind::gradients;
+    const std::string size = size_name(each.bytes);
+    const auto bucket = gradients ? buckets.find(each.memory) : buckets.end();
+    const std::string name = bucket == buckets.end() ? size : "bucket " + std::to_string(bucket->second) + ", " + size;
+    names_of_calls[{each.call, size}] = name;
+    if (in_step(each.start, each.end))
+      all.push_back({.kind = gradients ? "gradients" : "blocking",
+                     .name = name,
+                     .begin = each.start,
+                     .end = each.end,
+                     .details = nullptr});
+  }
+  for (auto [event, call] : stages_) {
+    if (!in_step(event.begin, event.end)) continue;
+    if (const auto known = names_of_calls.find({call, event.name}); known != names_of_calls.end()) event.name = known->second;
+    all.push_back(std::move(event));
+  }
   return all;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -13,6 +15,7 @@
 #include <shoal/trace.h>
 
 #include "torch_plugin/models/model.h"
+#include "torch_plugin/train/comm_clock.h"
 
 namespace shoal::train {
 
@@ -47,14 +50,16 @@ class StepTrace {
   void end();
   /// What shoal recorded of the calls of this process (see <shoal/trace.h>).
   void add_stages(const std::vector<StageEvent>& pieces);
-  /// An operation that was under way from `begin` to `end`.
-  void communicated(const char* kind, std::size_t bytes, TraceEvent::Time begin, TraceEvent::Time end);
+  /// An operation that was under way.
+  void communicated(const CommClock::Operation& operation);
 
-  /// What happened during the step, with the operations that were under way in it, whole.
+  /// What happened during the step, with the operations that were under way in it, whole. Operations on gradients, and their
+  /// stages, are named by the number of their bucket, in the order in which backward fills them: "bucket 3, 512 KiB".
   [[nodiscard]] std::vector<TraceEvent> events();
 
  private:
   void close();
+  [[nodiscard]] std::map<const void*, std::size_t> bucket_numbers() const;
 
   models::ImageClassifier& model_;
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
@@ -65,7 +70,8 @@ class StepTrace {
   TraceEvent::Time end_;
   bool recording_ = false;
   std::mutex mutex_;
-  std::vector<TraceEvent> operations_;
+  std::vector<CommClock::Operation> operations_;
+  std::vector<std::pair<TraceEvent, std::uint64_t>> stages_;  // with shoal's numbers of their calls
   const std::int32_t training_thread_;
 };
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/Parallel.h>
 #include <sys/resource.h>
 
 #include "torch_plugin/process_group/conversions.h"
@@ -345,11 +346,16 @@ class Run {
   void finish_turn(Entry& entry, const Measured& turn, std::vector<double> losses, bool measured) {
     std::vector<double> figures = std::move(losses);
     const std::size_t steps = figures.size();
-    for (const double figure : {turn.seconds, turn.cpu_s, turn.comm.exposed_s, turn.comm.busy_s}) figures.push_back(figure);
+    const double knows_gpu = turn.gpu_percent.has_value() ? 1 : 0;
+    for (const double figure :
+         {turn.seconds, turn.cpu_s, turn.comm.exposed_s, turn.comm.busy_s, knows_gpu, turn.gpu_percent.value_or(0)})
+      figures.push_back(figure);
     if (outcome_.status = average(*job_.control, figures); !outcome_.status.ok()) return;
     Figures& known = entry.epoch;
     known.losses.insert(known.losses.end(), figures.begin(), figures.begin() + static_cast<std::ptrdiff_t>(steps));
     const double seconds = figures[steps];
+    const std::optional<double> gpu_percent =  // of the ranks that know it
+        figures[steps + 4] > 0 ? std::optional(figures[steps + 5] / figures[steps + 4]) : std::nullopt;
     const double rate = static_cast<double>(turn.steps) * options_.batch * options_.accumulate * job_.size() / seconds;
     if (measured) {
       known.sums.steps += turn.steps;
@@ -359,7 +365,7 @@ class Run {
       known.sums.comm.busy_s += figures[steps + 3];
       known.sums.comm.bytes += turn.comm.bytes;
       known.turn_rates.push_back(rate);
-      if (turn.gpu_percent.has_value()) known.gpu_percents.push_back(*turn.gpu_percent);
+      if (gpu_percent.has_value()) known.gpu_percents.push_back(*gpu_percent);
     }
     const std::int64_t made = steps_made();
     const auto missing = total_steps() * static_cast<std::int64_t>(entries_.size()) - made;
@@ -385,7 +391,7 @@ class Run {
                               {"seconds", seconds},
                               {"images_per_s", rate},
                               {"cpu_s", figures[steps + 1]},
-                              {"gpu_percent", or_null(turn.gpu_percent)},
+                              {"gpu_percent", or_null(gpu_percent)},
                               {"comm_exposed_s", knows ? nlohmann::json(figures[steps + 2]) : nlohmann::json(nullptr)},
                               {"comm_busy_s", knows ? nlohmann::json(figures[steps + 3]) : nlohmann::json(nullptr)},
                               {"bytes", turn.comm.bytes},
@@ -428,7 +434,10 @@ class Run {
     result.ranks = job_.size();
     result.nodes = job_.control->nodes();
     if (const char* rate = std::getenv("SHOAL_CLUSTER_RATE"); rate != nullptr) result.rate = rate;
+    result.device = job_.device.is_cpu() ? "cpu" : "cuda";
+    result.threads = at::get_num_threads();
     result.batch_per_rank = options_.batch;
+    result.epoch_steps = course_.epoch_steps();
     result.epoch = epoch();
     result.steps = known.sums.steps;
     result.seconds = known.sums.seconds;
