@@ -138,26 +138,8 @@ int report_checks(const std::vector<MachineCheck>& checks) {
   return status;
 }
 
-int examine_machine(const DoctorOptions& options) {
-  auto where = detect_options();
-  if (!where.ok()) return report_error("doctor", where.status());
-  if (!options.root.empty()) where->sysfs_root = options.root + "/sys";
-  const FoundMachine machine = detect_machine(*where);
-  fmt::print("machine: {}\n", describe_type(machine));
-  return report_checks(check_machine(machine, options.root));
-}
-
-int examine_security_groups(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return report_error("doctor", system_error("open " + path, errno));
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  const auto check = check_security_groups(text);
-  if (!check.ok()) return report_error("doctor", Status(check.status().code(), path + ": " + check.status().message()));
-  return report_checks({*check});
-}
-
-// One line for each library that this program needs for something and does not bring along.
-void print_libraries() {
+// One line for each library that transports need and this program does not bring along.
+void print_transport_libraries() {
   const auto providers = ofi_providers();
   std::string line = providers.ok() ? "" : providers.status().message();
   if (providers.ok()) {
@@ -169,7 +151,26 @@ void print_libraries() {
   fmt::print("{}\n", line);
   const auto version = ucx_version();
   fmt::print("{}\n", version.ok() ? "ucx: UCX " + *version : version.status().message());
-  fmt::print("{}\n", cuda::cuda_summary());
+}
+
+int examine_machine(const DoctorOptions& options) {
+  auto where = detect_options();
+  if (!where.ok()) return report_error("doctor", where.status());
+  if (!options.root.empty()) where->sysfs_root = options.root + "/sys";
+  const FoundMachine machine = detect_machine(*where);
+  fmt::print("machine: {}\n", describe_type(machine));
+  const int status = report_checks(check_machine(machine, options.root));
+  if (options.root.empty()) print_transport_libraries();  // of this machine, not of another's tree
+  return status;
+}
+
+int examine_security_groups(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return report_error("doctor", system_error("open " + path, errno));
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const auto check = check_security_groups(text);
+  if (!check.ok()) return report_error("doctor", Status(check.status().code(), path + ": " + check.status().message()));
+  return report_checks({*check});
 }
 
 int run_doctor(const DoctorOptions& options) {
@@ -194,7 +195,8 @@ int run_doctor(const DoctorOptions& options) {
     } else {
       list_jobs(jobs, options);
     }
-    print_libraries();
+    print_transport_libraries();
+    fmt::print("{}\n", cuda::cuda_summary());
     return 0;
   }
   int status = 0;
@@ -222,7 +224,7 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
   command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
   command->add_flag(
       "--machine", options->machine,
-      "look at the machine instead: EFA devices and driver, locked memory, huge pages, GPUs, GPUDirect, placement");
+      "look at the machine instead: EFA devices and driver, locked memory, huge pages, GPUs, GPUDirect, placement, libraries");
   command->add_option("--security-groups", options->security_groups,
                       "file of aws ec2 describe-security-groups: does a group let EFA through?");
   command->add_option("--root", options->root, "folder that holds sys, proc, dev and opt of another machine")->group("");

@@ -120,10 +120,17 @@ void print_simulated(const Explanation& explanation, const Topology& topology, c
 
 void print_published(const Platform& platform, int nodes, const Topology& topology, const Collective& collective) {
   if (collective.kind != CollectiveKind::all_reduce) return;
-  const PublishedResult* published = find_published(platform.name, nodes, collective.input_bytes());
-  if (published != nullptr && published->ranks == topology.ranks()) {
-    fmt::print("published for NCCL: {:.1f} us{} ({})\n", published->microseconds(),
-               published->bus_gbyte_s > 0 ? fmt::format(", {:g} GB/s", published->bus_gbyte_s) : "", published->source);
+  for (const PublishedResult* published : nearest_published(platform.name, nodes, collective.input_bytes())) {
+    std::string other;  // what is not as in this call
+    if (published->nodes != nodes) other += fmt::format(" on {} node{}", published->nodes, published->nodes == 1 ? "" : "s");
+    if (published->ranks * nodes != topology.ranks() * published->nodes)
+      other += fmt::format(" with {} ranks a node", published->ranks / published->nodes);
+    if (published->bytes != collective.input_bytes())
+      other += published->bytes < 1024 ? fmt::format(" of {} B", published->bytes)
+                                       : fmt::format(" of {}", format_bytes(published->bytes));
+    fmt::print("published for NCCL{}: {:.1f} us{} ({}{}{})\n", other, published->microseconds(),
+               published->bus_gbyte_s > 0 ? fmt::format(", {:g} GB/s", published->bus_gbyte_s) : "", published->source,
+               published->note.empty() ? "" : "; ", published->note);
   }
   if (const double limit = wire_limit_gbyte_s(platform, nodes, topology.ranks()); limit > 0) {
     fmt::print("the wires of a node would be full at {:.4g} GB/s of an all_reduce's bus bandwidth\n", limit);

@@ -341,10 +341,13 @@ Result<std::string> beside_published(const PublishedResult& published) {
   const double limit = wire_limit_gbyte_s(*platform, published.nodes, published.ranks);
   const double theirs_us = published.microseconds();
   const double theirs_gbyte_s = bus_bytes(collective, published.ranks) / theirs_us / 1000;
-  const auto of_limit = [&](double gbyte_s) { return fmt::format("{:.3g} ({:.2g} %)", gbyte_s, 100 * gbyte_s / limit); };
-  return fmt::format("| {} x {} | {} | {} | {} | {} | {} | {} | {:.2f} x |\n", published.nodes, published.platform,
-                     short_size(published.bytes), format_time(theirs_us), of_limit(theirs_gbyte_s), found->algorithm,
-                     format_time(found->total_us), of_limit(found->bus_gbyte_s), theirs_us / found->total_us);
+  const auto of_limit = [&](double gbyte_s) {
+    return limit > 0 ? fmt::format("{:.3g} ({:.2g} %)", gbyte_s, 100 * gbyte_s / limit) : fmt::format("{:.3g}", gbyte_s);
+  };
+  return fmt::format("| {} x {} | {} | {}{} | {} | {} | {} | {} | {:.2f} x |\n", published.nodes, published.platform,
+                     short_size(published.bytes), format_time(theirs_us),
+                     published.note.empty() ? "" : fmt::format(", {}", published.note), of_limit(theirs_gbyte_s),
+                     found->algorithm, format_time(found->total_us), of_limit(found->bus_gbyte_s), theirs_us / found->total_us);
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ struct TopologyOptions {
   std::string root;
   std::string instance;
   bool no_metadata = false;
+  bool metadata = false;  // whether or not this looks like EC2
   bool json = false;
   std::string svg;
   int ranks = 0;
@@ -195,6 +196,7 @@ Status run_topology(const TopologyOptions& options) {
   if (!options.root.empty()) where->sysfs_root = options.root;
   if (!options.instance.empty()) where->instance_type = options.instance;
   if (options.no_metadata) where->metadata_url.clear();
+  where->always_ask = options.metadata;
   if (Status status = check_progress_cores(); !status.ok()) return status;
   FoundMachine machine = detect_machine(*where);
   for (std::string& note : notes_on_rails(machine.hardware)) machine.notes.push_back(std::move(note));
@@ -228,7 +230,8 @@ void add_topology_command(CLI::App& app, int* exit_status) {
   command->add_option("--root", options->root, "folder like /sys to read instead (default: SHOAL_SYSFS_ROOT)");
   command->add_option("--instance", options->instance,
                       "instance type, whatever the machine says (default: SHOAL_INSTANCE_TYPE)");
-  command->add_flag("--no-metadata", options->no_metadata, "do not ask the instance's metadata service");
+  auto* const never = command->add_flag("--no-metadata", options->no_metadata, "do not ask the instance's metadata service");
+  command->add_flag("--metadata", options->metadata, "ask it, even where nothing says that this is EC2")->excludes(never);
   command->add_option("--rank-order", options->rank_order,
                       "print --hosts in the order of the network: the file that aws ec2 describe-instance-topology printed, "
                       "perhaps ,FILE of describe-instances for the names of hosts, or |COMMAND that prints it");

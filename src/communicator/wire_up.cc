@@ -78,7 +78,7 @@ Result<Decision> decide(const CommunicatorOptions& options) {
       config.use_shm |= name == "shm";
       if (network != Network::none) config.network = network;
     }
-  } else if (ofi_has_efa()) {
+  } else if (ofi_has_efa(setting("SHOAL_SYSFS_ROOT"))) {
     config.network = Network::ofi;
   }
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -30,6 +32,7 @@ bool is_instance_type(std::string_view text) {
 
 /// What the firmware says of the machine.
 struct Firmware {
+  bool silent = true;  // nothing, as where a container hides it
   bool ec2 = false;
   std::string type;         // empty where the product name is no type, as on machines that run under Xen
   std::string instance_id;  // likewise
@@ -40,6 +43,7 @@ Firmware read_firmware(const std::string& root) {
   Firmware found;
   for (const char* name : {"sys_vendor", "board_vendor", "bios_vendor", "bios_version"}) {
     std::string text = read(name);
+    found.silent &= text.empty();
     std::transform(text.begin(), text.end(), text.begin(),
                    [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; });
     found.ec2 |= text.find("amazon") != std::string::npos;
@@ -48,6 +52,17 @@ Firmware read_firmware(const std::string& root) {
   if (std::string product = read("product_name"); is_instance_type(product)) found.type = std::move(product);
   if (std::string tag = read("board_asset_tag"); tag.starts_with("i-")) found.instance_id = std::move(tag);
   return found;
+}
+
+/// Where the firmware is silent: a hypervisor that names itself, or a device of Amazon's.
+bool hints_at_ec2(const std::string& root) {
+  const std::string uuid = read_line(root + "/hypervisor/uuid");
+  if (uuid.starts_with("ec2") || uuid.starts_with("EC2")) return true;
+  std::error_code none;
+  for (const auto& device : std::filesystem::directory_iterator(root + "/bus/pci/devices", none)) {
+    if (read_line((device.path() / "vendor").string()) == "0x1d0f") return true;
+  }
+  return false;
 }
 
 void ask_metadata(const DetectOptions& options, FoundMachine& machine) {
@@ -143,7 +158,8 @@ FoundMachine detect_machine(const DetectOptions& options) {
     machine.type = firmware.type;
     machine.type_origin = "DMI product name";
   }
-  if (firmware.ec2 && !options.metadata_url.empty()) {
+  const bool ec2 = firmware.ec2 || (firmware.silent && hints_at_ec2(options.sysfs_root));
+  if ((ec2 || options.always_ask) && !options.metadata_url.empty()) {
     ask_metadata(options, machine);
     weigh_metadata(machine);
   }

@@ -19,6 +19,7 @@ struct DetectOptions {
   std::string instance_type;                            ///< what the user says; wins
   std::string metadata_url = "http://169.254.169.254";  ///< empty: never ask
   std::chrono::milliseconds metadata_budget{250};       ///< for all questions together
+  bool always_ask = false;                              ///< whether or not something says that this is EC2
 };
 
 /// From SHOAL_SYSFS_ROOT, SHOAL_INSTANCE_TYPE, SHOAL_METADATA_URL, SHOAL_METADATA_TIMEOUT.
@@ -38,8 +39,9 @@ struct FoundMachine {
 
 /// The ladder: what the user says; the DMI product name; on EC2 the metadata service, which also tells zone and placement
 /// group; devices, cores and memory from sysfs in any case. Nothing of it is fatal: what cannot be found is left out, with a
-/// note where that is a surprise. The service is not asked unless DMI says that this is EC2 (elsewhere the address may be
-/// anybody's), and what it says of the type counts only where DMI does not know it.
+/// note where that is a surprise. The service is not asked unless DMI says that this is EC2 or, where DMI is masked, a device
+/// of Amazon's or the hypervisor does (elsewhere the address may be anybody's), or the user wants it; what it says of the type
+/// counts only where DMI does not know it.
 FoundMachine detect_machine(const DetectOptions& options);
 
 }  // namespace shoal

@@ -33,6 +33,8 @@ constexpr std::array kSettings{
             "Default: shm,tcp, or shm,ofi where there is EFA"},
     Setting{"SHOAL_OFI_PROVIDER", "",
             "libfabric's provider for the transport ofi, for example efa or tcp;ofi_rxm. Default: by what it can do"},
+    Setting{"SHOAL_OFI_LIBRARY", "libfabric.so.1", "libfabric for the transport ofi: a file, or a name that the loader finds"},
+    Setting{"SHOAL_UCX_LIBRARY", "libucp.so.0", "UCX for the transport ucx, likewise"},
     Setting{
         "SHOAL_RAILS", "",
         "network devices or numeric addresses of this host to use together, as many on every rank, for example eth0,eth1: by "
@@ -68,9 +70,8 @@ constexpr std::array kSettings{
             "instance type, for example p5.48xlarge, where what the machine says of itself is wrong"},
     Setting{"SHOAL_SYSFS_ROOT", "/sys", "where the kernel describes the machine's devices"},
     Setting{"SHOAL_METADATA_URL", "http://169.254.169.254",
-            "metadata service of the instance, a numeric address; off: never ask. Asked by shoal topology on EC2 only, never "
-            "when a "
-            "job starts"},
+            "metadata service of the instance, a numeric address; off: never ask. Asked by shoal topology where something says "
+            "that this is EC2, never when a job starts"},
     Setting{"SHOAL_METADATA_TIMEOUT", "0.25", "seconds for all that it is asked"},
     Setting{
         "SHOAL_PROGRESS_CORES", "near",

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace shoal {
 
@@ -16,6 +17,7 @@ struct PublishedResult {
   double bus_gbyte_s;  ///< 0 where only the time is given
   double time_us;      ///< 0 where only the bandwidth is given
   std::string_view source;
+  std::string_view note;  ///< what sets it apart; mostly empty
 
   /// From the bandwidth where no time is given.
   [[nodiscard]] double microseconds() const noexcept;
@@ -24,7 +26,10 @@ struct PublishedResult {
 /// By platform, then by size.
 std::span<const PublishedResult> published_results();
 
-/// That of the same platform, nodes and bytes; null where there is none.
+/// That of the same platform, nodes and bytes, the first one of several; null where there is none.
 const PublishedResult* find_published(std::string_view platform, int nodes, std::uint64_t bytes);
+/// Of the same platform those of the nearest number of nodes whose sizes are next to `bytes`, below and above; one of that very
+/// size stands alone.
+std::vector<const PublishedResult*> nearest_published(std::string_view platform, int nodes, std::uint64_t bytes);
 
 }  // namespace shoal

@@ -126,9 +126,15 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   return through_a_library({label, "ofi", processes, false, false, lent, make_group}, probe);
 }
 
-TransportKind ucx_kind(const std::string& label, bool processes) {
-  const auto make_group = [](int ranks) -> MakeEnd {
+/// `wires`: what UCX may use, for processes; empty: what it likes.
+TransportKind ucx_kind(const std::string& label, bool processes, const std::string& wires = "") {
+  const auto make_group = [wires](int ranks) -> MakeEnd {
     return [=, job = next_job()](int rank) {
+      if (!wires.empty()) {
+        // In the process of this rank alone: UCX reads them when a worker is made.
+        ::setenv("UCX_TLS", wires.c_str(), 1);
+        ::setenv("UCX_NET_DEVICES", wires == "tcp" ? "lo" : "all", 1);
+      }
       UcxOptions options;
       options.tile_bytes = 16 * 1024;
       options.tiles_per_peer = 4;
@@ -191,6 +197,8 @@ std::vector<TransportKind> transport_kinds() {
       ofi_kind("ofi_small_messages_processes", true, "tcp;ofi_rxm", "127.0.0.1", 1024, &small_messages),
       ucx_kind("ucx_threads", false),
       ucx_kind("ucx_processes", true),
+      ucx_kind("ucx_tcp_processes", true, "tcp"),
+      ucx_kind("ucx_shm_processes", true, "shm"),
   };
 }
 

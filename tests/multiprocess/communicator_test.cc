@@ -1,14 +1,18 @@
 // Every collective on real processes: values, in place and out of place, sizes, many in flight.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "tests/multiprocess/ranks.h"
+#include "transports/ofi/ofi.h"
+#include "transports/ucx/ucx.h"
 
 namespace shoal {
 namespace {
@@ -80,6 +84,81 @@ INSTANTIATE_TEST_SUITE_P(, AllReduce,
                                fmt::format("{}_{}_{}", info.param.ranks, info.param.transports, info.param.algorithm);
                            std::replace(name.begin(), name.end(), ',', '_');
                            return name;
+                         });
+
+/// Why a transport of a library cannot be tested here; empty where it can.
+std::string library_complaint(const std::string& transport) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return transport + ": the library below is not built for the sanitizer";
+#else
+  if (transport == "ofi") {
+    static const auto providers = ofi_providers();
+    return providers.ok() ? "" : providers.status().message();
+  }
+  static const auto version = ucx_version();
+  return version.ok() ? "" : version.status().message();
+#endif
+}
+
+std::string check_collectives(Communicator& c) {
+  const auto size = static_cast<std::size_t>(c.size());
+  for (const std::size_t count : {1, 1000, 100003}) {
+    for (const bool in_place : {false, true}) {
+      if (std::string error = check_all_reduce(c, count, in_place); !error.empty()) return error;
+    }
+    std::vector<float> own(count);
+    for (std::size_t i = 0; i < count; ++i) own[i] = value_of(c.rank(), i);
+    std::vector<float> all(size * count);
+    Status status = c.all_gather(own.data(), all.data(), count, DataType::float32);
+    if (!status.ok()) return "all_gather: " + status.to_string();
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      if (all[k] != value_of(static_cast<int>(k / count), k % count)) return fmt::format("all_gather: element {}", k);
+    }
+    for (std::size_t k = 0; k < all.size(); ++k) all[k] = value_of(c.rank(), k);
+    std::vector<float> share(count);
+    status = c.reduce_scatter(all.data(), share.data(), count, DataType::float32, ReduceOp::sum);
+    if (!status.ok()) return "reduce_scatter: " + status.to_string();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (share[i] != expected_sum(c.size(), static_cast<std::size_t>(c.rank()) * count + i))
+        return fmt::format("reduce_scatter: element {}", i);
+    }
+    std::vector<float> exchanged(size * count);
+    status = c.all_to_all(all.data(), exchanged.data(), count, DataType::float32);
+    if (!status.ok()) return "all_to_all: " + status.to_string();
+    for (std::size_t k = 0; k < exchanged.size(); ++k) {
+      const std::size_t theirs = static_cast<std::size_t>(c.rank()) * count + k % count;
+      if (exchanged[k] != value_of(static_cast<int>(k / count), theirs)) return fmt::format("all_to_all: element {}", k);
+    }
+    const int root = c.size() - 1;
+    status = c.broadcast(own.data(), count, DataType::float32, root);
+    if (!status.ok()) return "broadcast: " + status.to_string();
+    for (std::size_t i = 0; i < count; ++i) {
+      if (own[i] != value_of(root, i)) return fmt::format("broadcast: element {}", i);
+    }
+    if (status = c.barrier(); !status.ok()) return "barrier: " + status.to_string();
+  }
+  return {};
+}
+
+class OverALibrary : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
+
+TEST_P(OverALibrary, CollectivesGiveTheRightValues) {
+  const auto& [transport, ranks] = GetParam();
+  if (const std::string complaint = library_complaint(transport); !complaint.empty()) GTEST_SKIP() << complaint;
+  // Only the loopback device.
+  ::setenv("SHOAL_HOST_ADDRESS", "127.0.0.1", 1);
+  ::setenv("UCX_NET_DEVICES", "lo", 1);
+  CommunicatorOptions options;
+  options.transports = transport;
+  options.timeout = std::chrono::seconds(50);
+  expect_ranks(ranks, options, check_collectives);
+  ::unsetenv("SHOAL_HOST_ADDRESS");
+  ::unsetenv("UCX_NET_DEVICES");
+}
+
+INSTANTIATE_TEST_SUITE_P(, OverALibrary, ::testing::Combine(::testing::Values("ofi", "ucx"), ::testing::Values(2, 3)),
+                         [](const auto& info) {
+                           return fmt::format("{}_{}", std::get<0>(info.param), std::get<1>(info.param));
                          });
 
 TEST(Communicator, ManyInFlightEndInOrderAndRight) {

@@ -1,4 +1,4 @@
-"""Two networks between emulated hosts: one of half the rate, and either cut while all_reduce runs."""
+"""Two networks between emulated hosts: equal ones, one of half the rate, and either cut while all_reduce runs."""
 import ctypes.util
 import json
 import os
@@ -12,7 +12,8 @@ import tries
 CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
 PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
 PAYLOAD = 1448 / 1514  # of a packet, which the token bucket counts whole
-SHARE = 0.9
+SHARE = 0.9  # of what both rails can carry
+GAIN = 1.8  # of two equal rails over one
 SAID = {"tcp": ("has not answered on socket ", "going on without its network"), "ofi": ("is no longer reached by rail {rail}", "going on without it")}
 
 
@@ -39,11 +40,11 @@ class Rails(unittest.TestCase):
             self.assertIn(transport, row["transport"])
         return results, done.stderr
 
-    def share_of_both(self, hosts, transport, rates_mbit_s):
+    def share_of_both(self, hosts, transport, rates_mbit_s, warm_up=2, rounds=5):
         """By message size: busbw over what both rails can carry."""
         rates = ",".join(f"{rate}mbit" for rate in rates_mbit_s)
-        results, _ = self.run_perf(hosts, transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-f", "4", "-w", "2", "--rounds", "5",
-                                   "--size-seconds", "3")
+        results, _ = self.run_perf(hosts, transport, "--rail-rates", rates, "--", "-b", "16M", "-e", "64M", "-f", "4", "-w", str(warm_up),
+                                   "--rounds", str(rounds), "--size-seconds", "3")
         limit_gbs = sum(rates_mbit_s) / 8000 * PAYLOAD
         shares = {row["bytes"]: row["busbw_gbs"] / limit_gbs for row in results}
         print(f"{transport}, {hosts} hosts: " + ", ".join(f"{size >> 20} MiB {100 * share:.1f} %" for size, share in shares.items()) +
@@ -56,6 +57,17 @@ class Rails(unittest.TestCase):
             return {size: f"{transport}, {size >> 20} MiB: {share:.3f} of both rails" for size, share in shares.items() if not share >= SHARE}
 
         tries.judge(self, lambda: self.share_of_both(hosts, transport, rates_mbit_s), complaints)
+
+    def check_gain(self, transport, rate_mbit_s):
+        """Two rails beside the most that one of them can carry."""
+        def complaints(gains):
+            self.assertEqual(set(gains), {16 << 20, 64 << 20})
+            return {size: f"{transport}, {size >> 20} MiB: {gain:.2f} x one rail" for size, gain in gains.items() if not gain >= GAIN}
+
+        def gains():
+            return {size: 2 * share for size, share in self.share_of_both(2, transport, (rate_mbit_s, rate_mbit_s), warm_up=1, rounds=3).items()}
+
+        tries.judge(self, gains, complaints)
 
     def check_cut(self, hosts, transport, rail, rate_mbit_s):
         # The largest sizes begin, and are checked, when the rail is gone; the last ones when a connection without rails would have been given up.
@@ -74,6 +86,13 @@ class Rails(unittest.TestCase):
         print("".join(f"  {line}\n" for line in said.splitlines() if "going on" in line), end="", flush=True)
 
     # Rates at which the wire limits, not two cores that others may use.
+
+    def test_tcp_gains_by_a_second_rail(self):
+        self.check_gain("tcp", 200)
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_ofi_gains_by_a_second_rail(self):
+        self.check_gain("ofi", 200)
 
     def test_tcp_uses_a_rail_of_half_the_rate(self):
         self.check_share(2, "tcp", (400, 200))

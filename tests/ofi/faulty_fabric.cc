@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <list>
 #include <set>
+#include <string>
 
 namespace shoal::rails::testing {
 
@@ -26,18 +27,24 @@ class FaultyRail final : public Rail {
     if (faults_.max_message_bytes != 0)
       traits_.max_message_bytes = std::min(traits_.max_message_bytes, faults_.max_message_bytes);
     if (faults_.no_writes) traits_.max_write_bytes = 0;
+    traits_.emulated_writes |= faults_.emulated_writes;
   }
+  void set_queue_size(std::size_t entries) { entries_ = entries; }
 
   [[nodiscard]] const RailTraits& traits() const noexcept override { return traits_; }
   [[nodiscard]] std::string address() const override { return inner_->address(); }
-  Result<std::uint64_t> add_peer(std::string_view address) override { return inner_->add_peer(address); }
+  Result<std::uint64_t> add_peer(std::string_view address) override {
+    auto peer = inner_->add_peer(address);
+    if (peer.ok()) addresses_[*peer] = address;
+    return peer;
+  }
   Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
     return inner_->enroll(memory, for_peers);
   }
   void dismiss(Registration& registration) noexcept override { inner_->dismiss(registration); }
 
   int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) override {
-    return refuses() ? kAgain : inner_->post_receive(operation, memory, descriptor);
+    return refuses() ? kAgain : count(inner_->post_receive(operation, memory, descriptor));
   }
 
   int post_send(Operation& operation, std::uint64_t peer, std::span<const Piece> pieces) override {
@@ -47,10 +54,10 @@ class FaultyRail final : public Rail {
     if (refuses()) return kAgain;
     switch (fate()) {
       case Fate::lost:
-        return 0;
+        return count(0);
       case Fate::failed:
         held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
-        return 0;
+        return count(0);
       case Fate::well:
         break;
       case Fate::done_but_lost:
@@ -62,20 +69,26 @@ class FaultyRail final : public Rail {
     }
     const int result = inner_->post_send(operation, peer, pieces);
     if (result != 0) vanishing_.erase(&operation), failing_.erase(&operation);
-    return result;
+    return count(result);
   }
 
   int post_write(Operation& operation, std::uint64_t peer, const Piece& piece, std::uint64_t address, std::uint64_t key,
                  std::uint32_t data) override {
     if (faults_.no_writes) return -EOPNOTSUPP;
     if (refuses()) return kAgain;
+    ++state_->posted_writes_;
     const Fate fate = this->fate();
-    if (fate == Fate::lost) return 0;
+    if (fate == Fate::lost) return count(0);
     if (fate == Fate::failed) {
       held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
-      return 0;
+      return count(0);
     }
-    if (faults_.segment_bytes == 0) return inner_->post_write(operation, peer, piece, address, key, data);
+    if (faults_.segment_bytes == 0) {
+      const int result = inner_->post_write(operation, peer, piece, address, key, data);
+      if (result == 0) note_written(peer);
+      return count(result);
+    }
+    note_written(peer);
     Job& job = jobs_.emplace_back();
     job.user = &operation;
     job.vanishes = fate == Fate::done_but_lost;
@@ -92,33 +105,27 @@ class FaultyRail final : public Rail {
     const std::lock_guard lock(state_->mutex_);
     job.number = ++state_->last_write_;
     state_->writes_[job.number] = {data, job.segments.size()};
+    ++under_way_;
     return 0;
   }
 
   int read(std::span<Completion> completions) override {
-    std::array<Completion, 32> batch;
-    const int got = inner_->read(batch);
-    if (got < 0) return got;
-    for (int i = 0; i < got; ++i) take(batch[static_cast<std::size_t>(i)]);
-    post_segments();
-    if (!state_->started()) return show_all(completions);
-    if (held_.empty()) return 0;
-    if (draws_.chance(faults_.blank)) {
-      ++state_->injected_;
-      return 0;
+    const int shown = show(completions);
+    const std::lock_guard lock(state_->mutex_);
+    std::size_t& written = state_->written_to_[own_address_];
+    const std::size_t waiting = under_way_ + written;
+    auto& [most, room] = state_->fullest_;
+    if (waiting * room > most * entries_) state_->fullest_ = {waiting, entries_};
+    if (waiting > entries_ && state_->overrun_.empty()) {
+      state_->overrun_ = "a completion queue of " + std::to_string(entries_) + " entries overran: " + std::to_string(waiting) +
+                         " operations were under way";
     }
-    if (faults_.show >= 1) return show_all(completions);
-    std::size_t count = 0;
-    for (std::size_t looks = held_.size(); looks > 0 && count < completions.size() && !held_.empty(); --looks) {
-      const auto at = draws_.below(held_.size());
-      if (!draws_.chance(faults_.show)) {
-        ++state_->injected_;
-        continue;
-      }
-      completions[count++] = held_[at];
-      held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(at));
+    for (int i = 0; i < shown; ++i) {
+      const Completion& each = completions[static_cast<std::size_t>(i)];
+      std::size_t& ended = each.kind == Completion::Kind::written && each.operation == nullptr ? written : under_way_;
+      ended -= std::min<std::size_t>(ended, 1);  // segments of a write may fail one by one
     }
-    return static_cast<int>(count);
+    return shown;
   }
 
   [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
@@ -166,6 +173,43 @@ class FaultyRail final : public Rail {
     ++state_->injected_;
     if (draws_.chance(faults_.silent)) return draws_.chance(0.5) ? Fate::lost : Fate::done_but_lost;
     return draws_.chance(0.5) ? Fate::failed : Fate::done_but_failed;
+  }
+
+  int show(std::span<Completion> completions) {
+    std::array<Completion, 32> batch;
+    const int got = inner_->read(batch);
+    if (got < 0) return got;
+    for (int i = 0; i < got; ++i) take(batch[static_cast<std::size_t>(i)]);
+    post_segments();
+    if (!state_->started()) return show_all(completions);
+    if (held_.empty()) return 0;
+    if (draws_.chance(faults_.blank)) {
+      ++state_->injected_;
+      return 0;
+    }
+    if (faults_.show >= 1) return show_all(completions);
+    std::size_t count = 0;
+    for (std::size_t looks = held_.size(); looks > 0 && count < completions.size() && !held_.empty(); --looks) {
+      const auto at = draws_.below(held_.size());
+      if (!draws_.chance(faults_.show)) {
+        ++state_->injected_;
+        continue;
+      }
+      completions[count++] = held_[at];
+      held_.erase(held_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    return static_cast<int>(count);
+  }
+
+  void note_written(std::uint64_t peer) {
+    if (traits_.writes_take_receives) return;
+    const std::lock_guard lock(state_->mutex_);
+    ++state_->written_to_[addresses_[peer]];
+  }
+
+  int count(int result) {
+    if (result == 0) ++under_way_;
+    return result;
   }
 
   int show_all(std::span<Completion> completions) {
@@ -231,6 +275,10 @@ class FaultyRail final : public Rail {
   const std::shared_ptr<FaultState> state_;
   const Faults& faults_;
   const bool dies_;
+  const std::string own_address_ = inner_->address();
+  std::map<std::uint64_t, std::string> addresses_;  // of peers
+  std::size_t entries_ = 1;                         // of the completion queue
+  std::size_t under_way_ = 0;                       // will take one of them, or has
   Draws draws_;
   RailTraits traits_;
   std::vector<Completion> held_;
@@ -245,11 +293,25 @@ Result<std::vector<std::unique_ptr<Rail>>> FaultyFabric::open(const RailRequest&
   auto rails = inner_->open(request);
   if (!rails.ok()) return rails.status();
   std::vector<std::unique_ptr<Rail>> faulty;
+  std::vector<RailTraits> traits;
   for (auto& rail : *rails) {
     const int number = static_cast<int>(faulty.size());
     faulty.push_back(std::make_unique<FaultyRail>(std::move(rail), state_, rank_, number));
+    traits.push_back(faulty.back()->traits());
   }
+  const std::size_t entries = request.operations ? request.operations(traits) : std::size_t{1} << 40;
+  for (auto& rail : faulty) static_cast<FaultyRail&>(*rail).set_queue_size(entries);
   return faulty;
+}
+
+std::string FaultState::overrun() {
+  const std::lock_guard lock(mutex_);
+  return overrun_;
+}
+
+std::pair<std::size_t, std::size_t> FaultState::fullest() {
+  const std::lock_guard lock(mutex_);
+  return fullest_;
 }
 
 }  // namespace shoal::rails::testing

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct Faults {
   int storm = 0;
   std::size_t max_message_bytes = 0;  ///< 0: as the fabric has it
   bool no_writes = false;             ///< cards without one-sided writes
+  bool emulated_writes = false;       ///< the same, where the provider has them all the same, and says so
   /// Writes travel as segments of this size that are placed in any order; 0 = whole. Both ends in one process.
   std::size_t segment_bytes = 0;
   /// Chance that the segments of a write are placed once more before it completes.
@@ -65,6 +67,13 @@ class FaultState {
   [[nodiscard]] const Faults& faults() const { return faults_; }
   /// Held back, refused, segments, and so on, all together: a test sees that something happened.
   [[nodiscard]] std::uint64_t injected() const { return injected_; }
+  /// Writes that were posted.
+  [[nodiscard]] std::uint64_t writes() const { return posted_writes_; }
+  /// More was under way on a rail than its completion queue has room for: a card would lose completions, and end the rail.
+  /// Empty where that has not happened.
+  [[nodiscard]] std::string overrun();
+  /// The most that was under way on a rail at a time, and the room that its queue had.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> fullest();
 
  private:
   friend class FaultyRail;
@@ -75,12 +84,17 @@ class FaultState {
   const Faults faults_;
   std::atomic<bool> started_ = false;
   std::atomic<std::uint64_t> injected_ = 0;
+  std::atomic<std::uint64_t> posted_writes_ = 0;
   std::mutex mutex_;
+  std::map<std::string, std::size_t>
+      written_to_;  // writes of which the rail with that address has not told, nor taken a receive
+  std::pair<std::size_t, std::size_t> fullest_{0, 1};
+  std::string overrun_;
   std::uint32_t last_write_ = 0;
   std::map<std::uint32_t, Write> writes_;  // by the number that their segments carry
 };
 
-/// Puts faults in front of the rails that `inner` opens. One for each rank.
+/// Puts faults in front of the rails that `inner` opens, and counts what is under way on each. One for each rank.
 class FaultyFabric final : public Fabric {
  public:
   FaultyFabric(std::shared_ptr<Fabric> inner, std::shared_ptr<FaultState> state, int rank)

@@ -35,5 +35,21 @@ class Published(unittest.TestCase):
         self.assertIn(plan, row)
         self.assertIn("published for NCCL: 123.3 us, 15.95 GB/s", done.stdout)
 
+    def check_published(self, expected, size, *platform):
+        """`expected`: what explain says is published, line by line, without the sources."""
+        done = subprocess.run([SHOAL, "explain", "all_reduce", size, "--platform", *platform], capture_output=True, text=True, timeout=240,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(re.findall(r"^published for NCCL(.*) \(\w", done.stdout, re.MULTILINE), expected)
+
+    def test_explain_shows_the_nearest_where_there_is_none_of_that_call(self):
+        self.check_published([" on 2 nodes: 602.1 us, 209 GB/s"], "64MiB", "p5.48xlarge", "--nodes", "16")
+        self.check_published([" on 2 nodes of 64 MiB: 602.1 us, 209 GB/s", " on 2 nodes of 256 MiB: 1467.4 us, 343 GB/s"], "100MiB", "p5.48xlarge",
+                             "--nodes", "16")
+        self.check_published([" on 4 nodes of 1 GiB: 70253.0 us, 29.61 GB/s"], "1MiB", "p4d.24xlarge", "--nodes", "8")
+        self.check_published([" of 8 B: 69.0 us", " of 1 MiB: 123.3 us, 15.95 GB/s"], "1KiB", "p5.48xlarge", "--nodes", "2")
+        self.check_published([" on 2 nodes with 8 ranks a node: 602.1 us, 209 GB/s"], "64MiB", "p5.48xlarge", "--nodes", "4", "--ranks-per-node", "4")
+        self.check_published([], "64MiB", "p5en.48xlarge", "--nodes", "2")
+
 
 cases.main()

@@ -314,6 +314,36 @@ TEST(Detect, WhereDmiKnowsNoTypeTheServiceNamesIt) {
   EXPECT_THAT(machine.notes, Contains(HasSubstr("calls this a '../../etc/passwd', which is no instance type")));
 }
 
+TEST(Detect, WhereDmiIsMaskedADeviceOrTheHypervisorTellsWhomToAsk) {
+  const MetadataServer server(MetadataServer::honest({{"instance-type", "p4d.24xlarge"}}));
+  fake::Machine masked = fake::machine("p4d");
+  masked.product = "";
+  const Folder by_device;
+  fake::write(masked, by_device.path());
+  const Folder by_hypervisor;
+  fake::write(fake::machine("plain"), by_hypervisor.path());
+  std::filesystem::create_directories(by_hypervisor.path() + "/hypervisor");
+  std::ofstream(by_hypervisor.path() + "/hypervisor/uuid") << "ec2f4a8b-0000-0000-0000-000000000000\n";
+  for (const Folder* folder : {&by_device, &by_hypervisor}) {
+    DetectOptions options = options_for(*folder);
+    EXPECT_EQ(detect_machine(options).type, "");
+    options.metadata_url = server.url();
+    const FoundMachine machine = detect_machine(options);
+    EXPECT_EQ(machine.type, "p4d.24xlarge");
+    EXPECT_EQ(machine.type_origin, "instance metadata");
+  }
+}
+
+TEST(Detect, WhereTheUserWantsItTheServiceIsAsked) {
+  const Folder folder;
+  fake::write(fake::machine("plain"), folder.path());
+  const MetadataServer server(MetadataServer::honest({{"instance-type", "p5.48xlarge"}}));
+  DetectOptions options = options_for(folder);
+  options.metadata_url = server.url();
+  options.always_ask = true;
+  EXPECT_EQ(detect_machine(options).type, "p5.48xlarge");
+}
+
 TEST(Detect, OffEc2NobodyIsAsked) {
   for (const char* name : {"laptop", "plain"}) {
     const Folder folder;

@@ -13,9 +13,10 @@ MAKE = os.path.join(cases.BUILD, "bin/make_fake_machine")
 LIMITS = "Limit                     Soft Limit           Hard Limit           Units     \n"
 
 
-def run(*arguments):
+def run(*arguments, **settings):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     environment["SHOAL_METADATA_URL"] = "off"
+    environment.update(settings)
     return subprocess.run([SHOAL, "doctor", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -112,6 +113,31 @@ class Machine(unittest.TestCase):
         done = run("--machine")
         self.assertIn(done.returncode, (0, 1))
         self.assertRegex(done.stdout, r"(ok|note|BAD) +locked memory")
+
+
+class Libraries(unittest.TestCase):
+    """What is loaded at run time, and is not there or is no such library: one line each, in both views."""
+
+    def check(self, ofi, ucx, **settings):
+        with tempfile.TemporaryDirectory() as folder:
+            for arguments in (("--machine",), ("--folder", folder)):
+                done = run(*arguments, **settings)
+                self.assertIn(done.returncode, (0, 1), done.stderr)
+                for transport, expected in (("ofi", ofi), ("ucx", ucx)):
+                    lines = [line for line in done.stdout.splitlines() if line.startswith(transport + ": ")]
+                    self.assertEqual(len(lines), 1, done.stdout)
+                    self.assertRegex(lines[0], rf"^{transport}: (this build is without |{expected})")
+
+    def test_missing(self):
+        self.check("cannot use libfabric: /nowhere/libfabric.so.1: .*; install it", "cannot use UCX: /nowhere/libucp.so.0: .*; install it",
+                   SHOAL_OFI_LIBRARY="/nowhere/libfabric.so.1", SHOAL_UCX_LIBRARY="/nowhere/libucp.so.0")
+
+    def test_other_libraries(self):
+        self.check("cannot use libfabric: it lacks functions", "cannot use UCX: it has no uc[ps]_", SHOAL_OFI_LIBRARY="libc.so.6",
+                   SHOAL_UCX_LIBRARY="libc.so.6")
+
+    def test_as_this_machine_has_them(self):
+        self.check("(libfabric with .+ on .+|cannot use libfabric: )", r"(UCX \d+\.\d+|cannot use UCX: )")
 
 
 class SecurityGroups(unittest.TestCase):

@@ -75,6 +75,23 @@ struct World {
       faults.dies_after = draws.below(40);
       faults.silent = draws.chance(0.5) ? 0.5 : 0;
     }
+    faults.emulated_writes = draws.chance(0.2);
+    return world;
+  }
+
+  /// Many pieces for many peers by any rail.
+  static World of_many_peers(bool writes) {
+    World world;
+    world.ranks = 16;
+    world.tiles = 49;
+    world.rails.rails = 3;
+    world.rails.writes = writes;
+    world.rails.receives = 1 << 20;
+    world.options.tile_bytes = 4096;
+    world.options.tiles_per_peer = 16;
+    world.options.stripe_bytes = 1024;
+    world.options.write_from_bytes = 512;
+    world.faults.max_message_bytes = 512;
     return world;
   }
 };
@@ -100,15 +117,24 @@ struct Expected {
 /// All ranks of a seed in one thread, which is what makes it replay.
 class Replay {
  public:
-  explicit Replay(std::uint64_t seed)
-      : world_(World::of(seed)), draws_(seed + 1), network_(std::make_shared<MemoryNetwork>(world_.rails)) {}
+  explicit Replay(std::uint64_t seed) : Replay(World::of(seed), seed) {}
+  Replay(World world, std::uint64_t seed)
+      : world_(std::move(world)), draws_(seed + 1), network_(std::make_shared<MemoryNetwork>(world_.rails)) {}
 
-  /// What went wrong; empty where nothing did.
-  std::string run() {
+  /// What went wrong; empty where nothing did. `flood`: first everybody sends all that he can, and nobody looks at a queue.
+  std::string run(bool flood = false) {
     if (std::string error = connect(); !error.empty()) return error;
     state_->start();
-    std::string error = talk();
+    std::string error;
+    for (int rank = 0; flood && rank < world_.ranks; ++rank) {
+      for (std::size_t i = 0; i < ends_[static_cast<std::size_t>(rank)].links.size(); ++i) {
+        while (send_next(rank, i)) continue;
+      }
+    }
+    if (error.empty()) error = talk();
     if (error.empty()) error = network_->complaint();
+    if (error.empty()) error = state_->overrun();
+    if (error.empty() && state_->writes() > 0 && world_.faults.emulated_writes) error = "emulated writes were used";
     // Whoever leaves waits a moment for those who are still there: together.
     std::vector<std::thread> leaving;
     for (End& end : ends_) {
@@ -122,6 +148,11 @@ class Replay {
   }
   [[nodiscard]] std::uint64_t injected() const { return state_->injected(); }
   [[nodiscard]] bool rail_dies() const { return world_.rail_dies; }
+  [[nodiscard]] bool may_write() const { return world_.rails.writes && !world_.faults.no_writes; }
+  [[nodiscard]] bool is_emulated() const { return world_.faults.emulated_writes; }
+  [[nodiscard]] std::uint64_t writes() const { return state_->writes(); }
+  /// The most that was under way on a rail, and the room of its queue.
+  [[nodiscard]] std::pair<std::size_t, std::size_t> fullest() const { return state_->fullest(); }
 
  private:
   struct Direction {
@@ -190,6 +221,22 @@ class Replay {
     return error;
   }
 
+  // False where the link does not take the next tile, or it was the last one.
+  bool send_next(int rank, std::size_t i) {
+    End& end = ends_[static_cast<std::size_t>(rank)];
+    Link& link = *end.links[i];
+    Direction& direction = end.directions[i];
+    if (direction.sent == world_.tiles) return false;
+    Expected tile(rank, link.peer(), direction.sent, link.max_tile_bytes());
+    const std::span<std::byte> place = end.memory_of(i, direction.sent, link.max_tile_bytes());
+    std::copy(tile.data.begin(), tile.data.end(), place.begin());
+    const std::span<const std::byte> data = place.first(tile.data.size());
+    if (!(world_.lends ? link.try_lend(tile.header, data) : link.try_send(tile.header, data))) return false;
+    ++direction.sent;
+    direction.sizes.push_back(tile.data.size());
+    return true;
+  }
+
   // One step of one rank. `error` is set where something is not as it was sent.
   void step(int rank, std::string& error) {
     End& end = ends_[static_cast<std::size_t>(rank)];
@@ -197,16 +244,7 @@ class Replay {
     for (std::size_t i = 0; i < end.links.size(); ++i) {
       Link& link = *end.links[i];
       Direction& direction = end.directions[i];
-      if (direction.sent < world_.tiles && draws_.chance(0.5)) {
-        Expected tile(rank, link.peer(), direction.sent, link.max_tile_bytes());
-        const std::span<std::byte> place = end.memory_of(i, direction.sent, link.max_tile_bytes());
-        std::copy(tile.data.begin(), tile.data.end(), place.begin());
-        const std::span<const std::byte> data = place.first(tile.data.size());
-        if (world_.lends ? link.try_lend(tile.header, data) : link.try_send(tile.header, data)) {
-          ++direction.sent;
-          direction.sizes.push_back(tile.data.size());
-        }
-      }
+      if (direction.sent < world_.tiles && draws_.chance(0.5)) send_next(rank, i);
       const std::uint64_t sent = link.sent_tiles();
       for (; direction.freed < sent; ++direction.freed) {
         const std::size_t size = direction.sizes[direction.freed];
@@ -270,16 +308,34 @@ TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
   const auto [first, count] = shoal::testing::wanted_seeds({1, kSeeds});
   std::uint64_t injected = 0;
   std::uint64_t deaths = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t emulated = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     Replay replay(seed);
     const std::string error = replay.run();
     ASSERT_EQ(error, "") << "SHOAL_TEST_SEED=" << seed;
     injected += replay.injected();
     deaths += replay.rail_dies() ? 1 : 0;
+    writes += replay.writes();
+    emulated += replay.may_write() && replay.is_emulated() ? 1 : 0;
   }
   if (count < 100) return;
   EXPECT_GT(injected, 100 * count) << "the fabric was too kind";
   EXPECT_GT(deaths, count / 10);
+  EXPECT_GT(writes, count);
+  EXPECT_GT(emulated, count / 20);
+}
+
+TEST(OfiSeeds, NothingOverrunsTheQueueWithManyPeersSmallMessagesAndSeveralRails) {
+  for (const bool writes : {false, true}) {
+    Replay replay(World::of_many_peers(writes), 1);
+    EXPECT_EQ(replay.run(true), "");
+    EXPECT_EQ(replay.writes() > 0, writes);
+    const auto [most, room] = replay.fullest();
+    EXPECT_LE(most, room);
+    // The bound is no guess far above what happens.
+    EXPECT_GT(4 * most, room) << most << " of " << room;
+  }
 }
 
 }  // namespace

@@ -26,6 +26,7 @@ Result<std::vector<OfiProvider>> libfabric_providers() { return not_built(); }
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
+#include <rdma/fi_ext.h>
 #include <rdma/fi_rma.h>
 
 #include <algorithm>
@@ -41,12 +42,24 @@ namespace {
 static_assert(kAgain == -FI_EAGAIN);
 static_assert(sizeof(fi_context2) <= sizeof(Operation::provider));
 
-constexpr std::uint32_t kApi = FI_VERSION(1, 17);
+// The versions of libfabric's interface that this code knows; the newest that the library has is asked for. From 1.18 on
+// provider efa uses the RDMA of p4d's and p5's cards without being told to. From 1.20 on fi_cq_readerr() fills in an entry that
+// is longer than that of older headers.
+constexpr std::uint32_t kOldestApi = FI_VERSION(1, 17);
+constexpr std::uint32_t kNewestApi = FI_VERSION(1, 18);
 constexpr std::size_t kMinQueue = 1024;
-constexpr std::size_t kMaxQueue = 1 << 18;
+
+// Options of endpoints by number, which is part of libfabric's binary interface: as enumerators no preprocessor sees whether
+// the headers have them, and the library may be newer than those.
+constexpr int kCudaApiPermitted = 10;                // bool: FI_OPT_CUDA_API_PERMITTED, rdma/fi_endpoint.h of 1.18
+constexpr int kSharedMemoryPermitted = 11;           // bool: FI_OPT_SHARED_MEMORY_PERMITTED, the same of 1.21
+constexpr int kEfaRnrRetry = -(0xefa << 16);         // size_t: FI_OPT_EFA_RNR_RETRY, rdma/fi_ext.h of 1.17
+constexpr int kEfaEmulatedWrite = kEfaRnrRetry + 2;  // bool: FI_OPT_EFA_EMULATED_WRITE, the same of 1.18
+static_assert(kCudaApiPermitted == FI_OPT_XPU_TRIGGER + 1 && kEfaRnrRetry == FI_OPT_EFA_RNR_RETRY);
 
 // The few functions that are no calls through an object; all others are inline in libfabric's headers.
 struct Library {
+  std::uint32_t api = kOldestApi;  // asked for
   decltype(&::fi_getinfo) getinfo = nullptr;
   decltype(&::fi_freeinfo) freeinfo = nullptr;
   decltype(&::fi_dupinfo) dupinfo = nullptr;
@@ -67,7 +80,8 @@ Result<Library> load() {
   static_cast<void>(::setenv("FI_EFA_USE_HUGE_PAGE", "0", 0));
   // Larger messages would be fetched by reads, which ofi_rxm over tcp does not survive; see survives_writes().
   static_cast<void>(::setenv("FI_OFI_RXM_EAGER_LIMIT", "16777216", 0));
-  void* handle = ::dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
+  const char* const named = std::getenv("SHOAL_OFI_LIBRARY");
+  void* handle = ::dlopen(named == nullptr || *named == '\0' ? "libfabric.so.1" : named, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
     return absent(why == nullptr ? "libfabric.so.1 is not there" : why);
@@ -86,10 +100,11 @@ Result<Library> load() {
   find(library.strerror, "fi_strerror");
   if (!all) return absent("it lacks functions that every version has");
   const std::uint32_t version = library.version();
-  if (FI_MAJOR(version) == 1 && FI_MINOR(version) < FI_MINOR_VERSION && FI_MAJOR_VERSION == 1) {
-    return absent(fmt::format("it is version {}.{}, older than the {}.{} that this was built for", FI_MAJOR(version),
-                              FI_MINOR(version), FI_MAJOR_VERSION, FI_MINOR_VERSION));
+  if (version < kOldestApi) {
+    return absent(fmt::format("it is version {}.{}, older than {}.{}", FI_MAJOR(version), FI_MINOR(version),
+                              FI_MAJOR(kOldestApi), FI_MINOR(kOldestApi)));
   }
+  library.api = std::min(version, kNewestApi);
   return library;
 }
 
@@ -131,7 +146,7 @@ Info list_endpoints(const std::string& provider) {
     hints->tx_attr->msg_order = FI_ORDER_NONE;
     if (!provider.empty()) hints->fabric_attr->prov_name = ::strdup(provider.c_str());
     fi_info* list = nullptr;
-    if (library()->getinfo(kApi, nullptr, nullptr, 0, hints.get(), &list) != 0) continue;
+    if (library()->getinfo(library()->api, nullptr, nullptr, 0, hints.get(), &list) != 0) continue;
     if (first == nullptr) {
       first.reset(list);
     } else {
@@ -174,23 +189,38 @@ Candidate describe_candidate(const fi_info& info) {
 /// (tcpx_ep_flush_all_queues), which ofi_rxm then looks into. Messages that ofi_rxm sends at once are not concerned.
 bool survives_writes(std::string_view provider) { return provider != "tcp;ofi_rxm"; }
 
-/// The data path of provider "efa" runs one-sided writes in software where the card has none: then two-sided is better.
-bool writes_are_emulated(fid_ep* endpoint) {
-#ifdef FI_OPT_EFA_EMULATED_WRITE
-  bool emulated = false;
+bool is_efa(const fi_info& info) { return std::string_view(info.fabric_attr->prov_name).starts_with("efa"); }
+
+/// The data path of provider "efa" runs one-sided writes in software where the card has none: then two-sided is better. Before
+/// 1.18, where it does not know the option, it always does.
+bool writes_are_emulated(const fi_info& info, fid_ep* endpoint) {
+  if (!is_efa(info)) return false;
+  bool emulated = true;
   std::size_t size = sizeof emulated;
-  return ::fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_EMULATED_WRITE, &emulated, &size) == 0 && emulated;
-#else
-  static_cast<void>(endpoint);
-  return false;
-#endif
+  const int result = ::fi_getopt(&endpoint->fid, FI_OPT_ENDPOINT, kEfaEmulatedWrite, &emulated, &size);
+  return result != 0 || emulated;
+}
+
+/// As far as that is known before the endpoint is open.
+RailTraits traits_of(const fi_info& info) {
+  RailTraits traits;
+  traits.provider = info.fabric_attr->prov_name;
+  traits.device = info.domain_attr->name;
+  traits.max_message_bytes = info.ep_attr->max_msg_size;
+  const bool writes = describe_candidate(info).writes && survives_writes(traits.provider);
+  traits.max_write_bytes = writes ? std::min<std::size_t>(info.ep_attr->max_msg_size, std::size_t{1} << 30) : 0;
+  traits.receives = info.rx_attr->size;
+  traits.local_registration = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+  traits.writes_take_receives = (info.mode & FI_RX_CQ_DATA) != 0;
+  return traits;
 }
 
 class LibfabricRail final : public Rail {
  public:
-  static Result<std::unique_ptr<Rail>> open(const fi_info& chosen, const RailRequest& request) {
+  /// `operations`: room for so many in its completion queue.
+  static Result<std::unique_ptr<Rail>> open(const fi_info& chosen, const RailRequest& request, std::size_t operations) {
     std::unique_ptr<LibfabricRail> rail(new LibfabricRail(chosen));
-    Status status = rail->open_queues(request);
+    Status status = rail->open_queues(request, operations);
     if (status.ok()) status = rail->open_endpoint();
     if (!status.ok()) return status;
     return std::unique_ptr<Rail>(std::move(rail));
@@ -323,7 +353,7 @@ class LibfabricRail final : public Rail {
  private:
   explicit LibfabricRail(const fi_info& chosen) : info_(library()->dupinfo(&chosen)) {}
 
-  Status open_queues(const RailRequest& request) {
+  Status open_queues(const RailRequest& request, std::size_t operations) {
     const auto made = [](auto& owned, auto* raw) { owned.reset(raw); };
     fid_fabric* fabric = nullptr;
     if (const int result = library()->fabric(info_->fabric_attr, &fabric, nullptr); result != 0)
@@ -334,7 +364,7 @@ class LibfabricRail final : public Rail {
       return failed(fmt::format("open {} on {}", info_->fabric_attr->prov_name, info_->domain_attr->name), result);
     made(domain_, domain);
     fi_cq_attr queue_attributes{};
-    queue_attributes.size = std::clamp(request.operations, kMinQueue, kMaxQueue);
+    queue_attributes.size = std::max(operations, kMinQueue);
     queue_attributes.format = FI_CQ_FORMAT_DATA;
     queue_attributes.wait_obj = FI_WAIT_FD;
     fid_cq* queue = nullptr;
@@ -348,7 +378,11 @@ class LibfabricRail final : public Rail {
       queue_attributes.wait_obj = FI_WAIT_NONE;
       result = ::fi_cq_open(domain, &queue_attributes, &queue, nullptr);
     }
-    if (result != 0) return failed("fi_cq_open", result);
+    if (result != 0) {
+      return failed(fmt::format("open a completion queue of {} entries (larger tiles need fewer: SHOAL_TILE_BYTES)",
+                                queue_attributes.size),
+                    result);
+    }
     made(queue_, queue);
     fi_av_attr av_attributes{};
     av_attributes.type = FI_AV_TABLE;
@@ -369,34 +403,20 @@ class LibfabricRail final : public Rail {
     if (result != 0) return failed("fi_ep_bind", result);
     set_options(endpoint);
     if (result = ::fi_enable(endpoint); result != 0) return failed("fi_enable", result);
-    const int mode = info_->domain_attr->mr_mode;
-    traits_.provider = info_->fabric_attr->prov_name;
-    traits_.device = info_->domain_attr->name;
-    traits_.max_message_bytes = info_->ep_attr->max_msg_size;
-    const bool writes =
-        describe_candidate(*info_).writes && !writes_are_emulated(endpoint) && survives_writes(traits_.provider);
-    traits_.max_write_bytes = writes ? std::min<std::size_t>(info_->ep_attr->max_msg_size, std::size_t{1} << 30) : 0;
-    traits_.receives = info_->rx_attr->size;
-    traits_.local_registration = (mode & FI_MR_LOCAL) != 0;
-    traits_.writes_take_receives = (info_->mode & FI_RX_CQ_DATA) != 0;
+    traits_ = traits_of(*info_);
+    traits_.emulated_writes = writes_are_emulated(*info_, endpoint);
     return {};
   }
 
-  // What only newer versions know is asked for where the headers have it; a provider that has no such option says so, and
-  // nothing depends on it.
+  // A library, provider or card that has no such option says so (FI_ENOPROTOOPT, FI_ENOSYS), and nothing depends on it. To be
+  // called before the endpoint is enabled.
   void set_options(fid_ep* endpoint) {
-    [[maybe_unused]] const bool no = false;
-#ifdef FI_OPT_CUDA_API_PERMITTED
-    ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, &no, sizeof no);
-#endif
-#ifdef FI_OPT_SHARED_MEMORY_PERMITTED
-    ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_SHARED_MEMORY_PERMITTED, &no, sizeof no);
-#endif
-#ifdef FI_OPT_EFA_RNR_RETRY
-    const std::size_t forever = 7;  // a slow receiver is waited for
-    ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &forever, sizeof forever);
-#endif
-    static_cast<void>(endpoint);
+    const auto set = [&](int option, const auto& value) {
+      static_cast<void>(::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &value, sizeof value));
+    };
+    set(kCudaApiPermitted, false);
+    set(kSharedMemoryPermitted, false);
+    if (is_efa(*info_)) set(kEfaRnrRetry, std::size_t{7});  // for ever: a slow receiver is waited for
   }
 
   static Completion completion(void* context, std::uint64_t flags, std::size_t bytes, std::uint64_t data) {
@@ -447,9 +467,12 @@ class Libfabric final : public Fabric {
     }
     const auto chosen = choose(candidates, request);
     if (!chosen.ok()) return chosen.status();
+    std::vector<RailTraits> traits;
+    for (const std::size_t index : *chosen) traits.push_back(traits_of(*infos[index]));
+    const std::size_t operations = request.operations ? request.operations(traits) : 0;
     std::vector<std::unique_ptr<Rail>> rails;
     for (const std::size_t index : *chosen) {
-      auto rail = LibfabricRail::open(*infos[index], request);
+      auto rail = LibfabricRail::open(*infos[index], request, operations);
       if (!rail.ok()) return rail.status();
       rails.push_back(std::move(*rail));
     }

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options)
   request.share = options.share;
   request.shares = options.shares;
   request.peers = static_cast<std::size_t>(options.size);
-  request.operations = rails::operations_of(options);
+  request.operations = [&options](std::span<const rails::RailTraits> rails) { return rails::operations_of(options, rails); };
   auto rails = fabric->open(request);
   if (!rails.ok()) return rails.status();
   return rails::make_transport(options, std::move(*rails));
@@ -34,13 +34,14 @@ Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options)
 
 Result<std::vector<OfiProvider>> ofi_providers() { return ofi::libfabric_providers(); }
 
-bool ofi_has_efa() {
-  // Without a device of Amazon's under the kernel's RDMA devices libfabric is not even loaded, which takes a while.
+bool ofi_has_efa(const std::string& sysfs_root) {
+  // Without a device of Amazon's that the kernel has an RDMA driver for libfabric is not even loaded, which takes a while.
   std::error_code none;
   bool device = false;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/infiniband", none)) {
+  for (const auto& entry : std::filesystem::directory_iterator(sysfs_root + "/bus/pci/devices", none)) {
+    if (!std::filesystem::exists(entry.path() / "infiniband", none)) continue;
     std::string vendor;
-    std::ifstream(entry.path() / "device/vendor") >> vendor;
+    std::ifstream(entry.path() / "vendor") >> vendor;
     device |= vendor == "0x1d0f";
   }
   if (!device) return false;

@@ -41,7 +41,8 @@ struct OfiProvider {
 /// Those with which a transport could be made. Errors: unsupported, saying why there are none.
 Result<std::vector<OfiProvider>> ofi_providers();
 
-/// Whether this machine has Amazon's EFA and libfabric its provider: there ofi is better than tcp. Cheap where it has not.
-bool ofi_has_efa();
+/// Whether the machine whose devices the kernel describes there ("/sys") has Amazon's EFA and libfabric its provider: there ofi
+/// is better than tcp. Cheap where it has not.
+bool ofi_has_efa(const std::string& sysfs_root);
 
 }  // namespace shoal

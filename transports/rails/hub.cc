@@ -21,7 +21,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kSpareReceives = 4;  // of each lane, beyond its tiles: words, and what comes twice
 constexpr int kBatchesInARow = 4;
 constexpr std::size_t kBatch = 32;
 constexpr milliseconds kWatchPeriod{50};
@@ -33,11 +32,18 @@ constexpr unsigned kLooksBetweenEvents = 1024;
 
 std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+LaneShape shape_over(const Options& options, const std::vector<std::unique_ptr<Rail>>& rails) {
+  std::vector<RailTraits> traits;
+  for (const auto& rail : rails) traits.push_back(rail->traits());
+  return shape_of(options, traits);
+}
+
 }  // namespace
 
 Hub::Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails)
     : options_(options),
       rails_(std::move(rails)),
+      shape_(shape_over(options_, rails_)),
       lane_of_rank_(static_cast<std::size_t>(options.size), -1),
       pools_(rails_.size()),
       registered_(rails_.size()),
@@ -57,8 +63,8 @@ Hub::~Hub() {
 
 Status Hub::open() {
   for (const auto& rail : rails_) rail_addresses_.push_back(rail->address());
-  const LaneShape lane = shape();
-  if (lane.piece_bytes < kRecordBytes || (max_pieces_ = lane.max_pieces()) > kMaxPieces) {
+  const LaneShape& lane = shape_;
+  if (lane.piece_bytes < kRecordBytes || lane.max_pieces() > kMaxPieces) {
     return {
         StatusCode::unsupported,
         fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
@@ -87,38 +93,14 @@ Status Hub::open() {
   return make_receives(peers);
 }
 
-LaneShape Hub::shape() const noexcept {
-  LaneShape lane;
-  lane.tile_bytes = options_.tile_bytes;
-  // Each rail has a bandwidth-delay product of its own.
-  lane.window = std::min(kMaxWindow, options_.tiles_per_peer * rails_.size());
-  lane.stripe_bytes = options_.stripe_bytes;
-  lane.rails = rails_.size();
-  std::size_t message = ~std::size_t{0};
-  std::size_t write = ~std::size_t{0};
-  for (const auto& rail : rails_) {
-    message = std::min(message, rail->traits().max_message_bytes);
-    write = std::min(write, rail->traits().max_write_bytes);
-  }
-  const bool writes = write >= 4096 && options_.write_from_bytes > 0 && options_.write_from_bytes < options_.tile_bytes &&
-                      static_cast<std::size_t>(options_.size) <= kMaxMarkedLinks;
-  lane.write_from = writes ? options_.write_from_bytes : 0;
-  lane.max_write_bytes = std::min(write, round_up(lane.tile_bytes)) / kLine * kLine;
-  const std::size_t largest = round_up(std::max(kRecordBytes, writes ? lane.write_from : lane.tile_bytes));
-  lane.piece_bytes = message < kPacketBytes ? 0 : std::min(largest, (message - kPacketBytes) / kLine * kLine);
-  return lane;
-}
-
 Status Hub::make_receives(std::size_t peers) {
-  const LaneShape lane = shape();
+  const LaneShape& lane = shape_;
   // Payloads lie on cache lines: a buffer begins before one.
   const std::size_t skew = round_up(kPacketBytes) - kPacketBytes;
   const std::size_t stride = round_up(kPacketBytes) + lane.piece_bytes;
   for (std::size_t r = 0; r < rails_.size(); ++r) {
-    std::size_t of_each = lane.window * (lane.max_sent_pieces() + (lane.write_from > 0 ? 1 : 0)) + kSpareReceives;
-    if (rails_[r]->traits().writes_take_receives) of_each += lane.window * max_pieces_;
     Pool& pool = pools_[r];
-    const std::size_t count = std::max<std::size_t>(peers, 1) * of_each;
+    const std::size_t count = std::max<std::size_t>(peers, 1) * lane.receives(rails_[r]->traits());
     pool.memory = Memory(count * stride);
     if (pool.memory.data() == nullptr)
       return {StatusCode::system_error,

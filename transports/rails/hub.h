@@ -73,7 +73,6 @@ class Hub {
   Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails);
   Status open();
   Status make_receives(std::size_t peers);
-  [[nodiscard]] LaneShape shape() const noexcept;
 
   bool read_rail(std::size_t index);
   void handle(std::size_t rail, const Completion& completion);
@@ -97,10 +96,10 @@ class Hub {
 
   const Options options_;
   std::vector<std::unique_ptr<Rail>> rails_;
+  const LaneShape shape_;  // of all lanes
   std::vector<std::string> rail_addresses_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<int> lane_of_rank_;
-  std::size_t max_pieces_ = 1;
 
   struct Pool {
     Memory memory;

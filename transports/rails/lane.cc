@@ -21,6 +21,8 @@ constexpr milliseconds kAskAfter{500};
 constexpr milliseconds kLostAfter{1500};
 // Of a tile for each rail, so that a faster one can take more of them.
 constexpr std::size_t kStripesPerRail = 2;
+constexpr std::size_t kSpareReceives = 4;    // of each lane, beyond its tiles: words, and what comes twice
+constexpr std::size_t kWordsAndRecords = 3;  // of a lane that can be under way on a rail: one word, hello and answer
 
 constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
 constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { return (bytes + each - 1) / each; }
@@ -36,6 +38,39 @@ std::size_t LaneShape::pieces(std::size_t bytes, std::size_t alive) const noexce
 std::size_t LaneShape::max_sent_pieces() const noexcept { return pieces(write_from > 0 ? write_from : tile_bytes, rails); }
 
 std::size_t LaneShape::max_pieces() const noexcept { return std::max(max_sent_pieces(), pieces(tile_bytes, rails)); }
+
+std::size_t LaneShape::receives(const RailTraits& rail) const noexcept {
+  const std::size_t messages = window * (max_sent_pieces() + (write_from > 0 ? 1 : 0)) + kSpareReceives;
+  return messages + (rail.writes_take_receives ? window * max_pieces() : 0);
+}
+
+// Each piece of each tile, and its announcement, may be under way on the same rail, once.
+std::size_t LaneShape::completions(const RailTraits& rail) const noexcept {
+  const std::size_t written_here = write_from > 0 && !rail.writes_take_receives ? window * max_pieces() : 0;
+  return receives(rail) + written_here + window * (max_pieces() + 1) + kWordsAndRecords;
+}
+
+LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept {
+  LaneShape lane;
+  lane.tile_bytes = options.tile_bytes;
+  // Each rail has a bandwidth-delay product of its own.
+  lane.window = std::min(kMaxWindow, options.tiles_per_peer * rails.size());
+  lane.stripe_bytes = options.stripe_bytes;
+  lane.rails = rails.size();
+  std::size_t message = ~std::size_t{0};
+  std::size_t write = ~std::size_t{0};
+  for (const RailTraits& rail : rails) {
+    message = std::min(message, rail.max_message_bytes);
+    write = std::min(write, rail.emulated_writes ? 0 : rail.max_write_bytes);
+  }
+  const bool writes = write >= 4096 && options.write_from_bytes > 0 && options.write_from_bytes < options.tile_bytes &&
+                      static_cast<std::size_t>(options.size) <= kMaxMarkedLinks;
+  lane.write_from = writes ? options.write_from_bytes : 0;
+  lane.max_write_bytes = std::min(write, round_up(lane.tile_bytes)) / kLine * kLine;
+  const std::size_t largest = round_up(std::max(kRecordBytes, writes ? lane.write_from : lane.tile_bytes));
+  lane.piece_bytes = message < kPacketBytes ? 0 : std::min(largest, (message - kPacketBytes) / kLine * kLine);
+  return lane;
+}
 
 Lane::Lane(Hub& hub, int peer, std::uint16_t own_index, const LaneShape& shape)
     : index(own_index), hub_(hub), peer_(peer), shape_(shape) {}

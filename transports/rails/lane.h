@@ -15,6 +15,7 @@
 
 #include "transports/rails/posted.h"
 #include "transports/rails/rail_load.h"
+#include "transports/rails/rails.h"
 #include "transports/rails/registrations.h"
 #include "transports/rails/wire.h"
 #include "transports/transport.h"
@@ -38,8 +39,15 @@ struct LaneShape {
   /// The most messages, without announcements, of a tile that is sent.
   [[nodiscard]] std::size_t max_sent_pieces() const noexcept;
   [[nodiscard]] std::size_t max_pieces() const noexcept;
+  /// What one peer can use up on that rail.
+  [[nodiscard]] std::size_t receives(const RailTraits& rail) const noexcept;
+  /// The most completions of one peer's, in both directions, that can wait on that rail.
+  [[nodiscard]] std::size_t completions(const RailTraits& rail) const noexcept;
   [[nodiscard]] bool is_written(std::size_t bytes) const noexcept { return write_from > 0 && bytes > write_from; }
 };
+
+/// That of all lanes over these rails; piece_bytes is too small for a record where they take too little.
+[[nodiscard]] LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept;
 
 /// Parts that wait for room on a rail; each at most once, so that it never grows.
 class PartQueue {

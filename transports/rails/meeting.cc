@@ -75,7 +75,7 @@ Status Hub::add_peer(int peer, const std::string& address) {
     return {StatusCode::mismatch, fmt::format("{}: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
                                               options_.transport, peer, rails->size(), options_.rank, rails_.size())};
   }
-  auto lane = std::make_unique<Lane>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape());
+  auto lane = std::make_unique<Lane>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape_);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     auto number = rails_[r]->add_peer((*rails)[r]);
     if (!number.ok()) return number.status();
@@ -213,7 +213,7 @@ bool Hub::check_settings(const Record& record) {
                                   options_.transport, record.from_rank, what, theirs, options_.rank, ours));
     return true;
   };
-  const LaneShape lane = shape();
+  const LaneShape& lane = shape_;
   return !differ("wire version", record.version, kWireVersion) && !differ("a job size of", record.size, options_.size + 0U) &&
          !differ("rails:", record.rails, lane.rails + 0U) && !differ("a tile size of", record.tile_bytes, lane.tile_bytes) &&
          !differ("tiles per peer:", record.window, lane.window) &&

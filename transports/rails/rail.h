@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,7 +55,8 @@ struct RailTraits {
   std::string provider;               ///< "tcp;ofi_rxm"
   std::string device;                 ///< "eth0"
   std::size_t max_message_bytes = 0;  ///< of a send
-  std::size_t max_write_bytes = 0;    ///< 0: no one-sided writes that carry 32 bits, or only emulated ones
+  std::size_t max_write_bytes = 0;    ///< 0: no one-sided writes that carry 32 bits
+  bool emulated_writes = false;       ///< writes are the provider's own messages and copies: ours are better
   std::size_t receives = 0;           ///< that may be posted
   bool local_registration = false;    ///< memory must be registered before it is sent from or received into
   bool writes_take_receives = false;  ///< each write takes a posted receive of its target
@@ -110,7 +112,8 @@ struct RailRequest {
   std::vector<std::string> cards;    ///< where devices are not named: cards to prefer, by the names that the kernel gives them
   int share = 0;  ///< of cards, where none is preferred, this rank takes the share-th of `shares` equal parts
   int shares = 1;
-  std::size_t operations = 0;  ///< how many may be under way on one rail, for the size of its completion queue
+  /// How many completions may wait on any of these rails, for the size of their queues; empty: as few as the fabric likes.
+  std::function<std::size_t(std::span<const RailTraits>)> operations;
   std::size_t peers = 0;
 };
 

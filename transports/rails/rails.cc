@@ -1,6 +1,8 @@
 #include "transports/rails/rails.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -73,9 +75,19 @@ Status check(const Options& options) {
   return {};
 }
 
-// Nothing reads the queue while its owner computes: room for all that may end meanwhile.
-std::size_t operations_of(const Options& options) noexcept {
-  return 4096 + 16 * static_cast<std::size_t>(options.size) * options.tiles_per_peer;
+// Nothing reads the queue while its owner computes: room for all that may end meanwhile. Writes may turn out to be emulated
+// when the rails are open: then all is sent.
+std::size_t operations_of(const Options& options, std::span<const RailTraits> rails) {
+  const auto peers = static_cast<std::size_t>(std::max(options.size - 1, 1));
+  std::vector<RailTraits> sending(rails.begin(), rails.end());
+  for (RailTraits& each : sending) each.max_write_bytes = 0;
+  std::size_t most = 0;
+  for (const std::span<const RailTraits> each : {rails, std::span<const RailTraits>(sending)}) {
+    const LaneShape lane = shape_of(options, each);
+    if (lane.piece_bytes < kRecordBytes) continue;  // no transport is made of them
+    for (const RailTraits& rail : each) most = std::max(most, peers * lane.completions(rail));
+  }
+  return most;
 }
 
 Result<std::unique_ptr<Transport>> make_transport(const Options& options, std::vector<std::unique_ptr<Rail>> rails) {

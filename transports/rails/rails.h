@@ -41,8 +41,8 @@ struct Options {
 
 /// Errors: invalid_argument for options out of range.
 Status check(const Options& options);
-/// How many operations may be under way on one rail.
-std::size_t operations_of(const Options& options) noexcept;
+/// The most completions that can wait on one of `rails` while nobody reads them.
+std::size_t operations_of(const Options& options, std::span<const RailTraits> rails);
 /// A transport over `rails`. Thread rule: that of Transport. Errors: unsupported where the rails take too little; system_error.
 Result<std::unique_ptr<Transport>> make_transport(const Options& options, std::vector<std::unique_ptr<Rail>> rails);
 

@@ -70,7 +70,8 @@ Result<Library> load() {
                   fmt::format("ucx: cannot use UCX: {}; install it (Debian: libucx0)", why == nullptr ? "unknown" : why));
   };
   // Never unloaded: it leaves handlers behind.
-  void* const handle = ::dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
+  const char* const named = std::getenv("SHOAL_UCX_LIBRARY");
+  void* const handle = ::dlopen(named == nullptr || *named == '\0' ? "libucp.so.0" : named, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return absent(::dlerror());
   Library library;
   const char* missing = nullptr;

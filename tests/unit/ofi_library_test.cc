@@ -1,0 +1,161 @@
+// What is asked of libfabric, of whatever version, and what is made of its answers: over a library in its place.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "tests/ofi/fake_libfabric.h"
+#include "tests/unit/fake_machine.h"
+#include "transports/ofi/libfabric.h"
+#include "transports/ofi/ofi.h"
+
+namespace shoal::ofi {
+namespace {
+
+using rails::testing::FakeLibfabric;
+using ::testing::HasSubstr;
+
+constexpr std::uint32_t version(std::uint32_t major, std::uint32_t minor) { return major << 16 | minor; }
+
+// As libfabric numbers them.
+constexpr int kCudaApiPermitted = 10;
+constexpr int kSharedMemoryPermitted = 11;
+constexpr int kEfaRnrRetry = -0x0efa0000;
+constexpr int kEfaEmulatedWrite = -0x0efa0000 + 2;
+
+FakeLibfabric& control() {
+  static FakeLibfabric* const control = [] {
+    void* const library = ::dlopen(SHOAL_FAKE_LIBFABRIC, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) std::abort();
+    const auto entry =
+        reinterpret_cast<rails::testing::FakeLibfabricEntry>(::dlsym(library, rails::testing::kFakeLibfabricEntry));
+    return entry();
+  }();
+  return *control;
+}
+
+/// A process loads libfabric once: each case has one of its own. What `body` returns, or that it failed.
+std::string in_process(const std::string& library, const std::function<std::string()>& body) {
+  int ends[2];
+  if (::pipe(ends) != 0) return "no pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setenv("SHOAL_OFI_LIBRARY", library.c_str(), 1);
+    const std::string text = body();
+    const ssize_t written = ::write(ends[1], text.data(), text.size());
+    ::_exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t got = 0; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : fmt::format("it ended with status {:#x}: {}", status, text);
+}
+
+/// What became of a card that was opened, and of each option, in words.
+std::string open_card(const FakeLibfabric& library) {
+  return in_process(SHOAL_FAKE_LIBFABRIC, [&library]() -> std::string {
+    control() = library;
+    const auto fabric = libfabric();
+    if (!fabric.ok()) return fabric.status().to_string();
+    RailRequest request;
+    request.provider = library.provider;
+    request.operations = [](std::span<const RailTraits> rails) { return 5000 + rails.size(); };
+    const auto rails = (*fabric)->open(request);
+    if (!rails.ok()) return rails.status().to_string();
+    const RailTraits& traits = rails->front()->traits();
+    std::string text = fmt::format("api {}.{}, queue {}, {}, asked {}{}", control().asked_version >> 16,
+                                   control().asked_version & 0xffff, control().queue_size,
+                                   traits.max_write_bytes == 0 ? "no writes"
+                                   : traits.emulated_writes    ? "emulated writes"
+                                                               : "writes",
+                                   control().gets, control().set_after_enable ? ", too late" : "");
+    for (int i = 0; i < control().sets; ++i) {
+      const auto& set = control().set[static_cast<std::size_t>(i)];
+      text += fmt::format(", {}={}/{}", set.option, set.value, set.bytes);
+    }
+    return text;
+  });
+}
+
+FakeLibfabric of_version(std::uint32_t is) {
+  FakeLibfabric library;
+  library.version = is;
+  for (const int option : {kEfaRnrRetry, kCudaApiPermitted, kEfaEmulatedWrite, kSharedMemoryPermitted}) {
+    if (is < version(1, 18) && option != kEfaRnrRetry) continue;
+    if (is < version(1, 21) && option == kSharedMemoryPermitted) continue;
+    library.known[static_cast<std::size_t>(library.options++)] = option;
+  }
+  return library;
+}
+
+std::string asked_of_efa() {
+  return fmt::format(", {}=0/1, {}=0/1, {}=7/{}", kCudaApiPermitted, kSharedMemoryPermitted, kEfaRnrRetry, sizeof(std::size_t));
+}
+
+TEST(OfiLibrary, ACardThatWritesIsWrittenTo) {
+  for (const std::uint32_t is : {version(1, 18), version(1, 22), version(2, 6)}) {
+    EXPECT_EQ(open_card(of_version(is)), "api 1.18, queue 5001, writes, asked 1" + asked_of_efa()) << is;
+  }
+}
+
+TEST(OfiLibrary, EmulatedWritesAreRecognised) {
+  for (const std::uint32_t is : {version(1, 18), version(2, 6)}) {
+    FakeLibfabric library = of_version(is);
+    library.emulates_writes = true;
+    EXPECT_EQ(open_card(library), "api 1.18, queue 5001, emulated writes, asked 1" + asked_of_efa()) << is;
+  }
+}
+
+// Provider efa of 1.17 has no option to ask for, and no writes by the card either.
+TEST(OfiLibrary, AnOldProviderEmulates) {
+  EXPECT_EQ(open_card(of_version(version(1, 17))), "api 1.17, queue 5001, emulated writes, asked 1" + asked_of_efa());
+}
+
+TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {
+  for (const int unknown : {-92, -38}) {  // FI_ENOPROTOOPT, FI_ENOSYS
+    FakeLibfabric library = of_version(version(1, 17));
+    library.provider = "verbs";
+    library.options = 0;
+    library.unknown = unknown;
+    EXPECT_EQ(open_card(library),
+              fmt::format("api 1.17, queue 5001, writes, asked 0, {}=0/1, {}=0/1", kCudaApiPermitted, kSharedMemoryPermitted));
+  }
+}
+
+TEST(OfiLibrary, TooOldOrNoneAtAllIsSaid) {
+  EXPECT_THAT(open_card(of_version(version(1, 16))), HasSubstr("cannot use libfabric: it is version 1.16, older than 1.17"));
+  const auto complaint = [] { return libfabric().status().message(); };
+  EXPECT_THAT(in_process("/nowhere/libfabric.so.1", complaint), HasSubstr("cannot use libfabric: /nowhere/libfabric.so.1"));
+  EXPECT_THAT(in_process("libc.so.6", complaint), HasSubstr("it lacks functions"));
+}
+
+TEST(OfiLibrary, EfaIsSeenWhereTheMachineAndTheLibraryHaveIt) {
+  const auto has_efa = [](const std::string& machine, const char* provider) {
+    return in_process(SHOAL_FAKE_LIBFABRIC, [&]() -> std::string {
+      const fake::Folder folder;
+      fake::write(fake::machine(machine), folder.path());
+      control() = of_version(version(1, 18));
+      control().provider = provider;
+      const bool has = ofi_has_efa(folder.path());
+      return fmt::format("{}{}", has, control().asked_version == 0 ? ", nothing loaded" : "");
+    });
+  };
+  EXPECT_EQ(has_efa("p5", "efa"), "true");
+  EXPECT_EQ(has_efa("p4d", "efa"), "true");
+  EXPECT_EQ(has_efa("p5", "verbs"), "false");
+  EXPECT_EQ(has_efa("laptop", "efa"), "false, nothing loaded");
+}
+
+}  // namespace
+}  // namespace shoal::ofi
