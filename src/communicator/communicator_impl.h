@@ -62,6 +62,8 @@ class CommunicatorImpl {
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
   [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
+  /// SHOAL_NUMERICS=strict.
+  [[nodiscard]] bool strict() const noexcept { return strict_; }
   [[nodiscard]] CallReport last_call() const;
 
  private:

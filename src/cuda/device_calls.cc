@@ -78,6 +78,12 @@ Status DeviceGroup::check_stream(const std::string& name, Stream stream) const {
 
 Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Stream stream, const Timeout& timeout) const {
   const Collective& what = request.collective;
+  if (internal::CommunicatorImpl::of(communicator_).strict() && reduces(what.kind) && is_floating(what.type))
+    return {
+        StatusCode::unsupported,
+        fmt::format("{}: SHOAL_NUMERICS=strict is not kept on CUDA memory: kernels add in an order that depends on where ranks "
+                    "are; use host memory, or SHOAL_NUMERICS=repeatable",
+                    to_string(signature_of(what)))};
   if (what.kind != CollectiveKind::barrier) {
     CallOptions options;
     options.timeout = timeout;

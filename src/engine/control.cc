@@ -15,7 +15,8 @@ using Kind = ControlPlane::Message::Kind;
 
 constexpr auto kPatience = std::chrono::milliseconds(100);
 
-// The payload of an abort: one byte StatusCode, then the words.
+}  // namespace
+
 Status parse_abort(int from, std::span<const std::byte> data) {
   if (data.empty()) return {StatusCode::aborted, fmt::format("rank {} closed the communicator", from)};
   const auto raw = std::to_integer<int>(data[0]);
@@ -26,8 +27,6 @@ Status parse_abort(int from, std::span<const std::byte> data) {
   }
   return {known ? static_cast<StatusCode>(raw) : StatusCode::aborted, std::move(words)};
 }
-
-}  // namespace
 
 ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)
     : transport_(std::move(transport)) {

@@ -13,6 +13,9 @@
 
 namespace shoal {
 
+/// What an abort's payload says: one byte StatusCode, then the words. Safe for any bytes; never ok.
+Status parse_abort(int from, std::span<const std::byte> data);
+
 /// Small messages over a Transport of its own, so that they never wait behind data. Communicators that share it are told apart
 /// by their numbers; ranks are those of the job.
 /// Thread rule: one thread at a time (the driver).

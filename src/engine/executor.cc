@@ -26,7 +26,8 @@ constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyo
 // what has come is moved on while it is warm.
 constexpr int kTilesPerPass = 16;
 constexpr std::size_t kWarmBytes = 1 << 20;
-constexpr int kExpressLooks = 100;  // a microsecond or two
+constexpr std::uint64_t kCallsBetweenLooks = 32;  // for signatures of calls that are over here
+constexpr int kExpressLooks = 100;                // a microsecond or two
 
 using Clock = std::chrono::steady_clock;
 
@@ -73,6 +74,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       messages_(*mesh_, group_),
       ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
       watchdog_(mesh_->warn_after()),
+      message_watchdog_(mesh_->warn_after()),
       roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
   std::size_t network_tile = std::numeric_limits<std::size_t>::max();
@@ -265,6 +267,11 @@ bool Executor::receive_and_end() {
     for (std::size_t i = 0; i < active_.size(); ++i) {
       while (active_[i]->on_links && advance_local(active_[i])) moved = true;
     }
+  }
+  // Calls that go well one after the other never wait for so long that check() looks.
+  if (next_start_ - strays_looked_for_ >= kCallsBetweenLooks && !closed()) {
+    strays_looked_for_ = next_start_;
+    moved |= check_stray_calls();
   }
   return retire_completed() || moved;
 }

@@ -205,18 +205,25 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool send_late_signatures();
   bool check_stray_calls();
   bool check_links();
+  bool check_waits();
   bool check_deadlines();
   bool check_messages();
   [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head) const;
   [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
   [[nodiscard]] Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
   [[nodiscard]] Status left_too_early(int peer);
+  [[nodiscard]] Status died(int rank, const Status& how);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
   [[nodiscard]] Late late_ranks(const internal::Operation& operation);
   void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
-  /// "; not in the call: rank 3".
+  /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
+  [[nodiscard]] std::string why_late(const internal::Operation& message) const;
+  /// "; rank 3: " and what it is in instead, as its ledger or itself has said; empty where neither has.
+  [[nodiscard]] std::string whereabouts(int rank) const;
+  /// " of communicator 0 (4 ranks)"; of a group its ranks' places in the job as well.
+  [[nodiscard]] std::string of_communicator() const;
   [[nodiscard]] std::string name_of(int rank) const;
 
   std::shared_ptr<Mesh> mesh_;
@@ -242,8 +249,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
   RingQueue<internal::Operation*> active_;     // started, by sequence
   std::size_t calls_on_links_ = 0;             // of the active ones
   std::uint64_t next_start_ = 0;
-  LedgerEntry ledger_;  // the latest started calls
+  std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
+  LedgerEntry ledger_;                   // the latest started calls
   Watchdog watchdog_;
+  Watchdog message_watchdog_;
   RollCall roll_call_;
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 

@@ -16,9 +16,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kGonePatience = std::chrono::milliseconds(250);
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
+constexpr std::size_t kMostPlaces = 8;       // of a group's members that are named
+constexpr std::size_t kMostWhereabouts = 4;  // of late ranks whose whereabouts are told
 
 std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
   return fmt::format("call {} ({})", sequence, to_string(signature));
+}
+
+std::string after(const std::optional<Clock::duration>& waited) {
+  return waited ? fmt::format(" after {:.1f} s", std::chrono::duration<double>(*waited).count()) : "";
 }
 
 }  // namespace
@@ -33,7 +39,7 @@ std::optional<CallSignature> signature_in(const Arrival& head) {
 bool Executor::check() {
   if (closed()) return false;
   bool moved = send_late_signatures();
-  moved |= check_stray_calls() || check_links() || check_deadlines() || check_messages();
+  moved |= check_stray_calls() || check_links() || check_waits() || check_deadlines() || check_messages();
   return moved;
 }
 
@@ -74,7 +80,28 @@ void Executor::peer_died(int job_rank, const Status& how) {
   if (member == group_.members.end()) return;
   const auto rank = static_cast<int>(member - group_.members.begin());
   if (left_[static_cast<std::size_t>(rank)]) return;  // its part is done: whoever still needs it is told so
-  close({StatusCode::peer_failed, fmt::format("{} died or lost its connection ({})", name_of(rank), how.message())});
+  close(died(rank, how));
+}
+
+/// Says what this rank was in as well: nobody else may know what the death has ended.
+Status Executor::died(int rank, const Status& how) {
+  std::string what = "no call";
+  if (active_.size() > 0) {
+    what = describe_call(active_.front()->sequence(), active_.front()->plan->signature);
+  } else if (!messages_.live().empty()) {
+    what = Messages::describe(*messages_.live().front());
+  } else if (next_start_ > 0) {
+    what += fmt::format(" after {}", describe_call(next_start_ - 1, ledger_.call(next_start_ - 1)));
+  }
+  return {StatusCode::peer_failed, fmt::format("{} died or lost its connection ({}); {} was in {}{}", name_of(rank),
+                                               how.message(), name_of(group_.rank), what, of_communicator())};
+}
+
+std::string Executor::of_communicator() const {
+  std::string text = fmt::format(" of communicator {:x} ({} ranks", group_.id, group_.members.size());
+  for (std::size_t i = 0; group_.id != 0 && i < group_.members.size() && i < kMostPlaces; ++i)
+    text += fmt::format("{}{}", i == 0 ? ": " : ", ", group_.members[i]);
+  return text + (group_.id != 0 && group_.members.size() > kMostPlaces ? ", ...)" : ")");
 }
 
 /// With its place in the job, where that is another one.
@@ -137,9 +164,9 @@ Status Executor::out_of_step(const LinkState& state, const Arrival& head, const 
     return mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs);
   }
   return {StatusCode::mismatch,
-          fmt::format("{} is in {}, but {} is in call {}{}; every rank must make the same calls in the same order",
-                      name_of(group_.rank), describe_call(operation.sequence(), operation.plan->signature), name_of(state.peer),
-                      head.header.sequence, theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+          fmt::format("{} is in {}{}, but {} is in call {}{}; every rank must make the same calls in the same order",
+                      name_of(group_.rank), describe_call(operation.sequence(), operation.plan->signature), of_communicator(),
+                      name_of(state.peer), head.header.sequence, theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
 }
 
 // Peers that are gone while a call in flight still needs them.
@@ -161,9 +188,7 @@ bool Executor::check_links() {
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
     // may be about to bring the reason for a break.
     if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
-    fail(has_left(peer) ? left_too_early(peer)
-                        : Status(StatusCode::peer_failed, fmt::format("{} died or lost its connection ({})", name_of(peer),
-                                                                      state.link->status().message())));
+    fail(has_left(peer) ? left_too_early(peer) : died(peer, state.link->status()));
     return true;
   }
   return false;
@@ -171,8 +196,8 @@ bool Executor::check_links() {
 
 Status Executor::left_too_early(int peer) {
   return {StatusCode::peer_failed,
-          fmt::format("{} has destroyed its communicator, but {} still needs it in {}", name_of(peer), name_of(group_.rank),
-                      describe_call(active_.front()->sequence(), active_.front()->plan->signature))};
+          fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(peer), name_of(group_.rank),
+                      describe_call(active_.front()->sequence(), active_.front()->plan->signature), of_communicator())};
 }
 
 bool Executor::check_deadlines() {
@@ -186,10 +211,10 @@ bool Executor::check_deadlines() {
       for (const int rank : late.slow) page.slow.insert(rank);
     });
     tell_wait(oldest, now);
-    if (const auto waited = watchdog_.look(oldest.sequence(), now)) {
-      fmt::print(stderr, "shoal: rank {} has waited {:.0f} s in {}{}\n", group_.rank,
+    if (const auto waited = watchdog_.look(oldest.sequence(), oldest.deadline(), now)) {
+      fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
                  std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.plan->signature),
-                 who_is_late(oldest));
+                 of_communicator(), who_is_late(oldest));
     }
   }
   for (std::size_t i = 0; i < active_.size(); ++i) {
@@ -205,20 +230,28 @@ bool Executor::check_deadlines() {
 // Messages that are late, or whose peer is gone.
 bool Executor::check_messages() {
   const auto now = Clock::now();
-  if (const auto& live = messages_.live(); active_.size() == 0 && !live.empty()) {
+  if (const auto& live = messages_.live(); !live.empty()) {
     const Operation& oldest = *live.front();
-    ledger_.wait(oldest.sequence(), true, now, [&](LedgerPage& page) {
+    const auto tell = [&](LedgerPage& page) {
       page.absent = page.slow = {};
       if (const int peer = oldest.message.peer; peer >= 0) page.slow.insert(peer);
       set_text(page.words, Messages::describe(oldest));
-    });
+    };
+    if (active_.size() == 0) ledger_.wait(oldest.sequence(), true, now, tell);
+    if (const auto waited = message_watchdog_.look(oldest.sequence(), oldest.deadline(), now)) {
+      fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
+                 std::chrono::duration<double>(*waited).count(), Messages::describe(oldest), of_communicator(),
+                 why_late(oldest));
+    }
   }
   for (Operation* operation : messages_.live()) {
     const internal::Message& m = operation->message;
     if (now >= operation->deadline()) {
-      const char* why = m.is_send ? "the receiver has not taken all of it" : "nothing that fits has come in full";
-      fail({StatusCode::timeout,
-            fmt::format("{} timed out on {}; {}", Messages::describe(*operation), name_of(group_.rank), why)});
+      mesh_->poll_control();  // what is to be said of the peer may have come
+      if (!closed())
+        fail({StatusCode::timeout,
+              fmt::format("{}{} timed out on {}{}{}", Messages::describe(*operation), of_communicator(), name_of(group_.rank),
+                          after(message_watchdog_.waited(operation->sequence(), now)), why_late(*operation))});
       return true;
     }
     if (m.peer < 0 || m.peer == group_.rank) continue;
@@ -227,10 +260,10 @@ bool Executor::check_messages() {
     if ((state.link->status().ok() && !left) || state.link->peek() != nullptr) continue;
     if (state.gone_since == Clock::time_point{}) state.gone_since = now;
     if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
-    fail({StatusCode::peer_failed,
-          left ? fmt::format("{} has destroyed its communicator, but {} still needs it in {}", name_of(m.peer),
-                             name_of(group_.rank), Messages::describe(*operation))
-               : fmt::format("{} died or lost its connection ({})", name_of(m.peer), state.link->status().message())});
+    fail(left ? Status(StatusCode::peer_failed,
+                       fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(m.peer),
+                                   name_of(group_.rank), Messages::describe(*operation), of_communicator()))
+              : died(m.peer, state.link->status()));
     return true;
   }
   return false;
@@ -245,26 +278,28 @@ Clock::time_point Executor::next_check() const noexcept {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
   }
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
-  if (active_.size() > 0) until = std::min(until, roll_call_.next());
+  if (active_.size() > 0) until = std::min({until, roll_call_.next(), watchdog_.next()});
+  if (!messages_.live().empty()) until = std::min(until, message_watchdog_.next());
   return until;
 }
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
   if (const std::string pair = pair_difference(mine, name_of(group_.rank), theirs, name_of(peer)); !pair.empty()) {
     return {StatusCode::mismatch,
-            fmt::format("call {} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
-                        sequence, to_string(mine), pair)};
+            fmt::format("call {}{} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
+                        sequence, of_communicator(), to_string(mine), pair)};
   }
-  return {
-      StatusCode::mismatch,
-      fmt::format("call {} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "
-                  "calls in the same order",
-                  sequence, name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs), difference(mine, theirs))};
+  return {StatusCode::mismatch,
+          fmt::format("call {}{} differs between ranks: {} is in {}, {} is in {} (different {}); every rank must make the same "
+                      "calls in the same order",
+                      sequence, of_communicator(), name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs),
+                      difference(mine, theirs))};
 }
 
 std::string Executor::late_report(const Operation& operation) {
-  return fmt::format("{} timed out on {}{}", describe_call(operation.sequence(), operation.plan->signature),
-                     name_of(group_.rank), who_is_late(operation));
+  return fmt::format("{}{} timed out on {}{}{}", describe_call(operation.sequence(), operation.plan->signature),
+                     of_communicator(), name_of(group_.rank), after(watchdog_.waited(operation.sequence(), Clock::now())),
+                     who_is_late(operation));
 }
 
 void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
@@ -272,16 +307,29 @@ void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
   auto deadline = oldest.deadline();
   for (std::size_t i = 1; i < active_.size(); ++i) deadline = std::min(deadline, active_[i]->deadline());
   if (!roll_call_.due(oldest.sequence(), deadline, now)) return;
-  const RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
+  RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
+  words.call = oldest.plan->signature;
   mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
 }
 
 void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
   const LinkState* state = link_to(job_rank);
-  RollCall::Words words;
-  if (state == nullptr || what.size() != sizeof words) return;
-  std::memcpy(&words, what.data(), sizeof words);
-  roll_call_.hear(state->peer, words, Clock::now());
+  const auto words = RollCall::parse(what);
+  if (state != nullptr && words) roll_call_.hear(state->peer, *words, Clock::now());
+}
+
+// Signatures travel where data does: ranks that disagree may both wait for the other's, or not need it. What those say that
+// wait is compared here, after all that has come on the control plane: a peer that has given up has said why.
+bool Executor::check_waits() {
+  Status wrong;
+  roll_call_.each_heard([&](int rank, const RollCall::Words& words) {
+    const bool known = words.sequence < next_start_ && next_start_ - words.sequence <= kLedgerCalls;
+    if (known && wrong.ok() && !(ledger_.call(words.sequence) == words.call))
+      wrong = mismatch(words.sequence, ledger_.call(words.sequence), rank, words.call);
+  });
+  if (wrong.ok()) return false;
+  fail(wrong);
+  return true;
 }
 
 Late Executor::late_ranks(const Operation& operation) {
@@ -310,7 +358,29 @@ std::string Executor::who_is_late(const Operation& operation) {
   add("not in the call", verdict.absent);
   add("in the call but data still missing", verdict.slow);
   add("waiting in turn", verdict.waiting);
+  std::vector<int> late = verdict.absent;
+  late.insert(late.end(), verdict.slow.begin(), verdict.slow.end());
+  for (std::size_t i = 0; i < std::min(late.size(), kMostWhereabouts); ++i) report += whereabouts(late[i]);
   return report.empty() ? "; everything has come in, but peers have not taken all of our data" : report;
+}
+
+std::string Executor::why_late(const Operation& message) const {
+  const internal::Message& m = message.message;
+  return (m.is_send ? "; the receiver has not taken all of it" : "; nothing that fits has come in full") +
+         (m.peer < 0 || m.peer == group_.rank ? std::string() : whereabouts(m.peer));
+}
+
+std::string Executor::whereabouts(int rank) const {
+  const int job_rank = group_.members[static_cast<std::size_t>(rank)];
+  if (const auto& ledger = mesh_->ledger(); ledger != nullptr) {
+    if (const std::string words = ledger->whereabouts(job_rank, group_.id); !words.empty())
+      return fmt::format("; {}: {}", name_of(rank), words);
+  }
+  const Mesh::Wait* wait = mesh_->last_wait(job_rank);
+  if (wait == nullptr) return {};
+  return fmt::format("; {}: said {:.1f} s ago that it waits in {} of communicator {:x}", name_of(rank),
+                     std::chrono::duration<double>(Clock::now() - wait->at).count(), describe_call(wait->sequence, wait->call),
+                     wait->communicator);
 }
 
 Status Executor::unexpected_tile(const LinkState& state, const Arrival& head) const {

@@ -221,6 +221,52 @@ Ledger::~Ledger() {
   ::close(fd_);
 }
 
+std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const {
+  const std::string path = fmt::format("{}/rank.{}", path_.substr(0, path_.rfind('/')), job_rank);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return {};
+  const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
+    return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
+  };
+  const auto header = std::make_unique<LedgerHeader>();
+  const auto page = std::make_unique<LedgerPage>();
+  const auto call = [&](std::uint64_t sequence) {
+    return fmt::format("call {} ({})", sequence, to_string(page->calls[sequence % kLedgerCalls]));
+  };
+  std::string in_ours;
+  std::string elsewhere;  // in a call there
+  const bool well = read(0, header.get(), sizeof *header) && header->magic == kLedgerMagic &&
+                    header->version == kLedgerVersion && header->page_bytes == sizeof(LedgerPage);
+  for (std::uint32_t i = 0; well && i < std::min(header->pages, kLedgerPages); ++i) {
+    if (!read(kLedgerHeaderBytes + i * sizeof(LedgerPage), page.get(), sizeof(LedgerPage))) break;
+    if (page->state.load() == 0) continue;
+    const std::uint64_t started = page->started.load();
+    std::string words;
+    if (page->state.load() == kLedgerFailed) {
+      words = "its communicator has failed";
+    } else if (page->ended.load() < started) {
+      words = "in " + call(page->ended.load());
+    } else if (page->messages_ended.load() < page->messages.load()) {
+      const bool known = page->waiting_is_message != 0 && page->waiting_since_ns.load() != 0;
+      words = known ? "in " + std::string(page->words.data(), ::strnlen(page->words.data(), page->words.size())) : "";
+      if (words.size() <= 3) words = "in a send or recv";
+    }
+    if (page->communicator != communicator) {
+      const bool busy = !words.empty() && page->state.load() != kLedgerFailed;
+      if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page->communicator);
+    } else {
+      in_ours = !words.empty() ? words : started > 0 ? "between its calls, after " + call(started - 1) : "in no call yet";
+    }
+  }
+  ::close(fd);
+  std::string text = elsewhere.empty() ? in_ours : elsewhere;
+  if (text.empty() || header->pid_namespace != own_pid_namespace()) return text;
+  const ProcessState process = process_state(header->pid);
+  const bool same = process.letter != '\0' && process.started == header->pid_started;
+  if (!same) return text;  // dead, which others find out, or of another host
+  return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
+}
+
 bool Ledger::of_this_process() const noexcept { return ::getpid() == pid_; }
 
 LedgerPage* Ledger::page(std::uint32_t index) const noexcept {

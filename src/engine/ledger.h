@@ -141,6 +141,11 @@ class Ledger {
   LedgerPage* take_page() noexcept;
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
+  /// What another rank of the job is in, by its own ledger: "in call 3 (barrier) of communicator 1a2b", which may be another
+  /// one than `communicator`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its ledger is not
+  /// here. Reads files: for errors and warnings.
+  [[nodiscard]] std::string whereabouts(int job_rank, std::uint32_t communicator) const;
+
   /// False in a child of fork().
   [[nodiscard]] bool of_this_process() const noexcept;
 

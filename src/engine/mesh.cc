@@ -13,6 +13,7 @@
 #include "src/engine/drive.h"
 #include "src/engine/executor.h"
 #include "src/engine/progress_thread.h"
+#include "src/engine/roll_call.h"
 
 namespace shoal {
 
@@ -301,6 +302,10 @@ bool Mesh::poll_control() {
 void Mesh::hear(const ControlPlane::Message& message) {
   using Kind = ControlPlane::Message::Kind;
   const auto rank = static_cast<std::size_t>(message.rank);
+  if (message.kind == Kind::waits) {
+    if (const auto words = RollCall::parse(message.payload); words && words->sequence != RollCall::kNoCall)
+      waits_[message.rank] = {message.communicator, words->sequence, words->call, Clock::now()};
+  }
   if (message.kind == Kind::goodbye) {
     gone_[rank] = true;
     for (Executor* executor : attached_) executor->peer_left(message.rank);
@@ -317,6 +322,11 @@ void Mesh::hear(const ControlPlane::Message& message) {
     if (message.kind == Kind::farewell) early.left.push_back(message.rank);
     if (message.kind == Kind::waits) early.waits[message.rank] = message.payload;
   }
+}
+
+const Mesh::Wait* Mesh::last_wait(int job_rank) const {
+  const auto found = waits_.find(job_rank);
+  return found == waits_.end() ? nullptr : &found->second;
 }
 
 bool Mesh::check() {

@@ -23,6 +23,7 @@
 #include "src/engine/control.h"
 #include "src/engine/ledger.h"
 #include "src/engine/operation.h"
+#include "src/engine/signature.h"
 #include "src/engine/waiter.h"
 #include "src/topology/topology.h"
 #include "transports/transport.h"
@@ -166,6 +167,15 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// When check() has to run again at the latest.
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
   [[nodiscard]] ControlPlane* control() noexcept { return parts_.control.get(); }
+  /// What a rank of the job has said last of a wait of its own.
+  struct Wait {
+    std::uint32_t communicator = 0;
+    std::uint64_t sequence = 0;
+    CallSignature call;
+    std::chrono::steady_clock::time_point at;
+  };
+  /// Null where `job_rank` has said nothing, in no communicator of this process.
+  [[nodiscard]] const Wait* last_wait(int job_rank) const;
   std::atomic<bool> wants_thread{false};  ///< set by whoever needs the progress thread, cleared by it
 
  private:
@@ -216,6 +226,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     std::map<int, std::vector<std::byte>> waits;  // by rank, the latest
   };
   std::unordered_map<std::uint32_t, Early> early_;
+  std::unordered_map<int, Wait> waits_;  // by rank
   std::size_t foreign_asides_ = 0;
   std::vector<bool> gone_;    // by rank: has said goodbye
   std::vector<Status> dead_;  // by rank: how

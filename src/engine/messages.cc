@@ -30,6 +30,19 @@ Messages::Messages(Mesh& mesh, const Group& group)
   for (const int member : group.members) peers_.emplace_back().wire = mesh.wire_to(member);
 }
 
+std::optional<Messages::Announcement> Messages::parse_announcement(std::span<const std::byte> tile) noexcept {
+  Announcement announcement;
+  if (tile.size() < sizeof announcement) return std::nullopt;
+  std::memcpy(&announcement, tile.data(), sizeof announcement);
+  const std::size_t bytes = tile.size() - sizeof announcement;
+  if (bytes != (announcement.eager != 0 ? announcement.size_bytes : 0)) return std::nullopt;
+  return announcement;
+}
+
+std::string Messages::describe(const Announcement& announcement) {
+  return amount(static_cast<DataType>(announcement.type), announcement.size_bytes);
+}
+
 std::string Messages::describe(const Operation& operation) {
   const Message& m = operation.message;
   const std::string what = fmt::format("{} of {}", m.is_send ? "send" : "recv", amount(m.type, m.size_bytes));
@@ -174,8 +187,7 @@ Status Messages::match(Operation* receive, const Unexpected& message, std::span<
     // Both calls end with the communicator.
     return {StatusCode::mismatch,
             fmt::format("rank {} sends {} with tag {}, but rank {} waits for {}; both must name the same type and count",
-                        message.peer, amount(static_cast<DataType>(theirs.type), theirs.size_bytes), theirs.tag, rank_,
-                        amount(m.type, m.size_bytes))};
+                        message.peer, describe(theirs), theirs.tag, rank_, amount(m.type, m.size_bytes))};
   }
   receive->source.store(message.peer, std::memory_order_relaxed);
   if (message.local != nullptr) {
@@ -207,11 +219,10 @@ Status Messages::take(int from, const Arrival& arrival) {
   switch (static_cast<Kind>(arrival.header.edge)) {
     case Kind::announce: {
       Unexpected message{from, number, {}, {}, nullptr};
-      if (arrival.data.size() < sizeof message.announcement) return nonsense();
-      std::memcpy(&message.announcement, arrival.data.data(), sizeof message.announcement);
+      const auto announcement = parse_announcement(arrival.data);
+      if (!announcement) return nonsense();
+      message.announcement = *announcement;
       const auto bytes = arrival.data.subspan(sizeof message.announcement);
-      const bool eager = message.announcement.eager != 0;
-      if (eager ? bytes.size() != message.announcement.size_bytes : !bytes.empty()) return nonsense();
       const auto receive = std::find_if(posted_.begin(), posted_.end(), [&](const Operation* posted) {
         return (posted->message.peer < 0 || posted->message.peer == from) && posted->message.tag == message.announcement.tag;
       });

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,14 +51,7 @@ class Messages {
   [[nodiscard]] bool wants(int peer) const noexcept;
   [[nodiscard]] const std::vector<internal::Operation*>& live() const noexcept { return live_; }
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
-  /// "recv of int32 x 10 from rank 3 (tag 2)".
-  static std::string describe(const internal::Operation& operation);
-
- private:
-  static constexpr std::size_t kEagerBytes = 2048;
-  static constexpr std::uint32_t kEagerWindow = 32;
-
-  enum class Kind : std::uint32_t { announce = 1, clear = 2, data = 3, taken = 4 };
+  /// What a sender says first of a message.
   struct Announcement {
     std::uint64_t size_bytes = 0;
     std::int32_t tag = 0;
@@ -65,6 +60,19 @@ class Messages {
     std::uint16_t reserved = 0;
   };
   static_assert(sizeof(Announcement) == 16, "travels as it lies in memory");
+  /// The front of `tile`; behind it lie all bytes of the message where it is eager, else none. Nothing where it is no
+  /// announcement.
+  static std::optional<Announcement> parse_announcement(std::span<const std::byte> tile) noexcept;
+  /// "float32 x 10", of any type.
+  static std::string describe(const Announcement& announcement);
+  /// "recv of int32 x 10 from rank 3 (tag 2)".
+  static std::string describe(const internal::Operation& operation);
+
+ private:
+  static constexpr std::size_t kEagerBytes = 2048;
+  static constexpr std::uint32_t kEagerWindow = 32;
+
+  enum class Kind : std::uint32_t { announce = 1, clear = 2, data = 3, taken = 4 };
 
   /// An announcement that no receive has asked for.
   struct Unexpected {

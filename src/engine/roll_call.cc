@@ -1,6 +1,7 @@
 #include "src/engine/roll_call.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace shoal {
 namespace {
@@ -16,6 +17,13 @@ constexpr Span kMostGrace = milliseconds(100);
 constexpr Span kJustTold = milliseconds(10);  // words as young as that answer a question
 
 }  // namespace
+
+std::optional<RollCall::Words> RollCall::parse(std::span<const std::byte> bytes) noexcept {
+  Words words;
+  if (bytes.size() != sizeof words) return std::nullopt;
+  std::memcpy(&words, bytes.data(), sizeof words);
+  return words;
+}
 
 RollCall::RollCall(int rank, int ranks) : rank_(rank), ranks_(static_cast<std::size_t>(ranks)) {}
 
@@ -39,7 +47,7 @@ bool RollCall::due(std::uint64_t oldest_call, Time deadline, Time now) {
 }
 
 RollCall::Words RollCall::tell(const Late& late, Time now) {
-  Words words{sequence_, 0, {}, {}};
+  Words words{sequence_, 0, {}, {}, {}};
   for (const int rank : late.absent) words.absent.insert(rank);
   for (const int rank : late.slow) words.slow.insert(rank);
   while (now >= tell_at_) {

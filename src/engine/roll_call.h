@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -33,7 +35,10 @@ class RollCall {
     std::uint64_t asks = 0;            ///< 1: the others are to say theirs
     RankSet absent;
     RankSet slow;
+    CallSignature call;  ///< that one
   };
+  /// What a rank has said; nothing where these are no Words.
+  static std::optional<Words> parse(std::span<const std::byte> bytes) noexcept;
 
   RollCall(int rank, int ranks);
 
@@ -56,6 +61,11 @@ class RollCall {
     std::vector<int> waiting;  ///< this rank waits for them, and they wait in turn
   };
   [[nodiscard]] Verdict verdict(std::uint64_t call, const Late& late) const;
+  /// Calls `visit(rank, words)` with what each rank has said last.
+  template <typename Visit>
+  void each_heard(Visit visit) const {
+    for (const auto& [rank, heard] : heard_) visit(rank, heard.words);
+  }
 
  private:
   struct Heard {

@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -21,6 +22,8 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
+#include "src/engine/executor.h"
+#include "src/engine/ledger.h"
 #include "src/engine/plan_cache.h"
 #include "src/engine/recorder.h"
 #include "src/selector/selector.h"
@@ -252,6 +255,25 @@ void recorder_off(const Counter& counter) {
   if (events != 0) fail("the recorder is on");
 }
 
+/// What 64 calls pay for their signatures on a link with a peer: one is copied where it is sent and written down, and the
+/// peer's is read and compared.
+void signature(const Counter& counter) {
+  std::vector<CallSignature> calls(64);
+  for (std::size_t i = 0; i < calls.size(); ++i) calls[i].count = i;
+  std::vector<CallSignature> written(kLedgerCalls);
+  alignas(8) std::array<std::byte, sizeof(CallSignature)> tile{};
+  counter.count([] {},
+                [&] {
+                  for (std::size_t i = 0; i < calls.size(); ++i) {
+                    written[i] = calls[i];
+                    std::memcpy(tile.data(), &calls[i], sizeof calls[i]);
+                    __asm__ volatile("" ::: "memory");  // it travels
+                    const auto theirs = signature_in({{0, 0, kCallEdge, sizeof calls[i], 0}, tile});
+                    if (!theirs || !(*theirs == calls[i])) fail("another signature");
+                  }
+                });
+}
+
 /// The choice for one call on two nodes of four ranks.
 void selector(const Counter& counter) {
   const Topology topology = Topology::uniform(2, 4);
@@ -270,6 +292,7 @@ constexpr Path kPaths[] = {
     {"tile_tcp", tile_tcp},
     {"plan_look_up", plan_look_up},
     {"recorder_off", recorder_off},
+    {"signature", signature},
     {"selector", selector},
 };
 

@@ -83,6 +83,9 @@ class Budgets(unittest.TestCase):
     def test_a_recorder_that_is_off(self):
         self.check("recorder_off")
 
+    def test_the_signatures_of_64_calls(self):
+        self.check("signature")
+
     def test_the_selector(self):
         self.check("selector")
 

@@ -172,8 +172,7 @@ TEST(StreamCApi, DoesWhatTheCppOneDoes) {
     shoal_comm_destroy(host);
     return error;
   });
-  for (const auto& outcome : outcomes)
-    EXPECT_TRUE(outcome.output.empty() && !outcome.killed && outcome.code == 0) << outcome.code << ": " << outcome.output;
+  testing::expect_all_well(outcomes);
 }
 
 }  // namespace

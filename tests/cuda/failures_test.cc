@@ -85,14 +85,6 @@ std::string aftermath(StreamRank& rank, const Status& cause) {
   return rank.group.status().ok() ? "the group is not closed" : "";
 }
 
-void expect_well(const std::vector<RankOutcome>& outcomes, int but) {
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (static_cast<int>(rank) == but) continue;
-    EXPECT_TRUE(outcomes[rank].output.empty() && !outcomes[rank].killed && outcomes[rank].code == 0)
-        << "rank " << rank << ": " << outcomes[rank].output << (outcomes[rank].killed ? " (killed)" : "");
-  }
-}
-
 /// A rank dies between two calls, or in the middle of one, on every route.
 TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
   for (const int route : {0, 1, 2, 3}) {
@@ -130,8 +122,7 @@ TEST(StreamFailures, ADeadRankIsNamedAndStreamsGoOn) {
             return aftermath(rank, status);
           },
           &outcomes);
-      EXPECT_TRUE(outcomes[2].killed);
-      expect_well(outcomes, 2);
+      testing::expect_all_well(outcomes, {}, {2});
     }
   }
 }
@@ -291,12 +282,7 @@ TEST(StreamFailures, EveryCallOfCudaMayFail) {
         },
         60);
     EXPECT_LT(seconds_since(start), 10) << call << ": only a deadline can have ended it";
-    for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-      const RankOutcome& outcome = outcomes[rank];
-      EXPECT_TRUE(outcome.output.empty() && !outcome.killed && outcome.code == 0)
-          << call << " after " << (rank / 2 % 2 == 0 ? 0 : 2) << (rank / 2 >= 2 ? ", through the host: " : ": ")
-          << outcome.output << (outcome.killed ? " (killed)" : "") << " ended with " << outcome.code;
-    }
+    testing::expect_all_well(outcomes, fmt::format("{}, of ranks 0, 1 and 4, 5 after 0 calls, 2 to 3 and 6, 7 after 2", call));
   }
 }
 
@@ -335,7 +321,7 @@ TEST(StreamFailures, AStreamThatIsStuckOutlivesItsGroup) {
         return cuda.complaints(false);
       },
       60);
-  expect_well(outcomes, -1);
+  testing::expect_all_well(outcomes);
 }
 
 TEST(StreamFailures, CapturesAreRefusedAndLeaveNothingBehind) {

@@ -45,11 +45,7 @@ void expect_stream_ranks(const StreamCase& c, const std::function<std::string(St
     *outcomes = std::move(ended);
     return;
   }
-  for (std::size_t rank = 0; rank < ended.size(); ++rank) {
-    EXPECT_TRUE(ended[rank].output.empty() && !ended[rank].killed && ended[rank].code == 0)
-        << "rank " << rank << " of " << c.ranks << (ended[rank].killed ? " died by signal " : " ended with ")
-        << ended[rank].code << ": " << ended[rank].output;
-  }
+  expect_all_well(ended);
 }
 
 }  // namespace shoal::testing

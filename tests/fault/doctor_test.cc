@@ -119,7 +119,7 @@ TEST_P(Doctor, NamesTheRankThatHasNotCome) {
   EXPECT_THAT(watched.seen, AllOf(HasSubstr(fmt::format("rank 1 (process {}", watched.ranks[kOdd].pid)),
                                   HasSubstr("is not in call 5 (all_reduce float32 x 70000 sum)"),
                                   HasSubstr("between its calls, after call 4 (all_reduce float32 x 1000 sum)")));
-  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+  testing::expect_all_well(watched.ranks);
 }
 
 TEST_P(Doctor, NamesAStoppedRankAndWhatItsGroupWaitsFor) {
@@ -144,7 +144,7 @@ TEST_P(Doctor, NamesAStoppedRankAndWhatItsGroupWaitsFor) {
         return said;
       });
   EXPECT_THAT(watched.seen, AllOf(HasSubstr("rank 1 (process"), HasSubstr("is stopped by a signal")));
-  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");  // it wakes, and all is well
+  testing::expect_all_well(watched.ranks);  // it wakes, and all is well
 }
 
 TEST_P(Doctor, NamesARankThatWasKilledFromTheFilesThatAreLeft) {
@@ -207,7 +207,7 @@ TEST_P(Doctor, NamesTheRankThatAMessageWaitsFor) {
         return said;
       });
   EXPECT_THAT(watched.seen, AllOf(HasSubstr("rank 1"), HasSubstr("recv of float32 x 100 from rank 1 (tag 7)")));
-  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+  testing::expect_all_well(watched.ranks);
 }
 
 TEST_P(Doctor, AJobThatRunsWellIsWellAndLeavesNothingWhenItEnds) {
@@ -237,7 +237,7 @@ TEST_P(Doctor, AJobThatRunsWellIsWellAndLeavesNothingWhenItEnds) {
         return "the ledgers stay";
       });
   EXPECT_EQ(watched.seen, "");
-  for (const auto& rank : watched.ranks) EXPECT_EQ(rank.output, "");
+  testing::expect_all_well(watched.ranks);
 }
 
 // How a process may end with its communicator undestroyed, and whether its ledger stays.
@@ -264,7 +264,7 @@ TEST(Ledger, StaysWhereAProcessEndsWithoutAWordAndGoesWhereItExits) {
       }
       return in_order ? "its ledger stays" : "it is not seen to be dead";
     });
-    EXPECT_EQ(outcomes[0].output, "") << (in_order ? "exit" : "_exit");
+    testing::expect_all_well(outcomes, in_order ? "exit" : "_exit");
   }
 }
 
@@ -334,7 +334,7 @@ TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemoved) {
     if (left > 40) return fmt::format("{} folders are left", left);
     return (*communicator)->barrier().ok() ? "" : "no barrier";
   });
-  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+  testing::expect_all_well(outcomes);
 }
 
 TEST(DoctorCommand, ShowsATableWithTheCulpritAndSaysSoByItsStatus) {

@@ -23,6 +23,7 @@ namespace shoal {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
@@ -60,6 +61,7 @@ std::vector<Report> reports(int size, const CommunicatorOptions& options,
       if (rank != without) ADD_FAILURE() << "rank " << rank << ": " << text << (outcome.killed ? " (killed)" : "");
       result.emplace_back();
     } else {
+      EXPECT_EQ(testing::bad_end(outcome), "") << "rank " << rank;
       result.push_back({text.substr(0, one), std::stod(text.substr(one + 1)), text.substr(two + 1)});
     }
   }
@@ -217,7 +219,10 @@ TEST_P(Fault, KilledRankIsNamedWithinASecond) {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       if (rank == 2) continue;
       EXPECT_EQ(all[rank].code, "peer_failed") << all[rank].message;
-      EXPECT_THAT(all[rank].message, HasSubstr("rank 2"));
+      EXPECT_THAT(all[rank].message,
+                  AllOf(HasSubstr("rank 2"), ContainsRegex(fmt::format("rank [013] was in (no call after )?call [0-9]+ "
+                                                                       "\\(all_reduce float32 x {} sum\\) of communicator 0",
+                                                                       count))));
       EXPECT_LT(all[rank].seconds, 1.0 * kSlack);
     }
   }
@@ -238,7 +243,10 @@ TEST_P(Fault, RankThatNeverCallsIsNamedAtTheDeadline) {
   });
   for (const std::size_t rank : {0U, 2U}) {
     EXPECT_EQ(all[rank].code, "timeout") << all[rank].message;
-    EXPECT_THAT(all[rank].message, AllOf(HasSubstr("not in the call: rank 1"), HasSubstr("float32 x 100000 sum")));
+    EXPECT_THAT(all[rank].message,
+                AllOf(HasSubstr("not in the call: rank 1"),
+                      HasSubstr("call 0 (all_reduce float32 x 100000 sum) of communicator 0 (3 ranks)"),
+                      ContainsRegex("timed out on rank [02] after [0-9.]+ s"), HasSubstr("; rank 1: in no call yet")));
     EXPECT_GT(all[rank].seconds, 0.9);
     EXPECT_LT(all[rank].seconds, 3.0 * kSlack);
   }
@@ -270,11 +278,86 @@ TEST_P(Fault, ALongWaitIsWarnedOfBeforeTheDeadline) {
   });
   ::unsetenv("SHOAL_WARN_AFTER");
   for (const int rank : {0, 2}) {
-    EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].output,
-                AllOf(HasSubstr(fmt::format("shoal: rank {} has waited ", rank)),
-                      HasSubstr("s in call 1 (all_reduce float32 x 5000 sum); not in the call: rank 1")));
+    EXPECT_THAT(
+        outcomes[static_cast<std::size_t>(rank)].output,
+        ContainsRegex(fmt::format("shoal: rank {} has waited [0-9.]+ s in call 1 \\(all_reduce float32 x 5000 sum\\) of "
+                                  "communicator 0 \\(3 ranks\\); not in the call: rank 1;( [a-z ]+: rank [02];)* rank 1: "
+                                  "between its calls, after call 0 \\(all_reduce float32 x 1000 sum\\)",
+                                  rank)));
   }
   EXPECT_EQ(outcomes[1].output, "heard: ");
+}
+
+/// What a rank says on standard error while `body` runs, after the Status of that.
+std::string heard_during(const std::string& directory, int rank, const std::function<Status()>& body) {
+  const std::string heard = fmt::format("{}/stderr.{}", directory, rank);
+  if (std::freopen(heard.c_str(), "w", stderr) == nullptr) return "no file for stderr";
+  const Status status = body();
+  std::fflush(stderr);
+  std::ifstream file(heard);
+  return status.to_string() + "\n" + std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+}
+
+// Of a deadline shorter than SHOAL_WARN_AFTER, which is 20 s; of a message, too.
+TEST_P(Fault, HalfOfAShortDeadlineIsWarnedOf) {
+  for (const bool message : {false, true}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      auto made = testing::join(directory, rank, size, over(GetParam()));
+      if (!made.ok()) return made.status().to_string();
+      Communicator& c = **made;
+      if (const Status status = reduce(c, 1000); !status.ok()) return status.to_string();
+      if (rank == 1) ::sleep(2);
+      std::vector<float> data(5000);
+      CallOptions options;
+      options.timeout = std::chrono::milliseconds(1200);
+      return heard_during(directory, rank, [&] {
+        if (rank == 1) return c.barrier();  // told why
+        return message ? c.recv(data.data(), 5000, DataType::float32, 1, 7, options)
+                       : c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum, options);
+      });
+    });
+    const std::string call = message ? "recv of float32 x 5000 from rank 1 (tag 7)" : "call 1 (all_reduce float32 x 5000 sum)";
+    const std::string late = message ? "; nothing that fits has come in full" : "; not in the call: rank 1";
+    const std::string place = "; rank 1: between its calls, after call 0 (all_reduce float32 x 1000 sum)";
+    const std::string whole = call + " of communicator 0 (2 ranks)";
+    EXPECT_THAT(outcomes[0].output, AllOf(HasSubstr("timeout"), HasSubstr(whole + " timed out on rank 0 after "),
+                                          HasSubstr(" s in " + whole + late + place), HasSubstr("s" + late + place)));
+    EXPECT_THAT(outcomes[0].output, ContainsRegex("shoal: rank 0 has waited [0-9.]+ s in "));
+    // The other hears of it in its next call, or that this is another one.
+    EXPECT_THAT(outcomes[1].output, message ? HasSubstr(whole) : HasSubstr("all_reduce float32 x 5000 sum"));
+  }
+}
+
+// Two ranks make blocking calls in two groups of both, in opposite order. Where ledgers are off, or of another host, a rank
+// knows of the other's group by what that one says while it waits.
+TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
+  for (const char* ledgers : {"", "off"}) {
+    const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_LEDGER", ledgers, 1);
+      auto made = testing::join(directory, rank, size, over(GetParam()));
+      if (!made.ok()) return made.status().to_string();
+      auto first = (*made)->split(0, 0);
+      auto second = (*made)->split(0, 0);
+      if (!first.ok() || !second.ok()) return first.status().to_string() + second.status().to_string();
+      std::vector<float> data(100000);
+      CallOptions options;
+      options.timeout = std::chrono::milliseconds(rank == 0 ? 1500 : 15000);
+      const auto call = [&](bool in_first) {
+        return in_first ? (*first)->all_reduce(data.data(), data.data(), 100000, DataType::float32, ReduceOp::sum, options)
+                        : (*second)->all_reduce(data.data(), data.data(), 99999, DataType::float32, ReduceOp::max, options);
+      };
+      return heard_during(directory, rank, [&]() -> Status {
+        const Status status = call(rank == 0);
+        return status.ok() ? call(rank == 1) : status;
+      });
+    });
+    const std::string here = "call 0 \\(all_reduce float32 x 100000 sum\\) of communicator [0-9a-f]+ \\(2 ranks: 0, 1\\)";
+    const std::string there = "in call 0 \\(all_reduce float32 x 99999 max\\) of communicator [0-9a-f]+";
+    EXPECT_THAT(outcomes[0].output, ContainsRegex("timeout.*" + here + ".*not in the call: rank 1; rank 1: .*" + there))
+        << ledgers;
+    EXPECT_THAT(outcomes[0].output, ContainsRegex("has waited .* in " + here + ".*" + there))
+        << ledgers;  // before the deadline
+  }
 }
 
 TEST_P(Fault, AbortReachesEverybodyWithItsReason) {
@@ -309,7 +392,7 @@ TEST_P(Fault, DestroyedCommunicatorIsNamedByThoseWhoStillNeedIt) {
     if (status.ok() || seconds_since(start) > 5 * kSlack) return "no error, or late: " + status.to_string();
     return status.message().find("rank 2") != std::string::npos ? "" : status.to_string();
   });
-  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+  testing::expect_all_well(outcomes);
 }
 
 TEST_P(Fault, DestructionWithCallsInFlightFailsThem) {

@@ -104,7 +104,7 @@ TEST_P(Shrink, SurvivorsGoOnAfterEachDeath) {
   ::kill(job.pid(1), SIGKILL);
   for (int k = 0; k < 3000 && job.board().calls.load() < 4; ++k) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   ::kill(job.pid(4), SIGKILL);
-  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(40 * kSlack, {1, 4}), "");
   expect_ok(job, {1, 4});
 }
 
@@ -139,7 +139,7 @@ TEST_P(Shrink, ADeathDuringAFarewellIsHeardOf) {
   for (int k = 0; k < 600 && !job.board().ranks[0].ended.load(); ++k)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   job.board().enough = true;
-  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(40 * kSlack, {2}), "");
   expect_ok(job, {2});
 }
 
@@ -168,7 +168,7 @@ TEST_P(Shrink, SurvivorsFindEachOtherWhenSeveralDieAtOnce) {
     ::kill(job.pid(dead[0]), SIGKILL);
     std::this_thread::sleep_for(apart);
     ::kill(job.pid(dead[1]), SIGKILL);
-    EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+    EXPECT_EQ(job.wait(40 * kSlack, {dead[0], dead[1]}), "");
     expect_ok(job, {dead[0], dead[1]});
   }
 }
@@ -195,7 +195,7 @@ TEST_P(Shrink, AfterAnAbortEverybodyIsLeft) {
     }
     return {};
   });
-  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(40 * kSlack), "");
   expect_ok(job);
 }
 
@@ -220,7 +220,7 @@ TEST_P(Shrink, ALateRankIsNamedAndCanBeLeftOut) {
     board.enough.store(true);
     return status;
   });
-  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(40 * kSlack), "");
   expect_ok(job);
 }
 
@@ -259,7 +259,7 @@ TEST_P(Shrink, OnlyTheMissingRankIsAccusedWhoeverGivesUpFirst) {
       board.enough.store(true);
       return status;
     });
-    EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+    EXPECT_EQ(job.wait(40 * kSlack), "");
     expect_ok(job);
   }
 }
@@ -287,7 +287,7 @@ TEST_P(Shrink, WhoComesAfterTheDeadlineHearsOfIt) {
     board.enough.store(true);
     return status;
   });
-  EXPECT_EQ(job.wait(40 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(40 * kSlack), "");
   expect_ok(job);
 }
 
@@ -301,7 +301,7 @@ TEST(ShrinkArguments, RanksThatMakeNoSenseAreRefused) {
     auto all = c.shrink();  // of an open communicator, too
     return all.ok() ? sum_places(**all, c.rank(), {0, 1}, 3) : all.status();
   });
-  EXPECT_EQ(job.wait(30 * kSlack), "") << "hung";
+  EXPECT_EQ(job.wait(30 * kSlack), "");
   expect_ok(job);
 }
 

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -78,6 +79,7 @@ Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds ti
     ::setpgid(pid, pids_.empty() ? pid : pids_.front());
     pids_.push_back(pid);
     reaped_.push_back(false);
+    ends_.push_back(0);
   }
 }
 
@@ -106,25 +108,38 @@ bool Victims::all_joined(double seconds) const {
   return true;
 }
 
-std::string Victims::wait(double seconds) {
+std::string Victims::wait(double seconds, std::initializer_list<int> killed) {
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
-  std::string killed;
+  std::string wrong;
   for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+    bool hung = false;
     while (!reaped_[rank]) {
-      int status = 0;
-      const pid_t got = ::waitpid(pids_[rank], &status, WNOHANG);
-      reaped_[rank] = got == pids_[rank] || (got < 0 && errno == ECHILD);
+      const pid_t got = ::waitpid(pids_[rank], &ends_[rank], WNOHANG);
+      reaped_[rank] = got == pids_[rank];
       if (reaped_[rank]) break;
       if (Clock::now() > until) {
-        killed += fmt::format("{}rank {}", killed.empty() ? "" : ", ", rank);
+        hung = true;
         ::kill(pids_[rank], SIGKILL);
-        ::waitpid(pids_[rank], &status, 0);
+        ::waitpid(pids_[rank], &ends_[rank], 0);
         reaped_[rank] = true;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(500));
     }
+    const int end = ends_[rank];
+    const bool on_purpose = std::find(killed.begin(), killed.end(), static_cast<int>(rank)) != killed.end();
+    if (!hung && (on_purpose ? WIFSIGNALED(end) && WTERMSIG(end) == SIGKILL : WIFEXITED(end) && WEXITSTATUS(end) == 0))
+      continue;
+    wrong += fmt::format("{}rank {} ", wrong.empty() ? "" : ", ", rank);
+    if (hung) {
+      wrong += "hung";
+    } else if (WIFSIGNALED(end)) {
+      wrong += fmt::format("died by signal {}", WTERMSIG(end));
+    } else {
+      wrong += fmt::format("ended with status {}", WEXITSTATUS(end));
+    }
+    if (!hung) wrong += fmt::format(" ({})", heard(static_cast<int>(rank)).substr(0, 2000));
   }
-  return killed;
+  return wrong;
 }
 
 bool Victims::nothing_runs() const { return ::kill(-pids_.front(), 0) != 0 && errno == ESRCH; }

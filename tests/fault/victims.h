@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,10 @@ class Victims {
   [[nodiscard]] std::string heard(int rank) const;  ///< what it has said on standard error so far
   /// Waits until all have joined. False: `seconds` have passed, or a rank has ended before.
   [[nodiscard]] bool all_joined(double seconds = 30) const;
-  /// Waits for the ends of all processes; kills those that last longer, and says which. Empty: all have ended by themselves.
-  std::string wait(double seconds);
+  /// Waits for the ends of all processes; kills those that last longer. Says what is wrong with how they ended: "rank 1 hung",
+  /// "rank 0 ended with status 66", as after a sanitizer's report. Empty: all but `killed` have ended well, and those by
+  /// SIGKILL.
+  std::string wait(double seconds, std::initializer_list<int> killed = {});
   /// No process of the job is there any more, children of its ranks included.
   [[nodiscard]] bool nothing_runs() const;
 
@@ -63,6 +66,7 @@ class Victims {
   Board* board_;
   std::vector<pid_t> pids_;
   std::vector<bool> reaped_;
+  std::vector<int> ends_;  ///< as waitpid() has it
 };
 
 /// Whether this process may give itself another host name, which "mixed" needs.

@@ -68,14 +68,10 @@ Status all_reduce(Communicator& c, std::size_t count) {
   return {};
 }
 
-void expect_success(const std::vector<testing::RankOutcome>& outcomes) {
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) EXPECT_EQ(outcomes[rank].output, "") << "rank " << rank;
-}
-
 TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
   const std::string table = write_table("table.json", Topology::uniform(1, 3));
   const std::string other = write("other.json", "this is not even a table");
-  expect_success(testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
+  testing::expect_all_well(testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_TUNING", rank == 0 ? table.c_str() : rank == 1 ? other.c_str() : "/no/such/file", 1);
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
@@ -98,7 +94,7 @@ TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
 
 TEST_F(Choice, ATableOfOtherRanksIsLeftAlone) {
   const std::string table = write_table("table.json", Topology::uniform(1, 4));
-  expect_success(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+  testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_TUNING", table.c_str(), 1);
     auto c = testing::join(directory, rank, size, {});
     if (!c.ok()) return c.status().to_string();
@@ -136,7 +132,7 @@ TEST_F(Choice, ABadTableStopsEveryRankWithTheSameWords) {
 
 TEST_F(Choice, TheReportCountsEveryCallAndSaysWhy) {
   const std::string table = write_table("table.json", Topology::uniform(1, 2));
-  expect_success(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+  testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     ::setenv("SHOAL_TUNING", table.c_str(), 1);
     ::setenv("SHOAL_EXPLAIN", "1", 1);
     const int file = ::open(path(fmt::format("stderr{}", rank)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
@@ -170,7 +166,7 @@ TEST_F(Choice, TheReportCountsEveryCallAndSaysWhy) {
 }
 
 TEST_F(Choice, SaysNothingUnlessAsked) {
-  expect_success(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+  testing::expect_all_well(testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
     const int file = ::open(path(fmt::format("stderr{}", rank)).c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
     if (file < 0 || ::dup2(file, STDERR_FILENO) < 0) return "cannot redirect";
     auto c = testing::join(directory, rank, size, {});

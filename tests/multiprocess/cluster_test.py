@@ -77,6 +77,7 @@ class Usage(unittest.TestCase):
                                  (["2x1", "--rails", "9", "--", "true"], "1 to 8 are possible"),
                                  (["2x1", "--rails", "2", "--rail-rates", "1gbit", "--", "true"], "1 rates for 2 rails"),
                                  (["2x1", "--cut", "1@2", "--", "true"], "no rail 1"), (["2x1", "--cut", "soon", "--", "true"], "is no cut"),
+                                 (["2x1", "--cut", "0@1+", "--", "true"], "is no cut"),
                                  (["2x1"], "nothing to run"), (["2x1", "--timeout", "-1", "--", "true"], "no number of seconds")):
             with self.subTest(arguments=arguments):
                 done = cluster(*arguments)
@@ -132,6 +133,14 @@ class Cluster(unittest.TestCase):
         lines = sorted(done.stdout.splitlines())
         self.assertEqual(lines, ["0 10.77.0.1,10.78.0.1", "1 10.77.0.2,10.78.0.2", "gone", "gone", "here", "here", "there", "there"])
         self.assertIn("cutting rail 1 of node0", done.stderr)
+
+    def test_a_link_may_come_back(self):
+        script = (f"reach() {{ python3 -c {shlex.quote(REACH)} $1; }}; other=$((2 - SHOAL_RANK)); "
+                  "sleep 1; reach 10.77.0.$other || echo gone; sleep 2.5; reach 10.77.0.$other && echo back; sleep 2")
+        done = cluster("2x1", "--cut", "0@0.5+2.2", "--", "sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["back", "back", "gone", "gone"])
+        self.assertIn("rail 0 of node0 is back", done.stderr)
 
     def test_hosts_do_not_share_memory_or_interfaces(self):
         done = cluster("2x1", "--rate", "none", "--", "sh", "-c", "touch /dev/shm/of-$(hostname); sleep 0.5; ls /dev/shm")

@@ -349,7 +349,7 @@ TEST(Communicator, TwoInOneProcessAndDestructionInAnyOrder) {
     second->reset();
     return a[99999] == 1 && b[0] == 2 ? "" : "wrong";
   });
-  for (const auto& outcome : outcomes) EXPECT_EQ(outcome.output, "");
+  testing::expect_all_well(outcomes);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ constexpr std::uint64_t kCall = 7;
 const Time kStart = Time() + 1h;
 
 RollCall::Words words(std::uint64_t call, std::initializer_list<int> absent, std::initializer_list<int> slow = {}) {
-  RollCall::Words said{call, 0, {}, {}};
+  RollCall::Words said{call, 0, {}, {}, {}};
   for (const int rank : absent) said.absent.insert(rank);
   for (const int rank : slow) said.slow.insert(rank);
   return said;

@@ -1,0 +1,44 @@
+// What peers say on the control plane, and of messages before their bytes: for whom they wait, why they close, what they send.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+
+#include "src/engine/control.h"
+#include "src/engine/messages.h"
+#include "src/engine/roll_call.h"
+
+using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  constexpr int kRanks = 5;
+  const auto bytes = std::as_bytes(std::span(data, size));
+  const Status cause = parse_abort(3, bytes);
+  if (cause.ok() || std::ranges::any_of(cause.message(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
+    std::abort();
+  if (const auto announcement = Messages::parse_announcement(bytes)) {
+    if (announcement->eager != 0 && announcement->size_bytes > size) std::abort();
+    if (Messages::describe(*announcement).empty()) std::abort();
+  }
+  if (RollCall::parse(bytes).has_value() != (size == sizeof(RollCall::Words))) std::abort();
+
+  // Four peers say something, each in a part of the input.
+  RollCall call(0, kRanks);
+  const RollCall::Clock::time_point now{std::chrono::hours(1)};
+  static_cast<void>(call.due(7, now + std::chrono::seconds(1), now));
+  for (int rank = 1; rank < kRanks; ++rank) {
+    RollCall::Words words;
+    const std::size_t at = std::min(size, static_cast<std::size_t>(rank - 1) * size / (kRanks - 1));
+    std::memcpy(&words, data + at, std::min(size - at, sizeof words));
+    if (to_string(words.call).empty()) std::abort();
+    call.hear(rank, words, now);
+  }
+  const auto verdict = call.verdict(7, {{1}, {2}});
+  if (verdict.absent.empty() && verdict.slow.empty()) std::abort();  // somebody is always named
+  for (const auto* ranks : {&verdict.absent, &verdict.slow, &verdict.waiting}) {
+    if (std::ranges::any_of(*ranks, [](int rank) { return rank <= 0 || rank >= kRanks; })) std::abort();
+  }
+  return 0;
+}
