@@ -48,9 +48,10 @@ CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
   // What has been written of a wait that is over stays there.
   const bool call_waits = !is_message && page.waiting_sequence >= view.ended && page.waiting_sequence < view.started;
   if (since != 0 && (is_message ? view.messages_open && view.started == view.ended : call_waits)) {
-    view.wait = CommunicatorView::Wait{page.waiting_sequence, is_message,
-                                       std::max(0.0, 1e-9 * static_cast<double>(now_ns - static_cast<std::int64_t>(since))),
-                                       ranks_in(page.absent, view.ranks), ranks_in(page.slow, view.ranks)};
+    const auto now = static_cast<std::uint64_t>(now_ns);
+    view.wait =
+        CommunicatorView::Wait{page.waiting_sequence, is_message, now > since ? 1e-9 * static_cast<double>(now - since) : 0.0,
+                               ranks_in(page.absent, view.ranks), ranks_in(page.slow, view.ranks)};
     if (is_message) view.message = text_of(page.words);
   }
   if (page.state.load() == kLedgerFailed) {
