@@ -87,7 +87,7 @@ class Interpreter {
       case StepOp::recv: {
         std::deque<Bytes>& wire = wires_[{step.peer, rank}];
         if (wire.empty()) return false;
-        std::memcpy(bytes_of(rank, step.target), wire.front().data(), wire.front().size());
+        std::copy(wire.front().begin(), wire.front().end(), bytes_of(rank, step.target));
         wire.pop_front();
         ++next;
         return true;
