@@ -281,7 +281,11 @@ TEST(Platforms, TopologyForTheSelectorHasTheWireOfAWholeNode) {
 TEST(Published, TimesAndBandwidthsAgree) {
   for (const PublishedResult& each : published_results()) {
     EXPECT_NE(find_instance(each.platform), nullptr) << each.platform;
-    EXPECT_EQ(find_published(each.platform, each.nodes, each.bytes), &each);
+    // Of several alike all but the first have a note that sets them apart.
+    const PublishedResult* found = find_published(each.platform, each.nodes, each.bytes);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->bytes, each.bytes);
+    EXPECT_TRUE(found == &each || !each.note.empty()) << each.platform << " " << each.bytes;
     if (each.time_us > 0 && each.bus_gbyte_s > 0) {
       EXPECT_NEAR(static_cast<double>(each.bytes) * 2 * (each.ranks - 1) / each.ranks / each.time_us / 1000, each.bus_gbyte_s,
                   0.01 * each.bus_gbyte_s);
