@@ -134,6 +134,8 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
         // In the process of this rank alone: UCX reads them when a worker is made.
         ::setenv("UCX_TLS", wires.c_str(), 1);
         ::setenv("UCX_NET_DEVICES", wires == "tcp" ? "lo" : "all", 1);
+        // Two tiles of 16 KiB: others wait in their sender's memory for the receiver to make room.
+        for (const char* const name : {"UCX_POSIX_FIFO_SIZE", "UCX_SYSV_FIFO_SIZE"}) ::setenv(name, "4", 1);
       }
       UcxOptions options;
       options.tile_bytes = 16 * 1024;

@@ -378,6 +378,44 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
   });
 }
 
+TEST_P(TransportConformance, WhatASenderGivesUpOnArrivesAllTheSame) {
+  if (kind().shared) GTEST_SKIP() << "peers read the tiles where they lie";
+  run([](Rank& rank) {
+    const int last = rank.size() - 1;
+    if (rank.rank() != 0 && rank.rank() != last) return rank.meet();
+    Link& link = rank.link(rank.rank() == 0 ? last : 0);
+    const auto tile = [&](std::uint32_t i) { return Tile(0, last, i, link.max_tile_bytes()); };
+    if (rank.rank() == last) {
+      rank.meet();
+      for (std::uint32_t i = 0;; ++i) {
+        const Arrival* arrival = rank.receive(0);
+        ASSERT_NE(arrival, nullptr);
+        if (arrival->data.empty()) return link.release();
+        ASSERT_TRUE(tile(i).equals(*arrival)) << "tile " << i;
+        link.release();
+      }
+    }
+    std::vector<Payload> memory;
+    for (int refused = 0; refused < 1000 && memory.size() < 100;) {
+      const Tile next = tile(static_cast<std::uint32_t>(memory.size()));
+      Payload data = bytes_of(next);
+      if (link.try_lend(next.header(), data)) {
+        memory.push_back(std::move(data));
+        refused = 0;
+      } else {
+        ++refused;
+        rank.transport().progress();
+      }
+    }
+    ASSERT_GE(memory.size(), 2U);
+    link.keep_copies();
+    for (Payload& data : memory) std::fill(data.begin(), data.end(), std::byte{0xee});
+    rank.meet();  // now the receiver starts
+    ASSERT_TRUE(rank.send(last, {}, {}));
+    ASSERT_TRUE(rank.until([&] { return link.sent_tiles() == memory.size() + 1; }));
+  });
+}
+
 TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
   run([](Rank& rank) {
     const int next = (rank.rank() + 1) % rank.size();

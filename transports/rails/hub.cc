@@ -160,8 +160,7 @@ std::size_t Hub::memory_bytes() const noexcept {
 
 bool Hub::lasts(std::span<const std::byte> data) const noexcept {
   const auto offset = static_cast<std::size_t>(data.data() - options_.lasting_memory.data());  // wraps where it lies before
-  return data.size() >= options_.lend_from_bytes && offset < options_.lasting_memory.size() &&
-         data.size() <= options_.lasting_memory.size() - offset;
+  return offset < options_.lasting_memory.size() && data.size() <= options_.lasting_memory.size() - offset;
 }
 
 // Moving

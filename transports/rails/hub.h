@@ -60,7 +60,11 @@ class Hub {
   /// The lane has something to send in the next progress() or prepare_wait().
   void want_pump(Lane& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
-  /// Whether this lies in memory that lasts, and is worth sending from there.
+  /// Whether it is worth sending from where it lies.
+  [[nodiscard]] bool worth_lending(std::span<const std::byte> data) const noexcept {
+    return data.size() >= options_.lend_from_bytes;
+  }
+  /// Whether this lies in memory that lasts.
   [[nodiscard]] bool lasts(std::span<const std::byte> data) const noexcept;
   /// The caches of the rails that need registrations; null for the others.
   [[nodiscard]] RegistrationCache* registrations(std::size_t rail) const noexcept { return registered_[rail].get(); }

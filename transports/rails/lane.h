@@ -91,6 +91,7 @@ class Lane {
   bool try_send(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, false); }
   bool try_lend(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, true); }
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  void keep_copies();
   [[nodiscard]] const Arrival* peek() noexcept;
   void release() noexcept;
   [[nodiscard]] const Status& status() const noexcept { return status_; }
@@ -155,6 +156,7 @@ class Lane {
     bool by_write = false;
     bool arrived = true;
     const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
+    bool may_move = false;            ///< what is lent does not last
     std::array<RegistrationCache::Entry*, kMaxRails> entries{};
   };
   struct Incoming {
@@ -190,6 +192,7 @@ class Lane {
   std::byte* header_of(std::size_t slot, std::size_t i) const noexcept { return payload_of(slot) - (i + 1) * kPacketBytes; }
   std::byte* slot_memory(std::size_t slot) const noexcept { return slots_.data() + slot * slot_stride_; }
   bool take(const TileHeader& header, std::span<const std::byte> data, bool lend);
+  [[nodiscard]] bool may_lend_any() const noexcept;
   bool register_lent(Outgoing& out, std::span<const std::byte> data);
   void unregister_lent(Outgoing& out);
   int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;

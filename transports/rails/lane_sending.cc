@@ -16,9 +16,14 @@ std::uint32_t Lane::pieces_of(std::size_t bytes) const noexcept {
   return static_cast<std::uint32_t>(shape_.pieces(bytes, alive));
 }
 
+// Should the sender give up, the rail can be told of a copy.
+bool Lane::may_lend_any() const noexcept { return pidfd >= 0 && !several_rails() && hub_.rail(0)->traits().redirects; }
+
 // Where that is not possible the tile is copied.
 bool Lane::register_lent(Outgoing& out, std::span<const std::byte> data) {
-  if (!hub_.lasts(data)) return false;
+  if (!hub_.worth_lending(data)) return false;
+  out.may_move = !hub_.lasts(data);
+  if (out.may_move) return may_lend_any();
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     RegistrationCache* const cache = hub_.rail(r) == nullptr ? nullptr : hub_.registrations(r);
     if (cache == nullptr) continue;
@@ -76,6 +81,20 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
   }
   if (!pump()) hub_.want_pump(*this);
   return true;
+}
+
+void Lane::keep_copies() {
+  for (std::uint64_t p = sent_; p < taken_; ++p) {
+    const std::size_t slot = p % shape_.window;
+    Outgoing& out = out_[slot];
+    if (out.lent == nullptr || !out.may_move) continue;
+    std::memcpy(payload_of(slot), std::exchange(out.lent, nullptr), out.tile.size_bytes);
+    for (std::uint32_t i = 0; i < out.pieces; ++i) {
+      Part& part = part_of(slot, i);
+      const std::size_t offset = piece_extent(out.tile.size_bytes, out.pieces, i).offset;
+      if (part.under_way && hub_.rail(part.rail) != nullptr) hub_.rail(part.rail)->redirect(part, payload_of(slot) + offset);
+    }
+  }
 }
 
 // Until a rail is measured it counts as being as fast as the best.
@@ -147,7 +166,7 @@ int Lane::post(Part& part, std::size_t rail) {
       result = on.post_send(part, addresses[rail], {&whole, 1});
     } else {
       const std::array<Piece, 2> both{Piece{header, kPacketBytes, descriptor},
-                                      Piece{payload + extent.offset, bytes, payload_descriptor}};
+                                      Piece{payload + extent.offset, bytes, payload_descriptor, out.may_move}};
       result = on.post_send(part, addresses[rail], both);
     }
   }

@@ -23,6 +23,7 @@ class RailsLink final : public Link {
   bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_send(header, data); }
   bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_lend(header, data); }
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return lane_.sent(); }
+  void keep_copies() override { lane_.keep_copies(); }
   [[nodiscard]] const Arrival* peek() noexcept override { return lane_.peek(); }
   void release() noexcept override { lane_.release(); }
   [[nodiscard]] const Status& status() const noexcept override { return lane_.status(); }

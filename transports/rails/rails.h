@@ -28,6 +28,7 @@ struct Options {
   std::size_t stripe_bytes = 128 << 10;  ///< with several rails a larger tile is cut into pieces of at least half of this
   std::size_t write_from_bytes = 8192;   ///< larger tiles are written into the peer's memory where the rails can; 0 = none
   /// Memory that stays mapped as long as this process: what is lent from there is sent where it lies, from lend_from_bytes on.
+  /// Between processes of one host so is what lies anywhere, over rails that redirect.
   std::span<std::byte> lasting_memory{};
   std::function<std::uint64_t()> lasting_changes{};  ///< another number when pages of it have been given back to the system
   std::size_t lend_from_bytes = 16 << 10;

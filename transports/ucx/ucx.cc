@@ -28,6 +28,7 @@ Result<std::string> ucx_version() { return no_ucx(); }
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <type_traits>
 
@@ -53,7 +54,7 @@ constexpr std::chrono::milliseconds kFlushTime{300};
   X(ucp_config_release) X(ucp_cleanup) X(ucp_worker_create) X(ucp_worker_destroy) \
   X(ucp_worker_get_address) X(ucp_worker_release_address) X(ucp_worker_get_efd) X(ucp_worker_arm) \
   X(ucp_worker_progress) X(ucp_worker_flush_nbx) X(ucp_ep_create) X(ucp_ep_close_nbx) \
-  X(ucp_tag_send_nbx) X(ucp_tag_recv_nbx) X(ucp_request_free) X(ucp_request_cancel) \
+  X(ucp_dt_create_generic) X(ucp_dt_destroy) X(ucp_tag_send_nbx) X(ucp_tag_recv_nbx) X(ucp_request_free) X(ucp_request_cancel) \
   X(ucp_request_check_status)
 // clang-format on
 
@@ -96,6 +97,42 @@ Status failed(const char* what, ucs_status_t status) {
   return {StatusCode::system_error, fmt::format("ucx: {}: {}", what, library()->status_string(status))};
 }
 
+/// Two pieces that UCX takes through these functions, at the time when it has room for them, so that until then they may lie
+/// anywhere: words 4 to 7 of an operation.
+struct Parts {
+  struct Part {
+    const std::byte* data;
+    std::size_t bytes;
+  };
+  std::array<Part, 2> parts;
+
+  static Parts& of(Operation& operation) noexcept { return *reinterpret_cast<Parts*>(&operation.provider[4]); }
+  static void* start(void*, const void* operation, std::size_t) noexcept {
+    return &of(*static_cast<Operation*>(const_cast<void*>(operation)));
+  }
+  static std::size_t size(void* state) noexcept {
+    const auto& [first, second] = static_cast<Parts*>(state)->parts;
+    return first.bytes + second.bytes;
+  }
+  static std::size_t pack(void* state, std::size_t offset, void* target, std::size_t room) noexcept {
+    auto* const out = static_cast<std::byte*>(target);
+    std::size_t done = 0;
+    for (const Part& part : static_cast<Parts*>(state)->parts) {
+      const std::size_t skipped = std::min(offset, part.bytes);
+      const std::size_t count = std::min(part.bytes - skipped, room - done);
+      if (count > 0) std::memcpy(out + done, part.data + skipped, count);
+      offset -= skipped;
+      done += count;
+    }
+    return done;
+  }
+  static void finish(void*) noexcept {}
+  // Never called: nothing is received so.
+  static void* no_receive(void*, void*, std::size_t) noexcept { return nullptr; }
+  static ucs_status_t no_unpack(void*, std::size_t, const void*, std::size_t) noexcept { return UCS_ERR_UNSUPPORTED; }
+};
+static_assert(sizeof(Parts) <= 4 * sizeof(void*));
+
 /// One worker: UCX shares the load among network devices itself. What is posted is found again through the words that an
 /// Operation has for its provider.
 class UcxRail final : public Rail {
@@ -108,6 +145,7 @@ class UcxRail final : public Rail {
   ~UcxRail() override {
     stop();
     if (worker_ != nullptr) library()->ucp_worker_destroy(worker_);
+    if (parts_type_ != 0) library()->ucp_dt_destroy(parts_type_);
     if (context_ != nullptr) library()->ucp_cleanup(context_);
   }
 
@@ -160,7 +198,13 @@ class UcxRail final : public Rail {
     operation.provider[0] = this;
     const void* data = pieces[0].data;
     std::size_t count = pieces[0].bytes;
-    if (pieces.size() > 1) {
+    if (pieces.size() > 1 && pieces[1].may_move) {
+      for (std::size_t i = 0; i < 2; ++i) Parts::of(operation).parts[i] = {pieces[i].data, pieces[i].bytes};
+      parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+      parameters.datatype = parts_type_;
+      data = &operation;
+      count = 1;
+    } else if (pieces.size() > 1) {
       // Kept in the operation until it is over.
       static_assert(2 * sizeof(ucp_dt_iov_t) <= 4 * sizeof(void*));
       auto* const parts = reinterpret_cast<ucp_dt_iov_t*>(&operation.provider[4]);
@@ -178,6 +222,8 @@ class UcxRail final : public Rail {
     }
     return 0;
   }
+
+  void redirect(Operation& operation, const std::byte* data) noexcept override { Parts::of(operation).parts[1].data = data; }
 
   int post_write(Operation&, std::uint64_t, const Piece&, std::uint64_t, std::uint64_t, std::uint32_t) override {
     return -EOPNOTSUPP;  // UCX has no writes that tell their target
@@ -234,6 +280,9 @@ class UcxRail final : public Rail {
     status = library()->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, configuration, &context_);
     library()->ucp_config_release(configuration);
     if (status != UCS_OK) return failed("ucp_init", status);
+    constexpr ucp_generic_dt_ops_t kParts{Parts::start, Parts::no_receive, Parts::size, Parts::pack, Parts::no_unpack, Parts::finish};
+    if (status = library()->ucp_dt_create_generic(&kParts, this, &parts_type_); status != UCS_OK)
+      return failed("ucp_dt_create_generic", status);
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
@@ -257,6 +306,7 @@ class UcxRail final : public Rail {
     traits_.device = "ucx";
     traits_.max_message_bytes = std::size_t{1} << 30;
     traits_.receives = kReceives;
+    traits_.redirects = true;
     return {};
   }
 
@@ -317,6 +367,7 @@ class UcxRail final : public Rail {
 
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
+  ucp_datatype_t parts_type_ = 0;
   RailTraits traits_;
   std::string address_;
   std::vector<ucp_ep_h> endpoints_;
