@@ -277,12 +277,14 @@ TEST(Augment, DrawsEveryShiftAndBothSides) {
   EXPECT_LT(mirrored, 600);
 }
 
-TEST(Loader, GivesOutTheOrderInBatchesAndTheSameAgain) {
+TEST(Loader, GivesOutTheOrderInBatchesAndTheSameHoweverManyWorkersThereAre) {
   const Dataset images = make_synthetic(50, 3, 8, 1);
   const LoaderOptions options{
       .order = distributed_order(50, 1, 2, true, 4, 0), .batch = 4, .augment = true, .seed = 4, .epoch = 0};
   Loader loader(images, options);
-  Loader again(images, options);
+  LoaderOptions several = options;
+  several.workers = 5;
+  Loader again(images, several);
   EXPECT_EQ(loader.batches(), 7U);
   std::vector<std::int64_t> labels;
   std::size_t batches = 0;
@@ -330,7 +332,7 @@ TEST(Loader, AugmentsAnImageAlikeHoweverManyRanksThereAre) {
 
 TEST(Loader, EndsEarlyWithoutBeingAsked) {
   const Dataset images = make_synthetic(100, 3, 8, 1);
-  Loader loader(images, {.order = distributed_order(100, 0, 1, false, 0, 0), .batch = 1});
+  Loader loader(images, {.order = distributed_order(100, 0, 1, false, 0, 0), .batch = 1, .workers = 3});
   EXPECT_EQ(loader.next()->labels.front(), images.labels[0]);
 }
 

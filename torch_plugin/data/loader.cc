@@ -30,8 +30,9 @@ Batch make_batch(const Dataset& dataset, const LoaderOptions& options, std::size
   return batch;
 }
 
-Loader::Loader(const Dataset& dataset, LoaderOptions options) : dataset_(dataset), options_(std::move(options)) {
-  thread_ = std::thread([this] { run(); });
+Loader::Loader(const Dataset& dataset, LoaderOptions options)
+    : dataset_(dataset), options_(std::move(options)), ready_(std::max(kBatchesAhead, 2 * options_.workers)) {
+  for (std::size_t i = 0; i < options_.workers; ++i) workers_.emplace_back([this] { work(); });
 }
 
 Loader::~Loader() {
@@ -40,23 +41,22 @@ Loader::~Loader() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  for (std::thread& worker : workers_) worker.join();
 }
 
-void Loader::run() {
+void Loader::work() {
   // Yields to the trainer and to communication, which would lose more by waiting; when they starve for images they sleep.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
-  for (std::size_t first = 0; first < options_.order.size(); first += options_.batch) {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stop_ || ready_.size() < kBatchesAhead; });
-      if (stop_) return;
-    }
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || begun_ == batches() || begun_ < taken_ + ready_.size(); });
+    if (stop_ || begun_ == batches()) return;
+    const std::size_t number = begun_++;
+    const std::size_t first = number * options_.batch;
+    lock.unlock();
     Batch batch = make_batch(dataset_, options_, first, std::min(options_.batch, options_.order.size() - first));
-    {
-      const std::lock_guard lock(mutex_);
-      ready_.push_back(std::move(batch));
-    }
+    lock.lock();
+    ready_[number % ready_.size()] = std::move(batch);
     changed_.notify_all();
   }
 }
@@ -66,9 +66,9 @@ std::optional<Batch> Loader::next() {
   {
     std::unique_lock lock(mutex_);
     if (taken_ == batches()) return std::nullopt;
-    changed_.wait(lock, [this] { return !ready_.empty(); });
-    batch = std::move(ready_.front());
-    ready_.pop_front();
+    std::optional<Batch>& place = ready_[taken_ % ready_.size()];
+    changed_.wait(lock, [&] { return place.has_value(); });
+    batch.swap(place);
     ++taken_;
   }
   changed_.notify_all();

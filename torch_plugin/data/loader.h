@@ -1,9 +1,8 @@
-// Batches, made ahead of time by a thread.
+// Batches, made ahead of time by threads.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -27,9 +26,10 @@ struct LoaderOptions {
   bool augment = false;
   std::uint64_t seed = 0;   ///< of the augmentation
   std::uint64_t epoch = 0;  ///< part of the augmentation's seed
+  std::size_t workers = 1;  ///< threads, at least one
 };
 
-/// Gives out the batches of one epoch in order. A thread of its own stays a few batches ahead.
+/// Gives out the batches of one epoch in order, the same whatever the number of workers, which stay a few batches ahead.
 /// Thread rule: next() by one thread at a time. `dataset` must outlive the loader.
 class Loader {
  public:
@@ -44,16 +44,17 @@ class Loader {
   std::optional<Batch> next();
 
  private:
-  void run();
+  void work();
 
   const Dataset& dataset_;
   const LoaderOptions options_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Batch> ready_;
+  std::vector<std::optional<Batch>> ready_;  // batch i at i modulo its size
+  std::size_t begun_ = 0;
   std::size_t taken_ = 0;
   bool stop_ = false;
-  std::thread thread_;
+  std::vector<std::thread> workers_;
 };
 
 /// One batch made in the calling thread: images order[first .. first+count) of the data set.

@@ -85,7 +85,8 @@ void Contestant::begin_epoch(const Course& course) {
                                                                         .batch = static_cast<std::size_t>(options_.batch),
                                                                         .augment = options_.augment,
                                                                         .seed = options_.seed,
-                                                                        .epoch = static_cast<std::uint64_t>(course.pass())});
+                                                                        .epoch = static_cast<std::uint64_t>(course.pass()),
+                                                                        .workers = static_cast<std::size_t>(options_.workers)});
   batches_left_ = loader_->batches();
 }
 

@@ -87,6 +87,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
          "cpu, or cuda: a GPU a rank, with shoal and nccl; auto: cuda for nccl, and for shoal alone where every rank has "
          "a GPU; else cpu")
       ->check(CLI::IsMember({kAuto, "cpu", "cuda"}));
+  app.add_option("--workers", options.workers, "threads that make batches, per rank")->check(CLI::Range(1, 64));
   app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
       ->check(CLI::Range(0, 4096));
   app.add_option("--bucket-mb", options.bucket_mib,

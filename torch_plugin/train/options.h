@@ -38,6 +38,7 @@ struct TrainOptions {
   double schedule_factor = 0.1;
   std::uint64_t seed = 1;
   std::string device = "auto";       ///< "auto", "cpu" or "cuda", see device.h
+  int workers = 2;                   ///< threads that make batches, of each rank
   int threads = 0;                   ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
   std::optional<double> bucket_mib;  ///< unset: what suits the overlap
   double first_bucket_mib = 1;
