@@ -1,5 +1,7 @@
 """DistributedDataParallel over the backend "shoal" trains as one process does: buckets, unused and sparse gradients, c10d's reducer by
 itself, communication hooks of the user's and of PyTorch's own."""
+import re
+import time
 import unittest
 
 import torch
@@ -198,6 +200,22 @@ def reducer(rank, size):
             check(parameter.grad.abs().sum() > 0, "there was a gradient")
 
 
+def other_buckets(rank, size):
+    """The last rank cuts its gradients into smaller buckets: what the error says, and after how many seconds. With unused parameters DDP
+    keeps its first buckets; else rank 0 tells all others its own after a step with one bucket."""
+    options = {"bucket_cap_mb": 0.01} if rank == size - 1 else {}
+    model = DistributedDataParallel(network(), find_unused_parameters=True, **options)
+    images, labels = batches()[0]
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    dist.barrier()
+    start = time.monotonic()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
+    raise AssertionError("gradients of other layouts were summed")
+
+
 class Ddp(unittest.TestCase):
     def check(self, size, **options):
         alone = network()
@@ -235,6 +253,16 @@ class Ddp(unittest.TestCase):
 
     def test_hooks(self):
         run_ranks(2, hooks)
+
+    def test_buckets_that_differ(self):
+        for size in (2, 3):
+            for words, seconds in run_ranks(size, other_buckets):
+                with self.subTest(ranks=size, words=words):
+                    calls = set(re.findall(r"all_reduce float64 x \d+", words))
+                    self.assertEqual(len(calls), 2, "the two calls that differ")
+                    self.assertIn(f"rank {size - 1}", words)
+                    self.assertRegex(words, r"rank [01]\b")
+                    self.assertLess(seconds, 1)
 
     def test_powersgd(self):
         """It trains, and leaves the same weights on every rank."""
