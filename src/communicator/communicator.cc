@@ -80,15 +80,13 @@ CommunicatorOptions Communicator::options_from_environment() {
   CommunicatorOptions options;
   options.algorithm = setting("SHOAL_ALGORITHM");
   options.transports = setting("SHOAL_TRANSPORTS");
-  if (const auto seconds = seconds_setting("SHOAL_TIMEOUT"); seconds.ok()) {
-    options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
-  }
+  if (const auto timeout = time_setting("SHOAL_TIMEOUT"); timeout.ok()) options.timeout = *timeout;
   return options;
 }
 
 Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
   // Malformed settings are reported here, where there is a Result to do it with.
-  if (const auto seconds = seconds_setting("SHOAL_TIMEOUT"); !seconds.ok()) return seconds.status();
+  if (const auto timeout = time_setting("SHOAL_TIMEOUT"); !timeout.ok()) return timeout.status();
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;

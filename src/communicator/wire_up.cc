@@ -28,6 +28,7 @@ namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
 
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kNetworkTileBytes = 256 << 10;
@@ -192,9 +193,10 @@ Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::ve
 }
 
 // Control and data links must not be taken for each other: neither by their number nor by their key.
-TcpOptions tcp_options(const JobConfig& config, const Key& links, int rank, int size, std::string_view role,
-                       std::uint64_t salt) {
+TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds lost_after, int rank, int size,
+                       std::string_view role, std::uint64_t salt) {
   TcpOptions options;
+  options.lost_after = lost_after;
   options.interface_or_address =
       setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
   options.sockets_per_peer = config.sockets_per_peer;
@@ -223,9 +225,9 @@ Result<std::size_t> agree_on_rails(Store& store, int rank, int size, std::size_t
 }
 
 // The transport between nodes, for data. `cards`: that this rank should use, by name.
-Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, int rank, const Topology& topology,
-                                                const std::vector<std::string>& cards) {
-  TcpOptions as_tcp = tcp_options(config, links, rank, topology.ranks(), "data", 0);
+Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, milliseconds lost_after, int rank,
+                                                const Topology& topology, const std::vector<std::string>& cards) {
+  TcpOptions as_tcp = tcp_options(config, links, lost_after, rank, topology.ranks(), "data", 0);
   const auto fill = [&](rails::Options& options) {
     options.tile_bytes = config.tile_bytes;  // what has no streams must keep more of them under way
     options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
@@ -285,9 +287,11 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   parts.device = &host_device();
   parts.cores = allowed_cores();
   if (Status status = check_progress_cores(); !status.ok()) return status;
-  const auto warn_after = seconds_setting("SHOAL_WARN_AFTER");
+  const auto warn_after = time_setting("SHOAL_WARN_AFTER");
   if (!warn_after.ok()) return warn_after.status();
-  parts.warn_after = std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*warn_after * 1000)));
+  parts.warn_after = *warn_after;
+  const auto lost_after = time_setting("SHOAL_LOST_AFTER");
+  if (!lost_after.ok()) return lost_after.status();
   if (size == 1) {
     const auto decision = decide(options);
     if (!decision.ok()) return decision.status();
@@ -356,7 +360,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     (same_node && config->use_shm ? shm : network).peers.push_back(peer);
   }
 
-  TcpOptions control_options = tcp_options(*config, links, rank, size, "control", 0x636F6E74726F6C);
+  TcpOptions control_options = tcp_options(*config, links, *lost_after, rank, size, "control", 0x636F6E74726F6C);
   control_options.sockets_per_peer = 1;
   control_options.tile_bytes = kControlTileBytes;
   control_options.tiles_per_socket = 2;
@@ -387,7 +391,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     place.nics.resize(*rails);
   }
   if (!network.peers.empty()) {
-    auto made = make_network(*config, links, rank, parts.topology, place.nics);
+    auto made = make_network(*config, links, *lost_after, rank, parts.topology, place.nics);
     if (!made.ok()) return made.status();
     network.transport = std::move(made).value();
   }

@@ -1,5 +1,6 @@
 #include "src/settings/settings.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -23,6 +24,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_WARN_AFTER", "20",
             "seconds that a call waits for other ranks before a line on standard error says for whom; again each time that "
             "doubles"},
+    Setting{"SHOAL_LOST_AFTER", "30",
+            "seconds for which another host may be silent over TCP, as when a cable is pulled, before its ranks are lost; 5 or "
+            "more. Until then whatever comes back goes on"},
     Setting{"SHOAL_LEDGER", "",
             "folder in which each rank writes down which call it is in, for shoal doctor; off: nowhere. Default: shoal-UID in "
             "XDG_RUNTIME_DIR or /tmp"},
@@ -132,7 +136,11 @@ Result<double> positive_setting(std::string_view name, double high, std::string_
 }
 
 // The bound keeps sums with the clock, which counts nanoseconds in 64 bits, within their range.
-Result<double> seconds_setting(std::string_view name) { return positive_setting(name, kMaxSeconds, "seconds"); }
+Result<std::chrono::milliseconds> time_setting(std::string_view name) {
+  const auto seconds = positive_setting(name, kMaxSeconds, "seconds");
+  if (!seconds.ok()) return seconds.status();
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, static_cast<std::int64_t>(*seconds * 1000)));
+}
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
   std::uint64_t value = 0;

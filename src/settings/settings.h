@@ -1,6 +1,7 @@
 // Every SHOAL_* variable: one table that the code reads from and that prints the documentation.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -31,8 +32,8 @@ Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, st
 /// As a positive number of `unit`, at most `high`. Errors as above.
 Result<double> positive_setting(std::string_view name, double high, std::string_view unit);
 
-/// As a positive number of seconds, at most 1e9. Errors as above.
-Result<double> seconds_setting(std::string_view name);
+/// As a positive number of seconds, at most 1e9; of a shorter time than a millisecond, one. Errors as above.
+Result<std::chrono::milliseconds> time_setting(std::string_view name);
 
 /// Bytes from "65536", "64K", "64KiB", "4MiB", "1G" (powers of 1024). Errors: invalid_argument.
 Result<std::uint64_t> parse_bytes(std::string_view text);

@@ -33,8 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ::setenv(one.name, found->second.c_str(), 1);
     const auto whole = integer_setting(one.name, 1, 16);
     if (whole.ok() && (*whole < 1 || *whole > 16)) std::abort();
-    const auto seconds = seconds_setting(one.name);
-    if (seconds.ok() && !(*seconds > 0 && *seconds <= 1e9)) std::abort();
+    const auto time = time_setting(one.name);
+    if (time.ok() && (time->count() < 1 || time->count() > 1'000'000'000'000)) std::abort();
     if (const auto bytes = parse_bytes(found->second); bytes.ok()) static_cast<void>(format_bytes(*bytes));
     if (found->first == "SHOAL_JOB_KEY") {
       // No message contains the key: it is the same for any key of that length.

@@ -9,7 +9,8 @@ import cases
 CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
 PERF = os.path.join(cases.BUILD, "bin/shoal_perf")
 CUT_S = 6
-NOTICED_S = 15  # keep-alive and retransmissions take about ten
+LOST_AFTER_S = 6
+NOTICED_S = 9
 ROUNDS = ["--rounds", "10000"]  # more than there is time for
 STOPPED = 'if [ "$SHOAL_RANK" = 0 ]; then (sleep 3; kill -STOP $$) & fi; exec "$0" "$@"'
 
@@ -21,7 +22,7 @@ class Silence(unittest.TestCase):
         options = ["--rate", "200mbit", "--cut", f"0@{CUT_S}", "--prefix", "--grace", "10", "--timeout", "60"]
         heard, cut = [], None
         with subprocess.Popen([CLUSTER, "3x1", *options, "--", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              stdin=subprocess.DEVNULL) as running:
+                              stdin=subprocess.DEVNULL, env=os.environ | {"SHOAL_LOST_AFTER": str(LOST_AFTER_S)}) as running:
             for line in running.stdout:
                 if "cutting rail 0 of node0" in line:
                     cut = time.monotonic()
@@ -38,6 +39,7 @@ class Silence(unittest.TestCase):
             self.assertTrue(named, heard)
             print(f"rank {rank} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
             self.assertLess(named[0][0], NOTICED_S, heard)
+            self.assertGreater(named[0][0], LOST_AFTER_S - 1, "that is too soon: the link might have come back")
 
     def test_while_large_messages_are_under_way(self):
         self.check_that_rank_0_is_named(PERF, "-b", "4M", "-e", "4M", *ROUNDS)

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@ namespace shoal {
 namespace {
 
 using ::testing::HasSubstr;
+using namespace std::chrono_literals;
 
 /// Sets a variable for as long as it lives.
 class Variable {
@@ -72,21 +74,21 @@ TEST(Settings, WholeNumbersWithinTheirRange) {
 }
 
 TEST(Settings, SecondsArePositiveAndFitTheClock) {
-  const auto fallback = seconds_setting("SHOAL_TIMEOUT");
+  const auto fallback = time_setting("SHOAL_TIMEOUT");
   ASSERT_TRUE(fallback.ok());
-  EXPECT_EQ(*fallback, 300.0);
-  for (const auto& [text, value] : {std::pair{"5", 5.0}, {"0.25", 0.25}, {"1e9", 1e9}}) {
+  EXPECT_EQ(*fallback, 300s);
+  for (const auto& [text, value] : {std::pair{"5", 5000ms}, {"0.25", 250ms}, {"1e-9", 1ms}, {"1e9", 1'000'000'000'000ms}}) {
     const Variable given("SHOAL_TIMEOUT", text);
-    const auto seconds = seconds_setting("SHOAL_TIMEOUT");
-    ASSERT_TRUE(seconds.ok()) << text << ": " << seconds.status().to_string();
-    EXPECT_EQ(*seconds, value);
+    const auto time = time_setting("SHOAL_TIMEOUT");
+    ASSERT_TRUE(time.ok()) << text << ": " << time.status().to_string();
+    EXPECT_EQ(*time, value);
   }
   for (const char* text : {"0", "-3", "soon", "5s", "5 ", "inf", "nan", "1e300", "1.1e9"}) {
     const Variable given("SHOAL_TIMEOUT", text);
-    const auto seconds = seconds_setting("SHOAL_TIMEOUT");
-    ASSERT_FALSE(seconds.ok()) << text << " was taken as " << *seconds;
-    EXPECT_EQ(seconds.status().code(), StatusCode::invalid_argument);
-    EXPECT_THAT(seconds.status().message(),
+    const auto time = time_setting("SHOAL_TIMEOUT");
+    ASSERT_FALSE(time.ok()) << text << " was taken as " << time->count() << " ms";
+    EXPECT_EQ(time.status().code(), StatusCode::invalid_argument);
+    EXPECT_THAT(time.status().message(),
                 HasSubstr("SHOAL_TIMEOUT='" + std::string(text) + "' is not a positive number of seconds"));
   }
 }

@@ -13,15 +13,17 @@
 #include <fmt/format.h>
 
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {
 
+using std::chrono::milliseconds;
+
 // A link whose first socket has ended waits this long for bytes on the others.
-constexpr std::chrono::milliseconds kClosingPatience{300};
-// A host has vanished that leaves so many retransmissions or probes unanswered and acknowledges nothing for so long.
-constexpr std::uint8_t kVanishedTries = 3;
-constexpr std::uint32_t kVanishedMs = 10'000;
+constexpr milliseconds kClosingPatience{300};
+// A host is silent that leaves so many retransmissions or probes unanswered.
+constexpr std::uint8_t kSilentTries = 3;
 // Where another network may answer, a socket is given up earlier.
 constexpr std::uint32_t kSilentRailMs = 1500;
 // How often a goodbye is offered to a kernel that is out of memory.
@@ -68,6 +70,7 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
 
 void TcpLink::adopt(Flow& flow, Connection connection) {
   flow.socket = std::move(connection.socket);
+  tune(flow.socket.get(), shape_.lost_after);
   flow.taken_bytes = 0;
   flow.rate = {};
   // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
@@ -253,7 +256,7 @@ bool TcpLink::watch() {
     tcp_info info{};
     socklen_t bytes = sizeof info;
     if (flow.ended || flow.down || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
-    const bool silent = std::max(info.tcpi_retransmits, info.tcpi_probes) >= kVanishedTries;
+    const bool silent = std::max(info.tcpi_retransmits, info.tcpi_probes) >= kSilentTries;
     if (shape_.rails && silent && info.tcpi_last_ack_recv >= kSilentRailMs && may_resume()) {
       fmt::print(stderr, "shoal: tcp: rank {} has not answered on socket {} for {:.1f} s; going on without its network\n",
                  peer_, index_of(flow), info.tcpi_last_ack_recv / 1e3);
@@ -261,7 +264,7 @@ bool TcpLink::watch() {
       moved = true;
       continue;
     }
-    if (silent && info.tcpi_last_ack_recv >= kVanishedMs) {
+    if (silent && milliseconds(info.tcpi_last_ack_recv) >= shape_.lost_after) {
       close(Status(StatusCode::peer_failed,
                    fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down", peer_,
                                peer_address_, info.tcpi_last_ack_recv / 1e3)));

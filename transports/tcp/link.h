@@ -77,6 +77,7 @@ struct LinkShape {
   bool rails = false;  ///< the sockets use several networks: one that is silent is left for another
   std::size_t lend_from_bytes = 0;
   bool packing = false;  ///< payloads leave packed where that makes them smaller
+  std::chrono::milliseconds lost_after{};
 };
 
 /// See Link. Sending: try_send appends a copy to the link's own memory, from which each socket pulls its next tiles only when

@@ -9,7 +9,6 @@
 #include <cstdint>
 
 #include "transports/tcp/link.h"
-#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {
@@ -117,7 +116,6 @@ std::optional<std::uint64_t> Reactor::give_up(int rank, std::size_t socket_index
 }
 
 void Reactor::resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) {
-  tune(connection.socket.get());
   if (TcpLink* link = link_to(rank)) link->resume(socket_index, std::move(connection), received);
   news_ = true;
 }

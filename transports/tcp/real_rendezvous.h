@@ -92,7 +92,7 @@ inline std::string words(int error) { return std::generic_category().message(err
 class RealRendezvous final : public Rendezvous {
  public:
   RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
-                 std::vector<SocketAddress> rails);
+                 std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
   Result<std::vector<PeerSockets>> connect_all(std::chrono::steady_clock::time_point deadline) override;
   void lose(int rank, std::size_t index) override;
   void forget(int rank) override;
@@ -153,6 +153,7 @@ class RealRendezvous final : public Rendezvous {
   const Identity self_;
   const Key key_;
   const std::vector<SocketAddress> rails_;  // own ends
+  const std::chrono::milliseconds lost_after_;
   std::vector<Descriptor> listeners_;
   Descriptor epoll_;
   Clock::time_point start_;

@@ -31,8 +31,14 @@ bool send_record(int socket, const HelloRecord& record) noexcept {
 }  // namespace
 
 RealRendezvous::RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                               std::vector<PeerAddress> peers, std::vector<SocketAddress> rails)
-    : self_(self), key_(key), rails_(std::move(rails)), listeners_(std::move(listeners)), start_(Clock::now()) {
+                               std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
+                               std::chrono::milliseconds lost_after)
+    : self_(self),
+      key_(key),
+      rails_(std::move(rails)),
+      lost_after_(lost_after),
+      listeners_(std::move(listeners)),
+      start_(Clock::now()) {
   const std::size_t sockets = self.sockets + std::size_t{1};
   for (PeerAddress& where : peers) {
     Peer& peer = peers_.emplace_back();
@@ -298,8 +304,9 @@ Status RealRendezvous::late() const {
 }
 
 std::unique_ptr<Rendezvous> Rendezvous::make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                             std::vector<PeerAddress> peers, std::vector<SocketAddress> rails) {
-  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers), std::move(rails));
+                                             std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
+                                             std::chrono::milliseconds lost_after) {
+  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers), std::move(rails), lost_after);
 }
 
 }  // namespace shoal::tcp

@@ -62,9 +62,10 @@ class Rendezvous {
 
   /// `listeners` are non-blocking and listen. `rails`: own addresses, each on a network of its own; the sockets to a peer go
   /// round them, from the own end of a rail to the peer's. Empty: the system finds the way, and all sockets take the first
-  /// address of a peer that answers.
+  /// address of a peer that answers. `lost_after`: for how long a peer's host may be silent, after the start.
   static std::unique_ptr<Rendezvous> make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                          std::vector<PeerAddress> peers, std::vector<SocketAddress> rails = {});
+                                          std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
+                                          std::chrono::milliseconds lost_after);
 
   /// Until every socket has finished its handshake. Connections that are refused or dropped are tried again until the deadline.
   /// The result has the order of `peers`.

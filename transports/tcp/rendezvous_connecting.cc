@@ -19,11 +19,9 @@ constexpr milliseconds kLastRetry{200};
 // Where a peer has several addresses, a silent one is left for the next after this time.
 constexpr milliseconds kAddressTimeout{1000};
 constexpr milliseconds kReplyTimeout{3000};
-// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long all of them may
-// before the peer is lost; and the same for a peer that takes connections and closes them at once. A host that answers and
-// whose rank is busy is waited for.
+// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long a peer may take
+// connections and close them at once before it is lost. A host that answers and whose rank is busy is waited for.
 constexpr milliseconds kUnansweredTry{3000};
-constexpr milliseconds kUnansweredLimit{10'000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
 // A knock that has met nothing but silence for so long says something.
@@ -128,7 +126,7 @@ void RealRendezvous::retry_lost(Outbound& outbound, int error) {
   }
   // Where nobody listens any more, at any of its addresses, there is no process.
   const std::size_t addresses = peer.where.addresses.size();
-  if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : kUnansweredLimit))
+  if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : lost_after_))
     unreachable_.emplace_back(peer.where.rank, peer.last_error);
   if (refused || !answered) leave_address(outbound);
   outbound.until = refused ? now : now + outbound.retry;

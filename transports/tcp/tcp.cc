@@ -13,7 +13,6 @@
 #include "transports/tcp/link.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/rendezvous.h"
-#include "transports/tcp/tune.h"
 
 namespace shoal {
 namespace tcp {
@@ -21,7 +20,10 @@ namespace {
 
 constexpr std::size_t kMinTileBytes = 64;
 constexpr std::size_t kMaxTileBytes = 16 << 20;
+constexpr std::chrono::seconds kMinLostAfter{5};  // three retransmissions or probes, and some
+constexpr std::chrono::hours kMaxLostAfter{240};
 constexpr int kBacklog = 4096;
+
 Result<Descriptor> bind_and_listen(const SocketAddress& address) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const auto failed = [&] { return system_error(fmt::format("tcp: listen on {}", address.to_string()), errno); };
@@ -99,16 +101,15 @@ class TcpTransport final : public Transport {
     if (options_.encryption) self.encryption = kEncrypted | (has_aes() ? kHasAes : 0);
     self.tile_bytes = static_cast<std::uint32_t>(options_.tile_bytes);
     auto rails = options_.rails.empty() ? std::vector<SocketAddress>() : listeners_.advertised;
-    auto rendezvous =
-        Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where), std::move(rails));
+    auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where),
+                                       std::move(rails), options_.lost_after);
     auto connected = rendezvous->connect_all(deadline);
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
-      for (const Connection& connection : peer.sockets) tune(connection.socket.get());
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
                                 {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption,
-                                 !options_.rails.empty(), options_.lend_from_bytes, options_.packing});
+                                 !options_.rails.empty(), options_.lend_from_bytes, options_.packing, options_.lost_after});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }
@@ -171,6 +172,11 @@ Status check(const TcpOptions& options) {
   }
   if (options.tile_bytes < kMinTileBytes || options.tile_bytes > kMaxTileBytes) {
     return bad(fmt::format("tiles of {} bytes; {} to {} are possible", options.tile_bytes, kMinTileBytes, kMaxTileBytes));
+  }
+  if (options.lost_after < kMinLostAfter || options.lost_after > kMaxLostAfter) {
+    return bad(fmt::format("a peer is lost after {:.3g} s of silence; {} to {} are possible (SHOAL_LOST_AFTER)",
+                           std::chrono::duration<double>(options.lost_after).count(), kMinLostAfter.count(),
+                           std::chrono::seconds(kMaxLostAfter).count()));
   }
   if (options.tiles_per_socket < 2 || options.tiles_per_socket > 64) {
     return bad(fmt::format("room for {} tiles per socket; 2 to 64 are possible", options.tiles_per_socket));

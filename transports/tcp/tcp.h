@@ -1,6 +1,7 @@
 // The TCP transport: one ordered link to each peer, made of several sockets that share its tiles by pulling them.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,6 +33,8 @@ struct TcpOptions {
   bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
   std::size_t lend_from_bytes =
       32 << 10;              ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
+  /// A peer whose host has been silent for so long is lost; 5 s .. 10 days. Each rank its own.
+  std::chrono::milliseconds lost_after{30'000};
   bool packing = false;      ///< payloads are packed from the start where that makes them smaller; each rank its own
   std::uint64_t job_id = 0;  ///< tells this job's ranks from others by accident
   Key key;                   ///< tells them from strangers on purpose

@@ -4,12 +4,16 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 namespace shoal::tcp {
 namespace {
 
 // A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
 // wait.
 constexpr int kUnsentBytes = 1 << 20;
+constexpr int kProbeAfterS = 2;
+constexpr int kMostProbes = 127;  // that Linux takes
 
 void set_option(int socket, int level, int name, int value) noexcept {
   static_cast<void>(::setsockopt(socket, level, name, &value, sizeof value));
@@ -17,14 +21,16 @@ void set_option(int socket, int level, int name, int value) noexcept {
 
 }  // namespace
 
-void tune(int socket) noexcept {
+void tune(int socket, std::chrono::milliseconds lost_after) noexcept {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  // A host that vanishes while nothing is under way is noticed after ten seconds.
+  // A host may vanish while nothing is under way. The link looks at the probes and gives up first: the kernel has one to spare.
+  const int seconds = static_cast<int>(std::chrono::ceil<std::chrono::seconds>(lost_after).count());
+  const int interval = seconds / kMostProbes + 1;
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 8);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfterS);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, std::min(kMostProbes, (seconds - kProbeAfterS) / interval + 2));
 }
 
 }  // namespace shoal::tcp

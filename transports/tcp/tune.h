@@ -1,9 +1,12 @@
 // The options of the sockets that links use.
 #pragma once
 
+#include <chrono>
+
 namespace shoal::tcp {
 
 /// Tuning only: a kernel that refuses an option still moves the bytes.
-void tune(int socket) noexcept;
+/// A host that has vanished while nothing is under way is known to be silent, and the connection ends, soon after `lost_after`.
+void tune(int socket, std::chrono::milliseconds lost_after) noexcept;
 
 }  // namespace shoal::tcp
