@@ -1,10 +1,11 @@
-"""Prints one table from the result files of bench/demo, and leaves it in tables.json for the page: report.py FOLDER."""
+"""Prints one table from the result files of bench/demo, and leaves it in tables.json for the page: report.py FOLDER. With --readme a shorter
+one goes into the repository's README."""
 import glob
 import json
 import os
 import sys
 
-from comparison import results
+from comparison import readme, results
 from perf.plot import size_label
 
 RUNS = (("local-openmpi", "1 host x 2 ranks"), ("network-openmpi", "2 hosts x 2 ranks"), ("network-gloo", "2 hosts x 2 ranks"))
@@ -16,13 +17,13 @@ def load(folder, name):
     return results.load(os.path.join(folder, name + ".json"))
 
 
-def all_reduce_rows(document, where):
+def all_reduce_rows(document, where, least_bytes=0):
     """A row for each size and peer, and the geometric mean of each peer from 64 KiB."""
     mine, table = results.rows(document, "shoal"), []
     for peer in dict.fromkeys(row["library"] for row in document["results"] if row["library"] != "shoal"):
         ratios = results.ratios(document, peer)
         for size, row in results.rows(document, peer).items():
-            if size not in ratios:
+            if size not in ratios or size < least_bytes:
                 continue
             limit = mine[size].get("limit_fraction")
             table.append((where, f"AllReduce {size_label(size)}", f"{mine[size]['latency_us']:,.1f} us", f"{row['latency_us']:,.1f} us", NAMES[peer],
@@ -41,15 +42,35 @@ def training_rows(document):
              NAMES[backend], f"{mine['images_per_s'] / other['images_per_s']:.2f}", "-") for backend, other in backends.items()]
 
 
-def main():
-    if len(sys.argv) != 2:
-        sys.exit("usage: report.py FOLDER")
-    folder = sys.argv[1]
+def all_rows(folder, least_bytes=0):
     rows = []
     for name, where in RUNS:
-        rows += all_reduce_rows(load(folder, name), where)
+        rows += all_reduce_rows(load(folder, name), where, least_bytes)
     for path in sorted(glob.glob(os.path.join(folder, "training-*.json"))):
         rows += training_rows(results.load(path))
+    return rows
+
+
+def peers_side_by_side(rows):
+    """Markdown: one row for all peers. shoal's own figure is that of the run beside the first."""
+    merged = {}
+    for where, what, mine, _, peer, ratio, _ in rows:
+        merged.setdefault((where, what), (mine, {}))[1][peer] = f"{ratio} x"
+    peers = ("Open MPI", "Gloo")
+    lines = ["| where | what | shoal | " + " | ".join(f"faster than {peer}" for peer in peers) + " |", "|---|---|---|---|---|"]
+    for (where, what), (mine, ratios) in merged.items():
+        lines.append(f"| {where} | {what} | {mine} | " + " | ".join(ratios.get(peer, "") for peer in peers) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    arguments = [each for each in sys.argv[1:] if each != "--readme"]
+    if len(arguments) != 1:
+        sys.exit("usage: report.py FOLDER [--readme]")
+    folder = arguments[0]
+    rows = all_rows(folder)
+    if "--readme" in sys.argv:
+        readme.put("demo", peers_side_by_side(all_rows(folder, results.LARGE_BYTES)))
     machine = load(folder, RUNS[0][0])["machine"]
     print(f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores")
     widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD))]

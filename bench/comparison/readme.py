@@ -2,7 +2,8 @@
 import os
 
 README = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "README.md")
-WRITERS = {"comparison": "bench/compare --tables", "failures": "bench/failures --tables", "training": "bench/study --page"}
+WRITERS = {"comparison": "bench/compare --tables", "demo": "bench/demo --keep", "failures": "bench/failures --tables",
+           "training": "bench/study --page"}
 
 
 def marks(name):
