@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Submits training jobs to SageMaker: a list of models, side by side or one after another on a warm pool.
 
-    pip install 'sagemaker>=2.110,<3'
+    pip install 'sagemaker>=2.240,<3'
     bench/aws/sagemaker_submit.py --image ACCOUNT.dkr.ecr.REGION.amazonaws.com/shoal:aws-sagemaker --role arn:aws:iam::... \\
         --models resnet18,vgg11 --instance ml.p4d.24xlarge --nodes 2 -- --dataset synthetic --steps 500 --batch 64
 
@@ -20,6 +20,7 @@ ENTRY = "sagemaker_entry.py"
 INSTANCE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 MODEL = re.compile(r"[A-Za-z0-9_.]+")
 LONGEST_NAME = 63  # of a training job
+LONGEST_KEEP = 21600  # seconds; the service's
 
 
 class Problem(Exception):
@@ -75,6 +76,8 @@ def describe(arguments, options, now, key):
         raise Problem(f"--instance: '{arguments.instance}' is not like ml.p4d.24xlarge")
     if arguments.nodes < 1 or arguments.keep_alive < 0 or arguments.max_run < 1:
         raise Problem("--nodes and --max-run are at least 1, --keep-alive at least 0")
+    if arguments.keep_alive > LONGEST_KEEP:
+        raise Problem(f"--keep-alive: SageMaker keeps instances for at most {LONGEST_KEEP} seconds, not {arguments.keep_alive}")
     if bool(arguments.subnets) != bool(arguments.security_groups):
         raise Problem("--subnets and --security-groups go together")
     for name in ("data", "output"):
@@ -94,6 +97,9 @@ def describe(arguments, options, now, key):
             # Seen by who may describe the job; it keeps other jobs out, not their owner.
             "environment": {"SHOAL_JOB_KEY": key, "SHOAL_EXPLAIN": "1"},
             "max_run": arguments.max_run,
+            # Both are on by default, and a monitor beside the ranks takes time from them.
+            "debugger_hook_config": False,
+            "disable_profiler": True,
         }
         if arguments.keep_alive and not arguments.parallel:
             estimator["keep_alive_period_in_seconds"] = arguments.keep_alive
@@ -114,7 +120,7 @@ def estimator_class():
     try:
         from sagemaker.pytorch import PyTorch  # pylint: disable=import-outside-toplevel
     except ImportError as error:
-        raise Problem(f"the SageMaker SDK is missing ({error}); pip install 'sagemaker>=2.110,<3', or try --dry-run") from error
+        raise Problem(f"the SageMaker SDK is missing ({error}); pip install 'sagemaker>=2.240,<3', or try --dry-run") from error
     return PyTorch
 
 

@@ -1,5 +1,9 @@
-"""What bench/aws holds, as far as it can be checked without AWS: shell, manifests against the table of instances, Dockerfile, SageMaker's jobs."""
+"""What bench/aws holds, as far as it can be checked without AWS: shell, manifests against the table of instances, Dockerfile, SageMaker's jobs; and
+manifests and jobs by the packages of those who take them, where `bench/setup aws-sdk` has put these."""
 import contextlib
+import copy
+import functools
+import glob
 import importlib.util
 import io
 import json
@@ -34,6 +38,39 @@ def instance(name):
     """The row of the table of instances."""
     done = subprocess.run([SHOAL, "topology", "--instance", name, "--json", "--no-metadata"], capture_output=True, text=True, check=True, timeout=60)
     return json.loads(done.stdout)["table"]
+
+
+def setup_text():
+    with open(os.path.join(cases.REPOSITORY, "bench/setup"), encoding="utf-8") as file:
+        return file.read()
+
+
+def sdk_environment():
+    """Where bench/setup puts Amazon's and Kubeflow's packages; None where they are not."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    version = re.search(r"^sagemaker_version=(\S+)", setup_text(), re.MULTILINE)[1]
+    venv = f"{cache}/shoal/venv-aws-{version}"
+    return venv if glob.glob(f"{venv}/lib/python3*/site-packages/sagemaker-{version}.dist-info") else None
+
+
+def need_sdk(case):
+    if not sdk_environment():
+        case.skipTest("no SDK (bench/setup aws-sdk)")
+
+
+@functools.cache
+def ask_sdk(part, given):
+    """What aws_sdk.py finds, in JSON as it is given."""
+    with tempfile.TemporaryDirectory() as home:  # the user's AWS settings stay out of it
+        done = subprocess.run([sdk_environment() + "/bin/python", "-B", os.path.join(cases.REPOSITORY, "tests/tidy/aws_sdk.py"), part], input=given,
+                              env={"PATH": "/usr/bin:/bin", "HOME": home}, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise AssertionError(f"aws_sdk.py {part} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def sdk(part, given):
+    return json.loads(ask_sdk(part, json.dumps(given)))
 
 
 class Shell(unittest.TestCase):
@@ -146,7 +183,7 @@ class Kubernetes(unittest.TestCase):
     def check_replica(self, replica):
         self.assertEqual(set(replica), {"replicas", "restartPolicy", "template"})
         self.assertGreaterEqual(replica["replicas"], 1)
-        self.assertIn(replica["restartPolicy"], ("Never", "OnFailure", "Always", "ExitCode"))
+        self.assertIn(replica["restartPolicy"], ("Never", "OnFailure"))  # MPIJob knows no others
         return replica["template"]["spec"]
 
     def test_pytorch_job(self):
@@ -180,6 +217,41 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual(arguments[arguments.index("-N") + 1], str(row["gpus"]))
         self.assertIn("shoal_perf", arguments)
         self.assertTrue(all(isinstance(each, str) for each in arguments))
+
+    def test_the_operators_classes_know_every_field(self):
+        """Read and written again, nothing may be lost: the classes drop what they do not know and turn values into the type of the field."""
+        need_sdk(self)
+        pytorch = quantities_as_text(self.manifest("pytorchjob.yaml"))
+        mpi = quantities_as_text(self.manifest("mpijob.yaml"))
+        del mpi["spec"]["sshAuthMountPath"]  # there are classes of v1 only, which had no such field; the others are the same
+        wrong = []
+
+        def plant(change):
+            wrong.append(copy.deepcopy(pytorch))
+            change(wrong[-1]["spec"], wrong[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"])
+
+        plant(lambda spec, pod: spec.update(nProcPerNode=spec.pop("nprocPerNode")))
+        plant(lambda spec, pod: spec["runPolicy"].update(cleanPods="Running"))
+        plant(lambda spec, pod: pod.update(nodeSelectors={}))
+        plant(lambda spec, pod: pod["containers"][0].update(volumeMount=[]))
+        plant(lambda spec, pod: pod["containers"][0]["env"][0]["valueFrom"]["secretKeyRef"].update(secret="x"))
+        plant(lambda spec, pod: spec.update(nprocPerNode=8))  # a text
+        plant(lambda spec, pod: pod["containers"][0].pop("name"))  # must be there
+        written = sdk("manifests", [["KubeflowOrgV1PyTorchJob", pytorch], ["KubeflowOrgV1MPIJob", mpi]] +
+                      [["KubeflowOrgV1PyTorchJob", each] for each in wrong])
+        self.assertEqual(written[:2], [pytorch, mpi])
+        for before, after in zip(wrong, written[2:], strict=True):
+            self.assertNotEqual(before, after)
+
+
+def quantities_as_text(node):
+    """Kubernetes takes numbers for quantities, its classes keep text."""
+    if isinstance(node, list):
+        return [quantities_as_text(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: {name: str(each) for name, each in value.items()} if key in ("requests", "limits") else quantities_as_text(value)
+            for key, value in node.items()}
 
 
 def dockerfile_complaints(text, exists):
@@ -231,6 +303,8 @@ class Dockerfile(unittest.TestCase):
         self.assertIn("gpg --batch --verify", text)
         for name in ("shoal_train", "shoal topology", '"shoal", "doctor"'):
             self.assertIn(name, text)
+        for name, version in re.findall(r'"(sagemaker-[a-z-]+)==([\d.]+)"', text):  # what is tested is what the image has
+            self.assertIn(f" {name.replace('-', '_')}=={version}", setup_text())
 
     def test_its_checker_finds_what_is_wrong(self):
         for text in ("FROM debian\n", "FROM debian:latest\n", "FROM debian:12\nRUN a | b\n", "FROM debian:12\nCOPY no/such /x\n",
@@ -330,7 +404,8 @@ class SageMaker(unittest.TestCase):
         self.assertEqual(Estimator.made, [])
 
     def test_what_is_refused(self):
-        for arguments, words in ((("--models", "a b"), "is no name of a model"), (("--instance", "p4d.24xlarge"), "is not like ml.p4d"),
+        for arguments, words in ((("--keep-alive", "21601"), "at most 21600"),
+                                 (("--models", "a b"), "is no name of a model"), (("--instance", "p4d.24xlarge"), "is not like ml.p4d"),
                                  (("--nodes", "0"), "at least 1"), (("--subnets", "s"), "go together"), (("--data", "/x"), "s3://"),
                                  (("--", "steps"), "is no option"), (("--", "--model", "x"), "--models"), (("--name", "n" * 60), "longer than")):
             with self.subTest(arguments=arguments):
@@ -344,6 +419,124 @@ class SageMaker(unittest.TestCase):
                                  {"SM_CHANNEL_TRAINING": "/data", "SM_OUTPUT_DATA_DIR": "/out"}),
                          ["shoal_train", "--model", "vgg11", "--evaluate", "--steps", "5", "--data", "/data", "--json", "/out/results.json"])
         self.assertEqual(command(["--json", "x", "--data", "y"], {"SM_CHANNEL_TRAINING": "/data"}), ["shoal_train", "--json", "x", "--data", "y"])
+
+
+class SageMakerSdk(unittest.TestCase):
+    """The same with the real SDK, which asks a stand-in for AWS; and SageMaker's toolkit in the image, which starts programs that only log."""
+    NEEDED = ("--image", "123456789012.dkr.ecr.us-east-1.amazonaws.com/shoal:aws-sagemaker", "--role", "arn:aws:iam::123456789012:role/x")
+    MODELS = (*NEEDED, "--models", "resnet18,vgg11")
+    RUNS = {
+        "pool": {"arguments": [*MODELS, "--nodes", "4", "--data", "s3://b/data", "--max-run", "3600", "--subnets", "subnet-1,subnet-2",
+                               "--security-groups", "sg-1", "--", "--steps", "500", "--evaluate"], "fails": []},
+        "parallel": {"arguments": [*MODELS, "--parallel", "--output", "s3://o/x"], "fails": ["resnet18"]},
+        "stopped": {"arguments": [*MODELS, "--keep-alive", "0"], "fails": ["resnet18"]},
+        "going on": {"arguments": [*MODELS, "--keep-going", "--instance", "ml.c5n.18xlarge"], "fails": ["resnet18"]},
+    }
+
+    def setUp(self):
+        need_sdk(self)
+        self.runs = dict(zip(self.RUNS, sdk("submit", list(self.RUNS.values())), strict=True))
+
+    def order(self, run):
+        """Of the calls about jobs."""
+        return "".join({"CreateTrainingJob": "C", "DescribeTrainingJob": "d"}.get(call, "") for call in self.runs[run]["calls"])
+
+    def test_the_service_would_take_every_request(self):
+        jobs = [job for run in self.runs.values() for job in run["jobs"]]
+        wrong = []
+
+        def plant(change):
+            wrong.append(copy.deepcopy(jobs[0]))
+            change(wrong[-1])
+
+        plant(lambda job: job.pop("RoleArn"))
+        plant(lambda job: job.update(Role="x"))
+        plant(lambda job: job.update(TrainingJobName="a_b"))
+        plant(lambda job: job["Environment"].update({"A B": "x"}))
+        plant(lambda job: job["ResourceConfig"].update(InstanceCount="4"))
+        plant(lambda job: job["ResourceConfig"].update(InstanceType="ml.p9.large"))
+        plant(lambda job: job["ResourceConfig"].update(KeepAlivePeriodInSeconds=21601))
+        found = sdk("requests", jobs + wrong)
+        self.assertEqual(found[:len(jobs)], [[]] * len(jobs))
+        for complaints in found[len(jobs):]:
+            self.assertEqual(len(complaints), 1, complaints)
+
+    def test_one_after_another_on_a_warm_pool(self):
+        run = self.runs["pool"]
+        self.assertEqual(run["code"], 0, run["said"])
+        self.assertEqual(self.order("pool"), "CddCdd")
+        for model, job in zip(("resnet18", "vgg11"), run["jobs"], strict=True):
+            self.assertEqual(job["AlgorithmSpecification"]["TrainingImage"], self.NEEDED[1])
+            self.assertEqual(job["RoleArn"], self.NEEDED[3])
+            self.assertEqual({**job["ResourceConfig"], "VolumeSizeInGB": 0}, {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 4,
+                                                                              "KeepAlivePeriodInSeconds": 1800, "VolumeSizeInGB": 0})
+            self.assertEqual(job["StoppingCondition"], {"MaxRuntimeInSeconds": 3600})
+            self.assertEqual(job["VpcConfig"], {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]})
+            self.assertEqual([(each["ChannelName"], each["DataSource"]["S3DataSource"]["S3Uri"]) for each in job["InputDataConfig"]],
+                             [("training", "s3://b/data")])
+            self.assertRegex(job["Environment"]["SHOAL_JOB_KEY"], "^[0-9a-f]{64}$")
+            self.assertEqual(job["ProfilerConfig"], {"DisableProfiler": True})  # it would run beside the ranks
+            self.assertNotIn("DebugHookConfig", job)
+            given = {name: json.loads(value) for name, value in job["HyperParameters"].items()}
+            for name, value in (("model", model), ("steps", "500"), ("evaluate", ""), ("sagemaker_program", "sagemaker_entry.py"),
+                                ("sagemaker_torch_distributed_enabled", True), ("sagemaker_instance_type", "ml.p4d.24xlarge")):
+                self.assertEqual(given[name], value)
+            place, files = next((place, files) for place, files in run["uploads"].items() if job["TrainingJobName"] in place)
+            self.assertTrue(place.endswith(given["sagemaker_submit_directory"].split("/", 3)[3]), place)
+            self.assertIn(given["sagemaker_program"], files)
+        for part in ("ResourceConfig", "VpcConfig", "RoleArn"):  # what decides whether a job gets the instances of the one before
+            self.assertEqual(run["jobs"][0][part], run["jobs"][1][part])
+
+    def test_side_by_side(self):
+        run = self.runs["parallel"]
+        self.assertEqual(run["code"], 1)
+        self.assertEqual(self.order("parallel"), "CCdddd")
+        self.assertEqual([job["OutputDataConfig"]["S3OutputPath"] for job in run["jobs"]], ["s3://o/x"] * 2)
+        for job in run["jobs"]:
+            self.assertNotIn("KeepAlivePeriodInSeconds", job["ResourceConfig"])
+        first, second = (job["TrainingJobName"] for job in run["jobs"])
+        self.assertTrue(any(line.startswith(f"{first} failed: ") and "AlgorithmError: exit code 1" in line for line in run["said"]), run["said"])
+        self.assertEqual(run["said"][-2:], [f"{second} is done", f"2 jobs, 1 failed: {first}"])
+
+    def test_a_failure_stops_the_list_unless_told_otherwise(self):
+        for name, calls in (("stopped", "Cdd"), ("going on", "CddCdd")):
+            run = self.runs[name]
+            self.assertEqual((run["code"], self.order(name)), (1, calls), run["said"])
+            self.assertIn("AlgorithmError: exit code 1", " ".join(run["said"]))
+            self.assertEqual(run["said"][-1], f"2 jobs, 1 failed: {run['jobs'][0]['TrainingJobName']}")
+        self.assertNotIn("KeepAlivePeriodInSeconds", self.runs["stopped"]["jobs"][0]["ResourceConfig"])
+
+    def test_the_image_starts_the_trainer_under_torchrun(self):
+        """From the hyperparameters that the SDK sends to the command line of shoal_train, on the second of two hosts."""
+        with tempfile.TemporaryDirectory() as folder:
+            def write(path, text):
+                os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
+                with open(os.path.join(folder, path), "w", encoding="ascii") as file:
+                    file.write(text)
+                os.chmod(os.path.join(folder, path), 0o755)
+
+            write("bin/nvidia-smi", "#!/bin/bash\nprintf 'GPU %d: x\\n' 0 1\n")
+            write("bin/torchrun", '#!/bin/bash\necho "torchrun $*" >> "$LOG"\nwhile [[ $1 != *.py ]]; do shift; done\nexec python3 "$@"\n')
+            write("bin/shoal_train", '#!/bin/bash\necho "shoal_train $*" >> "$LOG"\n')
+            hosts = ["127.0.0.1", "127.0.0.2"]
+            group = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.p4d.24xlarge", "hosts": hosts}
+            write("ml/input/config/resourceconfig.json", json.dumps({
+                "current_host": hosts[1], "hosts": hosts, "network_interface_name": "eth0", "current_instance_type": group["instance_type"],
+                "current_group_name": group["instance_group_name"], "instance_groups": [group]}))
+            write("ml/input/config/inputdataconfig.json", json.dumps({"training": {"TrainingInputMode": "File"}}))
+            write("ml/input/config/hyperparameters.json", json.dumps({**self.runs["pool"]["jobs"][1]["HyperParameters"],
+                                                                      "sagemaker_submit_directory": json.dumps(AWS)}))
+            module = re.search(r"SAGEMAKER_TRAINING_MODULE=(\S+)", text_of("Dockerfile"))[1]
+            done = subprocess.run([sdk_environment() + "/bin/train"], capture_output=True, text=True, check=False, timeout=120,
+                                  env={"PATH": f"{folder}/bin:{sdk_environment()}/bin:/usr/bin:/bin", "HOME": folder, "LOG": folder + "/log",
+                                       "SAGEMAKER_BASE_DIR": folder + "/ml", "SAGEMAKER_TRAINING_MODULE": module})
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            with open(folder + "/log", encoding="ascii") as file:
+                self.assertEqual(file.read().splitlines(), [
+                    "torchrun --nnodes 2 --nproc_per_node 2 --master_addr 127.0.0.1 --master_port 7777 --node_rank 1 sagemaker_entry.py "
+                    "--evaluate  --model vgg11 --steps 500",
+                    f"shoal_train --evaluate --model vgg11 --steps 500 --data {folder}/ml/input/data/training "
+                    f"--json {folder}/ml/output/data/results.json"])
 
 
 cases.main()
