@@ -120,7 +120,9 @@ MachineCheck check_huge_pages(const Patient& patient) {
   } else if (count == "0") {
     check.verdict = Verdict::note;
     check.to_do =
-        "libfabric takes them for EFA's buffers where there are any: sysctl vm.nr_hugepages=5128 (the EFA installer does so)";
+        "libfabric takes them for EFA's buffers with FI_EFA_USE_HUGE_PAGE=1 (unset, shoal says 0: fork() fails where a child's "
+        "copy "
+        "finds none): sysctl vm.nr_hugepages=5128, as the EFA installer does";
   }
   return check;
 }
