@@ -15,7 +15,7 @@ namespace shoal {
 /// What the bits of a sum may depend on: see README.md, "Which bits".
 enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
 
-/// Whether payloads between nodes have check sums; `measured`: where the wire is slow enough that they cost little.
+/// Whether payloads between nodes have check sums; `measured`: over TCP where the wire is slow enough that they cost little.
 enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
 
 /// Whether payloads between nodes travel packed; `measured`: where the wire is slow enough that it costs little.

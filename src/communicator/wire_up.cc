@@ -99,16 +99,14 @@ Result<Decision> decide(const CommunicatorOptions& options) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("SHOAL_COMPRESSION='{}' is none of off, lossless and auto", compression));
   if (compression == "lossless") config.compression = Compression::lossless;
-  if (compression == "auto") config.compression = Compression::measured;
+  if (compression == "auto" && tcp_packing_is_fast()) config.compression = Compression::measured;
   const char* const needs_tcp = config.encryption           ? "SHOAL_ENCRYPTION=on"
-                                : integrity == "on"         ? "SHOAL_INTEGRITY=on"
                                 : compression == "lossless" ? "SHOAL_COMPRESSION=lossless"
                                                             : nullptr;
   if (config.network != Network::tcp && config.network != Network::none && needs_tcp != nullptr) {
     if (!options.transports.empty()) {
-      return Status(StatusCode::unsupported,
-                    fmt::format("{} makes no check sums, does not encrypt and does not compress; without {}, or with tcp",
-                                to_string(config.network), needs_tcp));
+      return Status(StatusCode::unsupported, fmt::format("{} does not encrypt and does not compress; without {}, or with tcp",
+                                                         to_string(config.network), needs_tcp));
     }
     config.network = Network::tcp;
   }
@@ -231,6 +229,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
   const auto fill = [&](rails::Options& options) {
     options.tile_bytes = config.tile_bytes;  // what has no streams must keep more of them under way
     options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
+    options.integrity = as_tcp.integrity;
     // The user's memory that lasts is what shoal has allocated for him.
     if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {
       options.lasting_memory = {arena->base(), arena->size_bytes()};
@@ -426,8 +425,9 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   if (decision->single_copy_always)
     parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
-  // A wire that was not measured may be slow.
-  if (config->integrity == Integrity::measured && (!config->probe || check_sums_cost_little(parts.topology))) {
+  // A wire that was not measured may be slow. Cards check what they carry.
+  if (config->integrity == Integrity::measured && config->network == Network::tcp &&
+      (!config->probe || check_sums_cost_little(parts.topology))) {
     for (const auto& transport : parts.transports) transport->use_check_sums();
   }
   if (config->compression == Compression::lossless ||

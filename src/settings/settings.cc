@@ -48,8 +48,9 @@ constexpr std::array kSettings{
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
     Setting{
         "SHOAL_INTEGRITY", "auto",
-        "on: payloads over TCP have check sums, and what was changed on the way is sent again; off: not; auto: on where they "
-        "cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s (rank 0's counts)"},
+        "on: payloads between hosts have check sums, and what was changed on the way is sent again; off: not; auto: over tcp "
+        "on where they cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s, over ofi "
+        "and ucx off, since cards check what they carry (rank 0's counts)"},
     Setting{
         "SHOAL_COMPRESSION", "off",
         "lossless: floats travel over TCP with their exponents packed, bit for bit the same, in 0.85 of the bytes (bfloat16: "

@@ -84,7 +84,8 @@ TransportKind through_a_library(TransportKind kind, const Probe& probe) {
 
 /// `write_from` 0: everything is sent, nothing written.
 TransportKind ofi_kind(const std::string& label, bool processes, const std::string& provider, const std::string& device,
-                       std::size_t write_from, const rails::testing::Faults* faults = nullptr, bool lent = false) {
+                       std::size_t write_from, const rails::testing::Faults* faults = nullptr, bool lent = false,
+                       bool integrity = false) {
   const auto make_group = [=](int ranks) -> MakeEnd {
     std::shared_ptr<rails::testing::FaultState> state;
     if (faults != nullptr) {
@@ -109,6 +110,7 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
       options.tile_bytes = 16 * 1024;
       options.tiles_per_peer = 4;
       options.write_from_bytes = write_from;
+      options.integrity = integrity;
       options.job_id = job;
       options.rank = rank;
       options.size = ranks;
@@ -127,8 +129,8 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
 }
 
 /// `wires`: what UCX may use, for processes; empty: what it likes.
-TransportKind ucx_kind(const std::string& label, bool processes, const std::string& wires = "") {
-  const auto make_group = [wires](int ranks) -> MakeEnd {
+TransportKind ucx_kind(const std::string& label, bool processes, const std::string& wires = "", bool integrity = false) {
+  const auto make_group = [wires, integrity](int ranks) -> MakeEnd {
     return [=, job = next_job()](int rank) {
       if (!wires.empty()) {
         // In the process of this rank alone: UCX reads them when a worker is made.
@@ -140,6 +142,7 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
       UcxOptions options;
       options.tile_bytes = 16 * 1024;
       options.tiles_per_peer = 4;
+      options.integrity = integrity;
       options.job_id = job;
       options.rank = rank;
       options.size = ranks;
@@ -197,10 +200,12 @@ std::vector<TransportKind> transport_kinds() {
       ofi_kind("ofi_disorder_sent_processes", true, "tcp;ofi_rxm", "127.0.0.1", 0, &disorder),
       ofi_kind("ofi_segments_written_threads", false, "net", "127.0.0.1", 1024, &segments),
       ofi_kind("ofi_small_messages_processes", true, "tcp;ofi_rxm", "127.0.0.1", 1024, &small_messages),
+      ofi_kind("ofi_summed_written_processes", true, "net", "127.0.0.1", 1024, &disorder, false, true),
       ucx_kind("ucx_threads", false),
       ucx_kind("ucx_processes", true),
       ucx_kind("ucx_tcp_processes", true, "tcp"),
       ucx_kind("ucx_shm_processes", true, "shm"),
+      ucx_kind("ucx_summed_processes", true, "shm", true),
   };
 }
 

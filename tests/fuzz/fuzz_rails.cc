@@ -43,6 +43,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::array<std::byte, kPacketBytes> sealed{};
   encode(packet, sealed);
   take(sealed);
+  // One changed bit is put right.
+  if (const auto whole = decode_packet(sealed, kMostTile)) {
+    std::uint16_t bit = 0;
+    field(49, bit);
+    sealed[bit / 8 % sealed.size()] ^= std::byte{1} << bit % 8;
+    if (mend_packet(sealed, kMostTile) != whole) std::abort();
+  }
 
   RecordBytes record{};
   std::memcpy(record.data(), data, std::min(size, record.size()));

@@ -1,10 +1,11 @@
-"""Two networks between emulated hosts: equal ones, one of half the rate, and either cut while all_reduce runs."""
+"""Two networks between emulated hosts: equal ones, one of half the rate, and either cut while all_reduce runs; and check sums over rails."""
 import ctypes.util
 import json
 import os
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import cases
 import tries
@@ -20,6 +21,11 @@ SAID = {"tcp": ("has not answered on socket ", "going on without its network"), 
 def ofi_complaint():
     """Why there is no transport ofi here, or None."""
     return None if ctypes.util.find_library("fabric") else "ofi: no libfabric here"
+
+
+def ucx_complaint():
+    """Why there is no transport ucx here, or None."""
+    return None if ctypes.util.find_library("ucp") else "ucx: no UCX here"
 
 
 @unittest.skipIf(cases.cluster_complaint(), cases.cluster_complaint())
@@ -84,6 +90,21 @@ class Rails(unittest.TestCase):
         self.assertLess(results[-1]["busbw_gbs"], 0.55 * both_gbs, "the cut took nothing away")
         print(f"{transport}: " + ", ".join(f"{row['bytes'] >> 20} MiB {row['busbw_gbs'] * 8:.2f} Gbit/s" for row in results), flush=True)
         print("".join(f"  {line}\n" for line in said.splitlines() if "going on" in line), end="", flush=True)
+
+    def check_sums(self, transport, **settings):
+        """Right sums where payloads have check sums."""
+        with unittest.mock.patch.dict(os.environ, SHOAL_INTEGRITY="on", **settings):
+            results, said = self.run_perf(3, transport, "--rate", "none", "--", "-b", "8", "-e", "4M", "-f", "8", "-c", "1", "-w", "1", "--rounds", "3")
+        self.assertNotIn("wrong check sum", said)
+        self.assertEqual([row["bytes"] for row in results], [8 << 3 * i for i in range(7)])
+
+    @unittest.skipIf(ofi_complaint(), ofi_complaint())
+    def test_check_sums_over_ofi(self):
+        self.check_sums("ofi", SHOAL_OFI_PROVIDER="tcp;ofi_rxm")
+
+    @unittest.skipIf(ucx_complaint(), ucx_complaint())
+    def test_check_sums_over_ucx(self):
+        self.check_sums("ucx")
 
     # Rates at which the wire limits, not two cores that others may use.
 

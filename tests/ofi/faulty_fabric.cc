@@ -7,6 +7,8 @@
 #include <set>
 #include <string>
 
+#include "transports/rails/wire.h"
+
 namespace shoal::rails::testing {
 
 namespace {
@@ -67,7 +69,8 @@ class FaultyRail final : public Rail {
         failing_.insert(&operation);
         break;
     }
-    const int result = inner_->post_send(operation, peer, pieces);
+    const int result =
+        with_flips(operation, pieces, [&](std::span<const Piece> leave) { return inner_->post_send(operation, peer, leave); });
     if (result != 0) vanishing_.erase(&operation), failing_.erase(&operation);
     return count(result);
   }
@@ -84,7 +87,9 @@ class FaultyRail final : public Rail {
       return count(0);
     }
     if (faults_.segment_bytes == 0) {
-      const int result = inner_->post_write(operation, peer, piece, address, key, data);
+      const int result = with_flips(operation, {&piece, 1}, [&](std::span<const Piece> leave) {
+        return inner_->post_write(operation, peer, leave[0], address, key, data);
+      });
       if (result == 0) note_written(peer);
       return count(result);
     }
@@ -135,6 +140,7 @@ class FaultyRail final : public Rail {
     inner_->stop();
     held_.clear();
     jobs_.clear();
+    while (!copies_.empty()) forget_copy(copies_.begin()->first);
   }
   [[nodiscard]] std::string describe(const Completion& failed) const override { return inner_->describe(failed); }
 
@@ -159,6 +165,12 @@ class FaultyRail final : public Rail {
     bool fails = false;
   };
 
+  /// What leaves instead of what was posted.
+  struct Copy {
+    std::vector<std::byte> bytes;
+    Registration registration;
+  };
+
   bool refuses() {
     if (!state_->started()) return false;
     if (storm_left_ == 0 && draws_.chance(faults_.again)) storm_left_ = 1 + faults_.storm;
@@ -166,6 +178,34 @@ class FaultyRail final : public Rail {
     --storm_left_;
     ++state_->injected_;
     return true;
+  }
+
+  /// Posts the pieces or, now and then, a copy of them with other bits.
+  template <typename Post>
+  int with_flips(Operation& operation, std::span<const Piece> pieces, Post post) {
+    if (faults_.flip == 0 || !state_->started() || !draws_.chance(faults_.flip)) return post(pieces);
+    std::vector<std::byte> bytes;
+    for (const Piece& piece : pieces) bytes.insert(bytes.end(), piece.data, piece.data + piece.bytes);
+    if (bytes.empty() || looks_like_record(bytes)) return post(pieces);
+    for (int i = 0; i < faults_.flipped_bits; ++i) {
+      const auto bit = draws_.below(8 * bytes.size());
+      bytes[bit / 8] ^= std::byte{1} << bit % 8;
+    }
+    auto registration = inner_->enroll(bytes, false);
+    if (!registration.ok()) return -ENOMEM;
+    const Piece changed{bytes.data(), bytes.size(), registration->descriptor};
+    copies_.emplace(&operation, Copy{std::move(bytes), *registration});
+    const int result = post(std::span(&changed, 1));
+    if (result == 0) ++state_->flips_;
+    if (result != 0) forget_copy(&operation);
+    return result;
+  }
+
+  void forget_copy(Operation* operation) {
+    const auto copy = copies_.find(operation);
+    if (copy == copies_.end()) return;
+    inner_->dismiss(copy->second.registration);
+    copies_.erase(copy);
   }
 
   Fate fate() {
@@ -229,6 +269,7 @@ class FaultyRail final : public Rail {
       completion.data = write.data;
       state_->writes_.erase(number);
     } else if (completion.kind == Completion::Kind::sent) {
+      forget_copy(completion.operation);
       for (auto job = jobs_.begin(); job != jobs_.end(); ++job) {
         const bool its = std::any_of(job->segments.begin(), job->segments.end(),
                                      [&](const Segment& s) { return &s == completion.operation; });
@@ -267,7 +308,10 @@ class FaultyRail final : public Rail {
       Segment& segment = *waiting[at];
       waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(at));
       const std::uint32_t data = segment.job->number | (segment.job->repeats ? kRepeated : 0);
-      segment.posted = inner_->post_write(segment, segment.peer, segment.piece, segment.address, segment.key, data) == 0;
+      const int result = with_flips(segment, {&segment.piece, 1}, [&](std::span<const Piece> leave) {
+        return inner_->post_write(segment, segment.peer, leave[0], segment.address, segment.key, data);
+      });
+      segment.posted = result == 0;
     }
   }
 
@@ -283,6 +327,7 @@ class FaultyRail final : public Rail {
   RailTraits traits_;
   std::vector<Completion> held_;
   std::list<Job> jobs_;
+  std::map<Operation*, Copy> copies_;
   std::set<Operation*> vanishing_;
   std::set<Operation*> failing_;
   int storm_left_ = 0;

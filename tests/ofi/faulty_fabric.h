@@ -49,6 +49,10 @@ struct Faults {
   std::size_t segment_bytes = 0;
   /// Chance that the segments of a write are placed once more before it completes.
   double twice = 0;
+  /// Chance that bits of a message, its front included, or of a written segment change on the way. Not of the records by which
+  /// ranks meet: these are proven, and said again.
+  double flip = 0;
+  int flipped_bits = 1;
   /// This rail dies when so many operations were posted on it by one end: afterwards some of its operations fail, some vanish
   /// without a word, and some arrive and are reported as failed all the same. -1 = none does.
   int dying_rail = -1;
@@ -67,6 +71,8 @@ class FaultState {
   [[nodiscard]] const Faults& faults() const { return faults_; }
   /// Held back, refused, segments, and so on, all together: a test sees that something happened.
   [[nodiscard]] std::uint64_t injected() const { return injected_; }
+  /// Messages and segments of which bits changed on the way.
+  [[nodiscard]] std::uint64_t flips() const { return flips_; }
   /// Writes that were posted.
   [[nodiscard]] std::uint64_t writes() const { return posted_writes_; }
   /// More was under way on a rail than its completion queue has room for: a card would lose completions, and end the rail.
@@ -84,6 +90,7 @@ class FaultState {
   const Faults faults_;
   std::atomic<bool> started_ = false;
   std::atomic<std::uint64_t> injected_ = 0;
+  std::atomic<std::uint64_t> flips_ = 0;
   std::atomic<std::uint64_t> posted_writes_ = 0;
   std::mutex mutex_;
   std::map<std::string, std::size_t>

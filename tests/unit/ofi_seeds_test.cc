@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <future>
 #include <span>
 #include <thread>
@@ -76,6 +77,14 @@ struct World {
       faults.silent = draws.chance(0.5) ? 0.5 : 0;
     }
     faults.emulated_writes = draws.chance(0.2);
+    return world;
+  }
+
+  /// The same, but bits change on the way, and there are check sums.
+  static World with_flips(std::uint64_t seed) {
+    World world = of(seed);
+    world.faults.flip = 0.006;  // of a hundred segments: a third of the tiles that have so many
+    world.options.integrity = true;
     return world;
   }
 
@@ -151,6 +160,7 @@ class Replay {
   [[nodiscard]] bool may_write() const { return world_.rails.writes && !world_.faults.no_writes; }
   [[nodiscard]] bool is_emulated() const { return world_.faults.emulated_writes; }
   [[nodiscard]] std::uint64_t writes() const { return state_->writes(); }
+  [[nodiscard]] std::uint64_t flips() const { return state_->flips(); }
   /// The most that was under way on a rail, and the room of its queue.
   [[nodiscard]] std::pair<std::size_t, std::size_t> fullest() const { return state_->fullest(); }
 
@@ -324,6 +334,23 @@ TEST(OfiSeeds, EveryTileComesOnceInOrderAndWholeWhateverTheFabricDoes) {
   EXPECT_GT(deaths, count / 10);
   EXPECT_GT(writes, count);
   EXPECT_GT(emulated, count / 20);
+}
+
+TEST(OfiSeeds, NoChangedBitArrivesWhereThereAreCheckSums) {
+  const auto [first, count] = shoal::testing::wanted_seeds({1, kSeeds});
+  std::uint64_t flips = 0;
+  std::uint64_t writes = 0;
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    Replay replay(World::with_flips(seed), seed);
+    const std::string error = replay.run();
+    ASSERT_EQ(error, "") << "SHOAL_TEST_SEED=" << seed;
+    flips += replay.flips();
+    writes += replay.writes();
+  }
+  if (count < 100) return;
+  std::printf("%llu bits changed\n", static_cast<unsigned long long>(flips));
+  EXPECT_GT(flips, count);
+  EXPECT_GT(writes, count);
 }
 
 TEST(OfiSeeds, NothingOverrunsTheQueueWithManyPeersSmallMessagesAndSeveralRails) {

@@ -20,6 +20,8 @@ Packet sample_packet() {
   packet.tile = {1, 2, 3, 4000, 5};
   packet.piece = 3;
   packet.pieces = 256;
+  packet.summed = true;
+  packet.sum = 0xe3069283;
   packet.sent_us = 0xfffffffe;
   packet.come = {1, 2, 3, 4, 5, 6, 7, ~std::uint32_t{0}};
   return packet;
@@ -43,7 +45,26 @@ TEST(RailsWire, EveryChangedBitOfAPacketIsSeen) {
     auto bytes = good;
     bytes[bit / 8] ^= std::byte{1} << bit % 8;
     EXPECT_FALSE(decode_packet(bytes, 4000).has_value()) << "bit " << bit;
+    EXPECT_EQ(mend_packet(bytes, 4000), sample_packet()) << "bit " << bit;
   }
+}
+
+TEST(RailsWire, TwoChangedBitsOfAPacketAreSeenAndNotPutRight) {
+  const auto good = encoded(sample_packet());
+  for (std::size_t bit = 0; bit < 8 * good.size(); bit += 5) {
+    auto bytes = good;
+    for (const std::size_t each : {bit, (bit * bit + 1) % (8 * good.size())}) bytes[each / 8] ^= std::byte{1} << each % 8;
+    if (bytes == good) continue;
+    EXPECT_FALSE(mend_packet(bytes, 4000).has_value()) << "bit " << bit;
+  }
+}
+
+TEST(RailsWire, TheTokenIsReadFromDamagedPacketsToo) {
+  auto bytes = encoded(sample_packet());
+  EXPECT_EQ(token_in(bytes), sample_packet().token);
+  bytes[0] ^= std::byte{1};
+  bytes[100] ^= std::byte{1};
+  EXPECT_EQ(token_in(bytes), sample_packet().token);
 }
 
 TEST(RailsWire, PacketsOutOfRangeAreRefused) {
@@ -54,7 +75,7 @@ TEST(RailsWire, PacketsOutOfRangeAreRefused) {
     packet.pieces = pieces;
     EXPECT_FALSE(decode_packet(encoded(packet), 4000).has_value()) << piece << " of " << pieces;
   }
-  for (const int kind : {0, 7}) {
+  for (const int kind : {0, 8}) {
     Packet packet = sample_packet();
     packet.kind = static_cast<PacketKind>(kind);
     EXPECT_FALSE(decode_packet(encoded(packet), 4000).has_value()) << kind;

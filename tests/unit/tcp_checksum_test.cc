@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transports/tcp/checksum.h"
+#include "transports/checksum.h"
 
 namespace shoal::tcp {
 namespace {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +40,7 @@ class Hub {
   bool prepare_wait();
   void finish_wait(bool readable);
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  void use_check_sums() noexcept { sums_ = true; }
   /// Says goodbye, waits a moment for what is under way, closes the rails.
   void close();
   /// In a child of fork(): the rails are the parent's, nothing of them is touched.
@@ -60,6 +62,8 @@ class Hub {
   /// The lane has something to send in the next progress() or prepare_wait().
   void want_pump(Lane& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
+  /// What is sent from now on has check sums.
+  [[nodiscard]] bool sums() const noexcept { return sums_; }
   /// Whether it is worth sending from where it lies.
   [[nodiscard]] bool worth_lending(std::span<const std::byte> data) const noexcept {
     return data.size() >= options_.lend_from_bytes;
@@ -81,6 +85,7 @@ class Hub {
   bool read_rail(std::size_t index);
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
+  std::optional<Packet> read_packet(std::span<const std::byte> message);
   void pump_lanes();
   int post_receives(std::size_t rail);
   void look_at_clock();
@@ -124,6 +129,7 @@ class Hub {
   Clock::time_point last_watch_{};
   bool watching_ = false;
   bool moved_ = false;
+  bool sums_;
   bool left_to_parent_ = false;
   int owner_pid_ = 0;
   std::size_t strangers_ = 0;

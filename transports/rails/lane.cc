@@ -81,11 +81,14 @@ Status Lane::prepare() {
   out_stride_ = round_up(parts_per_slot_ * kPacketBytes) + round_up(shape_.tile_bytes);
   slot_stride_ = round_up(shape_.tile_bytes);
   outbox_ = Memory(shape_.window * out_stride_ + shape_.rails * round_up(kPacketBytes));
-  if (pieces > 1 || shape_.write_from > 0) slots_ = Memory(shape_.window * slot_stride_);
-  if (outbox_.data() == nullptr || ((pieces > 1 || shape_.write_from > 0) && slots_.data() == nullptr))
+  const bool writes = shape_.write_from > 0;
+  if (pieces > 1 || writes) slots_ = Memory(shape_.window * slot_stride_);
+  if (writes) checked_ = Memory(shape_.window * slot_stride_);  // pages are taken when there are sums
+  const bool has_slots = slots_.data() != nullptr || (pieces == 1 && !writes);
+  if (outbox_.data() == nullptr || !has_slots || (writes && checked_.data() == nullptr))
     return {StatusCode::system_error, fmt::format("{}: no memory for the link to rank {}", hub_.name(), peer_)};
   if (Status status = hub_.enroll(outbox_, false, true); !status.ok()) return status;
-  if (shape_.write_from > 0) {
+  if (writes) {
     if (Status status = hub_.enroll(slots_, true, false); !status.ok()) return status;
   }
   out_.resize(shape_.window);
@@ -132,20 +135,36 @@ bool Lane::any_rail_left() const noexcept {
   return false;
 }
 
+// Its pieces and, where they are written, the announcement.
+template <typename Each>
+void Lane::for_each_part(std::uint64_t position, Each each) {
+  const std::size_t slot = position % shape_.window;
+  for (std::uint32_t i = 0; i < out_[slot].pieces; ++i) each(part_of(slot, i));
+  if (out_[slot].by_write) each(part_of(slot, parts_per_slot_ - 1));
+}
+
 // What has left by that rail and is not known to have come leaves once more, by another one.
 void Lane::resend_from(std::size_t rail) {
   for (std::uint64_t p = peer_released_; p < taken_; ++p) {
-    Outgoing& out = out_[p % shape_.window];
-    if (out.arrived) continue;
-    for (std::size_t i = 0; i < parts_per_slot_; ++i) {
-      Part& part = part_of(p % shape_.window, i);
-      const bool belongs = part.announces ? out.by_write : i < out.pieces;
-      if (!belongs || part.rail != rail || part.queued || part.under_way) continue;
-      ++out.unfinished;
-      queue_.push(part);
-    }
+    if (out_[p % shape_.window].arrived) continue;
+    for_each_part(p, [&](Part& part) {
+      if (part.rail == rail && !part.queued && !part.under_way) queue(part);
+    });
   }
   if (!queue_.empty()) hub_.want_pump(*this);
+}
+
+// The tile came with a wrong check sum. What is under way has come, and leaves once more when it has completed.
+void Lane::send_again(std::uint64_t position) {
+  if (position < peer_released_ || position >= taken_ || out_[position % shape_.window].arrived) return;  // said before
+  for_each_part(position, [&](Part& part) {
+    if (part.under_way) {
+      part.again = true;
+    } else if (!part.queued) {
+      queue(part);
+    }
+  });
+  hub_.want_pump(*this);
 }
 
 void Lane::lose_rail(std::size_t rail, const std::string& why) {
@@ -242,9 +261,13 @@ void Lane::leave() {
 }
 
 bool Lane::is_quiet() const noexcept {
-  if (!status_.ok() || !ending_.empty()) return true;
+  // With check sums who leaves waits for the other's word: what was changed on the way is asked for again.
+  const bool owes_word = any_rail_left() && (word_under_way() || (word_due_ && status_.ok()));
+  const bool awaited = hub_.sums() && goodbye_at_ && owes_word;
+  if (!status_.ok() || !ending_.empty()) return !awaited;
   const bool all_left = std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.unfinished == 0; });
-  return queue_.empty() && all_left && said_goodbye_ && !word_under_way();
+  const bool all_came = !hub_.sums() || peer_arrived_ == taken_;
+  return queue_.empty() && all_left && all_came && said_goodbye_ && !word_under_way();
 }
 
 }  // namespace shoal::rails

@@ -118,7 +118,7 @@ class Lane {
   /// Everything has left, the goodbye too.
   [[nodiscard]] bool is_quiet() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
-  [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size(); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size() + checked_.size(); }
 
   // What the two ends have told each other when they met
   // -----------------------------------------------------------------------
@@ -154,6 +154,8 @@ class Lane {
     std::uint32_t pieces = 1;
     std::uint32_t unfinished = 0;  ///< parts that are queued or under way
     bool by_write = false;
+    bool summed = false;
+    std::uint32_t sum = 0;
     bool arrived = true;
     const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
     bool may_move = false;            ///< what is lent does not last
@@ -161,10 +163,11 @@ class Lane {
   };
   struct Incoming {
     TileHeader tile;
-    bool in_use = false;
     bool announced = false;
-    bool written = false;  ///< its pieces are written, or put together, in the slot's memory
     bool complete = false;
+    bool summed = false;
+    std::uint32_t sum = 0;
+    std::uint32_t wrong = 0;  ///< so many times
     std::uint32_t pieces = 0;
     std::uint32_t got = 0;
     std::bitset<kMaxPieces> have;
@@ -210,14 +213,21 @@ class Lane {
   Packet front(PacketKind kind) noexcept;
   std::span<const std::byte> write_front(std::byte* at, const Packet& packet) noexcept;
   void count_sent();
+  void queue(Part& part);
   void finish_part(Part& part);
   void drop_queue();
   void take_acknowledgements(const Packet& packet, std::size_t rail);
+  template <typename Each>
+  void for_each_part(std::uint64_t position, Each each);
   void resend_from(std::size_t rail);
+  void send_again(std::uint64_t position);
   void lose_rail(std::size_t rail, const std::string& why);
   [[nodiscard]] bool any_rail_left() const noexcept;
   Incoming* incoming_for(std::uint64_t position) noexcept;
   void finish_incoming(Incoming& incoming, std::uint64_t position);
+  [[nodiscard]] bool is_sound(Incoming& incoming, std::size_t slot);
+  void ask_again(Incoming& incoming, std::uint64_t position);
+  void end_if_all_came(bool peer_knows);
   void want_word();
   void forget(Incoming& incoming) noexcept;
   void begin_end(std::string why);
@@ -240,6 +250,7 @@ class Lane {
   std::uint64_t taken_ = 0;
   std::uint64_t sent_ = 0;
   std::uint64_t peer_released_ = 0;
+  std::uint64_t peer_arrived_ = 0;
   bool refused_ = false;
   std::array<RailState, kMaxRails> rails_{};
   std::size_t last_rail_ = 0;  ///< by which the peer was heard
@@ -254,9 +265,11 @@ class Lane {
   std::uint32_t rails_to_tell_ = 0;    ///< lost here, and the peer does not know
   std::uint32_t rails_to_ask_ = 0;
   std::optional<std::size_t> answer_on_;
+  std::uint64_t slots_to_ask_ = 0;  ///< bits: what lay there was changed on the way, and the peer does not know
 
   // Incoming
   Memory slots_;
+  Memory checked_;  // copies of what was written with a sum: by slot
   std::size_t slot_stride_ = 0;
   std::vector<Incoming> in_;
   std::array<std::uint32_t, kMaxRails> come_{};  ///< by rail: pieces and announcements that have come
@@ -265,6 +278,7 @@ class Lane {
   std::uint64_t shown_ = 0;
   std::uint64_t told_released_ = 0;
   std::uint64_t told_arrived_ = 0;
+  bool said_damage_ = false;
   Arrival arrival_;
 };
 

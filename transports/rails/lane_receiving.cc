@@ -1,16 +1,26 @@
 // Lane: what arrives, and the tiles that it makes.
+#include <algorithm>
 #include <cassert>
+#include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "transports/checksum.h"
 #include "transports/rails/hub.h"
 #include "transports/rails/lane.h"
 
 namespace shoal::rails {
+namespace {
+
+constexpr std::uint32_t kMostWrong = 16;  // what comes damaged so many times in a row comes so every time
+
+}  // namespace
 
 void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
   if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
+  peer_arrived_ = std::max(peer_arrived_, packet.arrived);
   if (several_rails()) {
     const Clock::time_point now = hub_.now();
     rails_[rail].heard = now;
@@ -33,24 +43,59 @@ void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
 Lane::Incoming* Lane::incoming_for(std::uint64_t position) noexcept {
   if (position < released_ || position - released_ >= shape_.window) return nullptr;
   Incoming& incoming = in_[position % shape_.window];
-  if (incoming.complete) return nullptr;  // it comes once more
-  incoming.in_use = true;
-  return &incoming;
+  return incoming.complete ? nullptr : &incoming;  // it comes once more
 }
 
 void Lane::finish_incoming(Incoming& incoming, std::uint64_t position) {
   if (!ending_.empty()) ending_since_ = hub_.now();
   const bool all = incoming.pieces != 0 && incoming.got == incoming.pieces;
   if (!all) return;
+  const std::size_t slot = position % shape_.window;
+  if (incoming.held == nullptr) incoming.data = {slot_memory(slot), incoming.tile.size_bytes};
+  if (incoming.summed && !is_sound(incoming, slot)) return ask_again(incoming, position);
   incoming.complete = true;
-  if (incoming.held == nullptr) incoming.data = {slot_memory(position % shape_.window), incoming.tile.size_bytes};
   if (position == arrived_) {
     while (arrived_ - released_ < shape_.window && in_[arrived_ % shape_.window].complete) ++arrived_;
     hub_.note_move();
   }
   // Whoever shares the load among rails wants to know what has come.
   if (several_rails() && position + 1 >= told_arrived_ + std::max<std::size_t>(1, shape_.window / 4)) want_word();
-  if (goodbye_at_ && arrived_ >= *goodbye_at_) fail({StatusCode::peer_failed, ending_});
+  end_if_all_came(false);
+}
+
+// A card may write a payload once more, and this time it may be damaged: what is shown is the copy that was checked.
+bool Lane::is_sound(Incoming& incoming, std::size_t slot) {
+  if (!incoming.announced) return crc32c(incoming.data) == incoming.sum;
+  std::byte* const copy = checked_.data() + slot * slot_stride_;
+  const std::span<const std::byte> written = std::exchange(incoming.data, {copy, incoming.data.size()});
+  return copy_with_crc32c(copy, written) == incoming.sum;
+}
+
+// What was changed on the way has not come.
+void Lane::ask_again(Incoming& incoming, std::uint64_t position) {
+  const std::uint32_t wrong = incoming.wrong + 1;
+  forget(incoming);
+  incoming.wrong = wrong;
+  if (wrong == kMostWrong) {
+    return fail({StatusCode::peer_failed,
+                 fmt::format("rank {} sent tile {} with a wrong check sum, {} times in a row", peer_, position, wrong)});
+  }
+  if (!std::exchange(said_damage_, true)) {
+    fmt::print(stderr, "shoal: {}: a tile from rank {} came with a wrong check sum and is sent again; this is said once\n",
+               hub_.name(), peer_);
+  }
+  slots_to_ask_ |= std::uint64_t{1} << position % shape_.window;
+  want_word();
+}
+
+// The peer has left. With check sums it waits to hear that nothing is wanted again.
+void Lane::end_if_all_came(bool peer_knows) {
+  if (!goodbye_at_ || arrived_ < *goodbye_at_) return;
+  if (!hub_.sums() || peer_knows) {
+    fail({StatusCode::peer_failed, ending_});
+  } else {
+    want_word();
+  }
 }
 
 bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload) {
@@ -72,7 +117,10 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
     case PacketKind::goodbye:
       goodbye_at_ = packet.position;
       begin_end(fmt::format("rank {} closed the connection", peer_));
-      if (arrived_ >= *goodbye_at_) fail({StatusCode::peer_failed, ending_});
+      end_if_all_came(false);
+      return false;
+    case PacketKind::again:
+      send_again(packet.position);
       return false;
     case PacketKind::data:
     case PacketKind::announce:
@@ -87,11 +135,14 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
   if (incoming->pieces == 0) {
     incoming->pieces = packet.pieces;
     incoming->tile = packet.tile;
+    incoming->summed = packet.summed;
+    incoming->sum = packet.sum;
   }
   const bool fits = incoming->pieces == packet.pieces && incoming->tile == packet.tile;
   bool held = false;
   if (packet.kind == PacketKind::announce) {
     if (!fits || slots_.size() == 0) return false;
+    incoming->announced = true;
   } else {
     const Extent extent = piece_extent(packet.tile.size_bytes, packet.pieces, packet.piece);
     if (!fits || incoming->have[packet.piece] || payload.size() != extent.bytes) return false;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transports/checksum.h"
 #include "transports/rails/hub.h"
 #include "transports/rails/lane.h"
 
@@ -41,6 +42,7 @@ void Lane::unregister_lent(Outgoing& out) {
     if (entry != nullptr && hub_.rail(r) != nullptr) hub_.registrations(r)->release(*entry);
   }
   out.lent = nullptr;
+  out.may_move = false;
 }
 
 bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
@@ -60,7 +62,10 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
     return false;
   }
   unregister_lent(out);
-  if (lend && register_lent(out, data)) {
+  out.summed = hub_.sums();
+  if (out.summed) {  // what is wanted once more is still here
+    out.sum = copy_with_crc32c(payload_of(slot), data);
+  } else if (lend && register_lent(out, data)) {
     out.lent = data.data();
   } else if (!data.empty()) {
     std::memcpy(payload_of(slot), data.data(), data.size());
@@ -71,14 +76,8 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
   out.pieces = pieces_of(data.size());
   out.arrived = false;
   ++taken_;
-  if (out.by_write) {
-    ++out.unfinished;
-    queue_.push(part_of(slot, parts_per_slot_ - 1));
-  }
-  for (std::uint32_t i = 0; i < out.pieces; ++i) {
-    ++out.unfinished;
-    queue_.push(part_of(slot, i));
-  }
+  if (out.by_write) queue(part_of(slot, parts_per_slot_ - 1));
+  for (std::uint32_t i = 0; i < out.pieces; ++i) queue(part_of(slot, i));
   if (!pump()) hub_.want_pump(*this);
   return true;
 }
@@ -159,6 +158,8 @@ int Lane::post(Part& part, std::size_t rail) {
     packet.tile = out.tile;
     packet.piece = part.announces ? 0 : part.piece;
     packet.pieces = out.pieces;
+    packet.summed = out.summed;
+    packet.sum = out.sum;
     std::byte* const header = header_of(part.slot, part.piece);
     encode(packet, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
     if (bytes == 0 || (out.pieces == 1 && out.lent == nullptr)) {  // the header lies in front of the payload
@@ -173,6 +174,7 @@ int Lane::post(Part& part, std::size_t rail) {
   if (result != 0) return result;
   part.rail = static_cast<std::uint8_t>(rail);
   part.under_way = true;
+  part.again = false;
   if (several_rails()) {
     RailState& state = rails_[rail];
     if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();
@@ -202,6 +204,11 @@ bool Lane::pump() {
   // What has been released is told by a word only where no tile has told it on its way since.
   if ((word_due_ || owes_release()) && status_.ok()) return post_word() != kAgain;
   return true;
+}
+
+void Lane::queue(Part& part) {
+  ++out_[part.slot].unfinished;
+  queue_.push(part);
 }
 
 void Lane::finish_part(Part& part) {
@@ -243,10 +250,10 @@ void Lane::on_sent(Part& part, const Completion& completion) {
   const std::size_t rail = part.rail;
   // What has left by a rail that is lost since may have met an end of it that the peer has closed.
   const bool may_be_gone = completion.error != 0 || (several_rails() && rails_[rail].lost);
-  if (!may_be_gone || out.arrived || out.position < peer_released_) return finish_part(part);
+  if (!(may_be_gone || part.again) || out.arrived || out.position < peer_released_) return finish_part(part);
   if (status_.ok() && ending_.empty()) {
     queue_.push(part);
-    if (!rails_[rail].lost)
+    if (completion.error != 0 && !rails_[rail].lost)
       lose_rail(rail, hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed");
     hub_.want_pump(*this);
   } else {

@@ -48,6 +48,10 @@ int Lane::post_word() {
   if (rails_to_tell_ != 0) {
     kind = PacketKind::rail_lost;
     position = static_cast<std::uint64_t>(__builtin_ctz(rails_to_tell_));
+  } else if (slots_to_ask_ != 0) {
+    kind = PacketKind::again;
+    const auto slot = static_cast<std::size_t>(__builtin_ctzll(slots_to_ask_));
+    position = released_ + (slot + shape_.window - released_ % shape_.window) % shape_.window;
   } else if (rails_to_ask_ != 0) {
     kind = PacketKind::ask;
     wanted = static_cast<std::size_t>(__builtin_ctz(rails_to_ask_));
@@ -78,10 +82,12 @@ int Lane::post_word() {
   if (several_rails()) word.since = hub_.now();
   answer_on_.reset();
   if (kind == PacketKind::rail_lost) rails_to_tell_ &= rails_to_tell_ - 1;
+  if (kind == PacketKind::again) slots_to_ask_ &= slots_to_ask_ - 1;
   if (kind == PacketKind::ask) rails_to_ask_ &= rails_to_ask_ - 1;
   if (kind == PacketKind::goodbye) said_goodbye_ = true;
-  word_due_ = rails_to_tell_ != 0 || rails_to_ask_ != 0 || (leaving_ && !said_goodbye_);
+  word_due_ = rails_to_tell_ != 0 || slots_to_ask_ != 0 || rails_to_ask_ != 0 || (leaving_ && !said_goodbye_);
   if (word_due_) hub_.want_pump(*this);
+  end_if_all_came(true);
   return 0;
 }
 
@@ -89,6 +95,7 @@ int Lane::post_word() {
 void Lane::take_back_word(Word& word) {
   word.under_way = false;
   if (word.kind == PacketKind::rail_lost) rails_to_tell_ |= 1U << word.position;
+  if (word.kind == PacketKind::again) slots_to_ask_ |= std::uint64_t{1} << word.position % shape_.window;
   if (word.kind == PacketKind::goodbye) said_goodbye_ = false;
   word_due_ = true;
 }

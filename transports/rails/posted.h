@@ -30,6 +30,7 @@ struct Part : Posted {
   std::uint32_t piece = 0;
   bool announces = false;
   bool queued = false;
+  bool again = false;  ///< leaves once more when it has completed
 };
 
 /// A short message from memory of its own.

@@ -92,7 +92,9 @@ class Rail {
   virtual int post_send(Operation& operation, std::uint64_t peer, std::span<const Piece> pieces) = 0;
   /// The second piece of a send that has been posted, which may move, lies elsewhere from now on, the same bytes. Only of rails
   /// that redirect: they take such pieces by themselves, during calls of this interface; no card reads them.
-  virtual void redirect(Operation& operation, const std::byte* data) noexcept { static_cast<void>(operation), static_cast<void>(data); }
+  virtual void redirect(Operation& operation, const std::byte* data) noexcept {
+    static_cast<void>(operation), static_cast<void>(data);
+  }
   /// `data` arrives when all the bytes have.
   virtual int post_write(Operation& operation, std::uint64_t peer, const Piece& piece, std::uint64_t address, std::uint64_t key,
                          std::uint32_t data) = 0;

@@ -52,6 +52,7 @@ class RailsTransport final : public Transport {
   [[nodiscard]] int wait_fd() const noexcept override { return hub_->wait_fd(); }
   bool prepare_wait() override { return hub_->prepare_wait(); }
   void finish_wait(bool readable) override { hub_->finish_wait(readable); }
+  void use_check_sums() noexcept override { hub_->use_check_sums(); }
   void leave_to_parent() noexcept override { hub_->leave_to_parent(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return hub_->memory_bytes(); }
 

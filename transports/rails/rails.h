@@ -27,6 +27,7 @@ struct Options {
   std::size_t tiles_per_peer = 8;        ///< under way to a peer by each rail: 2..64
   std::size_t stripe_bytes = 128 << 10;  ///< with several rails a larger tile is cut into pieces of at least half of this
   std::size_t write_from_bytes = 8192;   ///< larger tiles are written into the peer's memory where the rails can; 0 = none
+  bool integrity = false;  ///< payloads have check sums from the start, and are copied; what was changed on the way comes again
   /// Memory that stays mapped as long as this process: what is lent from there is sent where it lies, from lend_from_bytes on.
   /// Between processes of one host so is what lies anywhere, over rails that redirect.
   std::span<std::byte> lasting_memory{};

@@ -8,9 +8,8 @@
 namespace shoal::rails {
 namespace {
 
-constexpr std::uint32_t kPacketMagic = 0x50494641;  // "AFIP" in the order of the bytes
-constexpr std::uint32_t kRecordMagic = 0x52494641;  // "AFIR"
-constexpr std::size_t kPreludeBytes = 8;            // magic and check sum
+constexpr std::uint32_t kRecordMagic = 0x52494641;  // "AFIR" in the order of the bytes
+constexpr std::size_t kPreludeBytes = 8;            // of a record magic and check sum, of a packet a longer check sum
 constexpr std::size_t kProvenBytes = kRecordBytes - sizeof(Proof);
 constexpr std::size_t kCacheLine = 64;
 
@@ -58,9 +57,10 @@ void each_packet_field(P& packet, Fields&& field) {
   field(packet.tile.communicator), field(packet.tile.sequence), field(packet.tile.edge), field(packet.tile.size_bytes);
   field(packet.tile.offset_bytes);
   for (auto& count : packet.come) field(count);
-  field(packet.sent_us);
+  field(packet.sent_us), field(packet.summed), field(packet.sum);
 }
-constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader) + kMaxRails * 4 + 4;
+constexpr std::size_t kTokenAt = kPreludeBytes + 1 + 2;
+constexpr std::size_t kPacketFields = 1 + 2 + 5 * 8 + 2 * 4 + sizeof(TileHeader) + kMaxRails * 4 + 4 + 1 + 4;
 static_assert(kPreludeBytes + kPacketFields <= kPacketBytes);
 
 template <typename R, typename Fields>
@@ -74,8 +74,8 @@ void each_record_field(R& record, Fields&& field) {
 constexpr std::size_t kRecordFields = 2 + 2 + 3 * 4 + 8 + 5 * 4 + 2 + 2 + 2 * 8 + 2 * 16 + kMaxRails * 16;
 static_assert(kPreludeBytes + kRecordFields <= kProvenBytes);
 
-// Folds whole 8-byte words: any single changed bit changes the result.
-std::uint32_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
+// Folds whole 8-byte words: whatever changes in one of them changes the result.
+std::uint64_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
   std::uint64_t sum = 0x9e3779b97f4a7c15;
   for (std::size_t i = 0; i < count; i += 8) {
     std::uint64_t word = 0;
@@ -83,22 +83,14 @@ std::uint32_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
     sum = (sum ^ word) * 0xff51afd7ed558ccd;
     sum ^= sum >> 29;
   }
+  return sum;
+}
+
+std::uint64_t sum_of_packet(const std::byte* at) noexcept { return sum_of(at + kPreludeBytes, kPacketBytes - kPreludeBytes); }
+
+std::uint32_t sum_of_record(const std::byte* at) noexcept {
+  const std::uint64_t sum = sum_of(at + kPreludeBytes, kProvenBytes - kPreludeBytes);
   return static_cast<std::uint32_t>(sum ^ (sum >> 32));
-}
-
-void seal(std::byte* at, std::uint32_t magic, std::size_t bytes) noexcept {
-  FieldWriter write(at);
-  write(magic);
-  write(sum_of(at + kPreludeBytes, bytes - kPreludeBytes));
-}
-
-bool is_sealed(const std::byte* at, std::uint32_t magic, std::size_t bytes) noexcept {
-  std::uint32_t said_magic = 0;
-  std::uint32_t said_sum = 0;
-  FieldReader read(at);
-  read(said_magic);
-  read(said_sum);
-  return said_magic == magic && said_sum == sum_of(at + kPreludeBytes, bytes - kPreludeBytes);
 }
 
 Proof proof_of(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept {
@@ -111,17 +103,37 @@ void encode(const Packet& packet, std::span<std::byte, kPacketBytes> bytes) noex
   std::byte* at = bytes.data();
   std::memset(at + kPreludeBytes + kPacketFields, 0, kPacketBytes - kPreludeBytes - kPacketFields);
   each_packet_field(packet, FieldWriter(at + kPreludeBytes));
-  seal(at, kPacketMagic, kPacketBytes);
+  FieldWriter{at}(sum_of_packet(at));
 }
 
 std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> bytes, std::size_t max_tile_bytes) noexcept {
-  if (!is_sealed(bytes.data(), kPacketMagic, kPacketBytes)) return {};
+  std::uint64_t sum = 0;
+  FieldReader{bytes.data()}(sum);
+  if (sum != sum_of_packet(bytes.data())) return {};
   Packet packet;
   each_packet_field(packet, FieldReader(bytes.data() + kPreludeBytes));
-  if (packet.kind < PacketKind::data || packet.kind > PacketKind::rail_lost) return {};
+  if (packet.kind < PacketKind::data || packet.kind > PacketKind::again) return {};
   if (packet.pieces < 1 || packet.pieces > kMaxPieces || packet.piece >= packet.pieces) return {};
   if (packet.tile.size_bytes > max_tile_bytes) return {};
   return packet;
+}
+
+std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes, std::size_t max_tile_bytes) noexcept {
+  std::array<std::byte, kPacketBytes> tried;
+  std::copy(bytes.begin(), bytes.end(), tried.begin());
+  for (std::size_t bit = 0; bit < 8 * kPacketBytes; ++bit) {
+    const std::byte mask = std::byte{1} << bit % 8;
+    tried[bit / 8] ^= mask;
+    if (const auto packet = decode_packet(tried, max_tile_bytes)) return packet;
+    tried[bit / 8] ^= mask;
+  }
+  return {};
+}
+
+std::uint64_t token_in(std::span<const std::byte, kPacketBytes> bytes) noexcept {
+  std::uint64_t token = 0;
+  FieldReader{bytes.data() + kTokenAt}(token);
+  return token;
 }
 
 Extent piece_extent(std::size_t tile_bytes, std::uint32_t pieces, std::uint32_t piece) noexcept {
@@ -142,14 +154,21 @@ Mark to_mark(std::uint32_t data) noexcept {
 RecordBytes encode(const Record& record, const Key& key) noexcept {
   RecordBytes bytes{};
   each_record_field(record, FieldWriter(bytes.data() + kPreludeBytes));
-  seal(bytes.data(), kRecordMagic, kProvenBytes);
+  FieldWriter write(bytes.data());
+  write(kRecordMagic);
+  write(sum_of_record(bytes.data()));
   const Proof proof = proof_of(bytes, key);
   std::memcpy(bytes.data() + kProvenBytes, proof.data(), proof.size());
   return bytes;
 }
 
 std::optional<Record> decode_record(std::span<const std::byte, kRecordBytes> bytes) noexcept {
-  if (!is_sealed(bytes.data(), kRecordMagic, kProvenBytes)) return {};
+  std::uint32_t magic = 0;
+  std::uint32_t sum = 0;
+  FieldReader read(bytes.data());
+  read(magic);
+  read(sum);
+  if (magic != kRecordMagic || sum != sum_of_record(bytes.data())) return {};
   Record record;
   each_record_field(record, FieldReader(bytes.data() + kPreludeBytes));
   if (record.kind != RecordKind::hello && record.kind != RecordKind::answer) return {};

@@ -280,7 +280,8 @@ class UcxRail final : public Rail {
     status = library()->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, configuration, &context_);
     library()->ucp_config_release(configuration);
     if (status != UCS_OK) return failed("ucp_init", status);
-    constexpr ucp_generic_dt_ops_t kParts{Parts::start, Parts::no_receive, Parts::size, Parts::pack, Parts::no_unpack, Parts::finish};
+    constexpr ucp_generic_dt_ops_t kParts{Parts::start, Parts::no_receive, Parts::size,
+                                          Parts::pack,  Parts::no_unpack,  Parts::finish};
     if (status = library()->ucp_dt_create_generic(&kParts, this, &parts_type_); status != UCS_OK)
       return failed("ucp_dt_create_generic", status);
     ucp_worker_params_t worker{};

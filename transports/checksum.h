@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace shoal::tcp {
+namespace shoal {
 
 /// The CRC-32C of `data`, as RFC 3720 defines it; of "123456789" it is 0xe3069283. By the processor's instructions where it
 /// has them. Thread rule: any thread.
@@ -23,4 +23,4 @@ std::uint32_t copy_with_crc32c(std::byte* target, std::span<const std::byte> dat
 /// The same by tables alone, for processors without them.
 [[nodiscard]] std::uint32_t crc32c_portable(std::span<const std::byte> data) noexcept;
 
-}  // namespace shoal::tcp
+}  // namespace shoal

@@ -1,4 +1,4 @@
-#include "transports/tcp/checksum.h"
+#include "transports/checksum.h"
 
 #include <algorithm>
 #include <array>
@@ -15,7 +15,7 @@
 #define SHOAL_CRC_TARGET __attribute__((target("+crc")))
 #endif
 
-namespace shoal::tcp {
+namespace shoal {
 namespace {
 
 // The polynomial with its bits reversed, as the register is: bit 0 is the highest power.
@@ -192,4 +192,4 @@ std::uint32_t crc32c_portable(std::span<const std::byte> data) noexcept {
   return ~update_portable(~0U, data.data(), data.size());
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal
