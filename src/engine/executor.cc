@@ -491,7 +491,11 @@ bool Executor::advance_window_call() {
     record(*call, group_.rank, folds ? Stage::node_reduce : Stage::node_gather, call->plan->key.collective.input_bytes(),
            begin);
   }
-  if (result.odd_rank >= 0) return fail(mismatch(result.sequence, result.ours, result.odd_rank, result.theirs));
+  if (result.odd_rank >= 0) {
+    return fail(result.its_sequence == result.sequence
+                    ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
+                    : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
+  }
   if (Status failure = window_calls_.take_failure(); !failure.ok()) return fail(std::move(failure));
   if (result.to_links != nullptr) start_on_links(result.to_links);
   return result.moved;

@@ -210,6 +210,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool check_messages();
   [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head) const;
   [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
+  [[nodiscard]] Status in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
+                                       const std::optional<CallSignature>& theirs) const;
+  [[nodiscard]] std::optional<Status> first_mismatch(int peer, std::uint64_t before) const;
   [[nodiscard]] Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);

@@ -163,10 +163,7 @@ Status Executor::out_of_step(const LinkState& state, const Arrival& head, const 
   if (theirs && sequence && *sequence < operation.sequence()) {
     return mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs);
   }
-  return {StatusCode::mismatch,
-          fmt::format("{} is in {}{}, but {} is in call {}{}; every rank must make the same calls in the same order",
-                      name_of(group_.rank), describe_call(operation.sequence(), operation.plan->signature), of_communicator(),
-                      name_of(state.peer), head.header.sequence, theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+  return in_another_call(operation.sequence(), operation.plan->signature, state.peer, head.header.sequence, theirs);
 }
 
 // Peers that are gone while a call in flight still needs them.
@@ -284,6 +281,7 @@ Clock::time_point Executor::next_check() const noexcept {
 }
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
+  if (auto earlier = first_mismatch(peer, sequence)) return *std::move(earlier);
   if (const std::string pair = pair_difference(mine, name_of(group_.rank), theirs, name_of(peer)); !pair.empty()) {
     return {StatusCode::mismatch,
             fmt::format("call {}{} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
@@ -294,6 +292,25 @@ Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int
                       "calls in the same order",
                       sequence, of_communicator(), name_of(group_.rank), to_string(mine), name_of(peer), to_string(theirs),
                       difference(mine, theirs))};
+}
+
+// Of a peer that is met in another call than `sequence`, which this rank is in.
+Status Executor::in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
+                                 const std::optional<CallSignature>& theirs) const {
+  if (auto earlier = first_mismatch(peer, sequence + 1)) return *std::move(earlier);
+  return {StatusCode::mismatch,
+          fmt::format("{} is in {}{}, but {} is in call {}{}; every rank must make the same calls in the same order",
+                      name_of(group_.rank), describe_call(sequence, mine), of_communicator(), name_of(peer), its_sequence,
+                      theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
+}
+
+// Who needs nothing of others goes on to later calls, and is met there. What it was in when it was to be here stands in its
+// ledger, where that is on this host.
+std::optional<Status> Executor::first_mismatch(int peer, std::uint64_t before) const {
+  if (mesh_->ledger() == nullptr) return std::nullopt;
+  const auto first = mesh_->ledger()->first_difference(group_.members[static_cast<std::size_t>(peer)], *ledger_);
+  if (!first || first->sequence >= before) return std::nullopt;
+  return mismatch(first->sequence, ledger_.call(first->sequence), peer, first->signature);
 }
 
 std::string Executor::late_report(const Operation& operation) {

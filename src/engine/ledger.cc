@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -94,6 +95,26 @@ void clean(const std::string& root) {
     const bool old = jobs[i].first < limit || jobs.size() - i > kMaxDeadJobs;
     if (old && !in_use(jobs[i].second)) fs::remove_all(jobs[i].second, error);
   }
+}
+
+/// Calls `look` with each page in use of the ledger at `path`. Its header; null where there is none.
+std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::function<void(const LedgerPage&)>& look) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return nullptr;
+  const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
+    return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
+  };
+  auto header = std::make_unique<LedgerHeader>();
+  const auto page = std::make_unique<LedgerPage>();
+  const bool well = read(0, header.get(), sizeof *header) && header->magic == kLedgerMagic &&
+                    header->version == kLedgerVersion && header->page_bytes == sizeof(LedgerPage);
+  for (std::uint32_t i = 0; well && i < std::min(header->pages, kLedgerPages); ++i) {
+    if (!read(kLedgerHeaderBytes + i * sizeof(LedgerPage), page.get(), sizeof(LedgerPage))) break;
+    if (page->state.load() != 0) look(*page);
+  }
+  ::close(fd);
+  if (!well) header.reset();
+  return header;
 }
 
 // Those whose processes may end without destroying them.
@@ -221,50 +242,57 @@ Ledger::~Ledger() {
   ::close(fd_);
 }
 
+std::string Ledger::path_of(int job_rank) const {
+  return fmt::format("{}/rank.{}", path_.substr(0, path_.rfind('/')), job_rank);
+}
+
 std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const {
-  const std::string path = fmt::format("{}/rank.{}", path_.substr(0, path_.rfind('/')), job_rank);
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return {};
-  const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
-    return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
-  };
-  const auto header = std::make_unique<LedgerHeader>();
-  const auto page = std::make_unique<LedgerPage>();
-  const auto call = [&](std::uint64_t sequence) {
-    return fmt::format("call {} ({})", sequence, to_string(page->calls[sequence % kLedgerCalls]));
-  };
   std::string in_ours;
   std::string elsewhere;  // in a call there
-  const bool well = read(0, header.get(), sizeof *header) && header->magic == kLedgerMagic &&
-                    header->version == kLedgerVersion && header->page_bytes == sizeof(LedgerPage);
-  for (std::uint32_t i = 0; well && i < std::min(header->pages, kLedgerPages); ++i) {
-    if (!read(kLedgerHeaderBytes + i * sizeof(LedgerPage), page.get(), sizeof(LedgerPage))) break;
-    if (page->state.load() == 0) continue;
-    const std::uint64_t started = page->started.load();
+  const auto header = read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
+    const auto call = [&](std::uint64_t sequence) {
+      return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kLedgerCalls]));
+    };
+    const std::uint64_t started = page.started.load();
     std::string words;
-    if (page->state.load() == kLedgerFailed) {
+    if (page.state.load() == kLedgerFailed) {
       words = "its communicator has failed";
-    } else if (page->ended.load() < started) {
-      words = "in " + call(page->ended.load());
-    } else if (page->messages_ended.load() < page->messages.load()) {
-      const bool known = page->waiting_is_message != 0 && page->waiting_since_ns.load() != 0;
-      words = known ? "in " + std::string(page->words.data(), ::strnlen(page->words.data(), page->words.size())) : "";
+    } else if (page.ended.load() < started) {
+      words = "in " + call(page.ended.load());
+    } else if (page.messages_ended.load() < page.messages.load()) {
+      const bool known = page.waiting_is_message != 0 && page.waiting_since_ns.load() != 0;
+      words = known ? "in " + std::string(page.words.data(), ::strnlen(page.words.data(), page.words.size())) : "";
       if (words.size() <= 3) words = "in a send or recv";
     }
-    if (page->communicator != communicator) {
-      const bool busy = !words.empty() && page->state.load() != kLedgerFailed;
-      if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page->communicator);
+    if (page.communicator != communicator) {
+      const bool busy = !words.empty() && page.state.load() != kLedgerFailed;
+      if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page.communicator);
     } else {
       in_ours = !words.empty() ? words : started > 0 ? "between its calls, after " + call(started - 1) : "in no call yet";
     }
-  }
-  ::close(fd);
+  });
   std::string text = elsewhere.empty() ? in_ours : elsewhere;
   if (text.empty() || header->pid_namespace != own_pid_namespace()) return text;
   const ProcessState process = process_state(header->pid);
   const bool same = process.letter != '\0' && process.started == header->pid_started;
   if (!same) return text;  // dead, which others find out, or of another host
   return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
+}
+
+std::optional<Ledger::NumberedCall> Ledger::first_difference(int job_rank, const LedgerPage& own) const {
+  std::optional<NumberedCall> first;
+  read_ledger(path_of(job_rank), [&](const LedgerPage& theirs) {
+    if (theirs.communicator != own.communicator) return;
+    const std::uint64_t started = own.started.load();
+    const std::uint64_t latest = std::max(started, theirs.started.load());
+    // Half of what is remembered: it may have gone on while this was being read.
+    std::uint64_t at = latest - std::min<std::uint64_t>(latest, kLedgerCalls / 2);
+    for (; at < std::min(started, theirs.started.load()) && !first; ++at) {
+      const CallSignature& signature = theirs.calls[at % kLedgerCalls];
+      if (!(signature == own.calls[at % kLedgerCalls])) first = {at, signature};
+    }
+  });
+  return first;
 }
 
 bool Ledger::of_this_process() const noexcept { return ::getpid() == pid_; }

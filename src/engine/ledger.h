@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -146,6 +147,14 @@ class Ledger {
   /// here. Reads files: for errors and warnings.
   [[nodiscard]] std::string whereabouts(int job_rank, std::uint32_t communicator) const;
 
+  struct NumberedCall {
+    std::uint64_t sequence = 0;
+    CallSignature signature;
+  };
+  /// The first call of `own`'s communicator of which another rank of the job has written down something else than this rank has
+  /// in `own`, as far as both remember. Nothing where there is none, or its ledger is not here. Reads files: for errors.
+  [[nodiscard]] std::optional<NumberedCall> first_difference(int job_rank, const LedgerPage& own) const;
+
   /// False in a child of fork().
   [[nodiscard]] bool of_this_process() const noexcept;
 
@@ -155,6 +164,7 @@ class Ledger {
  private:
   Ledger(std::string path, int fd, std::byte* memory) noexcept;
   [[nodiscard]] LedgerPage* page(std::uint32_t index) const noexcept;
+  [[nodiscard]] std::string path_of(int job_rank) const;
   void remove_file() noexcept;
 
   std::string path_;

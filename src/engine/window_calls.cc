@@ -156,7 +156,7 @@ bool WindowCalls::has_come(std::size_t rank, const OneShotSlot& slot, std::uint6
   if (seen < flag) return false;
   const CallSignature theirs = slot.signature.load();
   if (seen == flag && theirs == signature) return true;
-  result.set_odd(rank, theirs, flag, signature);
+  result.set_odd(rank, seen, theirs, flag, signature);
   return false;
 }
 
@@ -193,9 +193,10 @@ bool WindowCalls::take_all(const Contribution& mine, Advance& result) {
     if (!come()) {
       // In another call, which takes no such slot? Or has it come and gone on to that since we looked?
       const MeetingSlot& other = meeting_slot(theirs, meetings_);
-      if (result.odd_rank >= 0 || other.entered.load(std::memory_order_acquire) < mine.flag) return false;
+      const std::uint64_t entered = other.entered.load(std::memory_order_acquire);
+      if (result.odd_rank >= 0 || entered < mine.flag) return false;
       if (!come()) {
-        if (result.odd_rank < 0) result.set_odd(take.rank, other.signature, mine.flag, mine.plan.signature);
+        if (result.odd_rank < 0) result.set_odd(take.rank, entered, other.signature, mine.flag, mine.plan.signature);
         return false;
       }
     }
@@ -323,14 +324,15 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
     const std::uint64_t seen = theirs.entered.load(std::memory_order_acquire);
     if (seen < flag) {
       const OneShotSlot& other = one_shot_slot(windows_[r], one_shots_);
+      const std::uint64_t begun = other.flag.load(std::memory_order_acquire);
       // In another call? Or has it entered and gone on to that since we looked?
-      if (other.flag.load(std::memory_order_acquire) >= flag && theirs.entered.load(std::memory_order_acquire) < flag)
-        result.set_odd(r, other.signature.load(), flag, ours);
+      if (begun >= flag && theirs.entered.load(std::memory_order_acquire) < flag)
+        result.set_odd(r, begun, other.signature.load(), flag, ours);
       all = false;
       continue;
     }
     if (seen > flag || !(theirs.signature == ours)) {
-      result.set_odd(r, theirs.signature, flag, ours);
+      result.set_odd(r, seen, theirs.signature, flag, ours);
       return false;
     }
     if (theirs.input == MeetingSlot::kOrdinary) {
@@ -350,7 +352,7 @@ bool WindowCalls::all_entered(Operation* operation, Advance& result) {
     };
     if (!found(theirs.input, inputs_[r]) || !found(theirs.output, outputs_[r])) {
       // Only a rank whose memory has been overwritten names such places.
-      result.set_odd(r, theirs.signature, flag, ours);
+      result.set_odd(r, seen, theirs.signature, flag, ours);
       return false;
     }
   }

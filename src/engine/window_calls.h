@@ -72,14 +72,17 @@ class WindowCalls {
   struct Advance {
     bool moved = false;
     internal::Operation* to_links = nullptr;  ///< no longer here: start it on the links
-    int odd_rank = -1;                        ///< set: in call `sequence` this rank says `theirs`, we say `ours`
+    int odd_rank = -1;                        ///< set: in call `sequence` we say `ours`, and this rank `theirs` in
+    std::uint64_t its_sequence = 0;           ///< that one, or a later one
     std::uint64_t sequence = 0;
     CallSignature theirs;
     CallSignature ours;
 
-    /// `flag`: that of the call.
-    void set_odd(std::size_t rank, const CallSignature& its, std::uint64_t flag, const CallSignature& own) noexcept {
+    /// Flags are those of the calls.
+    void set_odd(std::size_t rank, std::uint64_t its_flag, const CallSignature& its, std::uint64_t flag,
+                 const CallSignature& own) noexcept {
       odd_rank = static_cast<int>(rank);
+      its_sequence = its_flag - 1;
       sequence = flag - 1;
       theirs = its;
       ours = own;

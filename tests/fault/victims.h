@@ -26,8 +26,8 @@ struct Board {
   std::atomic<bool> enough{false};       ///< set by the watcher: rank 0 ends the job
   struct Rank {
     std::atomic<bool> ended{false};
-    StatusCode code = StatusCode::ok;
-    std::int64_t at_ns = 0;  ///< steady clock, when the body returned
+    StatusCode code = StatusCode::internal;  ///< until the rank has told
+    std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
     std::array<char, 1024> text{};
   };
   std::array<Rank, kMostVictims> ranks;

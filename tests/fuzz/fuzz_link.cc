@@ -55,7 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     ours.push_back({Descriptor(ends[0]), {}});
     theirs.emplace_back(ends[1]);
   }
-  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, true, false, 0, true});
+  auto link = tcp::TcpLink::make(*reactor, 1, "fuzz", std::move(ours), {kTileBytes, 2, 1, true, false, 0, true});
   if (!link.ok()) std::abort();
   Bytes input(data, size);
   std::uint64_t position = 0;

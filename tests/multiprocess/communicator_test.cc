@@ -11,8 +11,6 @@
 #include <fmt/format.h>
 
 #include "tests/multiprocess/ranks.h"
-#include "transports/ofi/ofi.h"
-#include "transports/ucx/ucx.h"
 
 namespace shoal {
 namespace {
@@ -86,20 +84,6 @@ INSTANTIATE_TEST_SUITE_P(, AllReduce,
                            return name;
                          });
 
-/// Why a transport of a library cannot be tested here; empty where it can.
-std::string library_complaint(const std::string& transport) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return transport + ": the library below is not built for the sanitizer";
-#else
-  if (transport == "ofi") {
-    static const auto providers = ofi_providers();
-    return providers.ok() ? "" : providers.status().message();
-  }
-  static const auto version = ucx_version();
-  return version.ok() ? "" : version.status().message();
-#endif
-}
-
 std::string check_collectives(Communicator& c) {
   const auto size = static_cast<std::size_t>(c.size());
   for (const std::size_t count : {1, 1000, 100003}) {
@@ -144,7 +128,7 @@ class OverALibrary : public ::testing::TestWithParam<std::tuple<const char*, int
 
 TEST_P(OverALibrary, CollectivesGiveTheRightValues) {
   const auto& [transport, ranks] = GetParam();
-  if (const std::string complaint = library_complaint(transport); !complaint.empty()) GTEST_SKIP() << complaint;
+  if (const std::string complaint = testing::library_complaint(transport); !complaint.empty()) GTEST_SKIP() << complaint;
   // Only the loopback device.
   ::setenv("SHOAL_HOST_ADDRESS", "127.0.0.1", 1);
   ::setenv("UCX_NET_DEVICES", "lo", 1);

@@ -175,6 +175,49 @@ TEST(Numerics, TheSameBitsWhateverTimingSocketsAndTransport) {
   }
 }
 
+/// bits_of() with SHOAL_NUMERICS, over shm and tcp: what all else is compared with. Made once for each placement.
+const std::string& usual_bits(const std::string& numerics, const std::vector<int>& host_of_rank) {
+  static std::map<std::pair<std::string, std::vector<int>>, std::string> known;
+  std::string& bits = known[{numerics, host_of_rank}];
+  if (bits.empty())
+    bits = bits_of({.transports = "shm,tcp", .host_of_rank = host_of_rank, .environment = {{"SHOAL_NUMERICS", numerics}}});
+  return bits;
+}
+
+class NumericsOver : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, NumericsOver, ::testing::Values("tcp", "ofi", "ucx"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
+  const std::string network = GetParam();
+  if (network != "tcp") {
+    if (const std::string complaint = testing::library_complaint(network); !complaint.empty()) GTEST_SKIP() << complaint;
+  }
+  // All of it on the loopback device, and more than one socket where there are any.
+  const std::map<std::string, std::string> environment = {{"SHOAL_HOST_ADDRESS", "127.0.0.1"},
+                                                          {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"},
+                                                          {"SHOAL_SOCKETS_PER_PEER", "4"},
+                                                          {"UCX_NET_DEVICES", "lo"},
+                                                          {"UCX_TLS", "tcp"}};
+  const std::vector<int> one_host;
+  const std::vector<int> two_hosts = {0, 0, 0, 1, 1, 1};
+  struct Run {
+    const char* numerics;
+    const std::vector<int>& host_of_rank;
+    std::string transports;
+  };
+  for (const Run& run : {Run{"repeatable", one_host, network}, Run{"repeatable", two_hosts, "shm," + network},
+                         Run{"strict", two_hosts, "shm," + network}}) {
+    const std::string& usual = usual_bits(run.numerics, run.host_of_rank);
+    if (usual.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
+    ASSERT_THAT(usual, ::testing::HasSubstr("bits: "));
+    Circumstances how{
+        .transports = run.transports, .host_of_rank = run.host_of_rank, .environment = environment, .jitter = true};
+    how.environment["SHOAL_NUMERICS"] = run.numerics;
+    EXPECT_EQ(bits_of(how), usual) << run.numerics << " over " << run.transports;
+  }
+}
+
 TEST(Numerics, AnAlgorithmGivesTheSameBitsOverEveryTransport) {
   std::map<std::string, std::string> of_algorithm;
   for (const char* algorithm : {"direct", "ring", "circulant"}) {

@@ -11,6 +11,9 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "transports/ofi/ofi.h"
+#include "transports/ucx/ucx.h"
+
 #ifdef __SANITIZE_THREAD__
 /// A process that ends is held up for reports of threads that go on: for a second by default, of which hundreds of ranks make
 /// minutes. When a rank has done its part, only the library's own thread is left, and that sleeps.
@@ -21,6 +24,8 @@ namespace shoal::testing {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr char kReturned = '\0';  // behind what a body has returned, which may be empty
 
 std::string read_all(int fd) {
   std::string text;
@@ -55,10 +60,11 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
     if (pid == 0) {
       for (const int fd : pipes) ::close(fd);
       ::close(ends[0]);
-      const std::string text = body(rank, size, directory);
+      std::string text = body(rank, size, directory);
       // A pipe holds 64 KiB: enough for a message, and the parent reads after the child has ended.
-      const std::size_t bytes = std::min<std::size_t>(text.size(), 32 << 10);
-      const bool told = ::write(ends[1], text.data(), bytes) == static_cast<ssize_t>(bytes);
+      text.resize(std::min<std::size_t>(text.size(), 32 << 10));
+      text += kReturned;
+      const bool told = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
       // The words are not in the status: a sanitizer replaces only a 0 by its own.
       ::_exit(told && (failed_before || !::testing::Test::HasFailure()) ? 0 : 1);
     }
@@ -69,7 +75,8 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
   for (int rank = 0; rank < size; ++rank) {
     RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     const bool in_time = wait_until(outcome.pid, deadline);
-    if (!in_time) ::kill(outcome.pid, SIGKILL);
+    outcome.hung = !in_time;
+    if (outcome.hung) ::kill(outcome.pid, SIGKILL);
     int status = 0;
     ::waitpid(outcome.pid, &status, 0);
     outcome.killed = WIFSIGNALED(status);
@@ -77,6 +84,11 @@ std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double second
     outcome.output =
         in_time ? read_all(pipes[static_cast<std::size_t>(rank)]) : "hung: killed by the test after its time was up";
     ::close(pipes[static_cast<std::size_t>(rank)]);
+    if (outcome.output.ends_with(kReturned)) {
+      outcome.output.pop_back();
+    } else if (in_time && !outcome.killed && outcome.code == 0) {
+      outcome.output = "ended before its body had returned";  // by exit(), say: nothing said is no success then
+    }
     const bool crashed = outcome.killed && outcome.code != SIGKILL && outcome.code != SIGSYS;  // which tests send themselves
     if (crashed || (!outcome.killed && outcome.code != 0))
       ADD_FAILURE() << "rank " << rank << " of " << size << " " << bad_end(outcome) << ": " << outcome.output;
@@ -105,6 +117,19 @@ void expect_ranks(int size, const CommunicatorOptions& options, const std::funct
   expect_all_well(outcomes);
 }
 
+std::string library_complaint(const std::string& transport) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return transport + ": the library below is not built for the sanitizer";
+#else
+  if (transport == "ofi") {
+    static const auto providers = ofi_providers();
+    return providers.ok() ? "" : providers.status().message();
+  }
+  static const auto version = ucx_version();
+  return version.ok() ? "" : version.status().message();
+#endif
+}
+
 std::string bad_end(const RankOutcome& outcome) {
   if (!outcome.killed && outcome.code == 0) return {};
   return (outcome.killed ? "died by signal " : "ended with status ") + std::to_string(outcome.code);
@@ -114,8 +139,8 @@ void expect_all_well(const std::vector<RankOutcome>& outcomes, const std::string
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     const RankOutcome& outcome = outcomes[rank];
     const bool on_purpose = std::find(killed.begin(), killed.end(), static_cast<int>(rank)) != killed.end();
-    const bool well =
-        on_purpose ? outcome.killed && outcome.code == SIGKILL : outcome.output.empty() && bad_end(outcome).empty();
+    const bool well = on_purpose ? outcome.killed && outcome.code == SIGKILL && !outcome.hung
+                                 : outcome.output.empty() && bad_end(outcome).empty();
     EXPECT_TRUE(well) << note << (note.empty() ? "" : ": ") << "rank " << rank << " of " << outcomes.size() << " "
                       << bad_end(outcome) << (on_purpose ? " instead of being killed" : "") << ": " << outcome.output;
   }

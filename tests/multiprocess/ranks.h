@@ -17,6 +17,7 @@ namespace shoal::testing {
 struct RankOutcome {
   pid_t pid = -1;
   bool killed = false;  ///< by a signal
+  bool hung = false;    ///< until its time was up: the signal was ours
   int code = -1;        ///< exit code, or the signal's number
   std::string output;   ///< what the body returned: empty = success
 };
@@ -34,7 +35,8 @@ using RankBody = std::function<std::string(int rank, int size, const std::string
 
 /// Forks `size` ranks, waits for all (at most `seconds`; then kills them and says so), returns their outcomes by rank. A rank
 /// whose body has returned ends with status 0 whatever it says, or 1 where an expectation has failed in it; another status, as
-/// after a sanitizer's report, or a signal other than SIGKILL and SIGSYS fails the current test.
+/// after a sanitizer's report, or a signal other than SIGKILL and SIGSYS fails the current test. Of one that has ended with
+/// status 0 before, `output` says so.
 std::vector<RankOutcome> run_ranks(int size, const RankBody& body, double seconds = 60);
 
 /// As run_ranks with a Communicator made over a file store in the directory; expects every rank to return an empty string.
@@ -44,5 +46,8 @@ void expect_ranks(int size, const CommunicatorOptions& options,
 /// Makes the Communicator of `rank` over a file store in `directory`.
 Result<std::unique_ptr<Communicator>> join(const std::string& directory, int rank, int size,
                                            const CommunicatorOptions& options);
+
+/// Why "ofi" or "ucx" cannot be tested here; empty where it can.
+std::string library_complaint(const std::string& transport);
 
 }  // namespace shoal::testing
