@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/unit/tcp_support.h"
-#include "transports/tcp/checksum.h"
+#include "transports/checksum.h"
 #include "transports/tcp/link.h"
 #include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"
@@ -43,7 +43,7 @@ struct Bench {
       ours.push_back({Descriptor(ends[0]), {}});
       *theirs = Descriptor(ends[1]);
     }
-    link = std::move(*tcp::TcpLink::make(reactor, 1, "test", std::move(ours), {kTile, 4, sums, false, 1, packing}));
+    link = std::move(*tcp::TcpLink::make(reactor, 1, "test", std::move(ours), {kTile, 4, 1, sums, false, 1, packing}));
   }
 
   /// Has the link send a tile, and says what came of it.
@@ -101,7 +101,7 @@ TEST(TcpPackedLink, FloatsTravelPackedAndNothingElse) {
       for (const Frame& frame : {packed, plain}) {
         EXPECT_EQ(frame.header.payload_sum.has_value(), sums);
         if (sums) {
-          EXPECT_EQ(frame.header.payload_sum, tcp::crc32c(frame.payload)) << "of what travels";
+          EXPECT_EQ(frame.header.payload_sum, crc32c(frame.payload)) << "of what travels";
         }
       }
     }

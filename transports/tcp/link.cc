@@ -70,7 +70,7 @@ Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor,
 
 void TcpLink::adopt(Flow& flow, Connection connection) {
   flow.socket = std::move(connection.socket);
-  tune(flow.socket.get(), shape_.lost_after);
+  tune(flow.socket.get(), shape_.lost_after, shape_.sockets > 1);
   flow.taken_bytes = 0;
   flow.rate = {};
   // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.

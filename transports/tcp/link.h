@@ -48,7 +48,7 @@ struct Flow {
   std::unique_ptr<Sealing> sealing;  ///< where the job encrypts: one that belongs to the socket
   bool blocked = false;              ///< the socket took less than offered; it will report when it takes more
   std::uint64_t taken_bytes = 0;     ///< by the kernel, since the socket exists
-  DrainRate rate;                    ///< of rails
+  DrainRate rate;                    ///< where there are several sockets
 
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
@@ -73,6 +73,7 @@ struct Flow {
 struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t tiles_per_socket = 0;
+  int sockets = 1;  ///< for tiles
   bool integrity = false;
   bool rails = false;  ///< the sockets use several networks: one that is silent is left for another
   std::size_t lend_from_bytes = 0;
@@ -195,8 +196,8 @@ class TcpLink final : public Link {
   void advance_sent() noexcept;
   void pull_tiles();
   bool pull_again(Flow& flow) noexcept;
-  Flow* choose_idle_flow() noexcept;
-  Flow* choose_rail() noexcept;
+  Flow* first_idle_flow() noexcept;
+  Flow* soonest_flow() noexcept;
   [[nodiscard]] std::size_t tell_after_bytes() const noexcept { return memory_.size() / (shape_.rails ? 4 : 2); }
   void adopt(Flow& flow, Connection connection);
   void write(Flow& flow);
@@ -255,7 +256,6 @@ class TcpLink final : public Link {
   std::uint64_t sent_ = 0;
   std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
   std::size_t lent_tiles_ = 0;
-  std::size_t next_flow_ = 0;
   bool again_ = false;    ///< some flow may have tiles to send again
   bool refused_ = false;  ///< a tile was refused for want of room
 

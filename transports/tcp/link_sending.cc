@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transports/tcp/checksum.h"
+#include "transports/checksum.h"
 #include "transports/tcp/link_sockets.h"
 #include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"
@@ -86,31 +86,17 @@ bool TcpLink::send_held() {
   return sent_ != sent || closing_;
 }
 
-Flow* TcpLink::choose_idle_flow() noexcept {
-  // Small tiles stay on the first socket while it keeps up: one warm path gives the best latency. Large ones go to the socket
-  // that has least on its way: what a slow one has pulled is late, and all tiles behind it wait.
-  const std::span<Flow> flows = tile_flows();
-  if (flows.size() == 1) return flows[0].idle() && flows[0].again == flows[0].again_end ? flows.data() : nullptr;
-  const bool small = outgoing(pulled_).small;
-  Flow* chosen = nullptr;
-  int least = 0;
-  for (std::size_t i = 0; i < flows.size(); ++i) {
-    Flow& flow = flows[small ? i : (next_flow_ + i) % flows.size()];
-    if (!flow.idle() || flow.again != flow.again_end) continue;
-    if (small) return &flow;
-    int under_way = 0;
-    if (::ioctl(flow.socket.get(), SIOCOUTQ, &under_way) != 0) under_way = 0;
-    if (chosen != nullptr && under_way >= least) continue;
-    chosen = &flow;
-    least = under_way;
+// Small tiles stay on the first socket while it keeps up: one warm path gives the best latency.
+Flow* TcpLink::first_idle_flow() noexcept {
+  for (Flow& flow : tile_flows()) {
+    if (flow.idle() && flow.again == flow.again_end) return &flow;
   }
-  if (chosen != nullptr) next_flow_ = (index_of(*chosen) + 1) % flows.size();
-  return chosen;
+  return nullptr;
 }
 
 // Large tiles go where they should have come first, by what is on its way there and how fast it goes; where that socket takes
 // nothing for now they wait for it, since by another one they would come later still.
-Flow* TcpLink::choose_rail() noexcept {
+Flow* TcpLink::soonest_flow() noexcept {
   const std::span<Flow> flows = tile_flows();
   const auto now = DrainRate::Clock::now();
   const Outgoing& tile = outgoing(pulled_);
@@ -131,8 +117,7 @@ Flow* TcpLink::choose_rail() noexcept {
     Flow& flow = flows[i];
     const bool takes = flow.idle() && flow.again == flow.again_end;
     // Of one that only takes nothing for now the kernel will tell when it does.
-    if (!takes && (tile.small || flow.down || flow.hung_up || !flow.blocked)) continue;
-    if (tile.small) return &flow;
+    if (!takes && (flow.down || flow.hung_up || !flow.blocked)) continue;
     // One that is not measured counts as being as fast as the best.
     const double known = flow.rate.bytes_per_us() > 0 ? flow.rate.bytes_per_us() : fastest;
     const double time = static_cast<double>(waiting[i] + tile.bytes) / (known > 0 ? known : 1);
@@ -166,7 +151,7 @@ void TcpLink::pull_tiles() {
     }
   }
   while (pulled_ < taken_ && !closing_) {
-    Flow* flow = shape_.rails ? choose_rail() : choose_idle_flow();
+    Flow* flow = shape_.sockets > 1 && !outgoing(pulled_).small ? soonest_flow() : first_idle_flow();
     if (flow == nullptr) return;
     const auto own = static_cast<std::uint16_t>(index_of(*flow));
     const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());

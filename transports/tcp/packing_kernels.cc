@@ -229,7 +229,9 @@ const std::uint8_t* decode(const std::uint8_t* from, const std::uint8_t* end, st
   return at;
 }
 
-inline constexpr PackingKernels kKernels{{4, split32, join32}, {2, split16, join16}, encode, decode};
+constexpr bool kFast = HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128;
+
+inline constexpr PackingKernels kKernels{kFast, {4, split32, join32}, {2, split16, join16}, encode, decode};
 const PackingKernels* kernels() { return &kKernels; }
 
 }  // namespace shoal::tcp::HWY_NAMESPACE

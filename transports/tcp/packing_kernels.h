@@ -30,6 +30,7 @@ struct WordKernels {
 inline constexpr std::size_t kSlack = 4;
 
 struct PackingKernels {
+  bool fast;  ///< gigabytes a second
   WordKernels words32;
   WordKernels words16;
   /// The codes of so many groups of exponents, for which there is room before `end`, and the escapes behind them. Where these

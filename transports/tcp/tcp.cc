@@ -8,9 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "transports/checksum.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/checksum.h"
 #include "transports/tcp/link.h"
+#include "transports/tcp/packing_kernels.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/rendezvous.h"
 
@@ -108,8 +109,9 @@ class TcpTransport final : public Transport {
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {
       auto link = TcpLink::make(reactor_, peer.rank, std::move(peer.address), std::move(peer.sockets),
-                                {options_.tile_bytes, options_.tiles_per_socket, options_.integrity && !options_.encryption,
-                                 !options_.rails.empty(), options_.lend_from_bytes, options_.packing, options_.lost_after});
+                                {options_.tile_bytes, options_.tiles_per_socket, options_.sockets_per_peer,
+                                 options_.integrity && !options_.encryption, !options_.rails.empty(), options_.lend_from_bytes,
+                                 options_.packing, options_.lost_after});
       if (!link.ok()) return link.status();
       links.push_back(std::move(*link));
     }
@@ -187,7 +189,8 @@ Status check(const TcpOptions& options) {
 }  // namespace
 }  // namespace tcp
 
-bool tcp_check_sums_are_fast() noexcept { return tcp::crc32c_is_fast(); }
+bool tcp_check_sums_are_fast() noexcept { return crc32c_is_fast(); }
+bool tcp_packing_is_fast() noexcept { return tcp::packing_kernels().fast; }
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   const Status checked = tcp::check(options);

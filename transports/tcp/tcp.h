@@ -32,7 +32,7 @@ struct TcpOptions {
   bool integrity = false;              ///< payloads have check sums from the start; what was changed on the way is sent again
   bool encryption = false;             ///< nobody on the way can read or change anything; includes what integrity does
   std::size_t lend_from_bytes =
-      32 << 10;              ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
+      32 << 10;  ///< of what is lent: less is copied sooner than it is kept track of; each rank its own
   /// A peer whose host has been silent for so long is lost; 5 s .. 10 days. Each rank its own.
   std::chrono::milliseconds lost_after{30'000};
   bool packing = false;      ///< payloads are packed from the start where that makes them smaller; each rank its own
@@ -44,6 +44,7 @@ struct TcpOptions {
 
 /// This processor has instructions for them.
 bool tcp_check_sums_are_fast() noexcept;
+bool tcp_packing_is_fast() noexcept;
 
 /// Opens a TCP transport that listens for peers. See transport.h for its use and thread rule.
 /// Errors: invalid_argument for options out of range and for an unknown interface or address (lists those that exist);

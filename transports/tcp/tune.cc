@@ -12,6 +12,7 @@ namespace {
 // A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
 // wait.
 constexpr int kUnsentBytes = 1 << 20;
+constexpr int kUnsentBytesOfSeveral = 128 << 10;
 constexpr int kProbeAfterS = 2;
 constexpr int kMostProbes = 127;  // that Linux takes
 
@@ -21,9 +22,9 @@ void set_option(int socket, int level, int name, int value) noexcept {
 
 }  // namespace
 
-void tune(int socket, std::chrono::milliseconds lost_after) noexcept {
+void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcept {
   set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, shares ? kUnsentBytesOfSeveral : kUnsentBytes);
   // A host may vanish while nothing is under way. The link looks at the probes and gives up first: the kernel has one to spare.
   const int seconds = static_cast<int>(std::chrono::ceil<std::chrono::seconds>(lost_after).count());
   const int interval = seconds / kMostProbes + 1;

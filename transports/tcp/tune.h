@@ -7,6 +7,7 @@ namespace shoal::tcp {
 
 /// Tuning only: a kernel that refuses an option still moves the bytes.
 /// A host that has vanished while nothing is under way is known to be silent, and the connection ends, soon after `lost_after`.
-void tune(int socket, std::chrono::milliseconds lost_after) noexcept;
+/// `shares`: others carry tiles of the same link.
+void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcept;
 
 }  // namespace shoal::tcp
