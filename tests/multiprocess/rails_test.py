@@ -94,7 +94,8 @@ class Rails(unittest.TestCase):
     def check_sums(self, transport, **settings):
         """Right sums where payloads have check sums."""
         with unittest.mock.patch.dict(os.environ, SHOAL_INTEGRITY="on", **settings):
-            results, said = self.run_perf(3, transport, "--rate", "none", "--", "-b", "8", "-e", "4M", "-f", "8", "-c", "1", "-w", "1", "--rounds", "3")
+            results, said = self.run_perf(3, transport, "--rate", "none", "--",
+                                          "-b", "8", "-e", "4M", "-f", "8", "-c", "1", "-w", "1", "--rounds", "3")
         self.assertNotIn("wrong check sum", said)
         self.assertEqual([row["bytes"] for row in results], [8 << 3 * i for i in range(7)])
 
