@@ -18,7 +18,7 @@ std::uint32_t Lane::pieces_of(std::size_t bytes) const noexcept {
 }
 
 // Should the sender give up, the rail can be told of a copy.
-bool Lane::may_lend_any() const noexcept { return pidfd >= 0 && !several_rails() && hub_.rail(0)->traits().redirects; }
+bool Lane::may_lend_any() const noexcept { return pidfd >= 0 && !several_rails() && hub_.rail(0)->redirects(addresses[0]); }
 
 // Where that is not possible the tile is copied.
 bool Lane::register_lent(Outgoing& out, std::span<const std::byte> data) {

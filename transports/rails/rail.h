@@ -61,7 +61,6 @@ struct RailTraits {
   std::size_t receives = 0;           ///< that may be posted
   bool local_registration = false;    ///< memory must be registered before it is sent from or received into
   bool writes_take_receives = false;  ///< each write takes a posted receive of its target
-  bool redirects = false;             ///< see Rail::redirect()
 };
 
 /// A post did not happen because a queue is full: read completions, then try again. All posts return 0, this, or -errno.
@@ -90,8 +89,13 @@ class Rail {
   virtual int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) = 0;
   /// At most two pieces, which leave as one message.
   virtual int post_send(Operation& operation, std::uint64_t peer, std::span<const Piece> pieces) = 0;
-  /// The second piece of a send that has been posted, which may move, lies elsewhere from now on, the same bytes. Only of rails
-  /// that redirect: they take such pieces by themselves, during calls of this interface; no card reads them.
+  /// Whether pieces for that peer may move: the rail takes them by itself, during calls of this interface; no card reads them.
+  [[nodiscard]] virtual bool redirects(std::uint64_t peer) const noexcept {
+    static_cast<void>(peer);
+    return false;
+  }
+  /// The second piece of a send that has been posted, which may move, lies elsewhere from now on, the same bytes. Only where
+  /// redirects().
   virtual void redirect(Operation& operation, const std::byte* data) noexcept {
     static_cast<void>(operation), static_cast<void>(data);
   }

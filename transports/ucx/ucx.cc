@@ -169,6 +169,7 @@ class UcxRail final : public Rail {
     }
     if (status != UCS_OK) return failed("ucp_ep_create", status);
     endpoints_.push_back(endpoint);
+    over_memory_.push_back(parameters.err_mode == UCP_ERR_HANDLING_MODE_NONE);
     return endpoints_.size() - 1;
   }
 
@@ -223,6 +224,9 @@ class UcxRail final : public Rail {
     return 0;
   }
 
+  // Over a network UCX may send from where the bytes lie, which it does not where they come by functions: 34 ms instead of 17
+  // for 16 MiB over TCP.
+  [[nodiscard]] bool redirects(std::uint64_t peer) const noexcept override { return over_memory_[peer]; }
   void redirect(Operation& operation, const std::byte* data) noexcept override { Parts::of(operation).parts[1].data = data; }
 
   int post_write(Operation&, std::uint64_t, const Piece&, std::uint64_t, std::uint64_t, std::uint32_t) override {
@@ -307,7 +311,6 @@ class UcxRail final : public Rail {
     traits_.device = "ucx";
     traits_.max_message_bytes = std::size_t{1} << 30;
     traits_.receives = kReceives;
-    traits_.redirects = true;
     return {};
   }
 
@@ -372,6 +375,7 @@ class UcxRail final : public Rail {
   RailTraits traits_;
   std::string address_;
   std::vector<ucp_ep_h> endpoints_;
+  std::vector<bool> over_memory_;  // their wires
   std::deque<Completion> over_;
   Operation* first_ = nullptr;
   ucs_status_t last_error_ = UCS_OK;
