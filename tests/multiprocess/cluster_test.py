@@ -8,8 +8,12 @@ import time
 import unittest
 
 import cases
+import processes
 
 CLUSTER = os.path.join(cases.REPOSITORY, "bench/cluster")
+
+# A rank of three processes, one of them out of its session, that do not end when they are asked to.
+STUBBORN = "trap '' INT TERM; (setsid sleep 1000 &); echo up; sleep 1000; sleep 1000"
 
 # Rank 1 sends to rank 0 and back; both print the rate of what arrived, in bits per second.
 TRANSFER = """
@@ -54,19 +58,6 @@ except OSError:
 def cluster(*arguments, timeout=60, **environment):
     return subprocess.run([CLUSTER, *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
-
-
-def processes_with(marker):
-    """Process ids whose environment holds `marker`."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if marker.encode() in file.read():
-                    found.append(int(name))
-        except OSError:
-            pass
-    return found
 
 
 class Usage(unittest.TestCase):
@@ -264,18 +255,15 @@ else:
             with self.subTest(signal=number.name):
                 marker = f"SHOAL_TEST_MARKER=cluster-{os.getpid()}-{number}"
                 name, value = marker.split("=")
-                run = subprocess.Popen([CLUSTER, "2x2", "--", "sh", "-c", "trap '' INT TERM; (setsid sleep 1000 &); echo up; sleep 1000"],
-                                       stdout=subprocess.PIPE, text=True, env=os.environ | {name: value})
-                for _ in range(4):
-                    self.assertEqual(run.stdout.readline(), "up\n")
-                self.assertGreaterEqual(len(processes_with(marker)), 10)
-                run.send_signal(number)
-                self.assertEqual(run.wait(timeout=20), -9 if number == signal.SIGKILL else 128 + number)
-                run.stdout.close()
-                deadline = time.monotonic() + 10
-                while processes_with(marker) and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                self.assertEqual(processes_with(marker), [])  # and with the processes go their namespaces
+                with subprocess.Popen([CLUSTER, "2x2", "--", "sh", "-c", STUBBORN], stdout=subprocess.PIPE, text=True,
+                                      env=os.environ | {name: value}) as run, processes.ended_after(marker):
+                    for _ in range(4):
+                        self.assertEqual(run.stdout.readline(), "up\n")
+                    # The last process of a rank comes after its word.
+                    self.assertGreaterEqual(len(processes.once(marker, lambda found: len(found) >= 12)), 12)
+                    run.send_signal(number)
+                    self.assertEqual(run.wait(timeout=20), -9 if number == signal.SIGKILL else 128 + number)
+                    self.assertEqual(processes.once(marker, lambda found: not found), [])  # and with the processes go their namespaces
                 with open("/proc/net/dev", encoding="ascii") as file:
                     self.assertEqual(file.read().count(":"), interfaces)
 

@@ -4,29 +4,20 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 
 import cases
+import processes
 
 SHOAL = os.path.join(cases.BUILD, "bin/shoal")
+
+# A rank of three processes that do not end when they are asked to.
+STUBBORN = "trap '' INT TERM HUP; sleep 1000 & echo up; sleep 1000; sleep 1000"
 
 
 def run(*arguments, timeout=60, **environment):
     return subprocess.run([SHOAL, "run", *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
-
-
-def processes_with(marker):
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if marker.encode() in file.read():
-                    found.append(int(name))
-        except OSError:
-            pass
-    return found
 
 
 class Local(unittest.TestCase):
@@ -117,19 +108,15 @@ class Local(unittest.TestCase):
             with self.subTest(signal=number.name):
                 marker = f"SHOAL_TEST_MARKER=run-{os.getpid()}-{number}"
                 name, value = marker.split("=")
-                job = subprocess.Popen([SHOAL, "run", *arguments, "--grace", "0.1", "--", "sh", "-c",
-                                        "trap '' INT TERM HUP; sleep 1000 & echo up; sleep 1000; sleep 1000"],
-                                       stdout=subprocess.PIPE, text=True, env=os.environ | {name: value})
-                for _ in range(count):
-                    self.assertEqual(job.stdout.readline(), "up\n")
-                self.assertGreaterEqual(len(processes_with(marker)), 3 * count)
-                job.send_signal(number)
-                self.assertEqual(job.wait(timeout=30), -9 if number == signal.SIGKILL else 128 + number)
-                job.stdout.close()
-                deadline = time.monotonic() + 20
-                while processes_with(marker) and time.monotonic() < deadline:
-                    time.sleep(0.02)
-                self.assertEqual(processes_with(marker), [])
+                with subprocess.Popen([SHOAL, "run", *arguments, "--grace", "0.1", "--", "sh", "-c", STUBBORN], stdout=subprocess.PIPE, text=True,
+                                      env=os.environ | {name: value}) as job, processes.ended_after(marker):
+                    for _ in range(count):
+                        self.assertEqual(job.stdout.readline(), "up\n")
+                    # The last process of a rank comes after its word.
+                    self.assertGreaterEqual(len(processes.once(marker, lambda found: len(found) >= 3 * count)), 3 * count)
+                    job.send_signal(number)
+                    self.assertEqual(job.wait(timeout=30), -9 if number == signal.SIGKILL else 128 + number)
+                    self.assertEqual(processes.once(marker, lambda found: not found), [])
 
     def test_nothing_is_left_however_it_ends(self):
         self.check_nothing_is_left(["-n", "2"], 2)
