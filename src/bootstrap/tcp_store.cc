@@ -20,6 +20,7 @@
 
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/store_client.h"
 #include "src/bootstrap/store_session.h"
 #include "src/status/quiet_thread.h"
 #include "src/trust/refusals.h"
@@ -171,41 +172,6 @@ class Server {
   std::thread thread_;  // last: starts when everything else is there
 };
 
-/// The client's side of the handshake.
-Status introduce(int fd, std::string_view job, const Key& key, const std::string& where, Clock::time_point deadline) {
-  const Nonce mine = random_nonce();
-  const std::string hello = store_hello(job, mine);
-  char answer = 0;
-  std::uint32_t length = 0;
-  Status status = send_all(fd, hello.data(), hello.size(), deadline);
-  if (status.ok()) status = receive_all(fd, &answer, 1, deadline);
-  if (status.ok()) status = receive_all(fd, &length, sizeof length, deadline);
-  std::string theirs(std::min(length, kMaxStoreKeyBytes), '\0');  // another version's job may have a longer name
-  if (status.ok()) status = receive_all(fd, theirs.data(), theirs.size(), deadline);
-  if (!status.ok()) return {status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message())};
-  if (answer == static_cast<char>(StoreAnswer::other_job)) {
-    return {StatusCode::invalid_argument,
-            fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where, theirs,
-                        job)};
-  }
-  if (answer != static_cast<char>(StoreAnswer::challenge))
-    return {StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where)};
-  Nonce nonce;
-  Proof proof;
-  status = receive_all(fd, nonce.data(), nonce.size(), deadline);
-  if (status.ok()) status = receive_all(fd, proof.data(), proof.size(), deadline);
-  if (status.ok() && !same(proof, store_server_proof(key, job, mine, nonce))) {
-    return {StatusCode::mismatch,
-            fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
-                        "SHOAL_JOB_KEY_FILE, or all without",
-                        where)};
-  }
-  const Proof own = store_client_proof(key, job, mine, nonce);
-  if (status.ok()) status = send_all(fd, own.data(), own.size(), deadline);
-  if (!status.ok()) return {status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message())};
-  return {};
-}
-
 class TcpStore final : public Store {
  public:
   TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job, const Key& key)
@@ -217,13 +183,8 @@ class TcpStore final : public Store {
               fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
     }
     const auto deadline = Clock::now() + kAnswerPatience;
-    std::string request(1, static_cast<char>(StoreRequest::set));
-    append_block(request, key);
-    append_block(request, value);
-    char answer = 0;
     Status status = connect(deadline);
-    if (status.ok()) status = send_all(socket_->get(), request.data(), request.size(), deadline);
-    if (status.ok()) status = receive_all(socket_->get(), &answer, 1, deadline);
+    if (status.ok()) status = tell_store(socket_->get(), key, value, deadline);
     return explain(status, key);
   }
 
@@ -231,29 +192,20 @@ class TcpStore final : public Store {
     if (key.size() > kMaxStoreKeyBytes) {
       return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
     }
-    std::string request(1, static_cast<char>(StoreRequest::get));
-    append_block(request, key);
-    std::uint32_t length = 0;
-    std::string value;
-    Status status = connect(deadline);
-    if (status.ok()) status = send_all(socket_->get(), request.data(), request.size(), deadline);
-    if (status.ok()) status = receive_all(socket_->get(), &length, sizeof length, deadline);
-    if (status.ok() && length > kMaxStoreValueBytes) status = Status(StatusCode::system_error, "it is not a shoal store");
-    if (status.ok()) {
-      value.resize(length);
-      status = receive_all(socket_->get(), value.data(), length, deadline);
-    }
+    const Status status = connect(deadline);
     if (!status.ok()) return explain(status, key);
+    auto value = ask_store(socket_->get(), key, deadline);
+    if (!value.ok()) return explain(value.status(), key);
     return value;
   }
 
-  /// Connects where there is no connection. Errors: those of connect_to and introduce.
+  /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || socket_) return lost_;
     for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
       auto socket = connect_to(host_, port_, deadline);
       if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
-      const Status status = introduce(socket->get(), job_, key_, where_, deadline);
+      const Status status = introduce_to_store(socket->get(), job_, key_, random_nonce(), where_, deadline);
       if (status.ok()) {
         socket_ = std::move(socket).value();
         return {};
