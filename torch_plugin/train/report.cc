@@ -11,11 +11,6 @@
 namespace shoal::train {
 namespace {
 
-template <typename T>
-nlohmann::json or_null(const std::optional<T>& value) {
-  return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);
-}
-
 /// nccl-tests' bus bandwidth of all_reduce: what each link carries, whatever the algorithm.
 std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
   if (!result.knows_comm || result.ranks < 2 || result.comm_busy_s <= 0) return std::nullopt;

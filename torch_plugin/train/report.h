@@ -58,6 +58,12 @@ Status write_json(const nlohmann::json& object, const std::string& path);
 /// A table with a line for each backend (its last epoch), and how they compare with the first of them.
 std::string to_table(const std::vector<EpochResult>& results);
 
+/// The value; null where there is none.
+template <typename T>
+nlohmann::json or_null(const std::optional<T>& value) {
+  return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
 /// The middle value; the mean of the two middle ones for an even number; nothing for none.
 std::optional<double> median(std::vector<double> values);
 

@@ -6,6 +6,15 @@
 
 namespace shoal::train {
 
+Schedule schedule_of(const TrainOptions& options, std::int64_t epoch_steps) {
+  return {.kind = options.schedule,
+          .start = options.start_learning_rate(),
+          .step_factor = options.schedule_factor,
+          .step_epochs = options.schedule_epochs,
+          .epoch_steps = epoch_steps,
+          .epochs = options.epochs};
+}
+
 double learning_rate(const Schedule& schedule, std::int64_t step) {
   if (schedule.kind == "cosine") {
     const double done = static_cast<double>(step) / static_cast<double>(schedule.epochs * schedule.epoch_steps);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "torch_plugin/train/options.h"
+
 namespace shoal::train {
 
 /// How the learning rate goes down.
@@ -15,6 +17,9 @@ struct Schedule {
   std::int64_t epoch_steps = 1;  ///< optimizer steps in an epoch
   int epochs = 1;                ///< of the whole run, also where it ends early
 };
+
+/// What `options` ask for, with epochs of `epoch_steps` steps.
+Schedule schedule_of(const TrainOptions& options, std::int64_t epoch_steps);
 
 /// The learning rate of optimizer step `step` (from 0). "cosine" goes to 0 over the whole run, step by step: Loshchilov,
 /// Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, without the restarts. "step" multiplies by

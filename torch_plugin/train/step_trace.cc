@@ -18,67 +18,8 @@ constexpr std::size_t kQuestionBytes = 1;
 // Averages' word on how much of a bucket goes beside backward; it is no bucket.
 constexpr std::size_t kWordBytes = sizeof(double);
 
-double microseconds(steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
-
 /// "layers.3.conv.weight" is a parameter of "layers.3.conv".
 std::string module_of(const std::string& parameter) { return parameter.substr(0, parameter.rfind('.')); }
-
-/// Rows of a rank in a trace: training, then those of kinds whose events overlap, each kind with as many as it needs.
-struct Row {
-  const char* title;
-  std::vector<std::string> kinds;
-};
-const std::vector<Row>& rows() {
-  static const std::vector<Row> all{{"training", {}},
-                                    {"average", {"gradients", "blocking"}},
-                                    {"node reduce", {"node reduce"}},
-                                    {"wire", {"wire"}},
-                                    {"node gather", {"node gather"}}};
-  return all;
-}
-constexpr std::size_t kThreadsOfRow = 1000;
-
-/// Index of the row for events of `kind`; what no row names is training.
-std::size_t row_of(const std::string& kind) {
-  const auto found = std::ranges::find_if(rows(), [&](const Row& row) { return std::ranges::count(row.kinds, kind) > 0; });
-  return found == rows().end() ? 0 : static_cast<std::size_t>(found - rows().begin());
-}
-
-/// The events of one rank. A thread of a trace shows one event at a time: each event takes the first of its row that is free.
-nlohmann::json to_json(std::vector<TraceEvent> events, int process, const std::string& name, TraceEvent::Time zero) {
-  std::ranges::stable_sort(events, {}, &TraceEvent::begin);
-  nlohmann::json list = nlohmann::json::array();
-  list.push_back({{"ph", "M"}, {"name", "process_name"}, {"pid", process}, {"args", {{"name", name}}}});
-  std::vector<std::vector<TraceEvent::Time>> busy_until(rows().size());
-  for (const TraceEvent& event : events) {
-    const std::size_t row = row_of(event.kind);
-    std::vector<TraceEvent::Time>& busy = busy_until[row];
-    auto free = std::ranges::find_if(busy, [&](TraceEvent::Time until) { return row == 0 || until <= event.begin; });
-    if (free == busy.end()) free = busy.emplace(busy.end());
-    *free = event.end;
-    nlohmann::json entry{{"ph", "X"},
-                         {"cat", event.kind},
-                         {"name", event.name.empty() ? event.kind : event.kind + " " + event.name},
-                         {"pid", process},
-                         {"tid", row * kThreadsOfRow + static_cast<std::size_t>(free - busy.begin())},
-                         {"ts", microseconds(event.begin - zero)},
-                         {"dur", microseconds(event.end - event.begin)}};
-    if (!event.details.is_null()) entry["args"] = event.details;
-    list.push_back(std::move(entry));
-  }
-  for (std::size_t row = 0; row < rows().size(); ++row) {
-    for (std::size_t thread = 0; thread < busy_until[row].size(); ++thread) {
-      std::string title = rows()[row].title;
-      if (thread > 0) title.append(1, ' ').append(std::to_string(thread + 1));
-      list.push_back({{"ph", "M"},
-                      {"name", "thread_name"},
-                      {"pid", process},
-                      {"tid", row * kThreadsOfRow + thread},
-                      {"args", {{"name", title}}}});
-    }
-  }
-  return list;
-}
 
 std::string size_name(std::size_t bytes) {
   return bytes < 1024 ? std::to_string(bytes) + " B" : std::to_string(bytes / 1024) + " KiB";
@@ -97,6 +38,8 @@ const char* name_of(Stage stage) {
 }
 
 }  // namespace
+
+double microseconds(steady_clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
 StepTrace::StepTrace(models::ImageClassifier& model) : model_(model), training_thread_(static_cast<std::int32_t>(::gettid())) {
   std::unordered_map<const ::torch::nn::Module*, std::string> names;
@@ -223,28 +166,6 @@ std::vector<TraceEvent> StepTrace::events() {
     all.push_back(std::move(event));
   }
   return all;
-}
-
-Result<nlohmann::json> gather_trace(Communicator& control, const std::string& title, int first_process,
-                                    const std::vector<TraceEvent>& events, TraceEvent::Time zero) {
-  const int rank = control.rank();
-  const std::string own = to_json(events, first_process + rank, title + " rank " + std::to_string(rank), zero).dump();
-  std::uint64_t largest = own.size();
-  Status status = control.all_reduce(&largest, &largest, 1, DataType::uint64, ReduceOp::max);
-  if (!status.ok()) return status;
-  std::string padded = own + std::string(largest - own.size(), ' ');
-  std::string all(largest * static_cast<std::size_t>(control.size()), ' ');
-  status = control.all_gather(padded.data(), all.data(), largest, DataType::uint8);
-  if (!status.ok()) return status;
-  nlohmann::json together = nlohmann::json::array();
-  if (rank != 0) return together;
-  for (std::size_t at = 0; at < all.size(); at += largest) {
-    for (auto& event : nlohmann::json::parse(all.begin() + static_cast<std::ptrdiff_t>(at),
-                                             all.begin() + static_cast<std::ptrdiff_t>(at + largest))) {
-      together.push_back(std::move(event));
-    }
-  }
-  return together;
 }
 
 }  // namespace shoal::train

@@ -11,7 +11,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <shoal/communicator.h>
 #include <shoal/trace.h>
 
 #include "torch_plugin/models/model.h"
@@ -31,6 +30,9 @@ struct TraceEvent {
   Time end;
   nlohmann::json details = nullptr;  ///< an object, or null
 };
+
+/// In what traces count time.
+double microseconds(std::chrono::steady_clock::duration time);
 
 /// Records one step of training. Learns of layers from the model's announcements and from hooks on its gradients.
 /// Thread rule: one thread, but communicated() may be called from any.
@@ -74,11 +76,5 @@ class StepTrace {
   std::vector<std::pair<TraceEvent, std::uint64_t>> stages_;  // with shoal's numbers of their calls
   const std::int32_t training_thread_;
 };
-
-/// Brings the ranks' events together on rank 0: Chrome's trace events (Trace Event Format, 2016), which Perfetto reads too; a
-/// process for each rank, called `title` and its number, with threads for training, for operations and for each stage of them.
-/// `zero` is the moment 0, the same on every rank. Empty on other ranks. Collective.
-Result<nlohmann::json> gather_trace(Communicator& control, const std::string& title, int first_process,
-                                    const std::vector<TraceEvent>& events, TraceEvent::Time zero);
 
 }  // namespace shoal::train
