@@ -31,6 +31,8 @@ class ProgramBuilder {
   [[nodiscard]] bool joins_shares() const noexcept { return joins_shares_; }
   /// They may not from now on: a stage that folds them one by one leaves the own one in the output and the others in scratch.
   void keep_shares_apart() noexcept { joins_shares_ = false; }
+  /// See Program::folds_across_links. The same on all ranks.
+  void fold_across_links() noexcept { program_.folds_across_links = true; }
 
   void send(int peer, const Shard& shard);         ///< this rank's value goes to `peer`
   void recv(int peer, const Shard& shard);         ///< this rank's value becomes that of `peer`

@@ -35,6 +35,7 @@ Program build_all_reduce(const Topology& topology, const Collective& collective,
   const auto ranks = static_cast<std::uint32_t>(members.size());
   const std::uint32_t lanes = lane_count(topology, collective);
   ProgramBuilder program(topology, collective, rank, lanes * ranks, lanes);
+  program.fold_across_links();
   for (std::uint32_t lane = 0; lane < lanes; ++lane) {
     direct_reduce_scatter(program, members, one_chunk_each(ranks, lane, lane * ranks));
     if (lane > 0) direct_all_gather(program, members, one_chunk_each(ranks, lane - 1, (lane - 1) * ranks));
@@ -51,7 +52,10 @@ Program build_rooted(const Topology& topology, const Collective& collective, int
   const Shares shares = one_chunk_each(others.size(), 0, 0);
   ProgramBuilder program(topology, collective, rank, parts, 1);
   const bool reduce = collective.kind == CollectiveKind::reduce;
-  if (reduce) direct_reduce_scatter(program, others, shares);
+  if (reduce) {
+    program.fold_across_links();
+    direct_reduce_scatter(program, others, shares);
+  }
   for (std::uint32_t i = 0; i < others.size(); ++i) {
     const Shard part = shares[i].front();
     if (rank == collective.root) reduce ? program.recv_reduce(others[i], part) : program.send(others[i], part);
@@ -74,6 +78,7 @@ Program build_shares(const Topology& topology, const Collective& collective, int
       direct_all_gather(program, members, shares);
       break;
     case CollectiveKind::reduce_scatter:
+      program.fold_across_links();
       direct_reduce_scatter(program, members, shares);
       break;
     case CollectiveKind::gather:

@@ -127,8 +127,7 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   }
   // What was measured differs from run to run, and with it what is chosen.
   if (config.numerics != Numerics::measured) config.probe = false;
-  // Strict sums must not depend on the wires: theirs are folded in equal tiles.
-  config.network_tile_bytes = config.numerics == Numerics::strict ? config.tile_bytes : kNetworkTileBytes;
+  config.network_tile_bytes = kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);
     if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {

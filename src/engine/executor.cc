@@ -19,8 +19,7 @@ using internal::Operation;
 namespace {
 
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
-constexpr std::size_t kMaxFold = 256;
-constexpr std::size_t kTilesInFlight = 64;  // that a link needs memory of; beyond, the queue grows once
+constexpr std::size_t kTilesInFlight = 64;        // that a link needs memory of; beyond, the queue grows once
 
 // That go to one link before what has come is looked at. Of a message that is larger than a cache one tile: what is sent and
 // what has come is moved on while it is warm.
@@ -80,6 +79,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
   std::size_t network_tile = std::numeric_limits<std::size_t>::max();
   bool costly_tiles = group_.topology.nodes() > 1;
   links_.reserve(group_.members.size());
+  operands_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
     Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
     if (wire == nullptr) continue;
@@ -417,8 +417,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   const std::size_t done = operation->done_bytes[index];
   const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
   const std::span edges(plan.edges.data() + instruction.first_edge, instruction.edge_count);
-  std::array<const std::byte*, kMaxFold + 1> operands;
-  std::size_t count = 0;
+  operands_.clear();
   for (std::size_t i = 0; i < edges.size(); ++i) {
     LinkState& state = links_[edges[i].link];
     const LinkProgress& progress = operation->links[edges[i].plan_link];
@@ -433,20 +432,19 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
     if (header.edge != edges[i].edge || header.offset_bytes != done || head->data.size() != tile) {
       return fail(unexpected_tile(state, *head));
     }
-    if (i == instruction.own_position) operands[count++] = operation->at(instruction.source) + done;
-    operands[count++] = head->data.data();
+    if (i == instruction.own_position) operands_.push_back(operation->at(instruction.source) + done);
+    operands_.push_back(head->data.data());
   }
-  if (instruction.own_position == edges.size()) operands[count++] = operation->at(instruction.source) + done;
+  if (instruction.own_position == edges.size()) operands_.push_back(operation->at(instruction.source) + done);
   if (operation->allowed_bytes(index) < done + tile) return false;
 
   const Recorder::Time begin = Recorder::now_if_on();
   const Collective& call = plan.key.collective;
   std::byte* target = operation->at(instruction.target) + done;
-  const std::span<const std::byte* const> all(operands.data(), count);
   if (instruction.average) {
-    mesh_->device().reduce_average(target, all, tile / size_of(call.type), call.type, plan.ranks);
+    mesh_->device().reduce_average(target, operands_, tile / size_of(call.type), call.type, plan.ranks);
   } else {
-    mesh_->device().reduce(target, all, tile / size_of(call.type), call.type, call.op);
+    mesh_->device().reduce(target, operands_, tile / size_of(call.type), call.type, call.op);
   }
   for (const PlanEdge& edge : edges) release(links_[edge.link]);
   mark_done(operation, index, tile);

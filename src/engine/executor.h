@@ -251,6 +251,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::vector<internal::Operation*> waiting_;  // posted, not yet their turn
   RingQueue<internal::Operation*> active_;     // started, by sequence
   std::size_t calls_on_links_ = 0;             // of the active ones
+  std::vector<const std::byte*> operands_;     // of the fold in progress: never more than there are ranks
   std::uint64_t next_start_ = 0;
   std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
   LedgerEntry ledger_;                   // the latest started calls

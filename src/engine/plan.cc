@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "src/schedule/layout.h"
+#include "src/schedule/units.h"
 
 namespace shoal {
 namespace {
@@ -17,9 +18,11 @@ namespace {
 constexpr std::size_t kMinTileBytes = 8 * 1024;         // below this the cost of a tile exceeds what pipelining gains
 constexpr std::size_t kMinCostlyTileBytes = 32 * 1024;  // where a tile costs system calls on both sides
 constexpr std::size_t kTilesPerMessage = 4;             // enough for sender and receiver to overlap
+constexpr std::uint32_t kNoInstruction = ~std::uint32_t{0};
 
 std::string_view text(const char* name) { return name == nullptr ? std::string_view() : std::string_view(name); }
 
+bool has_peer(StepOp op) { return op == StepOp::send || op == StepOp::recv || op == StepOp::recv_reduce; }
 bool reads_source(StepOp op) { return op != StepOp::recv; }
 bool writes_target(StepOp op) { return op != StepOp::send; }
 bool reads_target(StepOp op) { return op == StepOp::reduce; }
@@ -87,14 +90,14 @@ std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanCo
   return fnv1a(std::as_bytes(std::span(words)));
 }
 
-// By what both ends of a message know: they must come to the same.
-std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes) {
+// By what both ends of a message know: they must come to the same. `one_size`: whatever the link.
+std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes, bool one_size) {
   const std::size_t part = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
   const std::size_t smallest = context.costly_tiles ? kMinCostlyTileBytes : kMinTileBytes;
   // Each tile over the network wakes whoever waits for it and ends in a packet of its own: fewer, larger ones.
   const bool between_nodes = context.topology->link_class(context.rank, peer) == LinkClass::network;
   const std::size_t largest =
-      between_nodes ? std::max(context.max_tile_bytes, context.network_tile_bytes) : context.max_tile_bytes;
+      between_nodes && !one_size ? std::max(context.max_tile_bytes, context.network_tile_bytes) : context.max_tile_bytes;
   return std::clamp(part, std::min(smallest, largest), largest);
 }
 
@@ -213,6 +216,19 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
                          in_place_of(collective, plan->ranks, context.rank)};
   plan->scratch_bytes = program.scratch_chunks * resolve.layout.scratch_chunk_bytes();
 
+  for (std::size_t s = 0; s < program.steps.size(); ++s) {
+    const Step& step = program.steps[s];
+    if (step.lane >= program.lanes)
+      return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, step.lane));
+    if (has_peer(step.op) && (step.peer < 0 || step.peer >= plan->ranks || step.peer == context.rank)) {
+      return Status(StatusCode::internal,
+                    fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank, step.peer));
+    }
+  }
+  // With one link class all tiles are of one size anyway.
+  const bool one_size = program.folds_across_links && context.topology->nodes() < plan->ranks;
+  const std::vector<std::uint32_t> units = units_of_steps(*context.topology, program);
+  std::vector<std::uint32_t> instruction_of_unit(units.size(), kNoInstruction);
   std::vector<std::uint32_t> lane_of;                                       // lane of each instruction
   std::vector<std::int32_t> plan_link_of(context.link_of_rank.size(), -1);  // rank -> index in plan->links
   std::vector<std::vector<int>> peers_of;                                   // ranks of each instruction's edges
@@ -228,14 +244,9 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   const bool averages = reduces(collective.kind) && collective.op == ReduceOp::avg;
   for (std::size_t s = 0; s < program.steps.size(); ++s) {
     const Step& step = program.steps[s];
-    const bool has_peer = step.op == StepOp::send || step.op == StepOp::recv || step.op == StepOp::recv_reduce;
-    if (has_peer && (step.peer < 0 || step.peer >= plan->ranks || step.peer == context.rank)) {
-      return Status(StatusCode::internal,
-                    fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank, step.peer));
-    }
     const auto [slice, bytes] = resolve(reads_source(step.op) ? step.source : step.target);
     // A link that a call uses always carries its signature, even where there are no bytes to move.
-    if (has_peer) link_entry(step.peer);
+    if (has_peer(step.op)) link_entry(step.peer);
     if (bytes == 0) continue;
     // In place, what should be copied may lie there already.
     const auto same = [](const PlanSlice& a, const PlanSlice& b) {
@@ -246,33 +257,26 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     Instruction instruction;
     instruction.op = step.op;
     instruction.size_bytes = bytes;
-    instruction.tile_bytes = choose_tile(context, has_peer ? step.peer : context.rank, bytes);
+    instruction.tile_bytes = choose_tile(context, has_peer(step.op) ? step.peer : context.rank, bytes, one_size);
     instruction.average = averages && step.completes;
     if (reads_source(step.op)) instruction.source = slice;
     if (writes_target(step.op)) instruction.target = resolve(step.target).first;
 
-    // A recv_reduce onto what the previous instruction of this lane folded into joins that fold.
-    if (step.op == StepOp::recv_reduce && !plan->instructions.empty()) {
-      Instruction& last = plan->instructions.back();
-      std::vector<int>& peers = peers_of.back();
-      const bool same_target = last.op == StepOp::recv_reduce && lane_of.back() == step.lane && last.size_bytes == bytes &&
-                               last.tile_bytes == instruction.tile_bytes && last.target.buffer == instruction.target.buffer &&
-                               last.target.offset_bytes == instruction.target.offset_bytes &&
-                               instruction.source.buffer == instruction.target.buffer &&
-                               instruction.source.offset_bytes == instruction.target.offset_bytes;
-      if (same_target && std::find(peers.begin(), peers.end(), step.peer) == peers.end()) {
-        peers.push_back(step.peer);
-        last.average |= instruction.average;
-        link_entry(step.peer).receives.push_back(static_cast<std::uint32_t>(plan->instructions.size() - 1));
-        continue;
-      }
+    // A recv_reduce onto what those before it in this lane folded into joins that fold.
+    if (const std::uint32_t joined = instruction_of_unit[units[s]]; joined != kNoInstruction) {
+      Instruction& fold = plan->instructions[joined];
+      fold.average |= instruction.average;
+      peers_of[joined].push_back(step.peer);
+      link_entry(step.peer).receives.push_back(joined);
+      continue;
     }
 
     const auto index = static_cast<std::uint32_t>(plan->instructions.size());
     plan->instructions.push_back(instruction);
+    instruction_of_unit[units[s]] = index;
     lane_of.push_back(step.lane);
     peers_of.emplace_back();
-    if (has_peer) {
+    if (has_peer(step.op)) {
       peers_of.back().push_back(step.peer);
       PlanLink& link = link_entry(step.peer);
       (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
@@ -312,8 +316,6 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   std::vector<PlanDependency> found;
   std::vector<std::vector<std::uint32_t>> by_lane(program.lanes);
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) {
-    if (lane_of[i] >= by_lane.size())
-      return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, lane_of[i]));
     auto& lane = by_lane[lane_of[i]];
     found.clear();
     for (const std::uint32_t earlier : lane) add_conflicts(plan->instructions[earlier], earlier, plan->instructions[i], found);

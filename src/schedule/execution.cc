@@ -17,7 +17,8 @@ namespace shoal {
 namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
-// A chunk is so many tiles. Two are enough to tell a step that has begun from one that has ended.
+// A chunk is so many tiles. Two are enough to tell a step that has begun from one that has ended, and large tiles from small
+// ones.
 constexpr std::uint32_t kTilesPerChunk = 2;
 constexpr std::size_t kMaxNamedWaiters = 4;  // of a circle of steps that wait for each other
 
@@ -164,6 +165,7 @@ struct Unit {
   std::uint32_t part_count = 0;
   std::uint32_t tiles = 0;
   std::uint32_t done = 0;
+  std::uint32_t at_once = 1;       // tiles, of those of a chunk
   std::uint32_t first_access = 0;  // in accesses_; two for each chunk: source, target
 };
 
@@ -287,7 +289,7 @@ class Execution {
   }
 
   void add_units(const Program& program) {
-    const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
+    const std::vector<std::uint32_t> unit_of_step = units_of_steps(schedule_.topology, program);
     const auto first_unit = static_cast<std::uint32_t>(units_.size());
     for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
       if (first_unit + unit_of_step[i] == units_.size()) add_unit(program, i);
@@ -316,6 +318,8 @@ class Execution {
     Unit unit;
     unit.rank = program.rank;
     unit.tiles = chunks * kTilesPerChunk;
+    const bool over_network = step.peer >= 0 && schedule_.topology.link_class(program.rank, step.peer) == LinkClass::network;
+    if (over_network && !program.folds_across_links) unit.at_once = kTilesPerChunk;
     unit.first_access = static_cast<std::uint32_t>(accesses_.size());
     for (std::uint32_t k = 0; k < chunks; ++k) {
       const std::uint32_t source = reads ? map_.first(program.rank, step.source) + k : kNone;
@@ -395,8 +399,10 @@ class Execution {
     const Unit& unit = units_[index];
     if (unit.done == unit.tiles) return false;
     const std::uint32_t access = unit.first_access + unit.done / kTilesPerChunk * 2;
-    const std::uint32_t tile = unit.done % kTilesPerChunk;
-    if (!cell_is_free(accesses_[access], tile) || !cell_is_free(accesses_[access + 1], tile)) return false;
+    for (std::uint32_t i = 0; i < unit.at_once; ++i) {
+      const std::uint32_t tile = unit.done % kTilesPerChunk + i;
+      if (!cell_is_free(accesses_[access], tile) || !cell_is_free(accesses_[access + 1], tile)) return false;
+    }
     for (std::uint32_t i = 0; i < unit.part_count; ++i) {
       if (!link_is_free(unit, parts_[unit.first_part + i])) return false;
     }
@@ -408,7 +414,7 @@ class Execution {
     const std::uint32_t chunk = unit.done / kTilesPerChunk;
     const std::uint32_t tile = unit.done % kTilesPerChunk;
     if (tile == 0) move_values(unit, chunk);
-    ++unit.done;
+    unit.done += unit.at_once;
     const bool ended = unit.done == unit.tiles;
     for (std::uint32_t i = 0; i < unit.part_count; ++i) {
       const Part& part = parts_[unit.first_part + i];
@@ -425,8 +431,10 @@ class Execution {
       }
     }
     const std::uint32_t access = unit.first_access + chunk * 2;
-    finish_use(accesses_[access], tile);
-    finish_use(accesses_[access + 1], tile);
+    for (std::uint32_t i = 0; i < unit.at_once; ++i) {
+      finish_use(accesses_[access], tile + i);
+      finish_use(accesses_[access + 1], tile + i);
+    }
   }
 
   void finish_use(const Access& access, std::uint32_t tile) {
@@ -529,9 +537,9 @@ class Execution {
   /// A unit that must move before `index` can.
   [[nodiscard]] std::uint32_t blocker(std::uint32_t index) const {
     const Unit& unit = units_[index];
-    const std::uint32_t tile = unit.done % kTilesPerChunk;
-    for (std::uint32_t i = 0; i < 2; ++i) {
-      const Access& access = accesses_[unit.first_access + unit.done / kTilesPerChunk * 2 + i];
+    for (std::uint32_t i = 0; i < 2 * unit.at_once; ++i) {
+      const std::uint32_t tile = unit.done % kTilesPerChunk + i / 2;
+      const Access& access = accesses_[unit.first_access + unit.done / kTilesPerChunk * 2 + i % 2];
       if (cell_is_free(access, tile)) continue;
       const Cell& cell = cells_[access.cell];
       for (std::uint32_t k = 0; k < access.position; ++k) {

@@ -84,9 +84,9 @@ struct Step {
 /// (2) The k-th send to a peer meets the peer's k-th recv or recv_reduce from this rank, whatever the lanes; tiles of one link
 /// travel in that order. (3) A send is done when its bytes have left the source; a link holds at least one tile in flight.
 ///
-/// Consecutive recv_reduce steps of a lane with the same target are one n-way reduction: an engine must fold all operands, its
-/// own among them, in ascending rank order and with one rounding, so that every rank gets the same bits; it may do so in one
-/// pass.
+/// Consecutive recv_reduce steps of a lane with the same target, from peers over links of one class, are one n-way reduction:
+/// an engine must fold all operands, its own among them, in ascending rank order and with one rounding, so that every rank gets
+/// the same bits; it may do so in one pass.
 struct Program {
   int rank = 0;
   std::string algorithm;             ///< "ring", "hierarchical(direct)", ...
@@ -94,6 +94,12 @@ struct Program {
   std::uint32_t scratch_chunks = 0;  ///< that the steps name, each with room for the largest message chunk
   std::uint32_t lanes = 1;
   std::vector<Step> steps;
+  /// N-way reductions may also take from the own node and over the network at once, the same on all ranks. Then all messages of
+  /// the call travel in tiles of one size; else those over the network may be larger. For what several ranks fold by
+  /// themselves: two folds, one for each class, would be in another order on each. In place, ranks would wait for each other
+  /// too: a large tile is folded when all of it has been sent on, and what goes that way in small ones fills the link of a
+  /// neighbour that waits for the same.
+  bool folds_across_links = false;
 };
 
 /// The algorithm whose all_reduce on one node an Engine may run as one fold in place where all buffers lie in shared memory: it

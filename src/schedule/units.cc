@@ -6,17 +6,19 @@ namespace shoal {
 namespace {
 
 /// Whether an engine may fold `step` together with the steps before it in its lane.
-bool joins(const Program& program, const std::vector<std::uint32_t>& before, const Step& step) {
+bool joins(const Topology& topology, const Program& program, const std::vector<std::uint32_t>& before, const Step& step) {
   if (before.empty() || step.op != StepOp::recv_reduce || step.source != step.target) return false;
   return std::ranges::all_of(before, [&](std::uint32_t i) {
     const Step& other = program.steps[i];
-    return other.op == StepOp::recv_reduce && other.target == step.target && other.peer != step.peer;
+    return other.op == StepOp::recv_reduce && other.target == step.target && other.peer != step.peer &&
+           (program.folds_across_links ||
+            topology.link_class(program.rank, other.peer) == topology.link_class(program.rank, step.peer));
   });
 }
 
 }  // namespace
 
-std::vector<std::uint32_t> units_of_steps(const Program& program) {
+std::vector<std::uint32_t> units_of_steps(const Topology& topology, const Program& program) {
   struct Open {
     std::uint32_t unit = 0;
     std::vector<std::uint32_t> steps;
@@ -26,7 +28,7 @@ std::vector<std::uint32_t> units_of_steps(const Program& program) {
   std::uint32_t count = 0;
   for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
     Open& last = open[program.steps[i].lane];
-    if (!joins(program, last.steps, program.steps[i])) {
+    if (!joins(topology, program, last.steps, program.steps[i])) {
       last.unit = count++;
       last.steps.clear();
     }

@@ -8,9 +8,8 @@
 
 namespace shoal {
 
-/// The unit of every step: consecutive recv_reduce steps of a lane into the same target, from distinct peers, are one n-way
-/// reduction and share a unit; any other step is a unit by itself. Units are numbered from 0 in the order of their first steps.
-/// Precondition: lanes are in range.
-std::vector<std::uint32_t> units_of_steps(const Program& program);
+/// The unit of every step: the steps of one n-way reduction (see Program) share a unit; any other step is a unit by itself.
+/// Units are numbered from 0 in the order of their first steps. Precondition: lanes and peers are in range.
+std::vector<std::uint32_t> units_of_steps(const Topology& topology, const Program& program);
 
 }  // namespace shoal

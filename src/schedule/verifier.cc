@@ -59,6 +59,8 @@ class StaticCheck {
         add(FaultKind::malformed, program, -1, -1, -1,
             fmt::format("cuts the message into {} chunks, rank 0 into {}", program.message_chunks, chunks));
       }
+      if (program.folds_across_links != schedule_.programs.front().folds_across_links)
+        add(FaultKind::malformed, program, -1, -1, -1, "folds across links otherwise than rank 0");
       if (deals_in_shares(schedule_.collective.kind) && chunks % static_cast<std::uint32_t>(ranks()) != 0) {
         add(FaultKind::malformed, program, -1, -1, -1, fmt::format("{} chunks are no multiple of {} ranks", chunks, ranks()));
       }

@@ -38,10 +38,11 @@ struct Fault {
 /// Checks `schedule` and returns its faults, at most twenty; none = proven.
 ///
 /// Proven is, for buffers out of place and in place: every slice is in range; the k-th send of a link meets the k-th receive
-/// with the same size; steps of different lanes never conflict; all steps come to an end although a link holds a single tile,
-/// tiles of one link travel in order, and an engine waits for all operands of an n-way reduction before it takes any; nothing
-/// reads undefined data; the output of every rank holds each contribution that it should exactly once (barrier: at least
-/// once); and where the operation is an average, it was divided exactly once, when every contribution was in it.
+/// with the same size; steps of different lanes never conflict; all steps
+/// come to an end although a link holds a single tile, tiles of one link travel in order, and an engine waits for all operands
+/// of an n-way reduction before it takes any; nothing reads undefined data; the output of every rank holds each contribution
+/// that it should exactly once (barrier: at least once); and where the operation is an average, it was divided exactly once,
+/// when every contribution was in it.
 ///
 /// Method: abstract execution. Every chunk is two tiles, the value of a chunk is the set of (rank, chunk) contributions folded
 /// into it. One execution stands for all: a step that can run stays able to until it does, so the order does not matter.

@@ -139,7 +139,7 @@ class Simulator {
   }
 
   void add_program(const Program& program) {
-    const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
+    const std::vector<std::uint32_t> unit_of_step = units_of_steps(schedule_.topology, program);
     const ChunkLayout layout(schedule_.collective_of(program.rank), schedule_.topology.ranks(), program.rank,
                              program.message_chunks);
     const Dependencies dependencies(program);

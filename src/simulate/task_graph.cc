@@ -159,7 +159,7 @@ class Builder {
   // ---- the steps ----
 
   Status add_program(const Program& program) {
-    const std::vector<std::uint32_t> unit_of_step = units_of_steps(program);
+    const std::vector<std::uint32_t> unit_of_step = units_of_steps(topology_, program);
     const ChunkLayout layout(schedule_.collective_of(program.rank), topology_.ranks(), program.rank, program.message_chunks);
     const Dependencies dependencies(program);
     std::vector<Unit> units;

@@ -215,6 +215,11 @@ TEST(Engine, EverySeedEndsRightOrWithAnError) {
   testing::expect_all_well(outcomes);
 }
 
+// Those of the long form that did not, once.
+TEST(Engine, SeedsThatHaveFailedEndRight) {
+  run_scenario(make_scenario(15'564));  // one_shot in place, with larger tiles over the network than a neighbour's link holds
+}
+
 TEST(Engine, RecordsTheStagesOfACallWhenAskedTo) {
   constexpr std::size_t kBytes = 80'000;
   constexpr std::size_t kRanks = 4;

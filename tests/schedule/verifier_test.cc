@@ -384,6 +384,19 @@ bool chunks_differ(Schedule&, Program& program, Random&) {
   return true;
 }
 
+bool folds_otherwise(Schedule&, Program& program, Random&) {
+  program.folds_across_links = !program.folds_across_links;
+  return true;
+}
+
+// Two folds instead of one: the larger of the tiles is folded when all of it has been sent on, in place.
+bool folds_apart(Schedule& schedule, Program& program, Random&) {
+  const Topology& topology = schedule.topology;
+  if (program.algorithm != "one_shot" || topology.nodes() == 1 || topology.nodes() == topology.ranks()) return false;
+  for (Program& each : schedule.programs) each.folds_across_links = false;
+  return true;
+}
+
 bool wrong_rank(Schedule&, Program& program, Random&) {
   ++program.rank;
   return true;
@@ -411,8 +424,8 @@ bool never_divided(Schedule& schedule, Program& program, Random& random) {
   return i.has_value();
 }
 
-bool divided_too_early(Schedule&, Program& program, Random& random) {
-  const std::vector<std::uint32_t> units = units_of_steps(program);
+bool divided_too_early(Schedule& schedule, Program& program, Random& random) {
+  const std::vector<std::uint32_t> units = units_of_steps(schedule.topology, program);
   const auto last_of_a_fold = [&](const Step& s) {
     const auto at = &s - program.steps.data();
     const bool goes_on = std::find(units.begin() + at + 1, units.end(), units[static_cast<std::size_t>(at)]) != units.end();
@@ -475,6 +488,8 @@ const std::vector<Mutation>& mutations() {
       {"write_input", write_input, {input_written}},
       {"send_before_fold", send_before_fold, {wrong_result, undefined_read, size_mismatch, deadlock}},
       {"chunks_differ", chunks_differ, {malformed}},
+      {"folds_otherwise", folds_otherwise, {malformed}},
+      {"folds_apart", folds_apart, {deadlock}},
       {"wrong_rank", wrong_rank, {malformed}},
       {"program_missing", program_missing, {malformed}},
       {"copy_wrong_chunk", copy_wrong_chunk, {wrong_result, undefined_read, size_mismatch}},

@@ -110,12 +110,34 @@ TEST(Plan, LargeAllToAllsGoRoundBetweenNodes) {
             -1);
 }
 
+// In pieces of different sizes it would be several folds, in another order on each rank.
+TEST(Plan, AFoldFromBothKindsOfLinksIsOne) {
+  const Topology mixed = Topology::ragged({1, 2});
+  for (const char* algorithm : {"one_shot", "direct"}) {
+    const Made made = make(mixed, algorithm, 8 << 20);
+    std::size_t most_operands = 0;
+    for (const auto& plan : made.of_rank) {
+      for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
+        const Instruction& fold = plan->instructions[i];
+        if (fold.op != StepOp::recv_reduce) continue;
+        most_operands = std::max<std::size_t>(most_operands, fold.edge_count);
+        for (std::size_t k = 0; k < i; ++k) {
+          const Instruction& other = plan->instructions[k];
+          EXPECT_FALSE(other.op == StepOp::recv_reduce && other.target.offset_bytes == fold.target.offset_bytes)
+              << algorithm << " folds into the same bytes twice";
+        }
+      }
+    }
+    EXPECT_EQ(most_operands, 2U) << algorithm;
+  }
+}
+
 // One node of three, one of two; every pair of ranks exchanges something, and folds mix both kinds of links.
 TEST(Plan, BothEndsOfEveryMessageCutItAlikeAndMemoryKeepsItsPieces) {
   const Topology ragged = Topology::ragged({3, 2});
   // A hierarchical message travels in segments, whose messages are smaller.
   for (const auto& [algorithm, largest_expected] :
-       {std::pair{"direct", kNetworkTile}, std::pair{"ring", kNetworkTile}, std::pair{"one_shot", kNetworkTile},
+       {std::pair{"direct", kTile}, std::pair{"ring", kNetworkTile}, std::pair{"one_shot", kTile},
         std::pair{"hierarchical(direct,ring)", kNetworkTile / 2}}) {
     const Made made = make(ragged, algorithm, 24 << 20);
     std::size_t largest = 0;
