@@ -1,12 +1,16 @@
 // How fast a socket's bytes reach the other side.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
 namespace shoal::tcp {
 
-/// Measured over times in which the socket never ran dry, since those in which it did say how much it was given. A plain value.
+/// Measured over times in which the socket never ran dry, since those in which it did say how much it was given. One that came
+/// out slow is given nothing while others are faster, and so never measured again, whatever its rate is by then: so it is tried
+/// with a tile after others have carried kFirstPatience bytes; after twice as many each time that it still is slow. A plain
+/// value.
 class DrainRate {
  public:
   using Clock = std::chrono::steady_clock;
@@ -14,6 +18,7 @@ class DrainRate {
   /// To be called each time before the socket is given more. `drained`: bytes that the other side's kernel has acknowledged,
   /// since the socket exists; `waiting`: those that it has not.
   void look(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
+    end_trial(now, drained, waiting);
     const std::uint64_t bytes = drained - from_bytes_;
     // The first bytes after a time without only start the clock: they may have passed faster than the wire goes on.
     const bool starts = waiting == 0 || from_ == Clock::time_point{};
@@ -33,16 +38,47 @@ class DrainRate {
   /// 0: not known.
   [[nodiscard]] double bytes_per_us() const noexcept { return bytes_per_us_; }
 
+  /// Another socket was given so many bytes while this one had nothing to do.
+  void passed_over(std::uint64_t bytes) noexcept { passed_over_ += bytes; }
+  /// Whether a tile should show what its rate is by now.
+  [[nodiscard]] bool trial_is_due() const noexcept { return passed_over_ >= patience_; }
+  /// It is given something and had nothing to do.
+  void given(Clock::time_point now, std::uint64_t drained) noexcept {
+    if (trial_is_due()) trial_ = {now, drained, bytes_per_us_};
+    passed_over_ = 0;
+  }
+
  private:
   // Shorter ones show bursts and not the wire.
   static constexpr std::chrono::milliseconds kSample{5};
   static constexpr std::uint64_t kSampleBytes = 64 << 10;  // less than half of a tile: a slow socket has one at a time
   static constexpr double kWeight = 0.4;                   // of a new sample
 
+  static constexpr std::uint64_t kFirstPatience = 8 << 20;
+  static constexpr std::uint64_t kMostPatience = 128 << 20;
+
+  struct Trial {
+    Clock::time_point from{};  // none where zero
+    std::uint64_t from_bytes = 0;
+    double rate_before = 0;
+  };
+
+  void end_trial(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
+    if (trial_.from == Clock::time_point{} || waiting > 0 || drained == trial_.from_bytes) return;
+    const double us = std::max(1.0, std::chrono::duration<double, std::micro>(now - trial_.from).count());
+    const double rate = static_cast<double>(drained - trial_.from_bytes) / us;
+    patience_ = rate > 2 * trial_.rate_before ? kFirstPatience : std::min(2 * patience_, kMostPatience);
+    bytes_per_us_ = rate;
+    trial_ = {};
+  }
+
   Clock::time_point from_{};
   std::uint64_t from_bytes_ = 0;
   double bytes_per_us_ = 0;
   bool warms_up_ = false;
+  std::uint64_t passed_over_ = 0;
+  std::uint64_t patience_ = kFirstPatience;
+  Trial trial_;
 };
 
 }  // namespace shoal::tcp

@@ -118,14 +118,23 @@ Flow* TcpLink::soonest_flow() noexcept {
     const bool takes = flow.idle() && flow.again == flow.again_end;
     // Of one that only takes nothing for now the kernel will tell when it does.
     if (!takes && (flow.down || flow.hung_up || !flow.blocked)) continue;
-    // One that is not measured counts as being as fast as the best.
-    const double known = flow.rate.bytes_per_us() > 0 ? flow.rate.bytes_per_us() : fastest;
+    // One that is not measured, or was long ago, counts as being as fast as the best.
+    const bool unknown = flow.rate.bytes_per_us() == 0 || (waiting[i] == 0 && flow.rate.trial_is_due());
+    const double known = unknown ? fastest : flow.rate.bytes_per_us();
     const double time = static_cast<double>(waiting[i] + tile.bytes) / (known > 0 ? known : 1);
     if (chosen != nullptr && time >= soonest) continue;
     chosen = &flow;
     soonest = time;
   }
-  return chosen != nullptr && chosen->idle() && chosen->again == chosen->again_end ? chosen : nullptr;
+  if (chosen == nullptr || !chosen->idle() || chosen->again != chosen->again_end) return nullptr;
+  for (std::size_t i = 0; i < flows.size(); ++i) {
+    if (waiting[i] != 0) continue;
+    if (&flows[i] == chosen)
+      chosen->rate.given(now, chosen->taken_bytes);
+    else
+      flows[i].rate.passed_over(tile.bytes);
+  }
+  return chosen;
 }
 
 // Lets the flow pull the next tile that it has to send once more; false where there is none.
