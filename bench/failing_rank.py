@@ -122,6 +122,10 @@ def odd_call(library, scenario, base):
         library.all_reduce(np.full(COUNT, base, np.float32), "max")
     elif scenario == "collective":
         library.broadcast(np.full(COUNT, base, np.float32), 0)
+    elif scenario == "root":
+        library.broadcast(np.full(COUNT, base, np.float32), 1)
+    elif scenario == "leave":
+        sys.exit(0)
     elif scenario == "order":  # two sums, the wrong one first; the others make them the other way round
         library.all_reduce(np.full(COUNT // 4, base, np.float32))
         library.all_reduce(np.full(COUNT, base, np.float32))
@@ -162,7 +166,12 @@ def main(name, scenario, rank, size, folder):
                 odd_call(library, scenario, float(library.rank))
                 tell("returned", right=False)
             else:
-                right = sum_of(COUNT, 0)
+                if scenario == "root":
+                    data = np.full(COUNT, library.rank, np.float32)
+                    library.broadcast(data, 0)
+                    right = not np.any(data)
+                else:
+                    right = sum_of(COUNT, 0)
                 if scenario == "order":
                     right = sum_of(COUNT // 4, 0) and right
                 tell("returned", right=bool(right))

@@ -267,6 +267,7 @@ class Train(unittest.TestCase):
         self.refused("no such file", "--resume", self.path("missing.pt"), *small)
         self.refused("seed 1, not 2", "--resume", self.path("good.pt"), "--seed", "2", *small)
         self.refused("optimizer \"sgd\", not \"adam\"", "--resume", self.path("good.pt"), "--optimizer", "adam", "--lr", "0.01", *small)
+        self.refused("schedule \"constant\", not \"cosine\"", "--resume", self.path("good.pt"), "--schedule", "cosine", *small)
         self.refused("holds nothing of gloo", "--resume", self.path("good.pt"), "--backend", "gloo", *small)
         self.refused("has made 1 steps already", "--resume", self.path("good.pt"), "--steps", "1", *SMALL)
         with open(self.path("good.pt"), "rb") as file:
@@ -305,6 +306,13 @@ class Train(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         (row,) = self.rows("results.json")
         self.assertEqual(len(row["step_loss"]), 6)
+
+    def test_a_log_that_cannot_be_opened_ends_all_ranks_with_the_reason(self):
+        done = train("--steps", "6", "--log", "/no/such/folder/log", *SMALL, ranks=2)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("shoal_train: write /no/such/folder/log: No such file or directory", done.stderr)
+        self.assertNotIn("what():", done.stderr)
+        self.assertNotIn("frame #", done.stderr)
 
     def test_a_report_is_a_page_that_needs_nothing_else(self):
         self.trained("--steps", "6", "--evaluate", "--json", self.path("results.json"))

@@ -110,12 +110,14 @@ Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& contro
 }
 
 Status check_settings(const Checkpoint& checkpoint, const nlohmann::json& now) {
-  for (const auto& [name, value] : now.items()) {
-    const auto found = checkpoint.settings.find(name);
-    const nlohmann::json before = found == checkpoint.settings.end() ? nlohmann::json() : *found;
-    if (before != value) {
-      return Status(StatusCode::invalid_argument, "the checkpoint was made with " + name + " " + before.dump() + ", not " +
-                                                      value.dump() + "; its training can only go on with the same");
+  // Those that the checkpoint has first: what it lacks is asked for by one of them that has changed.
+  for (const bool known : {true, false}) {
+    for (const auto& [name, value] : now.items()) {
+      const auto found = checkpoint.settings.find(name);
+      if ((found != checkpoint.settings.end()) != known || (known && *found == value)) continue;
+      const std::string before = known ? "with " + name + " " + found->dump() + ", not " : "without " + name + ", not with ";
+      return Status(StatusCode::invalid_argument,
+                    "the checkpoint was made " + before + value.dump() + "; its training can only go on with the same");
     }
   }
   return {};

@@ -82,6 +82,14 @@ Result<int> ranks_on_these_cores(const Job& job) {
   return static_cast<int>(std::ranges::count(all, own));
 }
 
+Status of_rank_0(const Job& job, const Status& own, const std::string& path) {
+  auto failure = static_cast<std::int32_t>(own.code());
+  const Status told = job.control->broadcast(&failure, 1, DataType::int32, 0);
+  if (job.rank() == 0 && !own.ok()) return own;
+  if (!told.ok() || failure == 0) return told;
+  return {static_cast<StatusCode>(failure), path + ": rank 0 could not write it"};
+}
+
 Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const std::string& backend, const std::string& name,
                                                           std::shared_ptr<CommClock> clock) {
   auto store = c10::make_intrusive<c10d::PrefixStore>(name, job.store);

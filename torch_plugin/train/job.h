@@ -43,6 +43,10 @@ Result<std::vector<int>> shrink(Job& job);
 /// together. Collective.
 Result<int> ranks_on_these_cores(const Job& job);
 
+/// What rank 0 came to with what it alone does, such as writing `path`: its own error there, elsewhere one of the same code
+/// that names it. Collective.
+Status of_rank_0(const Job& job, const Status& own, const std::string& path);
+
 /// A process group over all ranks whose collectives are run by `backend` ("shoal", "gloo", "mpi", "nccl") and noted on `clock`,
 /// for tensors on the job's device. `name` is its own among the groups of the job. Collective. Errors: invalid_argument for an
 /// unknown backend, unsupported for one that this build lacks, what the backend says when it cannot start.

@@ -45,12 +45,7 @@ Status save_run(const Job& job, nlohmann::json settings, const Course& course, c
   } catch (const std::exception& error) {
     return {code_of(error), "before the checkpoint: " + torch::plain_message(error)};
   }
-  const Status written = job.rank() == 0 ? save_checkpoint(checkpoint, path) : Status();
-  auto failure = static_cast<std::int32_t>(written.code());
-  const Status told = job.control->broadcast(&failure, 1, DataType::int32, 0);
-  if (!written.ok()) return written;
-  if (!told.ok() || failure == 0) return told;
-  return {static_cast<StatusCode>(failure), path + ": rank 0 could not write it"};
+  return of_rank_0(job, job.rank() == 0 ? save_checkpoint(checkpoint, path) : Status(), path);
 }
 
 Status resume_run(const Job& job, const nlohmann::json& settings, Course& course, const std::vector<Entry>& entries,

@@ -79,7 +79,9 @@ class Run {
   [[nodiscard]] double rate_of(std::int64_t step) const { return learning_rate(schedule_, course_.scheduled(step)); }
 
   Status prepare() {
-    if (const Status opened = log_.open(); !opened.ok()) return opened;
+    if (!options_.log.empty()) {
+      if (const Status opened = of_rank_0(job_, log_.open(), options_.log); !opened.ok()) return opened;
+    }
     for (const ContestantOptions& wanted : options_.contestants) {
       Result<std::unique_ptr<Contestant>> made = Contestant::make(job_, wanted, model_, images_.train, options_);
       if (!made.ok()) return made.status();
