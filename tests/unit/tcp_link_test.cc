@@ -6,8 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "transports/descriptor.h"
 #include "transports/tcp/address.h"
