@@ -16,6 +16,7 @@
 
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 struct Outcome {
@@ -159,9 +160,9 @@ TEST(Perf, RefusesBadInputOnceWithExitCodeTwo) {
 }
 
 TEST(Perf, RefusesAnUnknownTransport) {
-  // Rank 0 gives up before it can tell the others why, so they may add that it has not come.
+  // Rank 0 gives up before it can tell the others why, so they may add that it has not come; who of them ends first gives the status.
   const Outcome outcome = perf_on(2, "--transport carrier_pigeon");
-  EXPECT_EQ(outcome.code, 2) << outcome.output;
+  EXPECT_THAT(outcome.code, AnyOf(1, 2)) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("carrier_pigeon"));
 }
 
