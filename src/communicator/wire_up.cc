@@ -147,19 +147,34 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   return decision;
 }
 
+constexpr auto kRefusalPatience = std::chrono::seconds(1);
+
+std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
+
+// With rank 0's process goes its store: it stays until the others know why, but waits for none that does not come.
+void wait_until_heard(Store& store, int size, Clock::time_point deadline) {
+  const auto until = std::min(deadline, Clock::now() + kRefusalPatience);
+  for (int rank = 1; rank < size && store.get(heard_by(rank), until).ok(); ++rank) {
+  }
+}
+
 // Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
-Result<Decision> agree_on_config(Store& store, int rank, const CommunicatorOptions& options, const Key& key,
+Result<Decision> agree_on_config(Store& store, int rank, int size, const CommunicatorOptions& options, const Key& key,
                                  Clock::time_point deadline) {
   if (rank != 0) {
     const auto text = store.get("config", deadline);
     if (!text.ok()) return Status(text.status().code(), fmt::format("rank 0 has not come: {}", text.status().message()));
     auto config = parse_job_config(*text, key);
-    if (!config.ok()) return config.status();
+    if (!config.ok()) {
+      (void)store.set(heard_by(rank), "");
+      return config.status();
+    }
     return Decision{std::move(config).value(), {}};
   }
   auto decision = decide(options);
   const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
   if (Status status = store.set("config", text); !status.ok()) return status;
+  if (!decision.ok()) wait_until_heard(store, size, deadline);
   return decision;
 }
 
@@ -300,7 +315,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     return WiredRanks{std::move(executor).value(), "local", false, {}};
   }
 
-  const auto decision = agree_on_config(*store, rank, options, key, deadline);
+  const auto decision = agree_on_config(*store, rank, size, options, key, deadline);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
   if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {

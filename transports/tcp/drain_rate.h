@@ -19,6 +19,7 @@ class DrainRate {
   /// since the socket exists; `waiting`: those that it has not.
   void look(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
     end_trial(now, drained, waiting);
+    seen_ = now;
     const std::uint64_t bytes = drained - from_bytes_;
     // The first bytes after a time without only start the clock: they may have passed faster than the wire goes on.
     const bool starts = waiting == 0 || from_ == Clock::time_point{};
@@ -63,12 +64,15 @@ class DrainRate {
     double rate_before = 0;
   };
 
+  // The bytes had come at the latest by now, and not yet when this was last looked at, which may be long ago: between messages
+  // nobody looks. Where the two tell neither a fast socket nor how slow it is, the rate stays what it was.
   void end_trial(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
     if (trial_.from == Clock::time_point{} || waiting > 0 || drained == trial_.from_bytes) return;
     const double us = std::max(1.0, std::chrono::duration<double, std::micro>(now - trial_.from).count());
     const double rate = static_cast<double>(drained - trial_.from_bytes) / us;
-    patience_ = rate > 2 * trial_.rate_before ? kFirstPatience : std::min(2 * patience_, kMostPatience);
-    bytes_per_us_ = rate;
+    const bool fast = rate > 2 * trial_.rate_before;
+    patience_ = fast ? kFirstPatience : std::min(2 * patience_, kMostPatience);
+    if (fast || 2 * (seen_ - trial_.from) >= now - trial_.from) bytes_per_us_ = rate;
     trial_ = {};
   }
 
@@ -79,6 +83,7 @@ class DrainRate {
   std::uint64_t passed_over_ = 0;
   std::uint64_t patience_ = kFirstPatience;
   Trial trial_;
+  Clock::time_point seen_{};  // when it was last looked at
 };
 
 }  // namespace shoal::tcp
