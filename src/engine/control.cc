@@ -46,7 +46,7 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
       const auto kind = static_cast<Kind>(arrival->header.edge);
       if (kind == Kind::abort) {
         messages.push_back({kind, arrival->header.communicator, rank, parse_abort(rank, arrival->data), {}});
-      } else if (kind == Kind::waits) {
+      } else if (kind == Kind::waits || kind == Kind::calls) {
         messages.push_back({kind, arrival->header.communicator, rank, {}, {arrival->data.begin(), arrival->data.end()}});
       } else if (kind == Kind::farewell || kind == Kind::goodbye) {
         messages.push_back({kind, arrival->header.communicator, rank, {}, {}});
@@ -63,7 +63,8 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
   return moved;
 }
 
-void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<const int>* ranks, const std::string& payload) {
+void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<const int>* ranks,
+                        std::span<const std::byte> payload) {
   if (transport_ == nullptr) return;
   due_ = true;
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -77,7 +78,7 @@ void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<c
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       Peer& peer = peers_[i];
       if (!peer.pending || peer.failed || !peer.link->status().ok()) continue;
-      const auto bytes = std::as_bytes(std::span(payload)).first(std::min(payload.size(), peer.link->max_tile_bytes()));
+      const auto bytes = payload.first(std::min(payload.size(), peer.link->max_tile_bytes()));
       if (!taken[i]) {
         const auto edge = static_cast<std::uint32_t>(kind);
         taken[i] = peer.link->try_send({communicator, 0, edge, static_cast<std::uint32_t>(bytes.size()), 0}, bytes);
@@ -101,7 +102,8 @@ void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<c
 }
 
 void ControlPlane::send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause) {
-  send(Kind::abort, communicator, &ranks, std::string(1, static_cast<char>(cause.code())) + cause.message());
+  const std::string payload = std::string(1, static_cast<char>(cause.code())) + cause.message();
+  send(Kind::abort, communicator, &ranks, std::as_bytes(std::span(payload)));
 }
 
 void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int> ranks) {
@@ -109,7 +111,12 @@ void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int
 }
 
 void ControlPlane::send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what) {
-  send(Kind::waits, communicator, &ranks, std::string(reinterpret_cast<const char*>(what.data()), what.size()));
+  send(Kind::waits, communicator, &ranks, what);
+}
+
+void ControlPlane::send_calls(std::uint32_t communicator, int rank, std::span<const std::byte> history) {
+  const std::span<const int> ranks(&rank, 1);
+  send(Kind::calls, communicator, &ranks, history);
 }
 
 void ControlPlane::send_goodbye() { send(Kind::goodbye, 0, nullptr, {}); }

@@ -29,6 +29,7 @@ class ControlPlane {
       goodbye = 3,   ///< leaves all communicators in order
       death = 4,     ///< has broken its connection without a goodbye: `status` says how
       waits = 5,     ///< has waited for long in a call of the communicator: `payload` says for whom
+      calls = 6,     ///< is in other calls than this rank: `payload` says which it has made, a CallHistory
     };
     Kind kind = Kind::abort;
     std::uint32_t communicator = 0;  ///< of an abort or a farewell
@@ -52,6 +53,8 @@ class ControlPlane {
   void send_farewell(std::uint32_t communicator, std::span<const int> ranks);
   /// Tells them what this rank waits for.
   void send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what);
+  /// Tells `rank`, which makes other calls, those of this rank.
+  void send_calls(std::uint32_t communicator, int rank, std::span<const std::byte> history);
   /// Tells every peer that this rank leaves altogether.
   void send_goodbye();
 
@@ -66,7 +69,8 @@ class ControlPlane {
     bool pending = false;     ///< scratch of send(): the message at hand has not left yet
   };
   /// `ranks` null: to all.
-  void send(Message::Kind kind, std::uint32_t communicator, const std::span<const int>* ranks, const std::string& payload);
+  void send(Message::Kind kind, std::uint32_t communicator, const std::span<const int>* ranks,
+            std::span<const std::byte> payload);
 
   std::unique_ptr<Transport> transport_;  // outlives the links
   std::vector<Peer> peers_;

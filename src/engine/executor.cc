@@ -224,6 +224,8 @@ void Executor::start_on_links(Operation* operation) {
 }
 
 bool Executor::start_and_send() {
+  if (asking()) [[unlikely]]
+    return false;
   bool moved = false;
   while (!waiting_.empty() && !window_calls_.undecided()) {
     const auto next = std::find_if(waiting_.begin(), waiting_.end(),
@@ -258,6 +260,8 @@ bool Executor::start_and_send() {
 }
 
 bool Executor::receive_and_end() {
+  if (asking()) [[unlikely]]
+    return false;
   bool moved = false;
   if (!closed()) {
     for (LinkState& state : links_) {
@@ -370,8 +374,7 @@ bool Executor::advance_receive(LinkState& state) {
   }
   const Arrival* head = this->head(state);
   if (head == nullptr) return false;
-  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence()))
-    return fail(out_of_step(state, *head, *operation));
+  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) return out_of_step(state, *head, *operation);
   if (!progress.call_received) return receive_signature(state, operation, plan_link, *head);
   return receive_tile(state, operation, plan_link, *head);
 }
@@ -381,7 +384,9 @@ bool Executor::receive_signature(LinkState& state, Operation* operation, std::ui
   if (!theirs) return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature", name_of(state.peer))});
   release(state);
   const PlanLink& link = operation->plan->links[plan_link];
-  if (!(*theirs == link.expected)) return fail(mismatch(operation->sequence(), link.signature, state.peer, *theirs));
+  if (!(*theirs == link.expected)) {
+    return disagree(state.peer, operation->sequence(), mismatch(operation->sequence(), link.signature, state.peer, *theirs));
+  }
   LinkProgress& progress = operation->links[plan_link];
   progress.call_received = true;
   if (progress.call_gone) --operation->open_links;
@@ -490,9 +495,10 @@ bool Executor::advance_window_call() {
            begin);
   }
   if (result.odd_rank >= 0) {
-    return fail(result.its_sequence == result.sequence
-                    ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
-                    : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
+    return disagree(result.odd_rank, result.sequence,
+                    result.its_sequence == result.sequence
+                        ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
+                        : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
   }
   if (Status failure = window_calls_.take_failure(); !failure.ok()) return fail(std::move(failure));
   if (result.to_links != nullptr) start_on_links(result.to_links);
@@ -518,6 +524,8 @@ void Executor::take_message(int job_rank, const Arrival& arrival) {
 }
 
 bool Executor::retire_completed() {
+  if (asking()) [[unlikely]]
+    return false;  // somebody must drive until the answer comes
   bool moved = false;
   // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
   for (std::size_t i = 0; i < active_.size();) {

@@ -16,6 +16,7 @@
 
 #include <shoal/status.h>
 
+#include "src/engine/call_history.h"
 #include "src/engine/ledger.h"
 #include "src/engine/mesh.h"
 #include "src/engine/messages.h"
@@ -131,6 +132,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void peer_left(int job_rank);
   /// `job_rank` has said for whom it waits.
   void peer_waits(int job_rank, std::span<const std::byte> what);
+  /// `job_rank` has met this rank in another call than its own, and says which calls it has made: closes with the first that
+  /// differs, where there is one.
+  void peer_disagrees(int job_rank, std::span<const std::byte> its_calls);
   /// `job_rank` has died, if it is one of ours: closes.
   void peer_died(int job_rank, const Status& how);
 
@@ -200,6 +204,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool finish_messages(const Status& outcome);
   void finish(internal::Operation* operation, const Status& outcome);
   bool fail(Status cause);
+  bool disagree(int peer, std::uint64_t sequence, Status words);
 
   // executor_checks.cc
   bool send_late_signatures();
@@ -212,8 +217,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
   [[nodiscard]] Status in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
                                        const std::optional<CallSignature>& theirs) const;
-  [[nodiscard]] std::optional<Status> first_mismatch(int peer, std::uint64_t before) const;
-  [[nodiscard]] Status out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation) const;
+  [[nodiscard]] Status first_mismatch(int peer, const NumberedCall& theirs) const;
+  bool out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation);
+  /// A peer is asked in which call it first was in another than this rank; nothing moves meanwhile.
+  [[nodiscard]] bool asking() const noexcept { return question_ && !closed(); }
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
@@ -258,6 +265,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   Watchdog watchdog_;
   Watchdog message_watchdog_;
   RollCall roll_call_;
+  struct Question {
+    Status otherwise;  ///< the cause, where no answer comes
+    std::chrono::steady_clock::time_point until;
+  };
+  std::optional<Question> question_;
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kGonePatience = std::chrono::milliseconds(250);
+constexpr auto kWordsPatience = std::chrono::milliseconds(250);  // with what peers may be about to say
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
 constexpr std::size_t kMostPlaces = 8;       // of a group's members that are named
 constexpr std::size_t kMostWhereabouts = 4;  // of late ranks whose whereabouts are told
@@ -38,6 +38,10 @@ std::optional<CallSignature> signature_in(const Arrival& head) {
 
 bool Executor::check() {
   if (closed()) return false;
+  if (question_) {
+    if (Clock::now() >= question_->until) fail(question_->otherwise);
+    return closed();
+  }
   bool moved = send_late_signatures();
   moved |= check_stray_calls() || check_links() || check_waits() || check_deadlines() || check_messages();
   return moved;
@@ -142,7 +146,7 @@ bool Executor::check_stray_calls() {
     const auto theirs = signature_in(*head);
     if (!sequence || !theirs) continue;                // a call that we have not made yet
     if (ledger_.call(*sequence) == *theirs) continue;  // a shared fold that will take the links
-    fail(mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
+    disagree(state.peer, *sequence, mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
     return true;
   }
   return false;
@@ -157,13 +161,14 @@ std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) co
 
 // A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier
 // call, or the peer is done with a call that we are still in.
-Status Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) const {
+bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) {
   const auto theirs = signature_in(head);
   const auto sequence = past_call(head.header.sequence);
   if (theirs && sequence && *sequence < operation.sequence()) {
-    return mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs);
+    return disagree(state.peer, *sequence, mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
   }
-  return in_another_call(operation.sequence(), operation.plan->signature, state.peer, head.header.sequence, theirs);
+  return disagree(state.peer, operation.sequence(),
+                  in_another_call(operation.sequence(), operation.plan->signature, state.peer, head.header.sequence, theirs));
 }
 
 // Peers that are gone while a call in flight still needs them.
@@ -184,7 +189,7 @@ bool Executor::check_links() {
     if (state.gone_since == Clock::time_point{}) state.gone_since = now;
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
     // may be about to bring the reason for a break.
-    if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < kWordsPatience && mesh_->control() != nullptr) continue;
     fail(has_left(peer) ? left_too_early(peer) : died(peer, state.link->status()));
     return true;
   }
@@ -256,7 +261,7 @@ bool Executor::check_messages() {
     const bool left = left_[static_cast<std::size_t>(m.peer)];
     if ((state.link->status().ok() && !left) || state.link->peek() != nullptr) continue;
     if (state.gone_since == Clock::time_point{}) state.gone_since = now;
-    if (now - state.gone_since < kGonePatience && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < kWordsPatience && mesh_->control() != nullptr) continue;
     fail(left ? Status(StatusCode::peer_failed,
                        fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(m.peer),
                                    name_of(group_.rank), Messages::describe(*operation), of_communicator()))
@@ -267,12 +272,13 @@ bool Executor::check_messages() {
 }
 
 Clock::time_point Executor::next_check() const noexcept {
+  if (question_) return question_->until;
   auto until = Clock::now() + std::chrono::seconds(1);
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
   for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, roll_call_.verdict_at(active[i]->deadline()));
   for (const Operation* operation : messages_.live()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
-    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kGonePatience);
+    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kWordsPatience);
   }
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
   if (active_.size() > 0) until = std::min({until, roll_call_.next(), watchdog_.next()});
@@ -281,7 +287,6 @@ Clock::time_point Executor::next_check() const noexcept {
 }
 
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
-  if (auto earlier = first_mismatch(peer, sequence)) return *std::move(earlier);
   if (const std::string pair = pair_difference(mine, name_of(group_.rank), theirs, name_of(peer)); !pair.empty()) {
     return {StatusCode::mismatch,
             fmt::format("call {}{} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
@@ -297,20 +302,38 @@ Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int
 // Of a peer that is met in another call than `sequence`, which this rank is in.
 Status Executor::in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
                                  const std::optional<CallSignature>& theirs) const {
-  if (auto earlier = first_mismatch(peer, sequence + 1)) return *std::move(earlier);
   return {StatusCode::mismatch,
           fmt::format("{} is in {}{}, but {} is in call {}{}; every rank must make the same calls in the same order",
                       name_of(group_.rank), describe_call(sequence, mine), of_communicator(), name_of(peer), its_sequence,
                       theirs ? fmt::format(" ({})", to_string(*theirs)) : "")};
 }
 
-// Who needs nothing of others goes on to later calls, and is met there. What it was in when it was to be here stands in its
-// ledger, where that is on this host.
-std::optional<Status> Executor::first_mismatch(int peer, std::uint64_t before) const {
-  if (mesh_->ledger() == nullptr) return std::nullopt;
-  const auto first = mesh_->ledger()->first_difference(group_.members[static_cast<std::size_t>(peer)], *ledger_);
-  if (!first || first->sequence >= before) return std::nullopt;
-  return mismatch(first->sequence, ledger_.call(first->sequence), peer, first->signature);
+Status Executor::first_mismatch(int peer, const NumberedCall& theirs) const {
+  return mismatch(theirs.sequence, ledger_.call(theirs.sequence), peer, theirs.signature);
+}
+
+// `peer` has been met in another call than this rank, which `words` says of call `sequence`. Who needs nothing of others goes
+// on to later calls, though, and is met there. What it was in when it was to be here stands in its ledger, where that is on
+// this host. Else it is asked: told our calls, it closes with the first that differs, and we hear that.
+bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
+  if (!closed()) mesh_->poll_control();  // as fail()
+  if (closed() || question_) return false;
+  const int job_rank = group_.members[static_cast<std::size_t>(peer)];
+  if (const auto calls = mesh_->ledger() == nullptr ? std::nullopt : mesh_->ledger()->calls_of(job_rank, group_.id)) {
+    const auto first = first_difference(*ledger_, *calls);
+    return fail(first && first->sequence <= sequence ? first_mismatch(peer, *first) : std::move(words));
+  }
+  if (mesh_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
+  mesh_->control()->send_calls(group_.id, job_rank, to_bytes(latest_calls(*ledger_)));
+  question_ = {std::move(words), Clock::now() + kWordsPatience};
+  return false;
+}
+
+void Executor::peer_disagrees(int job_rank, std::span<const std::byte> its_calls) {
+  const LinkState* state = link_to(job_rank);
+  const auto calls = parse_history(its_calls);
+  if (state == nullptr || !calls) return;
+  if (const auto first = first_difference(*ledger_, *calls)) close(first_mismatch(state->peer, *first));
 }
 
 std::string Executor::late_report(const Operation& operation) {
@@ -338,14 +361,16 @@ void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
 // Signatures travel where data does: ranks that disagree may both wait for the other's, or not need it. What those say that
 // wait is compared here, after all that has come on the control plane: a peer that has given up has said why.
 bool Executor::check_waits() {
-  Status wrong;
+  std::optional<int> odd;
+  NumberedCall theirs;
   roll_call_.each_heard([&](int rank, const RollCall::Words& words) {
     const bool known = words.sequence < next_start_ && next_start_ - words.sequence <= kLedgerCalls;
-    if (known && wrong.ok() && !(ledger_.call(words.sequence) == words.call))
-      wrong = mismatch(words.sequence, ledger_.call(words.sequence), rank, words.call);
+    if (!known || odd || ledger_.call(words.sequence) == words.call) return;
+    odd = rank;
+    theirs = {words.sequence, words.call};
   });
-  if (wrong.ok()) return false;
-  fail(wrong);
+  if (!odd) return false;
+  disagree(*odd, theirs.sequence, first_mismatch(*odd, theirs));
   return true;
 }
 

@@ -21,6 +21,7 @@
 
 #include <fmt/format.h>
 
+#include "src/engine/call_history.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -279,20 +280,12 @@ std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const 
   return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
 }
 
-std::optional<Ledger::NumberedCall> Ledger::first_difference(int job_rank, const LedgerPage& own) const {
-  std::optional<NumberedCall> first;
-  read_ledger(path_of(job_rank), [&](const LedgerPage& theirs) {
-    if (theirs.communicator != own.communicator) return;
-    const std::uint64_t started = own.started.load();
-    const std::uint64_t latest = std::max(started, theirs.started.load());
-    // Half of what is remembered: it may have gone on while this was being read.
-    std::uint64_t at = latest - std::min<std::uint64_t>(latest, kLedgerCalls / 2);
-    for (; at < std::min(started, theirs.started.load()) && !first; ++at) {
-      const CallSignature& signature = theirs.calls[at % kLedgerCalls];
-      if (!(signature == own.calls[at % kLedgerCalls])) first = {at, signature};
-    }
+std::optional<CallHistory> Ledger::calls_of(int job_rank, std::uint32_t communicator) const {
+  std::optional<CallHistory> calls;
+  read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
+    if (page.communicator == communicator) calls = latest_calls(page);
   });
-  return first;
+  return calls;
 }
 
 bool Ledger::of_this_process() const noexcept { return ::getpid() == pid_; }

@@ -20,6 +20,8 @@
 
 namespace shoal {
 
+struct CallHistory;
+
 inline constexpr std::size_t kLedgerCalls = 256;     ///< calls of a communicator that are remembered
 inline constexpr std::size_t kLedgerMembers = 4096;  ///< ranks of a communicator that are told apart
 inline constexpr std::uint32_t kLedgerPages = 64;    ///< communicators of a process that are written down
@@ -147,13 +149,9 @@ class Ledger {
   /// here. Reads files: for errors and warnings.
   [[nodiscard]] std::string whereabouts(int job_rank, std::uint32_t communicator) const;
 
-  struct NumberedCall {
-    std::uint64_t sequence = 0;
-    CallSignature signature;
-  };
-  /// The first call of `own`'s communicator of which another rank of the job has written down something else than this rank has
-  /// in `own`, as far as both remember. Nothing where there is none, or its ledger is not here. Reads files: for errors.
-  [[nodiscard]] std::optional<NumberedCall> first_difference(int job_rank, const LedgerPage& own) const;
+  /// The latest calls that another rank of the job has written down of a communicator. Nothing where its ledger is not here.
+  /// Reads files: for errors.
+  [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint32_t communicator) const;
 
   /// False in a child of fork().
   [[nodiscard]] bool of_this_process() const noexcept;

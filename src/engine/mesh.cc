@@ -316,6 +316,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
     if (message.kind == Kind::abort) executor->close(message.status);
     if (message.kind == Kind::farewell) executor->peer_left(message.rank);
     if (message.kind == Kind::waits) executor->peer_waits(message.rank, message.payload);
+    if (message.kind == Kind::calls) executor->peer_disagrees(message.rank, message.payload);
   } else if (!is_retired(message.communicator) && (early_.size() < kMaxForeign || early_.contains(message.communicator))) {
     Early& early = early_[message.communicator];
     if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;

@@ -5,7 +5,9 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -137,19 +139,29 @@ std::string check_pair(Communicator& world, const Pair& pair) {
   return seconds() < 1 * kSlack ? "" : fmt::format("after {:.2f} s: {}", seconds(), status.to_string());
 }
 
-class Mismatch : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(, Mismatch, ::testing::Values("shm", "tcp", "mixed"),
-                         [](const auto& info) { return std::string(info.param); });
+struct Setting {
+  const char* wire;
+  bool ledgers;
+};
+
+class Mismatch : public ::testing::TestWithParam<Setting> {};
+INSTANTIATE_TEST_SUITE_P(, Mismatch,
+                         ::testing::Values(Setting{"shm", true}, Setting{"tcp", true}, Setting{"mixed", true},
+                                           Setting{"shm", false}, Setting{"tcp", false}, Setting{"mixed", false}),
+                         [](const auto& info) {
+                           return std::string(info.param.wire) + (info.param.ledgers ? "" : "_without_ledgers");
+                         });
 
 TEST_P(Mismatch, OfEveryKindIsAnErrorOnEveryRankThatNamesBothSides) {
-  if (GetParam() == std::string("mixed") && !testing::may_rename_host())
-    GTEST_SKIP() << "this process may not make UTS namespaces";
+  const auto [wire, ledgers] = GetParam();
+  if (wire == std::string("mixed") && !testing::may_rename_host()) GTEST_SKIP() << "this process may not make UTS namespaces";
   const auto start = Clock::now();
   // Some pairs wait for what ranks tell each other after 0.4 s: jobs side by side take turns at the pairs.
   std::vector<std::unique_ptr<Victims>> jobs;
   for (std::size_t job = 0; job < kJobs; ++job) {
-    jobs.push_back(
-        std::make_unique<Victims>(kRanks, GetParam(), std::chrono::seconds(20), [job](Communicator& c, Board& board) {
+    jobs.push_back(std::make_unique<Victims>(
+        kRanks, wire, std::chrono::seconds(20),
+        [job](Communicator& c, Board& board) {
           const auto pairs = all_pairs(internal::CommunicatorImpl::of(c).executor().topology());
           for (std::size_t i = job; i < pairs.size(); i += kJobs) {
             const Pair& pair = pairs[i];
@@ -160,7 +172,8 @@ TEST_P(Mismatch, OfEveryKindIsAnErrorOnEveryRankThatNamesBothSides) {
             if (c.rank() == 0) board.calls.fetch_add(1);
           }
           return Status();
-        }));
+        },
+        ledgers));
   }
   std::uint64_t done = 0;
   for (const auto& job : jobs) {
@@ -175,6 +188,36 @@ TEST_P(Mismatch, OfEveryKindIsAnErrorOnEveryRankThatNamesBothSides) {
   EXPECT_GE(done, 2U * (9 * 8 + 8 * 2 + 3 + 4));
   std::cout << fmt::format("{} pairs of calls in {:.1f} s\n", done,
                            std::chrono::duration<double>(Clock::now() - start).count());
+}
+
+// Rank 1 only sends in call 0, which is another one than rank 0's, and in call 1, and computes then: as on another host, it
+// neither hears a question nor has a ledger. Who waits is told what is known.
+TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasMet) {
+  Victims job(
+      kRanks, "tcp", std::chrono::seconds(20),
+      [](Communicator& c, Board&) {
+        const auto start = Clock::now();
+        Status status;
+        if (c.rank() != 0) status = make(c, {CollectiveKind::reduce, 10, DataType::float32, ReduceOp::sum, 2, "tree"});
+        if (c.rank() != 2 && status.ok())
+          status = make(c, {CollectiveKind::broadcast, 10, DataType::float32, ReduceOp::sum, 1, "tree"});
+        if (c.rank() == 1) {
+          if (!status.ok()) return status;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+          status = c.barrier();
+        } else if (std::chrono::duration<double>(Clock::now() - start).count() > 1 * kSlack) {
+          return Status(StatusCode::internal, "late: " + status.to_string());
+        }
+        // Rank 1 hears the question when it comes.
+        const auto* words = c.rank() == 1 ? "rank 1 is in reduce float32 x 10 sum to rank 2, rank 0 is in broadcast"
+                                          : "rank 0 is in call 0 (broadcast float32 x 10 from rank 1)";
+        const bool told = status.code() == StatusCode::mismatch && status.message().find(words) != std::string::npos;
+        return told ? Status() : Status(StatusCode::internal, status.to_string());
+      },
+      false);
+  EXPECT_EQ(job.wait(20 * kSlack), "");
+  for (const Board::Rank& one : std::span(job.board().ranks).first(kRanks))
+    EXPECT_EQ(to_string(one.code), "ok") << one.text.data();
 }
 
 }  // namespace

@@ -31,8 +31,8 @@ bool rename_host(const std::string& name) {
 }
 
 void run_rank(int rank, int size, const std::string& wire, std::chrono::milliseconds timeout, const std::string& folder,
-              const Victims::Body& body, Board& board) {
-  ::setenv("SHOAL_LEDGER", (folder + "/ledgers").c_str(), 1);
+              const Victims::Body& body, Board& board, bool ledgers) {
+  ::setenv("SHOAL_LEDGER", ledgers ? (folder + "/ledgers").c_str() : "off", 1);
   ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what is tested
   if (std::freopen(fmt::format("{}/stderr.{}", folder, rank).c_str(), "w", stderr) == nullptr) ::_exit(2);
   std::setvbuf(stderr, nullptr, _IONBF, 0);
@@ -63,7 +63,7 @@ bool may_rename_host() {
       .output.empty();
 }
 
-Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body) {
+Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body, bool ledgers) {
   char pattern[] = "/tmp/shoal-test-XXXXXX";
   folder_ = ::mkdtemp(pattern);
   void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -73,7 +73,7 @@ Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds ti
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::setpgid(0, pids_.empty() ? 0 : pids_.front());
-      run_rank(rank, size, wire, timeout, folder_, body, *board_);
+      run_rank(rank, size, wire, timeout, folder_, body, *board_, ledgers);
       ::_exit(0);
     }
     ::setpgid(pid, pids_.empty() ? pid : pids_.front());

@@ -37,10 +37,11 @@ struct Board {
 ///
 /// `wire`: "shm", "tcp", or "mixed": ranks of two hosts by name, odd and even ones. A rank makes a communicator, counts as
 /// joined, runs `body`, tells its Status, and destroys the communicator. Standard error goes to a file of each rank.
+/// Without `ledgers` ranks know of each other what they say, as those of several hosts.
 class Victims {
  public:
   using Body = std::function<Status(Communicator&, Board&)>;
-  Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body);
+  Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body, bool ledgers = true);
   /// Kills what is left.
   ~Victims();
   Victims(const Victims&) = delete;

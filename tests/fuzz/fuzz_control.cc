@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <span>
+#include <vector>
 
+#include "src/engine/call_history.h"
 #include "src/engine/control.h"
 #include "src/engine/messages.h"
 #include "src/engine/roll_call.h"
@@ -23,6 +25,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (Messages::describe(*announcement).empty()) std::abort();
   }
   if (RollCall::parse(bytes).has_value() != (size == sizeof(RollCall::Words))) std::abort();
+  if (const auto history = parse_history(bytes)) {
+    static LedgerPage page;  // of 130 calls: some more than a peer tells
+    page.started = 130;
+    if (const auto first = first_difference(page, *history);
+        first && (first->sequence >= page.started || first->signature == CallSignature{}))
+      std::abort();
+    if (to_bytes(*history) != std::vector<std::byte>(bytes.begin(), bytes.end())) std::abort();
+  }
 
   // Four peers say something, each in a part of the input.
   RollCall call(0, kRanks);

@@ -1,0 +1,79 @@
+// In which call two ranks that disagree first did, by what each remembers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "src/engine/call_history.h"
+
+namespace shoal {
+namespace {
+
+/// A rank that has made `count` all_reduces of different sizes; call `odd` of its own.
+class Rank {
+ public:
+  explicit Rank(std::uint64_t count, std::optional<std::uint64_t> odd = std::nullopt) {
+    for (std::uint64_t call = 0; call < count; ++call) {
+      CallSignature signature;
+      signature.count = call;
+      if (odd == call) signature.kind = CollectiveKind::broadcast;
+      ledger_.start(call, signature);
+    }
+  }
+  [[nodiscard]] const LedgerPage& page() const { return *ledger_; }
+  [[nodiscard]] CallHistory tells() const { return latest_calls(page()); }
+
+ private:
+  LedgerEntry ledger_{nullptr, 0, 0, {}};
+};
+
+TEST(CallHistory, TheFirstCallThatDiffersIsFoundHoweverFarEachHasGoneOn) {
+  for (const auto& [mine, theirs] : {std::pair{5, 5}, {5, 90}, {90, 5}, {1000, 1000}, {1000, 1090}, {1090, 1000}}) {
+    const std::uint64_t odd = static_cast<std::uint64_t>(std::min(mine, theirs)) - 2;
+    const auto found = first_difference(Rank(mine).page(), Rank(theirs, odd).tells());
+    ASSERT_TRUE(found) << mine << " " << theirs;
+    EXPECT_EQ(found->sequence, odd);
+    EXPECT_EQ(found->signature.kind, CollectiveKind::broadcast);
+    EXPECT_FALSE(first_difference(Rank(mine).page(), Rank(theirs).tells()));
+  }
+}
+
+TEST(CallHistory, WhatEitherHasForgottenOrNotYetMadeIsNoDifference) {
+  EXPECT_FALSE(first_difference(Rank(1000).page(), Rank(1000, 500).tells()));  // forgotten
+  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(20, 15).tells()));       // not made
+  EXPECT_FALSE(first_difference(Rank(10).page(), Rank(10'000).tells()));       // nothing that both remember
+  EXPECT_FALSE(first_difference(Rank(10'000).page(), Rank(10).tells()));
+  EXPECT_FALSE(first_difference(Rank(0).page(), Rank(0).tells()));
+}
+
+TEST(CallHistory, TravelsInOneTileOfTheControlPlane) {
+  const CallHistory told = Rank(1000).tells();
+  const auto bytes = to_bytes(told);
+  EXPECT_LE(bytes.size(), 4096U);
+  const auto heard = parse_history(bytes);
+  ASSERT_TRUE(heard);
+  EXPECT_EQ(heard->first, 1000 - kLedgerCalls / 2);
+  EXPECT_EQ(heard->calls, told.calls);
+  EXPECT_TRUE(parse_history(to_bytes({})));
+}
+
+TEST(CallHistory, BytesOfAStrangerAreRefusedOrHarmless) {
+  auto bytes = to_bytes(Rank(3).tells());
+  for (const std::size_t size : {0UL, 7UL, 9UL, bytes.size() - 1})
+    EXPECT_FALSE(parse_history(std::span(bytes).first(size))) << size;
+  CallHistory wraps = Rank(3, 2).tells();
+  wraps.first = std::numeric_limits<std::uint64_t>::max() - 1;  // its third is call 0
+  const auto found = first_difference(Rank(10).page(), wraps);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->sequence, 0U);
+}
+
+}  // namespace
+}  // namespace shoal
