@@ -31,6 +31,7 @@ static_assert(sizeof(TileHeader) == 24);
 struct Arrival {
   TileHeader header;
   std::span<const std::byte> data;
+  bool lent = false;  ///< it lies in the sender's memory: see Link::intact()
 };
 
 /// One ordered connection to one peer: tiles arrive whole, unchanged, once, in the order in which they were sent, even where
@@ -64,12 +65,15 @@ class Link {
   [[nodiscard]] virtual std::uint64_t sent_tiles() const noexcept = 0;
 
   /// For a sender that gives up: copies what the link still needs of the tiles taken so far, so that their memory is free
-  /// although they do not count in sent_tiles() yet. Not of tiles that were lent and that the peer reads where they lie.
-  /// May allocate.
+  /// although they do not count in sent_tiles() yet. Tiles that were lent and that the peer reads where they lie are taken back
+  /// instead: they are not intact() there any more. May allocate.
   virtual void keep_copies() {}
 
   /// The oldest tile that has arrived whole and is not released; null where none has.
   [[nodiscard]] virtual const Arrival* peek() noexcept = 0;
+  /// Whether the tile shown by peek() has been left alone by its sender until now; to be asked after reading it, before
+  /// release(). False, which only tiles that are `lent` ever are: the sender has given up, and what was read may be anything.
+  [[nodiscard]] virtual bool intact() noexcept { return true; }
   /// Gives the memory of the tile shown by peek() back to the link.
   virtual void release() noexcept = 0;
 

@@ -3,25 +3,75 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include <fmt/format.h>
 
-namespace shoal {
+#include "src/status/printable.h"
 
-Result<std::vector<std::string>> exchange(Store& store, std::string_view name, int rank, int size, std::string_view mine,
-                                          std::chrono::steady_clock::time_point deadline) {
-  if (Status status = store.set(fmt::format("{}/{}", name, rank), mine); !status.ok()) return status;
+namespace shoal {
+namespace {
+
+constexpr auto kRefusalPatience = std::chrono::seconds(1);
+constexpr std::size_t kLongestWords = 4096;
+
+// A contribution, or a status code and words.
+constexpr char kSays = '+';
+constexpr char kGivesUp = '-';
+
+std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
+
+// Safe for any bytes.
+Status parse_refusal(int rank, std::string_view text) {
+  const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
+  const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
+  const std::string words = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
+  return {known ? static_cast<StatusCode>(code) : StatusCode::internal, fmt::format("rank {} has given up: {}", rank, words)};
+}
+
+}  // namespace
+
+std::string Exchange::key(int rank) const { return fmt::format("step/{}/{}", step_, rank); }
+
+Result<std::vector<std::string>> Exchange::step(std::string_view name, std::string_view mine) {
+  if (Status status = store_.set(key(rank_), kSays + std::string(mine)); !status.ok()) return status;
+  said_ = true;
   std::vector<std::string> all;
-  for (int r = 0; r < size; ++r) {
-    auto value = store.get(fmt::format("{}/{}", name, r), deadline);
+  for (int rank = 0; rank < size_; ++rank) {
+    auto value = store_.get(key(rank), deadline_);
     if (!value.ok()) {
       return Status(value.status().code(),
-                    fmt::format("start-up ({}): rank {} of {} has not come: {}", name, r, size, value.status().message()));
+                    fmt::format("start-up ({}): rank {} of {} has not come: {}", name, rank, size_, value.status().message()));
     }
-    all.push_back(std::move(value).value());
+    if (value->empty() || value->front() != kSays) {
+      if (rank == 0) hear_refusal();
+      return parse_refusal(rank, *value);
+    }
+    all.push_back(value->substr(1));
   }
+  ++step_;
+  said_ = false;
   return all;
+}
+
+void Exchange::give_up(const Status& why) {
+  if (said_) ++step_;  // that is not taken back: it is missing in the next
+  std::string text{kGivesUp, static_cast<char>(why.code())};
+  text += why.message().substr(0, kLongestWords);
+  if (!store_.set(key(rank_), text).ok()) return;
+  rank_ == 0 ? wait_until_heard() : hear_refusal();  // who gives up needs rank 0 no longer
+}
+
+void Exchange::hear_refusal() {
+  if (!std::exchange(heard_, true)) static_cast<void>(store_.set(heard_by(rank_), ""));
+}
+
+void Exchange::wait_until_heard() {
+  const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kRefusalPatience);
+  for (int rank = 1; rank < size_ && store_.get(heard_by(rank), until).ok(); ++rank) {
+  }
 }
 
 std::string node_identity() {

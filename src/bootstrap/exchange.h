@@ -11,10 +11,38 @@
 
 namespace shoal {
 
-/// Every rank contributes `mine`; every rank gets all contributions, by rank. Errors: timeout, naming the first rank that is
-/// missing.
-Result<std::vector<std::string>> exchange(Store& store, std::string_view name, int rank, int size, std::string_view mine,
-                                          std::chrono::steady_clock::time_point deadline);
+/// Steps in which every rank contributes something and hears what all have contributed. The same steps in the same order on
+/// every rank; a rank that gives up says so in place of its next one, so that nobody waits for it.
+class Exchange {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  /// `store` outlives this.
+  Exchange(Store& store, int rank, int size, Deadline deadline)
+      : store_(store), rank_(rank), size_(size), deadline_(deadline) {}
+
+  /// All contributions, by rank. `name`: of the step, for messages. Errors: timeout, naming the first rank that is missing;
+  /// whatever made a rank give up, naming it.
+  Result<std::vector<std::string>> step(std::string_view name, std::string_view mine);
+  /// Tells the others `why` they need not wait for this rank. Where it serves the store, stays until they know, a second at
+  /// most: with its process goes the store.
+  void give_up(const Status& why);
+  /// To be said by who has heard from rank 0, otherwise than by step(), that it gives up.
+  void hear_refusal();
+  /// Rank 0 stays until the others have heard its refusal.
+  void wait_until_heard();
+
+ private:
+  [[nodiscard]] std::string key(int rank) const;
+
+  Store& store_;
+  int rank_;
+  int size_;
+  Deadline deadline_;
+  int step_ = 0;
+  bool said_ = false;   ///< in that step
+  bool heard_ = false;  ///< and told rank 0 so
+};
 
 /// Text that is equal for two processes exactly where they can share memory: same running kernel, same host name, same network
 /// namespace.

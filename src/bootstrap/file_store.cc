@@ -39,8 +39,11 @@ class FileStore final : public Store {
   Status set(std::string_view key, std::string_view value) override {
     const std::string path = directory_ + "/" + file_name(key);
     const std::string temporary = fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), file_name(key));
-    // For this user's eyes only: some values are secrets of the job.
-    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    // For this user's eyes only: some values are secrets of the job. Never what lies there already, which others may have open
+    // or which leads elsewhere; a process with this number that has ended may have left it.
+    if (::unlink(temporary.c_str()) != 0 && errno != ENOENT)
+      return system_error(fmt::format("file store: remove {}", temporary), errno);
+    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
     if (file.get() < 0) return system_error(fmt::format("file store: create {}", temporary), errno);
     for (std::size_t written = 0; written < value.size();) {
       const ssize_t some = ::write(file.get(), value.data() + written, value.size() - written);
@@ -76,12 +79,34 @@ class FileStore final : public Store {
   Descriptor watch_;
 };
 
+// Makes `directory` where it is missing. Who else may write there could read what is put there, or put his own in its place.
+Status own_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::path path(directory);
+  if (!path.has_filename()) path = path.parent_path();  // "folder/"
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), error);
+  if (error) return {StatusCode::system_error, fmt::format("file store: create {}: {}", directory, error.message())};
+  if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
+    return system_error(fmt::format("file store: create {}", directory), errno);
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0) return system_error(fmt::format("file store: look at {}", directory), errno);
+  const auto bad = [&](const std::string& why) {
+    return Status(StatusCode::invalid_argument, fmt::format("file store: {} {}", directory, why));
+  };
+  if (!S_ISDIR(found.st_mode)) return bad("is no folder; name one, or one that does not exist yet");
+  if (found.st_uid != ::geteuid())
+    return bad(fmt::format("belongs to another user (number {}); name a folder of your own, or one that does not exist yet",
+                           found.st_uid));
+  if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return bad(fmt::format("may be written to by other users (mode {:03o}); chmod go-w it, or name one that does not exist yet",
+                           found.st_mode & 0777U));
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> make_file_store(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) return Status(StatusCode::system_error, fmt::format("file store: create {}: {}", directory, error.message()));
+  if (Status status = own_directory(directory); !status.ok()) return status;
   Descriptor watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   if (watch.get() < 0 || ::inotify_add_watch(watch.get(), directory.c_str(), IN_MOVED_TO) < 0) {
     return system_error(fmt::format("file store: watch {}", directory), errno);

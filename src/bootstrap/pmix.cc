@@ -9,9 +9,14 @@
 #include <dlfcn.h>
 #include <pmix.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <sstream>
+#include <string>
+#include <string_view>
 #include <utility>
 #endif
 
@@ -63,6 +68,79 @@ void finalize_at_exit(decltype(&PMIx_Finalize) finalize) {
 }
 
 constexpr const char* kAddressKey = "shoal.store";
+constexpr std::string_view kRefusal = "! ";  // in front of rank 0's words where it has no store
+constexpr std::size_t kMaxWords = 1000;      // of rank 0's that are repeated
+
+pmix_info_t info(const char* key) {
+  pmix_info_t made;
+  std::memset(&made, 0, sizeof made);
+  std::strncpy(made.key, key, PMIX_MAX_KEYLEN);
+  return made;
+}
+
+// What a call that waits for others is told, or it would wait for ever. Whole seconds, of which 0 means for ever.
+pmix_info_t time_left(std::chrono::steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::seconds>(deadline - std::chrono::steady_clock::now()).count();
+  pmix_info_t made = info(PMIX_TIMEOUT);
+  made.value.type = PMIX_INT;
+  made.value.data.integer = static_cast<int>(std::clamp<long long>(left, 1, std::numeric_limits<int>::max()));
+  return made;
+}
+
+Status publish(const PmixLibrary& library, std::string words) {
+  pmix_value_t value;
+  std::memset(&value, 0, sizeof value);
+  value.type = PMIX_STRING;
+  value.data.string = words.data();
+  if (const int code = library.put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS) return pmix_error("PMIx_Put", code);
+  if (const int code = library.commit(); code != PMIX_SUCCESS) return pmix_error("PMIx_Commit", code);
+  return {};
+}
+
+// Rank 0 opens its store and tells the others where it is, or why there is none.
+Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& given, OpenedStore* opened,
+             std::chrono::steady_clock::time_point deadline) {
+  // PMIx tells the ranks of this job only, so it may carry the key where there is no other.
+  const std::string secret = given.secret ? "-" : to_hex(random_key());
+  if (!given.secret) opened->key = key_from_text(secret);
+  const std::string host = own_address();
+  auto served = serve_tcp_store(host, launch.job, opened->key, deadline);
+  if (!served.ok()) {
+    static_cast<void>(publish(library, std::string(kRefusal).append(served.status().message())));
+    return served.status();
+  }
+  opened->store = std::move(served->store);
+  return publish(library, fmt::format("{} {} {}", host, served->port, secret));
+}
+
+// Waits until all ranks have come, and what they have said can be asked for.
+Status meet(const PmixLibrary& library, const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+  std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA), time_left(deadline)};
+  how[0].value.type = PMIX_BOOL;
+  how[0].value.data.flag = true;
+  const int code = library.fence(nullptr, 0, how.data(), how.size());
+  if (code == PMIX_ERR_TIMEOUT) {
+    return {StatusCode::timeout,
+            fmt::format("start-up under mpirun: not all of the {} ranks have come to PMIx's fence before the "
+                        "deadline (SHOAL_TIMEOUT); one has ended, hangs, or does not use shoal",
+                        launch.size)};
+  }
+  return code == PMIX_SUCCESS ? Status() : pmix_error("PMIx_Fence", code);
+}
+
+// What rank 0 has told.
+Result<std::string> ask(const PmixLibrary& library, pmix_proc_t root, std::chrono::steady_clock::time_point deadline) {
+  root.rank = 0;
+  const pmix_info_t limit = time_left(deadline);
+  pmix_value_t* value = nullptr;
+  const int code = library.get(&root, kAddressKey, &limit, 1, &value);
+  if (code == PMIX_ERR_TIMEOUT) {
+    return Status(StatusCode::timeout,
+                  "start-up under mpirun: rank 0 has not told its address through PMIx before the deadline (SHOAL_TIMEOUT)");
+  }
+  if (code != PMIX_SUCCESS || value == nullptr) return pmix_error("PMIx_Get", code);
+  return std::string(value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "");
+}
 
 }  // namespace
 
@@ -74,42 +152,22 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
   finalize_at_exit(library->finalize);
 
   OpenedStore opened{nullptr, given.key};
-  std::string address;
-  if (launch.rank == 0) {
-    // PMIx tells the ranks of this job only, so it may carry the key where there is no other.
-    const std::string secret = given.secret ? "-" : to_hex(random_key());
-    if (!given.secret) opened.key = key_from_text(secret);
-    const std::string host = own_address();
-    const auto port = free_port(host);
-    if (!port.ok()) return port.status();
-    auto served = make_tcp_store(host, *port, true, launch.job, opened.key, deadline);
-    if (!served.ok()) return served.status();
-    opened.store = std::move(served).value();
-    address = fmt::format("{} {} {}", host, *port, secret);
-    pmix_value_t value;
-    std::memset(&value, 0, sizeof value);
-    value.type = PMIX_STRING;
-    value.data.string = address.data();
-    if (const int code = library->put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS)
-      return pmix_error("PMIx_Put", code);
-    if (const int code = library->commit(); code != PMIX_SUCCESS) return pmix_error("PMIx_Commit", code);
-  }
-  pmix_info_t collect;
-  std::memset(&collect, 0, sizeof collect);
-  std::strncpy(collect.key, PMIX_COLLECT_DATA, PMIX_MAX_KEYLEN);
-  collect.value.type = PMIX_BOOL;
-  collect.value.data.flag = true;
-  if (const int code = library->fence(nullptr, 0, &collect, 1); code != PMIX_SUCCESS) return pmix_error("PMIx_Fence", code);
+  // Rank 0 goes to the fence whatever has happened, or the others would wait there for nothing.
+  const Status served = launch.rank == 0 ? serve(*library, launch, given, &opened, deadline) : Status();
+  const Status met = meet(*library, launch, deadline);
+  if (!served.ok()) return served;
+  if (!met.ok()) return met;
   if (launch.rank == 0) return opened;
 
-  pmix_proc_t root = self;
-  root.rank = 0;
-  pmix_value_t* value = nullptr;
-  if (const int code = library->get(&root, kAddressKey, nullptr, 0, &value); code != PMIX_SUCCESS || value == nullptr) {
-    return pmix_error("PMIx_Get", code);
+  const auto told = ask(*library, self, deadline);
+  if (!told.ok()) return told.status();
+  if (told->starts_with(kRefusal)) {
+    std::string why = told->substr(kRefusal.size(), kMaxWords);
+    std::replace_if(
+        why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');  // for a terminal
+    return Status(StatusCode::system_error, fmt::format("rank 0 has no store to meet at: {}", why));
   }
-  address = value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "";
-  std::istringstream words(address);
+  std::istringstream words(*told);
   std::string host;
   std::string secret;
   int port = 0;

@@ -14,12 +14,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "src/settings/settings.h"
+#include "transports/interfaces.h"
 
 namespace shoal {
 namespace {
@@ -27,15 +29,67 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-Result<AddressList> resolve(const std::string& host, int port, bool passive) {
+Result<AddressList> resolve(const std::string& host, int port, int flags) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = passive ? AI_PASSIVE : 0;
+  hints.ai_flags = flags;
   addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (code != 0) return Status(StatusCode::system_error, fmt::format("resolve '{}': {}", host, ::gai_strerror(code)));
   return AddressList(found, &::freeaddrinfo);
+}
+
+bool is_loopback(const addrinfo& address) {
+  if (address.ai_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address.ai_addr)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  if (address.ai_family != AF_INET6) return false;
+  const auto& six = reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&six) || (IN6_IS_ADDR_V4MAPPED(&six) && six.s6_addr[12] == IN_LOOPBACKNET);
+}
+
+bool all_loopback(const AddressList& addresses) {
+  const addrinfo* address = addresses.get();
+  while (address != nullptr && is_loopback(*address)) address = address->ai_next;
+  return address == nullptr;
+}
+
+// A host's own name leads to its loopback on the host itself where /etc/hosts says so ("127.0.1.1 node01"), and elsewhere to an
+// address that others reach. Whoever wants loopback says its address, or "localhost".
+bool is_name_of_other_hosts(const std::string& host) {
+  return !host.empty() && host != "localhost" && !resolve(host, 0, AI_NUMERICHOST).ok();
+}
+
+// The user has said which of this host's addresses is the one to use.
+bool address_is_chosen() { return !setting("SHOAL_HOST_ADDRESS").empty() || !setting("SHOAL_SOCKET_IFNAME").empty(); }
+
+// A socket that listens on this address, or an errno.
+int listen_at(int family, const sockaddr* address, socklen_t length, Descriptor* listener) {
+  Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket.get() < 0) return errno;
+  const int on = 1;
+  const int off = 0;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  // Every address is those of IPv4, too, whatever the system's default.
+  if (family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr))
+    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) return errno;
+  *listener = std::move(socket);
+  return 0;
+}
+
+Result<Descriptor> listen_everywhere(int port) {
+  Descriptor listener;
+  sockaddr_in6 six{};
+  six.sin6_family = AF_INET6;
+  six.sin6_port = htons(static_cast<std::uint16_t>(port));
+  if (listen_at(AF_INET6, reinterpret_cast<const sockaddr*>(&six), sizeof six, &listener) == 0) return listener;
+  sockaddr_in four{};  // a system without IPv6
+  four.sin_family = AF_INET;
+  four.sin_port = six.sin6_port;
+  const int error = listen_at(AF_INET, reinterpret_cast<const sockaddr*>(&four), sizeof four, &listener);
+  if (error != 0) return system_error(fmt::format("listen on *:{}", port), error);
+  return listener;
 }
 
 // Waits for `events` in slices that end at the deadline. 0: ready; else an errno.
@@ -73,69 +127,83 @@ std::string own_address() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "127.0.0.1";
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-      if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0) continue;
-      const bool named = !wanted.empty() && wanted == entry->ifa_name;
-      if (!named && (!wanted.empty() || (entry->ifa_flags & IFF_LOOPBACK) != 0)) continue;
-      char text[INET6_ADDRSTRLEN] = {};
-      if (family == AF_INET) {
-        ::inet_ntop(family, &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof text);
-      } else {
-        const auto& address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
-        if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // needs a scope that the peers do not know
-        ::inet_ntop(family, &address, text, sizeof text);
-      }
-      return text;
+  std::string best = "127.0.0.1";
+  int least = std::numeric_limits<int>::max();
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const bool named = !wanted.empty() && wanted == entry->ifa_name;
+    if (!named && (!wanted.empty() || (entry->ifa_flags & IFF_LOOPBACK) != 0)) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char text[INET6_ADDRSTRLEN] = {};
+    if (family == AF_INET) {
+      ::inet_ntop(family, &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof text);
+    } else {
+      const auto& address = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
+      if (IN6_IS_ADDR_LINKLOCAL(&address)) continue;  // needs a scope that the peers do not know
+      ::inet_ntop(family, &address, text, sizeof text);
     }
+    const int badness = interface_badness(entry->ifa_name, family);
+    if (badness >= least) continue;
+    least = badness;
+    best = text;
   }
-  return "127.0.0.1";
+  return best;
 }
 
 Result<int> free_port(const std::string& host) {
   const auto listener = listen_on(host, 0);
   if (!listener.ok()) return listener.status();
+  return port_of(*listener);
+}
+
+Result<int> port_of(const Descriptor& socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
-  if (::getsockname(listener->get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0)
     return system_error("getsockname", errno);
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
 Result<Descriptor> listen_on(const std::string& host, int port) {
-  auto addresses = resolve(host, port, true);
+  if (host.empty()) return listen_everywhere(port);
+  auto addresses = resolve(host, port, AI_PASSIVE);
   if (!addresses.ok()) return addresses.status();
-  int error = 0;
+  const bool for_others = is_name_of_other_hosts(host);
+  int error = EADDRNOTAVAIL;
   for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
-    Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (socket.get() < 0) {
-      error = errno;
-      continue;
-    }
-    const int on = 1;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (::bind(socket.get(), address->ai_addr, address->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
-      return socket;
-    error = errno;
+    if (for_others && is_loopback(*address)) continue;
+    Descriptor listener;
+    error = listen_at(address->ai_family, address->ai_addr, address->ai_addrlen, &listener);
+    if (error == 0) return listener;
   }
-  // A name that leads elsewhere (a load balancer, a headless service): serve the address that the user has chosen for this
-  // host, or every one where none was chosen.
-  if (error == EADDRNOTAVAIL && !host.empty()) {
-    const bool chosen = !setting("SHOAL_HOST_ADDRESS").empty() || !setting("SHOAL_SOCKET_IFNAME").empty();
-    const std::string own = chosen ? own_address() : std::string();
+  // A name that leads elsewhere (a load balancer, a headless service) or only to loopback: serve the address that the user has
+  // chosen for this host, or every one where none was chosen.
+  if (error == EADDRNOTAVAIL) {
+    const std::string own = address_is_chosen() ? own_address() : std::string();
     if (own != host) return listen_on(own, port);
+    if (for_others) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("listen on {}:{}: this host has no such address, or the name leads to its loopback only; set "
+                                "SHOAL_HOST_ADDRESS to the numeric address by which other hosts reach this one",
+                                host, port));
+    }
   }
-  return system_error(fmt::format("listen on {}:{}", host.empty() ? "*" : host, port), error);
+  return system_error(fmt::format("listen on {}:{}", host, port), error);
 }
 
 Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline) {
+  const bool for_others = is_name_of_other_hosts(host);
   int error = ETIMEDOUT;
   auto pause = std::chrono::milliseconds(2);
   std::string unresolved;
   do {
-    auto addresses = resolve(host, port, false);
+    auto addresses = resolve(host, port, 0);
     unresolved = addresses.ok() ? "" : addresses.status().message();  // a pod's name may appear a little later
+    // It is this very host, where listen_on() takes the chosen address instead.
+    if (addresses.ok() && for_others && address_is_chosen() && all_loopback(*addresses))
+      addresses = resolve(own_address(), port, 0);
     for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
          address = address->ai_next) {
       Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -181,21 +249,25 @@ Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point d
 }
 
 Status receive_all(int fd, void* data, std::size_t bytes, Clock::time_point deadline) {
-  auto* next = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t got = ::recv(fd, next, bytes, MSG_DONTWAIT);
-    if (got > 0) {
-      next += got;
-      bytes -= static_cast<std::size_t>(got);
-    } else if (got == 0) {
-      return {StatusCode::peer_failed, "the other side closed the connection"};
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+  for (auto rest = std::span(static_cast<std::byte*>(data), bytes); !rest.empty();) {
+    const auto got = receive_some(fd, rest, deadline);
+    if (!got.ok()) return got.status();
+    rest = rest.subspan(*got);
+  }
+  return {};
+}
+
+Result<std::size_t> receive_some(int fd, std::span<std::byte> target, Clock::time_point deadline) {
+  for (;;) {
+    const ssize_t got = ::recv(fd, target.data(), target.size(), MSG_DONTWAIT);
+    if (got > 0) return static_cast<std::size_t>(got);
+    if (got == 0) return Status(StatusCode::peer_failed, "the other side closed the connection");
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (const int error = wait_for(fd, POLLIN, deadline); error != 0) return stream_error("receive", error);
     } else if (errno != EINTR) {
       return stream_error("receive", errno);
     }
   }
-  return {};
 }
 
 }  // namespace shoal

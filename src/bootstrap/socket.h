@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -13,14 +14,17 @@
 namespace shoal {
 
 /// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the
-/// first interface that is up and not a loopback, else 127.0.0.1.
+/// first interface that is up and not a loopback, bridges of containers and virtual machines last, else 127.0.0.1.
 std::string own_address();
 
 /// A TCP port of `host` that nobody listens on right now.
 Result<int> free_port(const std::string& host);
 
-/// Listens on `host`:`port`; where `host` is no address of this host, on that of SHOAL_HOST_ADDRESS or
-/// SHOAL_SOCKET_IFNAME, or on every one where neither is set. Errors: system_error
+/// The port that `socket` listens on.
+Result<int> port_of(const Descriptor& socket);
+
+/// Listens on `host`:`port`; where `host` is no address of this host, or a name that leads to its loopback only, on that of
+/// SHOAL_HOST_ADDRESS or SHOAL_SOCKET_IFNAME, or on every one where neither is set or `host` is empty. Errors: system_error
 /// ("listen on 10.0.0.1:4711: Address already in use").
 Result<Descriptor> listen_on(const std::string& host, int port);
 
@@ -30,5 +34,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::st
 /// Moves exactly so many bytes or fails: timeout at the deadline, peer_failed at the end of the stream.
 Status send_all(int fd, const void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
 Status receive_all(int fd, void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
+/// Fills a part of `target`, at least a byte, or fails as above; how much it was.
+Result<std::size_t> receive_some(int fd, std::span<std::byte> target, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace shoal

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "src/bootstrap/socket.h"
 #include "src/bootstrap/store_session.h"
+#include "src/trust/refusals.h"
 
 namespace shoal {
 namespace {
@@ -33,11 +35,12 @@ std::string without_controls(std::string text) {
 
 }  // namespace
 
-Status introduce_to_store(int fd, std::string_view job, const Key& key, const Nonce& nonce, const std::string& where,
-                          StoreDeadline deadline) {
+Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
+                                           const std::string& where, StoreDeadline deadline) {
   const auto no_answer = [&](const Status& status) {
     return Status(status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message()));
   };
+  const int fd = socket.get();
   char answer = 0;
   std::uint32_t length = 0;
   Status status = send_text(fd, store_hello(job, nonce), deadline);
@@ -47,46 +50,81 @@ Status introduce_to_store(int fd, std::string_view job, const Key& key, const No
   if (status.ok()) status = receive_all(fd, other_job.data(), other_job.size(), deadline);
   if (!status.ok()) return no_answer(status);
   if (answer == static_cast<char>(StoreAnswer::other_job)) {
-    return {StatusCode::invalid_argument,
-            fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where,
-                        without_controls(std::move(other_job)), job)};
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where,
+                              without_controls(std::move(other_job)), job));
   }
   if (answer != static_cast<char>(StoreAnswer::challenge))
-    return {StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where)};
+    return Status(StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where));
   Nonce theirs;
   Proof proof;
   status = receive_all(fd, theirs.data(), theirs.size(), deadline);
   if (status.ok()) status = receive_all(fd, proof.data(), proof.size(), deadline);
   if (status.ok() && !same(proof, store_server_proof(key, job, nonce, theirs))) {
-    return {StatusCode::mismatch,
-            fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
-                        "SHOAL_JOB_KEY_FILE, or all without",
-                        where)};
+    return Status(StatusCode::mismatch,
+                  fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
+                              "SHOAL_JOB_KEY_FILE, or all without",
+                              where));
   }
   if (status.ok()) status = send_text(fd, as_text(store_client_proof(key, job, nonce, theirs)), deadline);
-  return status.ok() ? status : no_answer(status);
+  if (!status.ok()) return no_answer(status);
+  return StoreConnection(std::move(socket), store_sealing(key, job, nonce, theirs, true));
 }
 
-Status tell_store(int fd, std::string_view key, std::string_view value, StoreDeadline deadline) {
+Status StoreConnection::tell(std::string_view key, std::string_view value, StoreDeadline deadline) {
   std::string text = request(StoreRequest::set, key);
   append_block(text, value);
   char answer = 0;
-  Status status = send_text(fd, text, deadline);
-  if (status.ok()) status = receive_all(fd, &answer, 1, deadline);
+  Status status = send(text, deadline);
+  if (status.ok()) status = receive(&answer, 1, deadline);
   if (status.ok() && answer != static_cast<char>(StoreAnswer::done)) status = no_store();
   return status;
 }
 
-Result<std::string> ask_store(int fd, std::string_view key, StoreDeadline deadline) {
+Result<std::string> StoreConnection::ask(std::string_view key, StoreDeadline deadline) {
   std::uint32_t length = 0;
-  Status status = send_text(fd, request(StoreRequest::get, key), deadline);
-  if (status.ok()) status = receive_all(fd, &length, sizeof length, deadline);
+  Status status = send(request(StoreRequest::get, key), deadline);
+  if (status.ok()) status = receive(&length, sizeof length, deadline);
   if (status.ok() && length > kMaxStoreValueBytes) status = no_store();
   if (!status.ok()) return status;
   std::string value(length, '\0');
-  status = receive_all(fd, value.data(), value.size(), deadline);
+  status = receive(value.data(), value.size(), deadline);
   if (!status.ok()) return status;
   return value;
+}
+
+Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
+  std::string records;
+  append_sealed(records, sealing_, text);
+  return send_text(socket_.get(), records, deadline);
+}
+
+Status StoreConnection::receive(void* data, std::size_t bytes, StoreDeadline deadline) {
+  auto* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    if (opened_.empty()) {
+      if (Status status = receive_record(deadline); !status.ok()) return status;
+    }
+    const std::size_t part = opened_.copy(next, bytes);
+    opened_.erase(0, part);
+    next += part;
+    bytes -= part;
+  }
+  return {};
+}
+
+// Into opened_, which is empty.
+Status StoreConnection::receive_record(StoreDeadline deadline) {
+  while (sealing_.waiting_bytes() == 0) {
+    const auto got = receive_some(socket_.get(), sealing_.room(), deadline);
+    if (!got.ok()) return got.status();
+    sealing_.arrived(*got);
+  }
+  opened_.resize(sealing_.waiting_bytes());
+  if (opened_.size() <= sealing_.most_bytes() && sealing_.open(std::as_writable_bytes(std::span(opened_)).data())) return {};
+  opened_.clear();
+  count_refusal("store", "an answer's record does not open: it was changed on the way");
+  return {StatusCode::system_error, "what came as its answer is not what it said: somebody changed it on the way"};
 }
 
 }  // namespace shoal

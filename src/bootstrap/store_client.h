@@ -1,29 +1,51 @@
 // The client's side of what a TCP store and its clients say to each other (store_session.h), on a connected socket.
 //
 // Nothing here trusts the answers: they may be anybody's until the server has proven that it holds the job's key, and are kept
-// to their limits after that too. Errors: timeout at the deadline; peer_failed or system_error where the connection ends.
+// to their limits after that too. Errors: timeout at the deadline; peer_failed or system_error where the connection ends, or
+// brings what the server did not say. After one the connection is of no use.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <shoal/status.h>
 
 #include "src/trust/proof.h"
+#include "src/trust/sealing.h"
+#include "transports/descriptor.h"
 
 namespace shoal {
 
 using StoreDeadline = std::chrono::steady_clock::time_point;
 
+/// A connection to a store that has proven itself. One thread at a time.
+class StoreConnection {
+ public:
+  /// What `key` holds from now on. At most kMaxStoreKeyBytes and kMaxStoreValueBytes.
+  Status tell(std::string_view key, std::string_view value, StoreDeadline deadline);
+  /// What `key` holds, as soon as it holds anything.
+  Result<std::string> ask(std::string_view key, StoreDeadline deadline);
+
+ private:
+  friend Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
+                                                    const std::string& where, StoreDeadline deadline);
+  StoreConnection(Descriptor socket, Sealing sealing) : socket_(std::move(socket)), sealing_(std::move(sealing)) {}
+  Status send(std::string_view text, StoreDeadline deadline);
+  Status receive(void* data, std::size_t bytes, StoreDeadline deadline);
+  Status receive_record(StoreDeadline deadline);
+
+  Descriptor socket_;
+  Sealing sealing_;
+  std::string opened_;  // text of records that nobody has asked for yet
+};
+
 /// The handshake. `nonce`: the client's, new for each connection; `where`: the store's address, for messages. Errors besides
 /// those above: invalid_argument where the store serves another job, unsupported where it speaks another version, mismatch
 /// where it does not hold the job's key.
-Status introduce_to_store(int fd, std::string_view job, const Key& key, const Nonce& nonce, const std::string& where,
-                          StoreDeadline deadline);
-/// What `key` holds from now on. At most kMaxStoreKeyBytes and kMaxStoreValueBytes.
-Status tell_store(int fd, std::string_view key, std::string_view value, StoreDeadline deadline);
-/// What `key` holds, as soon as it holds anything.
-Result<std::string> ask_store(int fd, std::string_view key, StoreDeadline deadline);
+Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
+                                           const std::string& where, StoreDeadline deadline);
 
 }  // namespace shoal

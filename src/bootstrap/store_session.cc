@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 namespace shoal {
 namespace {
 
 constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client does not read
 constexpr std::size_t kMaxRequestBytes = kMaxStoreKeyBytes + kMaxStoreValueBytes + 64;
+constexpr std::size_t kMaxHelloBytes = kMaxStoreJobBytes + 64;
 
 // Takes fields off the front of what a client has sent so far. Nothing is taken unless a whole message is there.
 class Parser {
@@ -80,20 +82,66 @@ Proof store_client_proof(const Key& key, std::string_view job, const Nonce& clie
   return prove(key, "store client", {job, as_text(client), as_text(server)});
 }
 
+Sealing store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
+  const std::string transcript = store_hello(job, client).append(as_text(server));
+  return {derive_sealing_keys(key, "store traffic", transcript, is_client, false), kMaxStoreRecordBytes};
+}
+
+void append_sealed(std::string& out, Sealing& sealing, std::string_view text) {
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, sealing.most_bytes());
+    sealing.seal(std::as_bytes(std::span(part)));
+    out.append(as_text(sealing.outgoing()));
+    sealing.sent(sealing.outgoing().size());
+    text.remove_prefix(part.size());
+  }
+}
+
 bool StoreSession::receive(std::string_view bytes) {
   bool set = false;
-  while (!bytes.empty() && !over()) {
-    // What a stranger may make this process keep is its hello.
-    const std::size_t limit = trusted() ? kMaxRequestBytes : kMaxStoreJobBytes + 64;
-    const std::size_t part = std::min(bytes.size(), limit - std::min(limit, received_.size()));
-    received_.append(bytes.substr(0, part));
-    bytes.remove_prefix(part);
-    const std::size_t before = received_.size();
-    while (handle(&set)) {
-    }
-    if (part == 0 && received_.size() == before) refuse("it says too much at a time");
-  }
+  while (!bytes.empty() && !over()) bytes.remove_prefix(trusted() ? receive_sealed(bytes, &set) : receive_open(bytes));
   return set;
+}
+
+// How much of `bytes` is part of the handshake, which it goes on with.
+std::size_t StoreSession::receive_open(std::string_view bytes) {
+  const std::size_t before = received_.size();
+  // What a stranger may make this process keep is its hello.
+  const std::size_t part = std::min(bytes.size(), kMaxHelloBytes - before);
+  received_.append(bytes.substr(0, part));
+  while (!trusted() && handle(nullptr)) {
+  }
+  if (!trusted()) return part;
+  // Behind the proof came what belongs to its records already.
+  const std::size_t sealed = received_.size();
+  received_.clear();
+  return part - sealed;
+}
+
+// How much of `bytes` it has taken: all that there was room for. Whole records are opened, and requests in them heeded.
+std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
+  const auto room = sealing_->room();
+  const std::size_t part = std::min(bytes.size(), room.size());
+  std::memcpy(room.data(), bytes.data(), part);
+  sealing_->arrived(part);
+  while (!over()) {
+    const std::size_t length = sealing_->waiting_bytes();
+    if (length == 0) break;
+    const std::size_t before = received_.size();
+    if (before >= kMaxRequestBytes) {  // more than one request at a time
+      end();
+      break;
+    }
+    received_.resize(before + length);
+    if (length > sealing_->most_bytes() || !sealing_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
+      refused_ = "a record of it does not open: it was changed on the way";
+      end();
+      break;
+    }
+    while (handle(set)) {
+    }
+  }
+  return part;
 }
 
 // One whole message; false where there is none.
@@ -129,11 +177,11 @@ bool StoreSession::handle_hello(std::string_view bytes, std::size_t* taken) {
   }
   const auto theirs = parser.array<Nonce>();
   if (!theirs) return false;
-  const Nonce mine = random_nonce();
+  theirs_ = *theirs;
+  mine_ = random_nonce();
   unsent.push_back(static_cast<char>(answer));
   append_block(unsent, table_.job);
-  unsent.append(as_text(mine)).append(as_text(store_server_proof(table_.key, table_.job, *theirs, mine)));
-  expected_ = store_client_proof(table_.key, table_.job, *theirs, mine);
+  unsent.append(as_text(mine_)).append(as_text(store_server_proof(table_.key, table_.job, theirs_, mine_)));
   state_ = State::challenged;
   *taken = parser.taken();
   return true;
@@ -143,7 +191,9 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
   Parser parser(bytes);
   const auto proof = parser.array<Proof>();
   if (!proof) return false;
-  if (!same(*proof, expected_)) return refuse("it does not hold the job's key"), false;
+  if (!same(*proof, store_client_proof(table_.key, table_.job, theirs_, mine_)))
+    return refuse("it does not hold the job's key"), false;
+  sealing_ = std::make_unique<Sealing>(store_sealing(table_.key, table_.job, theirs_, mine_, false));
   state_ = State::trusted;
   *taken = parser.taken();
   return true;
@@ -162,7 +212,8 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
   *taken = parser.taken();
   if (sets) {
     table_.values.insert_or_assign(std::string(*key), std::string(*value));
-    unsent.push_back(static_cast<char>(StoreAnswer::done));
+    const char done = static_cast<char>(StoreAnswer::done);
+    say({&done, 1});
     *set = true;
   } else {
     wanted_ = std::string(*key);
@@ -175,9 +226,13 @@ void StoreSession::look_again() {
   if (!wanted_ || over()) return;
   const auto found = table_.values.find(*wanted_);
   if (found == table_.values.end()) return;
-  append_block(unsent, found->second);
+  std::string answer;
+  append_block(answer, found->second);
+  say(answer);
   wanted_.reset();
 }
+
+void StoreSession::say(std::string_view text) { append_sealed(unsent, *sealing_, text); }
 
 void StoreSession::refuse(std::string_view why) {
   if (!trusted()) refused_ = why;
@@ -188,6 +243,7 @@ void StoreSession::end() {
   state_ = State::over;
   unsent.clear();
   received_ = {};
+  sealing_.reset();
 }
 
 }  // namespace shoal

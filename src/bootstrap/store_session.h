@@ -1,29 +1,37 @@
 // What travels between a TCP store's server and its clients, and the server's side of it: bytes in, bytes out, no sockets.
 //
-// Little-endian; a block is a 32-bit length and bytes.
+// Little-endian; a block is a 32-bit length and bytes. The handshake:
 //   client  magic, version, job (block), nonce
 //   server  1 byte: 1 = other job, 2 = other version, 3 = challenge; its job (block); after a challenge: nonce, proof
 //   client  proof
+// The server proves itself first, so a client with another key knows it and says so; what the client proves covers both nonces.
+//
+// All that follows travels in sealed records (src/trust/sealing.h; version 2 said it openly): 32-bit length of the text, at
+// most kMaxStoreRecordBytes, the text by ChaCha20-Poly1305, 16 bytes that authenticate both. Each direction has a key of this
+// connection, derived from the job's key, the client's hello and the server's nonce; a record's number is its nonce. One that
+// does not open ends the connection. The records' texts, one after the other, whatever lies in which record, are
 //   client  requests: 1 byte (1 = set, 2 = get), key (block)[, value (block)]
 //   server  to set: 1 byte 0; to get: the value (block), when the key exists
-// The server proves itself first, so a client with another key knows it and says so; what the client proves covers both nonces.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "src/trust/proof.h"
+#include "src/trust/sealing.h"
 
 namespace shoal {
 
 inline constexpr std::uint32_t kStoreMagic = 0x54534853;  // "SHST"
-inline constexpr std::uint32_t kStoreVersion = 2;
+inline constexpr std::uint32_t kStoreVersion = 3;
 inline constexpr std::uint32_t kMaxStoreJobBytes = 256;
 inline constexpr std::uint32_t kMaxStoreKeyBytes = 4096;
 inline constexpr std::uint32_t kMaxStoreValueBytes = 1 << 20;
+inline constexpr std::size_t kMaxStoreRecordBytes = 4096;
 
 enum class StoreAnswer : char { done = 0, other_job = 1, other_version = 2, challenge = 3 };
 enum class StoreRequest : char { set = 1, get = 2 };
@@ -35,6 +43,10 @@ std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t 
 /// By which the server and then the client show that they hold the job's key.
 Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
+/// What seals the rest of the connection; `is_client`: at this end of it.
+Sealing store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
+/// `text` in as many records as it takes.
+void append_sealed(std::string& out, Sealing& sealing, std::string_view text);
 
 /// What a server keeps for all its clients.
 struct StoreTable {
@@ -48,8 +60,8 @@ class StoreSession {
  public:
   explicit StoreSession(StoreTable& table) : table_(table) {}
 
-  /// Takes what the client has sent. Memory stays below one request and what it has not read of its answers. True where a value
-  /// was set, so that others may wait no longer.
+  /// Takes what the client has sent. Memory stays below one request, a few records and what it has not read of its answers.
+  /// True where a value was set, so that others may wait no longer.
   bool receive(std::string_view bytes);
   /// Answers a get that waits, where its key exists by now.
   void look_again();
@@ -60,26 +72,31 @@ class StoreSession {
   [[nodiscard]] bool silent() const noexcept { return state_ == State::stranger; }
   /// Whether the connection is to be closed: at once where `unsent` is empty, else when that has been sent.
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
-  /// Why a client that was never trusted was turned away; empty else.
+  /// Why a client that was never trusted, or whose record did not open, was turned away; empty else.
   [[nodiscard]] std::string_view refused() const noexcept { return refused_; }
 
   std::string unsent;  ///< for the client; the owner removes what it has sent
 
  private:
   enum class State { stranger, challenged, trusted, over };
+  std::size_t receive_open(std::string_view bytes);
+  std::size_t receive_sealed(std::string_view bytes, bool* set);
   bool handle(bool* set);
   bool handle_hello(std::string_view bytes, std::size_t* taken);
   bool handle_proof(std::string_view bytes, std::size_t* taken);
   bool handle_request(std::string_view bytes, std::size_t* taken, bool* set);
+  void say(std::string_view text);
   void refuse(std::string_view why);
   void end();
 
   StoreTable& table_;
   State state_ = State::stranger;
   std::string_view refused_;
-  std::string received_;
+  std::string received_;  // what has been said and not been heeded; where the client is trusted, the text of its records
+  std::unique_ptr<Sealing> sealing_;   // where the client is trusted
   std::optional<std::string> wanted_;  // key of a get that waits
-  Proof expected_{};
+  Nonce theirs_{};
+  Nonce mine_{};
 };
 
 }  // namespace shoal

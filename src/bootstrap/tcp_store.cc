@@ -184,7 +184,7 @@ class TcpStore final : public Store {
     }
     const auto deadline = Clock::now() + kAnswerPatience;
     Status status = connect(deadline);
-    if (status.ok()) status = tell_store(socket_->get(), key, value, deadline);
+    if (status.ok()) status = connection_->tell(key, value, deadline);
     return explain(status, key);
   }
 
@@ -194,22 +194,23 @@ class TcpStore final : public Store {
     }
     const Status status = connect(deadline);
     if (!status.ok()) return explain(status, key);
-    auto value = ask_store(socket_->get(), key, deadline);
+    auto value = connection_->ask(key, deadline);
     if (!value.ok()) return explain(value.status(), key);
     return value;
   }
 
   /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.
   Status connect(Clock::time_point deadline) {
-    if (!lost_.ok() || socket_) return lost_;
+    if (!lost_.ok() || connection_) return lost_;
     for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
       auto socket = connect_to(host_, port_, deadline);
       if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
-      const Status status = introduce_to_store(socket->get(), job_, key_, random_nonce(), where_, deadline);
-      if (status.ok()) {
-        socket_ = std::move(socket).value();
+      auto made = introduce_to_store(std::move(socket).value(), job_, key_, random_nonce(), where_, deadline);
+      if (made.ok()) {
+        connection_.emplace(std::move(made).value());
         return {};
       }
+      const Status& status = made.status();
       // A server that is flooded by strangers may have taken this for one of them.
       const bool closed = status.code() == StatusCode::peer_failed || status.code() == StatusCode::system_error;
       if (!closed || Clock::now() + pause >= deadline) return status;
@@ -224,7 +225,7 @@ class TcpStore final : public Store {
   // After a timeout the next call makes another one; a server that is gone stays gone.
   [[nodiscard]] Status explain(const Status& status, std::string_view key) {
     if (status.ok()) return status;
-    socket_.reset();
+    connection_.reset();
     if (status.code() != StatusCode::timeout) lost_ = status;
     return {status.code(), fmt::format("store at {}, key '{}': {}", where_, key, status.message())};
   }
@@ -235,30 +236,59 @@ class TcpStore final : public Store {
   std::string job_;
   Key key_;
   std::string where_;
-  std::optional<Descriptor> socket_;
+  std::optional<StoreConnection> connection_;
   Status lost_;
 };
+
+Status check_job(std::string_view job) {
+  if (job.size() <= kMaxStoreJobBytes) return {};
+  return {StatusCode::invalid_argument,
+          fmt::format("store: the job's name has {} bytes, more than {}", job.size(), kMaxStoreJobBytes)};
+}
+
+struct Served {
+  std::unique_ptr<Server> server;
+  int port;
+};
+
+// `port` 0: one that is free.
+Result<Served> serve(const std::string& host, int port, std::string_view job, const Key& key) {
+  auto listener = listen_on(host, port);
+  const auto taken = listener.ok() ? port_of(*listener) : Result<int>(listener.status());
+  if (!taken.ok())
+    return Status(taken.status().code(), fmt::format("rank 0 cannot serve its store: {}", taken.status().message()));
+  return Served{std::make_unique<Server>(std::move(listener).value(), job, key), *taken};
+}
+
+Result<std::unique_ptr<Store>> connect_store(std::unique_ptr<Server> server, const std::string& host, int port,
+                                             std::string_view job, const Key& key, Clock::time_point deadline) {
+  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job, key);
+  if (Status status = store->connect(deadline); !status.ok()) return status;
+  return std::unique_ptr<Store>(std::move(store));
+}
 
 }  // namespace
 
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
                                               const Key& key, Clock::time_point deadline) {
-  if (job.size() > kMaxStoreJobBytes) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("store: the job's name has {} bytes, more than {}", job.size(), kMaxStoreJobBytes));
-  }
+  if (Status status = check_job(job); !status.ok()) return status;
   if (port < 1 || port > 65535) return Status(StatusCode::invalid_argument, fmt::format("store: {} is not a port", port));
   std::unique_ptr<Server> server;
   if (is_server) {
-    auto listener = listen_on(host, port);
-    if (!listener.ok()) {
-      return Status(listener.status().code(), fmt::format("rank 0 cannot serve its store: {}", listener.status().message()));
-    }
-    server = std::make_unique<Server>(std::move(listener).value(), job, key);
+    auto served = serve(host, port, job, key);
+    if (!served.ok()) return served.status();
+    server = std::move(served->server);
   }
-  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job, key);
-  if (Status status = store->connect(deadline); !status.ok()) return status;
-  return std::unique_ptr<Store>(std::move(store));
+  return connect_store(std::move(server), host, port, job, key, deadline);
+}
+
+Result<ServedStore> serve_tcp_store(const std::string& host, std::string_view job, const Key& key, Clock::time_point deadline) {
+  if (Status status = check_job(job); !status.ok()) return status;
+  auto served = serve(host, 0, job, key);
+  if (!served.ok()) return served.status();
+  auto store = connect_store(std::move(served->server), host, served->port, job, key, deadline);
+  if (!store.ok()) return store.status();
+  return ServedStore{std::move(store).value(), served->port};
 }
 
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,

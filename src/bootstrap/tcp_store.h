@@ -16,4 +16,12 @@ namespace shoal {
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
                                               const Key& key, std::chrono::steady_clock::time_point deadline);
 
+struct ServedStore {
+  std::unique_ptr<Store> store;
+  int port;
+};
+/// The server's, on a port that is free, which nobody else can take in between.
+Result<ServedStore> serve_tcp_store(const std::string& host, std::string_view job, const Key& key,
+                                    std::chrono::steady_clock::time_point deadline);
+
 }  // namespace shoal

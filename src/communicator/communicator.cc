@@ -14,6 +14,7 @@
 #include "src/communicator/wire_up.h"
 #include "src/engine/call_group.h"
 #include "src/settings/settings.h"
+#include "src/status/deadline.h"
 
 namespace shoal {
 
@@ -50,13 +51,14 @@ Status Work::wait() {
   if (operation_ == nullptr) return {};
   // The deadline ends the operation through whoever drives it; the bound below is for a driver that is itself held up.
   operation_->executor()->wait(operation_, std::chrono::steady_clock::time_point::max());
-  if (!operation_->done()) return internal::waits_in_callback("Work::wait");
+  if (!operation_->done())
+    return Operation::in_callback() ? internal::waits_in_callback("Work::wait") : operation_->executor()->status();
   return operation_->outcome();
 }
 
 Status Work::wait_for(std::chrono::nanoseconds timeout) {
   if (operation_ == nullptr) return {};
-  operation_->executor()->wait(operation_, std::chrono::steady_clock::now() + timeout);
+  operation_->executor()->wait(operation_, deadline_after(timeout));
   if (operation_->done()) return operation_->outcome();
   if (Operation::in_callback()) return internal::waits_in_callback("Work::wait_for");
   return {StatusCode::timeout, fmt::format("call {} is still in flight after {} ms", operation_->sequence(),
@@ -89,7 +91,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
   if (const auto timeout = time_setting("SHOAL_TIMEOUT"); !timeout.ok()) return timeout.status();
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  const auto deadline = deadline_after(options.timeout);
   if (launch->size > 1) {
     auto opened = open_store(*launch, deadline);
     if (!opened.ok()) {
@@ -339,6 +341,7 @@ void Communicator::group_begin() { CallGroup::begin(); }
 Status Communicator::group_end() { return CallGroup::end(); }
 
 Result<std::unique_ptr<Communicator>> Communicator::split(int color, int key) {
+  if (CallGroup::open()) return internal::waits_in_group("split");
   const std::array<std::int32_t, 2> mine{color, key};
   std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
   if (Status status = all_gather(mine.data(), all.data(), mine.size(), DataType::int32); !status.ok()) return status;

@@ -10,8 +10,10 @@
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/engine/call_group.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
+#include "src/status/deadline.h"
 
 namespace shoal::internal {
 namespace {
@@ -53,6 +55,13 @@ Status waits_in_callback(std::string_view call) {
       fmt::format("{}: a callback of on_completion must not wait: its thread is the one that moves data; make the call with "
                   "_async, or from another thread",
                   call)};
+}
+
+Status waits_in_group(std::string_view call) {
+  return {StatusCode::invalid_argument,
+          fmt::format("{}: it waits for the other ranks, and so cannot be collected; call it before group_begin() or after "
+                      "group_end()",
+                      call)};
 }
 
 CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
@@ -99,7 +108,7 @@ Status CommunicatorImpl::run_message(const Message& message, std::size_t count, 
     return {};
   }
   if (Operation::in_callback()) return waits_in_callback(message.is_send ? "send" : "recv");
-  Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
+  Operation* operation = executor_->acquire_message(message, deadline_after(options.timeout.value_or(options_.timeout)));
   executor_->run(operation);
   // Between group_begin() and group_end() it has not even started; its outcome is the group's.
   Status outcome = operation->done() ? operation->outcome() : Status();
@@ -113,7 +122,7 @@ Result<Work> CommunicatorImpl::start_message(const Message& message, std::size_t
     *options.estimate_us += estimated_us(message);
     return Work();
   }
-  Operation* operation = executor_->acquire_message(message, Clock::now() + options.timeout.value_or(options_.timeout));
+  Operation* operation = executor_->acquire_message(message, deadline_after(options.timeout.value_or(options_.timeout)));
   executor_->post(operation);
   return Work(operation);
 }
@@ -131,6 +140,7 @@ double CommunicatorImpl::estimated_us(const Message& message) const {
 
 Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
   const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "group: " + std::move(what)); };
+  if (Operation::in_callback()) return waits_in_callback("group");
   if (executor_->closed())
     return Status(executor_->status().code(),
                   fmt::format("group: the communicator is closed: {}", executor_->status().message()));
@@ -169,7 +179,10 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     if (rank == executor_->rank()) return invalid(fmt::format("rank {} is this rank itself", rank));
   }
   if (timeout.count() <= 0) return invalid(fmt::format("a timeout of {} ms is not positive", timeout.count()));
-  const auto deadline = Clock::now() + timeout;
+  if (Operation::in_callback()) return waits_in_callback("shrink");
+  if (CallGroup::open()) return waits_in_group("shrink");
+  if (executor_->mesh()->left_to_parent()) return executor_->status();
+  const auto deadline = deadline_after(timeout);
   // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
   // and comes to the group in which the others wait. Who has only been told that a group failed tries the same one again, and
   // hears of the death there. A deadline, though, ends the meeting for everybody: whoever tried again would find alone, in what
@@ -380,7 +393,7 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   if (owned == nullptr) {
     if (auto outcome = executor_->try_express(*plan, timeout, call.input, call.output)) return *std::move(outcome);
   }
-  Operation* operation = executor_->acquire(plan, std::move(owned), Clock::now() + timeout, call.input, call.output);
+  Operation* operation = executor_->acquire(plan, std::move(owned), deadline_after(timeout), call.input, call.output);
   executor_->run(operation);
   Status outcome = operation->done() ? operation->outcome() : Status();  // not yet between group_begin() and group_end()
   operation->drop_reference();
@@ -396,7 +409,7 @@ Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& option
   std::unique_ptr<Plan> owned;
   const auto plan = plan_for(call, options, &owned);
   if (!plan.ok()) return plan.status();
-  const auto deadline = Clock::now() + options.timeout.value_or(options_.timeout);
+  const auto deadline = deadline_after(options.timeout.value_or(options_.timeout));
   Operation* operation = executor_->acquire(*plan, std::move(owned), deadline, call.input, call.output);
   executor_->post(operation);
   return Work(operation);

@@ -24,6 +24,8 @@ namespace shoal::internal {
 
 /// The error of `call`, which would wait in a callback of Work::on_completion.
 Status waits_in_callback(std::string_view call);
+/// What a call is told that must wait for other ranks, between group_begin() and group_end().
+Status waits_in_group(std::string_view call);
 
 /// Checks calls, finds or makes their Plans, hands them to the Executor. Thread rule: any thread.
 class CommunicatorImpl {

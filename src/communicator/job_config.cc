@@ -2,7 +2,12 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+
+#include <shoal/shoal.h>
+
+#include "src/status/printable.h"
 
 namespace shoal {
 namespace {
@@ -12,6 +17,8 @@ using Json = nlohmann::json;
 constexpr std::size_t kLongestName = 256;
 constexpr std::size_t kLongestError = 4096;
 constexpr std::size_t kSaltBytes = 64;
+
+std::string own_version() { return fmt::format("{}.{}.{}", SHOAL_VERSION_MAJOR, SHOAL_VERSION_MINOR, SHOAL_VERSION_PATCH); }
 
 std::string check_value(const Key& links) { return to_hex(derive_key(links, "check")); }
 
@@ -74,7 +81,8 @@ const char* to_string(Network network) noexcept {
 Key link_key(const Key& job_key, const JobConfig& config) { return derive_key(job_key, "links", config.salt); }
 
 std::string to_text(const JobConfig& config, const Key& job_key) {
-  return Json{{"job_id", config.job_id},
+  return Json{{"version", own_version()},
+              {"job_id", config.job_id},
               {"algorithm", config.algorithm},
               {"use_shm", config.use_shm},
               {"network", static_cast<std::uint8_t>(config.network)},
@@ -107,6 +115,11 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   }
   Reader read(json);
   JobConfig config;
+  // First: another version may say the rest otherwise, or mean something else by it.
+  if (const std::string version = read.text("version", kLongestName); read.good() && version != own_version()) {
+    return Status(StatusCode::mismatch, fmt::format("rank 0 runs shoal {}, this rank {}; install the same version on all hosts",
+                                                    printable(version), own_version()));
+  }
   config.job_id = read.number("job_id", 0, ~std::uint64_t{0});
   config.algorithm = read.text("algorithm", kLongestName);
   config.use_shm = read.flag("use_shm");

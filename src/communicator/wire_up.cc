@@ -18,6 +18,7 @@
 #include "src/engine/placing.h"
 #include "src/engine/progress_thread.h"
 #include "src/settings/settings.h"
+#include "src/status/deadline.h"
 #include "transports/ofi/ofi.h"
 #include "transports/shm/arena.h"
 #include "transports/shm/shm.h"
@@ -147,26 +148,15 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   return decision;
 }
 
-constexpr auto kRefusalPatience = std::chrono::seconds(1);
-
-std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
-
-// With rank 0's process goes its store: it stays until the others know why, but waits for none that does not come.
-void wait_until_heard(Store& store, int size, Clock::time_point deadline) {
-  const auto until = std::min(deadline, Clock::now() + kRefusalPatience);
-  for (int rank = 1; rank < size && store.get(heard_by(rank), until).ok(); ++rank) {
-  }
-}
-
 // Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
-Result<Decision> agree_on_config(Store& store, int rank, int size, const CommunicatorOptions& options, const Key& key,
+Result<Decision> agree_on_config(Store& store, Exchange& exchange, int rank, const CommunicatorOptions& options, const Key& key,
                                  Clock::time_point deadline) {
   if (rank != 0) {
     const auto text = store.get("config", deadline);
     if (!text.ok()) return Status(text.status().code(), fmt::format("rank 0 has not come: {}", text.status().message()));
     auto config = parse_job_config(*text, key);
     if (!config.ok()) {
-      (void)store.set(heard_by(rank), "");
+      exchange.hear_refusal();
       return config.status();
     }
     return Decision{std::move(config).value(), {}};
@@ -174,7 +164,7 @@ Result<Decision> agree_on_config(Store& store, int rank, int size, const Communi
   auto decision = decide(options);
   const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
   if (Status status = store.set("config", text); !status.ok()) return status;
-  if (!decision.ok()) wait_until_heard(store, size, deadline);
+  if (!decision.ok()) exchange.wait_until_heard();
   return decision;
 }
 
@@ -225,8 +215,8 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds l
 
 // How many of this rank's cards it may use: both ends of a link have as many rails, and a host may lack a card. 0 of another
 // rank: it does not know, or has been told.
-Result<std::size_t> agree_on_rails(Store& store, int rank, int size, std::size_t cards, Clock::time_point deadline) {
-  const auto all = exchange(store, "cards", rank, size, std::to_string(cards), deadline);
+Result<std::size_t> agree_on_rails(Exchange& exchange, std::size_t cards) {
+  const auto all = exchange.step("cards", std::to_string(cards));
   if (!all.ok()) return all.status();
   for (const std::string& text : *all) {
     const auto theirs = parse_bytes(text);
@@ -290,12 +280,8 @@ Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, const std::vect
   return Executor::create(std::move(mesh), std::move(everybody));
 }
 
-}  // namespace
-
-Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
-                           CommunicatorOptions& options) {
-  const auto deadline = Clock::now() + options.timeout;
-  MeshParts parts;
+// What this process brings along, whoever else there is. For how long another host may be silent.
+Result<milliseconds> begin(MeshParts& parts, int rank) {
   parts.rank = rank;
   parts.device = &host_device();
   parts.cores = allowed_cores();
@@ -303,19 +289,28 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const auto warn_after = time_setting("SHOAL_WARN_AFTER");
   if (!warn_after.ok()) return warn_after.status();
   parts.warn_after = *warn_after;
-  const auto lost_after = time_setting("SHOAL_LOST_AFTER");
-  if (!lost_after.ok()) return lost_after.status();
-  if (size == 1) {
-    const auto decision = decide(options);
-    if (!decision.ok()) return decision.status();
-    parts.topology = Topology::uniform(1, 1);
-    const OwnPlace place = own_place({{affinity_cores()}, parts.cores}, 0, false);
-    auto executor = make_executor(std::move(parts), place.progress_cores, 1);
-    if (!executor.ok()) return executor.status();
-    return WiredRanks{std::move(executor).value(), "local", false, {}};
-  }
+  return time_setting("SHOAL_LOST_AFTER");
+}
 
-  const auto decision = agree_on_config(*store, rank, size, options, key, deadline);
+Result<WiredRanks> wire_up_alone(const CommunicatorOptions& options) {
+  MeshParts parts;
+  if (const auto lost_after = begin(parts, 0); !lost_after.ok()) return lost_after.status();
+  const auto decision = decide(options);
+  if (!decision.ok()) return decision.status();
+  parts.topology = Topology::uniform(1, 1);
+  const OwnPlace place = own_place({{affinity_cores()}, parts.cores}, 0, false);
+  auto executor = make_executor(std::move(parts), place.progress_cores, 1);
+  if (!executor.ok()) return executor.status();
+  return WiredRanks{std::move(executor).value(), "local", false, {}};
+}
+
+// `exchange` is through `store`.
+Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int size, const Key& key, const std::string& job,
+                                 CommunicatorOptions& options, Clock::time_point deadline) {
+  MeshParts parts;
+  const auto lost_after = begin(parts, rank);
+  if (!lost_after.ok()) return lost_after.status();
+  const auto decision = agree_on_config(*store, exchange, rank, options, key, deadline);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
   if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
@@ -325,10 +320,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const Key links = link_key(key, *config);
   options.algorithm = config->algorithm;
 
-  const auto identities = exchange(*store, "node", rank, size, node_identity(), deadline);
+  const auto identities = exchange.step("node", node_identity());
   if (!identities.ok()) return identities.status();
   parts.topology = topology_from(*identities);
-  const auto masks = exchange(*store, "cores", rank, size, affinity_text(), deadline);
+  const auto masks = exchange.step("cores", affinity_text());
   if (!masks.ok()) return masks.status();
   std::vector<std::string> local_masks;
   HostRanks host;
@@ -399,7 +394,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
     shm.transport = std::move(made).value();
   }
   if (config->network == Network::ofi) {
-    const auto rails = agree_on_rails(*store, rank, size, place.nics.size(), deadline);
+    const auto rails = agree_on_rails(exchange, place.nics.size());
     if (!rails.ok()) return rails.status();
     place.nics.resize(*rails);
   }
@@ -412,11 +407,11 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   const auto address_of = [](const Wiring& wiring) {
     return wiring.transport == nullptr ? std::string() : wiring.transport->address();
   };
-  const auto control_addresses = exchange(*store, "control", rank, size, address_of(control), deadline);
+  const auto control_addresses = exchange.step("control", address_of(control));
   if (!control_addresses.ok()) return control_addresses.status();
-  const auto shm_addresses = exchange(*store, "shm", rank, size, address_of(shm), deadline);
+  const auto shm_addresses = exchange.step("shm", address_of(shm));
   if (!shm_addresses.ok()) return shm_addresses.status();
-  const auto network_addresses = exchange(*store, "network", rank, size, address_of(network), deadline);
+  const auto network_addresses = exchange.step("network", address_of(network));
   if (!network_addresses.ok()) return network_addresses.status();
 
   auto control_links = connect(control, *control_addresses, deadline);
@@ -439,9 +434,10 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   if (decision->single_copy_always)
     parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
   if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
-  // A wire that was not measured may be slow. Cards check what they carry.
-  if (config->integrity == Integrity::measured && config->network == Network::tcp &&
-      (!config->probe || check_sums_cost_little(parts.topology))) {
+  // Of a wire that was not measured nobody knows whether it is slow. Sockets' own sums are weak, whereas cards check what they
+  // carry.
+  const bool sums_pay = config->probe ? check_sums_cost_little(parts.topology) : config->network == Network::tcp;
+  if (config->integrity == Integrity::measured && sums_pay) {
     for (const auto& transport : parts.transports) transport->use_check_sums();
   }
   if (config->compression == Compression::lossless ||
@@ -461,7 +457,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
 
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
-  const auto ready = exchange(*store, "ready", rank, size, "", deadline);
+  const auto ready = exchange.step("ready", "");
   if (ready.ok() && rank == 0) {
     for (int peer = 1; peer < size; ++peer) {
       if (const auto left = store->get(fmt::format("left/{}", peer), deadline); !left.ok()) return left.status();
@@ -473,6 +469,18 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, con
   auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
   if (!executor.ok()) return executor.status();
   wired.executor = std::move(executor).value();
+  return wired;
+}
+
+}  // namespace
+
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
+                           CommunicatorOptions& options) {
+  if (size == 1) return wire_up_alone(options);
+  const auto deadline = deadline_after(options.timeout);
+  Exchange exchange(*store, rank, size, deadline);
+  auto wired = wire_up_ranks(store, exchange, rank, size, key, job, options, deadline);
+  if (!wired.ok()) exchange.give_up(wired.status());
   return wired;
 }
 

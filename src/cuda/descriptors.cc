@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include "src/status/deadline.h"
+
 namespace shoal::cuda {
 namespace {
 
@@ -108,7 +110,7 @@ void take(int socket, std::uint64_t secret, std::vector<Descriptor>& all) {
 
 Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const std::vector<bool>& givers,
                                             std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   Descriptor socket;
   const Door door = open_door(socket, node.size());
   std::vector<Door> doors(static_cast<std::size_t>(node.size()));

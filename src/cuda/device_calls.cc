@@ -8,6 +8,7 @@
 #include "src/cuda/device_scope.h"
 #include "src/engine/call_buffers.h"
 #include "src/schedule/layout.h"
+#include "src/status/deadline.h"
 
 namespace shoal::cuda {
 namespace {
@@ -118,7 +119,7 @@ std::shared_ptr<StreamCall> DeviceGroup::make_call(const Signature& signature, c
   auto call = std::make_shared<StreamCall>(state_);
   call->signature = signature;
   call->timeout = timeout.value_or(timeout_);
-  call->deadline = Clock::now() + call->timeout;
+  call->deadline = deadline_after(call->timeout);
   return call;
 }
 

@@ -6,6 +6,7 @@
 
 #include "src/cuda/cuda_api.h"
 #include "src/cuda/device_group.h"
+#include "src/engine/call_group.h"
 
 namespace shoal {
 namespace {
@@ -90,6 +91,7 @@ Result<StreamWork> StreamCommunicator::work_of(Result<std::shared_ptr<cuda::Stre
 }
 
 Result<std::unique_ptr<StreamCommunicator>> StreamCommunicator::create(Communicator& communicator, StreamOptions options) {
+  if (CallGroup::open()) return internal::waits_in_group("StreamCommunicator::create");
   const auto api = cuda::load_cuda_api();
   if (!api.ok()) return api.status();
   auto group = DeviceGroup::create(**api, communicator, options);

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "src/status/printable.h"
+
 namespace shoal {
 namespace {
 
@@ -21,11 +23,8 @@ Status parse_abort(int from, std::span<const std::byte> data) {
   if (data.empty()) return {StatusCode::aborted, fmt::format("rank {} closed the communicator", from)};
   const auto raw = std::to_integer<int>(data[0]);
   const bool known = raw > static_cast<int>(StatusCode::ok) && raw <= static_cast<int>(StatusCode::internal);
-  std::string words(reinterpret_cast<const char*>(data.data()) + 1, data.size() - 1);
-  for (char& c : words) {
-    if (static_cast<unsigned char>(c) < 0x20) c = '?';  // a peer's words end up on a terminal
-  }
-  return {known ? static_cast<StatusCode>(raw) : StatusCode::aborted, std::move(words)};
+  return {known ? static_cast<StatusCode>(raw) : StatusCode::aborted,
+          printable({reinterpret_cast<const char*>(data.data()) + 1, data.size() - 1})};
 }
 
 ControlPlane::ControlPlane(std::unique_ptr<Transport> transport, std::vector<std::unique_ptr<Link>> links)

@@ -32,6 +32,7 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
   while (!done()) {
     if (progress()) {
       waiter.moved();
+      for_all([](Mesh& m) { return m.check_if_overdue(); });
       continue;
     }
     if (done()) return;

@@ -10,6 +10,7 @@
 
 #include "src/engine/call_group.h"
 #include "src/engine/progress_thread.h"
+#include "src/status/deadline.h"
 
 namespace shoal {
 
@@ -147,7 +148,7 @@ void Executor::run(Operation* operation) {
   if (CallGroup::open()) return CallGroup::add(operation, true);
   operation->add_reference();
   if (!mesh_->try_run(operation)) mesh_->post(operation);
-  if (!operation->done()) wait(operation, operation->deadline() + std::chrono::seconds(1));
+  wait_to_the_end(operation);
 }
 
 std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
@@ -180,21 +181,27 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   }
   // Somebody is late: an ordinary call from here on.
   Operation* operation = Operation::acquire(&plan, nullptr);
-  operation->reset(shared_from_this(), sequence, Clock::now() + timeout, input, output);
+  operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
   operation->published = attempt == WindowCalls::Attempt::published;
   operation->add_reference();
   active_.push(operation);
   window_calls_.push(operation);
   mesh_->run_seated(*this, *operation);
-  if (!operation->done()) wait(operation, operation->deadline() + std::chrono::seconds(1));
+  wait_to_the_end(operation);
   Status outcome = operation->outcome();
   operation->drop_reference();
   return outcome;
 }
 
+// Whoever drives ends it at its deadline, a little later where that one is held up; its buffers are in use until then.
+void Executor::wait_to_the_end(Operation* operation) {
+  if (!operation->done()) wait(operation, Clock::time_point::max());
+}
+
 void Executor::wait(Operation* operation, Clock::time_point deadline) {
   if (CallGroup::open()) CallGroup::flush();
   if (Operation::in_callback()) return;  // it would wait for itself
+  if (mesh_->left_to_parent()) return;   // nothing here ends it
   while (!operation->done() && Clock::now() < deadline) {
     if (mesh_->seat_wanted()) {
       std::this_thread::yield();
@@ -407,6 +414,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   if (operation->allowed_bytes(index) < done + tile) return false;
   const Recorder::Time begin = Recorder::now_if_on();
   mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
+  if (head.lent && !state.link->intact()) return fail(taken_back_by(state.link->peer()));
   release(state);
   mark_done(operation, index, tile);
   if (Recorder::on()) [[unlikely]]
@@ -451,7 +459,11 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   } else {
     mesh_->device().reduce(target, operands_, tile / size_of(call.type), call.type, call.op);
   }
-  for (const PlanEdge& edge : edges) release(links_[edge.link]);
+  for (const PlanEdge& edge : edges) {
+    LinkState& state = links_[edge.link];
+    if (head(state)->lent && !state.link->intact()) return fail(taken_back_by(state.link->peer()));
+    release(state);
+  }
   mark_done(operation, index, tile);
   if (Recorder::on()) [[unlikely]]
     record(*operation, links_[edges[0].link].peer, Stage::node_reduce, tile, begin);
@@ -639,7 +651,8 @@ void Executor::shut_down() {
   mesh_->take_seat();
   mesh_->progress();  // what has come to its end by now ends well; takes in the inbox
   if (!idle() && !closed()) {
-    close({StatusCode::aborted, fmt::format("{} destroyed its communicator with calls in flight", name_of(group_.rank))});
+    close(or_mismatch(
+        {StatusCode::aborted, fmt::format("{} destroyed its communicator with calls in flight", name_of(group_.rank))}));
   }
   if (closed()) {
     end_calls();
@@ -694,6 +707,8 @@ std::vector<int> Executor::present() const {
 }
 
 std::size_t Executor::aside_bytes() const {
+  // A callback has some seat already, and in a child of fork() the thread that has it may not exist.
+  if (Operation::in_callback() || mesh_->left_to_parent()) return 0;
   mesh_->take_seat();
   std::size_t bytes = 0;
   for (const LinkState& state : links_) bytes += state.aside == nullptr ? 0 : state.aside->bytes();

@@ -100,7 +100,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] std::string transports_of(const Plan& plan) const;
   /// Those that the communicator has, whatever a call uses.
   [[nodiscard]] std::string transports() const;
-  /// Bytes of tiles that have been moved aside for this communicator.
+  /// Bytes of tiles that have been moved aside for this communicator; 0 in a callback.
   [[nodiscard]] std::size_t aside_bytes() const;
 
   /// The ranks of the job that are in this communicator, in its order, and have not died or left. Any thread.
@@ -144,6 +144,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void set_paused(int job_rank, bool paused);
   /// A call in flight waits for the link to `job_rank`, to send or to receive.
   [[nodiscard]] bool uses(int job_rank) const noexcept;
+  /// The cause where `job_rank` has given up and a tile that it had lent is not intact any more.
+  [[nodiscard]] Status taken_back_by(int job_rank) const;
   /// A call in flight would send to `job_rank`, which has asked it to pause.
   [[nodiscard]] bool is_paused(int job_rank) const noexcept;
 
@@ -183,6 +185,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] const Arrival* head(LinkState& state) const noexcept;
   void release(LinkState& state);
   void find_windows();
+  void wait_to_the_end(internal::Operation* operation);
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -223,8 +226,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] bool asking() const noexcept { return question_ && !closed(); }
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);
+  /// What is to be told instead of `consequence` where this rank is asking about a mismatch.
+  [[nodiscard]] Status or_mismatch(Status consequence) const;
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
+  [[nodiscard]] std::string late_turn_report(const internal::Operation& operation);
   [[nodiscard]] Late late_ranks(const internal::Operation& operation);
   void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
   /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".

@@ -23,6 +23,10 @@ std::string describe_call(std::uint64_t sequence, const CallSignature& signature
   return fmt::format("call {} ({})", sequence, to_string(signature));
 }
 
+std::string for_so_long(const std::optional<Clock::duration>& waited) {
+  return waited ? fmt::format(", for {:.1f} s", std::chrono::duration<double>(*waited).count()) : "";
+}
+
 std::string after(const std::optional<Clock::duration>& waited) {
   return waited ? fmt::format(" after {:.1f} s", std::chrono::duration<double>(*waited).count()) : "";
 }
@@ -84,22 +88,37 @@ void Executor::peer_died(int job_rank, const Status& how) {
   if (member == group_.members.end()) return;
   const auto rank = static_cast<int>(member - group_.members.begin());
   if (left_[static_cast<std::size_t>(rank)]) return;  // its part is done: whoever still needs it is told so
-  close(died(rank, how));
+  close(or_mismatch(died(rank, how)));
 }
 
-/// Says what this rank was in as well: nobody else may know what the death has ended.
+/// Says what this rank was in as well, for how long, and what the dead one was in, where its ledger is on this host: nobody
+/// else may know what the death has ended.
 Status Executor::died(int rank, const Status& how) {
+  const auto now = Clock::now();
   std::string what = "no call";
+  std::optional<Clock::duration> waited;
   if (active_.size() > 0) {
     what = describe_call(active_.front()->sequence(), active_.front()->plan->signature);
+    waited = watchdog_.waited(active_.front()->sequence(), now);
   } else if (!messages_.live().empty()) {
     what = Messages::describe(*messages_.live().front());
+    waited = message_watchdog_.waited(messages_.live().front()->sequence(), now);
   } else if (next_start_ > 0) {
     what += fmt::format(" after {}", describe_call(next_start_ - 1, ledger_.call(next_start_ - 1)));
   }
-  return {StatusCode::peer_failed, fmt::format("{} died or lost its connection ({}); {} was in {}{}", name_of(rank),
-                                               how.message(), name_of(group_.rank), what, of_communicator())};
+  return {StatusCode::peer_failed,
+          fmt::format("{} died or lost its connection ({}); {} was in {}{}{}{}", name_of(rank), how.message(),
+                      name_of(group_.rank), what, of_communicator(), for_so_long(waited), whereabouts(rank))};
 }
+
+Status Executor::taken_back_by(int job_rank) const {
+  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
+  return {StatusCode::aborted, fmt::format("{} has closed its communicator and taken back what it had lent to {}",
+                                           name_of(static_cast<int>(member - group_.members.begin())), name_of(group_.rank))};
+}
+
+// The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
+Status Executor::or_mismatch(Status consequence) const { return asking() ? question_->otherwise : consequence; }
 
 std::string Executor::of_communicator() const {
   std::string text = fmt::format(" of communicator {:x} ({} ranks", group_.id, group_.members.size());
@@ -226,6 +245,12 @@ bool Executor::check_deadlines() {
     if (!closed()) fail({StatusCode::timeout, late_report(*active_[i])});
     return true;
   }
+  for (const Operation* operation : waiting_) {
+    if (now < roll_call_.verdict_at(operation->deadline())) continue;
+    mesh_->poll_control();
+    if (!closed()) fail({StatusCode::timeout, late_turn_report(*operation)});
+    return true;
+  }
   return false;
 }
 
@@ -268,6 +293,11 @@ bool Executor::check_messages() {
               : died(m.peer, state.link->status()));
     return true;
   }
+  for (const Operation* operation : messages_.waiting()) {
+    if (now < operation->deadline()) continue;
+    fail({StatusCode::timeout, late_turn_report(*operation)});
+    return true;
+  }
   return false;
 }
 
@@ -277,6 +307,8 @@ Clock::time_point Executor::next_check() const noexcept {
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
   for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, roll_call_.verdict_at(active[i]->deadline()));
   for (const Operation* operation : messages_.live()) until = std::min(until, operation->deadline());
+  for (const Operation* operation : waiting_) until = std::min(until, roll_call_.verdict_at(operation->deadline()));
+  for (const Operation* operation : messages_.waiting()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kWordsPatience);
   }
@@ -340,6 +372,23 @@ std::string Executor::late_report(const Operation& operation) {
   return fmt::format("{}{} timed out on {}{}{}", describe_call(operation.sequence(), operation.plan->signature),
                      of_communicator(), name_of(group_.rank), after(watchdog_.waited(operation.sequence(), Clock::now())),
                      who_is_late(operation));
+}
+
+// Calls start in order, and so do messages: the one before is in flight, or another thread has its number and keeps it back.
+std::string Executor::late_turn_report(const Operation& operation) {
+  const bool message = operation.is_message();
+  std::string report =
+      fmt::format("{}{} timed out on {} before its turn",
+                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.plan->signature),
+                  of_communicator(), name_of(group_.rank));
+  if (!message && !active_.empty()) {
+    return report + fmt::format("; before it comes {}{}",
+                                describe_call(active_.front()->sequence(), active_.front()->plan->signature),
+                                who_is_late(*active_.front()));
+  }
+  return report +
+         fmt::format("; the {} before it has not been started: is it between group_begin() and group_end() of another thread?",
+                     message ? "message" : "call");
 }
 
 void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {

@@ -23,6 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
+
 void drain_event(int fd) {
   std::uint64_t count = 0;
   while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
@@ -328,6 +330,14 @@ void Mesh::hear(const ControlPlane::Message& message) {
 const Mesh::Wait* Mesh::last_wait(int job_rank) const {
   const auto found = waits_.find(job_rank);
   return found == waits_.end() ? nullptr : &found->second;
+}
+
+bool Mesh::check_after_pause() {
+  const auto now = Clock::now();
+  if (now - checked_at_ < kLongestWithoutCheck) return false;
+  checked_at_ = now;
+  control_due_ = true;
+  return check();
 }
 
 bool Mesh::check() {

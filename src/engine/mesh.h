@@ -157,6 +157,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// The checks that need no hurry: control messages, where some are due, deadlines, broken links, strays. True where anything
   /// changed.
   bool check();
+  /// check() now and then, control messages included, where everything keeps moving: deadlines, aborts and deaths of one
+  /// communicator must not wait until the traffic of another pauses.
+  bool check_if_overdue() { return ++passes_ % kPassesBetweenLooks == 0 && check_after_pause(); }
   /// Takes in what peers have said on the control plane; an abort closes the communicator that it is about.
   bool poll_control();
   /// Announces sleep to transports and posters. False: something is there already.
@@ -247,6 +250,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
   bool control_due_ = true;                      // something may have come on the control plane since it was last asked
+  static constexpr std::uint32_t kPassesBetweenLooks = 64;  // at the clock
+  std::uint32_t passes_ = 0;                                // in which something moved
+  std::chrono::steady_clock::time_point checked_at_{};
+  bool check_after_pause();
   bool transports_due_ = false;  // one of them would not let the driver sleep, whether or not a call is on links
   bool deaths_pending_ = false;  // seen, but the executors do not know yet
 };

@@ -111,8 +111,9 @@ void ProgressThread::loop() {
     }
     news_.store(false, std::memory_order_seq_cst);
     for (const auto& mesh : known_) {
-      // Whoever wants the seat now will call again when it leaves it.
-      if (mesh->seat_wanted() || !mesh->wants_thread.exchange(false) || !mesh->try_take_seat()) continue;
+      // Whoever wants the seat now will call again when it leaves it. In this order: a look at who wants it that came before
+      // news_ was cleared could miss the call.
+      if (!mesh->wants_thread.exchange(false) || mesh->seat_wanted() || !mesh->try_take_seat()) continue;
       if (mesh->busy()) {
         driven_.push_back(mesh.get());
       } else {

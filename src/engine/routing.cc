@@ -73,7 +73,12 @@ bool Mesh::set_aside(Wire& wire, Executor* owner, const Arrival& arrival) {
     known = wire.asides.insert(known, std::make_unique<Aside>(number));
     if (owner != nullptr) owner->take_aside(wire.link->peer(), **known);
   }
-  if ((*known)->push(arrival)) {
+  const bool full = (*known)->push(arrival);
+  if (arrival.lent && !wire.link->intact()) {
+    // Its sender has closed the communicator, and said so before it took the tile back.
+    poll_control();
+    if (owner != nullptr) owner->close(owner->taken_back_by(wire.link->peer()));
+  } else if (full) {
     say(wire, number, MeshWord::pause);
     send_words();  // now: the peer sends on meanwhile
   }

@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -354,6 +356,168 @@ TEST_P(Lifecycle, AnAbortFromAnyThreadUnblocksEverybodyAtOnce) {
     // The best of three: what the machine does beside it is not what is tested.
     EXPECT_LT(*std::ranges::min_element(delays), 0.1 * kSlack) << (other_thread ? "own thread" : "other rank");
   }
+}
+
+// What a rank may wait in when somebody aborts.
+struct Wait {
+  const char* name;
+  const char* wire;
+};
+
+/// What the calls below use, made before the time counts.
+struct WaitBuffers {
+  explicit WaitBuffers(const std::string& name) : data(name == "send" ? 4 << 20 : 100'000) {}
+
+  std::vector<float> data;  // of a send more than any socket or ring takes
+  std::vector<float> other = std::vector<float>(100'000);
+};
+
+/// Waits in it for rank 3, which does not come. `c` has four ranks.
+Status wait_in(const std::string& name, Communicator& c, WaitBuffers& buffers) {
+  auto& [data, other] = buffers;
+  const auto make = [](const Result<std::unique_ptr<Communicator>>& made) {
+    return made.ok() ? Status(StatusCode::internal, "WRONG: it has been made") : made.status();
+  };
+  if (name == "all_reduce" || name == "subgroup")
+    return c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+  if (name == "barrier") return c.barrier();
+  if (name == "recv") return c.recv(data.data(), data.size(), DataType::float32, 3);
+  if (name == "send") return c.send(data.data(), data.size(), DataType::float32, 3);
+  if (name == "split") return make(c.split(0, 0));
+  if (name == "shrink") return make(c.shrink());
+  // "work": several at once, waited for in another order.
+  std::vector<Work> works;
+  Status status;  // of a call that comes after the abort, on a machine that had no time for it
+  const auto keep = [&](Result<Work> work) {
+    if (work.ok()) works.push_back(std::move(work).value());
+    if (!work.ok()) status = work.status();
+  };
+  keep(c.all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum));
+  keep(c.barrier_async());
+  keep(c.recv_async(other.data(), other.size(), DataType::float32, 3));
+  for (auto work = works.rbegin(); work != works.rend(); ++work) {
+    status = work->wait();
+    if (status.code() != StatusCode::aborted) return {StatusCode::internal, "WRONG: " + status.to_string()};
+  }
+  return status;
+}
+
+/// How long the machine at worst has had no time for this process, from the call of start() on: a thread that only sleeps wakes
+/// so much too late.
+class Witness {
+ public:
+  void start() {
+    thread_ = std::thread([this] {
+      while (!enough_.load()) {
+        const auto before = Clock::now();
+        std::this_thread::sleep_for(kNap);
+        worst_ = std::max(worst_, Clock::now() - before - kNap);
+      }
+    });
+  }
+  [[nodiscard]] std::int64_t stop() {
+    enough_.store(true);
+    thread_.join();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(worst_).count();
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kNap{1};
+  std::atomic<bool> enough_{false};
+  Clock::duration worst_{};
+  std::thread thread_;
+};
+
+std::vector<Wait> on_every_wire(std::initializer_list<const char*> names) {
+  std::vector<Wait> all;
+  for (const char* wire : {"shm", "tcp", "mixed"}) {
+    for (const char* name : names) all.push_back({name, wire});
+  }
+  return all;
+}
+
+std::string name_of(const ::testing::TestParamInfo<Wait>& info) { return std::string(info.param.name) + "_" + info.param.wire; }
+
+class Abort : public ::testing::TestWithParam<Wait> {};
+INSTANTIATE_TEST_SUITE_P(InACall, Abort,
+                         ::testing::ValuesIn(on_every_wire({"all_reduce", "barrier", "recv", "send", "work", "subgroup"})),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(WhileGroupsAreMade, Abort, ::testing::ValuesIn(on_every_wire({"split"})), name_of);
+INSTANTIATE_TEST_SUITE_P(InShrink, Abort, ::testing::ValuesIn(on_every_wire({"shrink"})), name_of);
+
+// Three ranks wait for the fourth. Of every round counts who is told last; the machine is others', too, so a round may take as
+// much longer as a thread that only sleeps was kept waiting beside those calls, and one of three may take no longer at all.
+TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
+  const std::string wire = GetParam().wire;
+  const std::string name = GetParam().name;
+  if (wire == "mixed" && !testing::may_rename_host()) GTEST_SKIP() << "this process may not make UTS namespaces";
+  double slowest_of_all = 0;
+  for (const bool other_thread : {true, false}) {
+    std::vector<double> delays;
+    for (int round = 0; round < 3; ++round) {
+      Victims job(4, wire, std::chrono::seconds(20), [&name, other_thread](Communicator& world, Board& board) -> Status {
+        constexpr auto kAsleep = std::chrono::milliseconds(20);  // nobody looks actively any more
+        std::unique_ptr<Communicator> group;
+        if (name == "subgroup") {  // in another order: rank 0 is its rank 3
+          auto made = world.split(0, -world.rank());
+          if (!made.ok()) return made.status();
+          group = std::move(made).value();
+        }
+        Communicator& c = group != nullptr ? *group : world;
+        WaitBuffers buffers(name);
+        const auto abort_when_all_wait = [&] {
+          while (board.calls.load() < 3) ::usleep(200);
+          std::this_thread::sleep_for(kAsleep);
+          board.mark_ns.store(now_ns());
+          c.abort("the loss is not a number");
+        };
+        Status status;
+        if (world.rank() == 3) {  // busy elsewhere: it is told in its next call
+          if (!other_thread) abort_when_all_wait();
+          for (int k = 0; k < 10'000 && board.told.load() < 3; ++k) ::usleep(1000);
+          // What the others have given to a barrier is there, and may still end it.
+          for (int k = 0; k < 2 && status.ok(); ++k) status = c.barrier();
+        } else {
+          std::thread aborter;
+          Witness witness;
+          if (world.rank() == 0 && other_thread) aborter = std::thread(abort_when_all_wait);
+          witness.start();
+          board.calls.fetch_add(1);
+          status = wait_in(name, c, buffers);
+          Board::Rank& mine = board.ranks[static_cast<std::size_t>(world.rank())];
+          mine.told_ns = now_ns();
+          mine.held_up_ns = witness.stop();
+          board.told.fetch_add(1);
+          if (aborter.joinable()) aborter.join();
+        }
+        if (group != nullptr) {  // an error stays in its group
+          if (const Status others = world.barrier(); !others.ok())
+            return {StatusCode::internal, "WRONG: " + others.to_string()};
+        }
+        return status;
+      });
+      EXPECT_EQ(job.wait(30 * kSlack), "");
+      const std::int64_t aborted_ns = job.board().mark_ns.load();
+      double slowest = 0;
+      for (int rank = 0; rank < 4; ++rank) {
+        const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
+        EXPECT_EQ(to_string(one.code), "aborted") << one.text.data();
+        const int aborter = (other_thread ? 0 : 3);
+        const int in_group = name == "subgroup" ? 3 - aborter : aborter;
+        EXPECT_THAT(one.text.data(), HasSubstr(fmt::format("rank {} aborted: the loss is not a number", in_group)));
+        if (rank == 3) continue;
+        const double seconds = 1e-9 * static_cast<double>(one.told_ns - aborted_ns);
+        const double held_up = 1e-9 * static_cast<double>(one.held_up_ns);
+        EXPECT_LT(seconds, 0.1 * kSlack + held_up) << "rank " << rank << ", held up for " << held_up << " s";
+        slowest = std::max(slowest, seconds);
+      }
+      if (HasFailure()) return;
+      delays.push_back(slowest);
+    }
+    EXPECT_LT(*std::ranges::min_element(delays), 0.1 * kSlack) << (other_thread ? "own thread" : "other rank");
+    slowest_of_all = std::max(slowest_of_all, *std::ranges::max_element(delays));
+  }
+  std::cout << fmt::format("the last was told after {:.1f} ms at worst\n", 1e3 * slowest_of_all);
 }
 
 }  // namespace

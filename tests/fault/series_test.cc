@@ -5,19 +5,29 @@
 // fails.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <regex>
+#include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,6 +46,7 @@ namespace {
 using testing::Board;
 using testing::ModelBuffers;
 using testing::ModelCall;
+using testing::OwnPlace;
 using testing::Victims;
 using Clock = std::chrono::steady_clock;
 
@@ -43,14 +54,17 @@ using Clock = std::chrono::steady_clock;
 constexpr double kSlack = 5;
 constexpr std::uint64_t kKills = 12;
 constexpr std::uint64_t kStops = 4;
+constexpr std::uint64_t kKillsAtMoments = 8;
 #else
 constexpr double kSlack = 1;
 constexpr std::uint64_t kKills = 100;
 constexpr std::uint64_t kStops = 100;
+constexpr std::uint64_t kKillsAtMoments = 40;
 #endif
 constexpr double kInNodeSeconds = 1;
 constexpr double kBetweenHostsSeconds = 2;
 constexpr std::size_t kStopsAtOnce = 20;  // a job with a stopped rank sleeps
+constexpr std::size_t kStartsAtOnce = 10;
 
 const char* wire_of(std::uint64_t seed, bool mixes) {
   constexpr std::array<const char*, 3> kWires{"shm", "tcp", "mixed"};
@@ -91,18 +105,54 @@ Status call_until_it_fails(Communicator& c, Board& board, std::uint64_t seed) {
   return status;
 }
 
-std::string list_of(const std::string& folder) {
-  std::string names;
+/// What lies in the job's folder and should not: there are the keys of its store, which whoever made the folder removes, what
+/// the ranks have said, and the ledgers of `failed`, all of these. What `victim` was writing to the store then is left, too.
+std::string strange_files(const Victims& job, const std::vector<int>& failed, int victim) {
+  std::set<std::string> ledgers;
+  for (const int rank : failed) ledgers.insert(fmt::format("rank.{}", rank));
+  std::string strange;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(job.folder(), error)) {
     const std::string name = entry.path().filename();
-    if (name.find("shoal") != std::string::npos) names += name + " ";
+    const std::string parent = entry.path().parent_path();
+    const bool in_front = parent == job.folder();
+    const bool of_store = in_front && (name.starts_with("key-") || name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
+    const bool said = in_front && name.starts_with("stderr.");
+    // ledgers/<job>/rank.N
+    const bool is_folder = entry.path() == job.ledgers() || (parent == job.ledgers() && !failed.empty());
+    const bool is_ledger = !in_front && parent != job.ledgers() && ledgers.erase(name) == 1;
+    if (!of_store && !said && !is_folder && !is_ledger) strange += entry.path().string() + "\n";
   }
-  return names;
+  for (const std::string& missing : ledgers) strange += missing + " is missing\n";
+  return strange;
 }
 
+/// Where the jobs of a test run, or null where this process may not make such a place: then only processes and files are looked
+/// for. Says so once.
+const OwnPlace* place_or_null(const OwnPlace& place) {
+  if (place.complaint().empty()) return &place;
+  std::cout << "processes and files only, no sockets and segments: " << place.complaint() << "\n";
+  return nullptr;
+}
+
+/// What is left of a job whose processes have ended.
+void expect_nothing_left(const Victims& job, const OwnPlace* place) {
+  EXPECT_TRUE(job.nothing_runs());
+  if (place != nullptr) {
+    EXPECT_EQ(place->contents(), "");
+  }
+}
+
+std::vector<int> all_of(const Victims& job) {
+  std::vector<int> ranks(static_cast<std::size_t>(job.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+double bound_of(const std::string& wire) { return (wire == "mixed" ? kBetweenHostsSeconds : kInNodeSeconds) * kSlack; }
+
 /// One kill. `slowest` becomes the longest time until a survivor knew.
-void kill_one(std::uint64_t seed, bool mixes, double* slowest) {
+void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slowest) {
   std::mt19937_64 random(seed * 7919 + 1);
   const int ranks = 2 + static_cast<int>(random() % 5);
   const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
@@ -111,23 +161,23 @@ void kill_one(std::uint64_t seed, bool mixes, double* slowest) {
   SCOPED_TRACE(fmt::format("seed {}: {} ranks over {}, rank {} killed after {} us", seed, ranks, wire, victim, moment.count()));
 
   Victims job(ranks, wire, std::chrono::seconds(60),
-              [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); });
+              [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); }, {.place = place});
   ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
   std::this_thread::sleep_for(moment);
   const auto killed_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
   ::kill(job.pid(victim), SIGKILL);
   EXPECT_EQ(job.wait(20 * kSlack, {victim}), "");
-  const double limit = (wire == "shm" ? kInNodeSeconds : kBetweenHostsSeconds) * kSlack;
   for (int rank = 0; rank < ranks; ++rank) {
     if (rank == victim) continue;
     const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
     const double seconds = 1e-9 * static_cast<double>(one.at_ns - killed_ns);
     EXPECT_EQ(to_string(one.code), "peer_failed") << "rank " << rank << ": " << one.text.data();
     EXPECT_THAT(one.text.data(), ::testing::HasSubstr(fmt::format("rank {}", victim))) << "rank " << rank;
-    EXPECT_LT(seconds, limit) << "rank " << rank << ": " << one.text.data();
+    EXPECT_LT(seconds, bound_of(wire)) << "rank " << rank << ": " << one.text.data();
     *slowest = std::max(*slowest, seconds);
   }
-  EXPECT_TRUE(job.nothing_runs());
+  expect_nothing_left(job, place);
+  EXPECT_EQ(strange_files(job, all_of(job), victim), "");
   std::vector<std::string> complaints;
   const auto jobs = read_jobs(job.ledgers(), complaints);
   ASSERT_EQ(jobs.size(), 1U);
@@ -139,13 +189,336 @@ TEST(Series, WhoeverIsKilledWheneverIsNamedInTimeAndNothingIsLeft) {
   const auto [first, count] = testing::wanted_seeds({0, kKills});
   const bool mixes = testing::may_rename_host();
   if (!mixes) std::cout << "only shm and tcp: this process may not make UTS namespaces\n";
-  const std::string names_before = list_of("/dev/shm");
+  const OwnPlace own;
+  const OwnPlace* place = place_or_null(own);
   const auto start = Clock::now();
   double slowest = 0;
-  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_one(seed, mixes, &slowest);
-  EXPECT_EQ(list_of("/dev/shm"), names_before);
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_one(seed, mixes, place, &slowest);
   std::cout << fmt::format("{} kills, seeds from {}; the slowest survivor knew after {:.3f} s; {:.1f} s in all\n", count, first,
                            slowest, std::chrono::duration<double>(Clock::now() - start).count());
+}
+
+// That nothing is found after a kill says something only where what a job has is seen while it runs, and what a rank leaves
+// behind on purpose afterwards.
+TEST(Series, WhatAJobHasAndLeavesIsSeen) {
+  const OwnPlace place;
+  if (!place.complaint().empty()) GTEST_SKIP() << place.complaint();
+  EXPECT_EQ(place.contents(), "");
+  Victims job(2, "shm", std::chrono::seconds(60),
+              [](Communicator& c, Board& board) -> Status {
+                if (c.rank() == 0) {
+                  std::ofstream("/tmp/a-file") << "here";
+                  std::ofstream("/dev/shm/a-segment") << "here";
+                  if (::shmget(0x5304, 4096, IPC_CREAT | 0600) < 0) return {StatusCode::internal, "no System V segment"};
+                  const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
+                  sockaddr_un address{};
+                  address.sun_family = AF_UNIX;
+                  std::strcpy(address.sun_path + 1, "a-name");
+                  const socklen_t size = offsetof(sockaddr_un, sun_path) + 1 + std::strlen("a-name");
+                  if (::bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0)
+                    return {StatusCode::internal, "no name"};
+                  if (::fork() == 0) {  // a process that nobody's group knows, with a socket
+                    ::setsid();
+                    board.mark_ns.store(::getpid());
+                    for (;;) ::pause();
+                  }
+                }
+                while (!board.enough.load()) ::usleep(1000);
+                return {};
+              },
+              {.place = &place});
+  ASSERT_TRUE(job.all_joined());
+  for (int k = 0; k < 3000 && job.board().mark_ns.load() == 0; ++k) ::usleep(1000);
+  const auto child = static_cast<pid_t>(job.board().mark_ns.load());
+  EXPECT_THAT(place.contents(), ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", job.pid(0))),
+                                                 ::testing::HasSubstr(fmt::format("process {}\n", job.pid(1))),
+                                                 ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ listens"),
+                                                 ::testing::ContainsRegex("/proc/net/tcp 0100007F:[0-9A-F]+ is open")));
+  job.board().enough.store(true);
+  EXPECT_EQ(job.wait(20 * kSlack), "");
+  EXPECT_TRUE(job.nothing_runs()) << "by the process group";
+  EXPECT_EQ(strange_files(job, {}, 0), "") << "ranks that end in order take their ledgers with them";
+  EXPECT_THAT(place.contents(),
+              ::testing::AllOf(::testing::HasSubstr(fmt::format("process {}\n", child)), ::testing::HasSubstr("@a-name"),
+                               ::testing::HasSubstr("file /tmp/a-file"), ::testing::HasSubstr("file /dev/shm/a-segment"),
+                               ::testing::HasSubstr("/proc/sysvipc/shm")));
+  ASSERT_GT(child, 0);
+  ::kill(child, SIGKILL);
+}
+
+/// A job of a random size and wire, one rank of which dies at a random moment.
+struct Doomed {
+  std::uint64_t seed = 0;
+  int victim = 0;
+  std::string wire;
+  std::string story;
+  std::unique_ptr<Victims> job;
+};
+
+/// What became of the survivors.
+struct Toll {
+  double slowest = 0;
+  std::string slowest_story;
+  int survivors = 0;
+  int named = 0;  ///< of the survivors, those who named the victim
+
+  void add(double seconds, bool names, const std::string& story) {
+    ++survivors;
+    named += names ? 1 : 0;
+    if (seconds > slowest) slowest = seconds, slowest_story = story;
+  }
+};
+
+/// "rank 3", or "ranks 1, 3".
+bool names_victim(const Board::Rank& one, int victim) {
+  return std::regex_search(one.text.data(), std::regex(fmt::format("ranks? ([0-9]+, )*{}([^0-9]|$)", victim)));
+}
+
+constexpr std::chrono::milliseconds kStartTimeout{static_cast<int>(3000 * kSlack)};
+
+Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
+  std::mt19937_64 random(seed * 4363 + 5);
+  Doomed doomed;
+  doomed.seed = seed;
+  doomed.wire = wire_of(seed, mixes);
+  const int ranks = 2 + static_cast<int>(random() % 5);
+  doomed.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
+  const bool probes = random() % 2 == 0;
+  // Most of start-up is short, and the measuring of links, where there is any, is long.
+  const auto moment = std::chrono::microseconds(random() % (random() % 2 == 0 ? 8'000 : 80'000));
+  doomed.story = fmt::format("seed {}: {} ranks over {}{}, rank {} killed {} us after its fork", seed, ranks, doomed.wire,
+                             probes ? ", links are measured" : "", doomed.victim, moment.count());
+  doomed.job = std::make_unique<Victims>(
+      ranks, doomed.wire, kStartTimeout, [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); },
+      testing::Surroundings{
+          .environment = {{"SHOAL_PROBE", probes ? "1" : "0"}}, .place = place, .dies = doomed.victim, .dies_after = moment});
+  return doomed;
+}
+
+void expect_end_of_start(const Doomed& doomed, Toll* toll) {
+  SCOPED_TRACE(doomed.story);
+  Victims& job = *doomed.job;
+  EXPECT_EQ(job.wait(20 * kSlack, {doomed.victim}), "");
+  const double limit = std::chrono::duration<double>(kStartTimeout).count() + kInNodeSeconds * kSlack;
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (rank == doomed.victim) continue;
+    const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
+    const double seconds = 1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load());
+    const std::string words = one.text.data();
+    toll->add(seconds, names_victim(one, doomed.victim), doomed.story);
+    EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - one.began_ns), limit) << "rank " << rank << ": " << words;
+    // It may wait for a rank that waits for the dead one, and then says where start-up stands.
+    EXPECT_TRUE(one.code == StatusCode::timeout || one.code == StatusCode::peer_failed) << to_string(one.code) << ": " << words;
+    EXPECT_TRUE(names_victim(one, doomed.victim) || words.find("start-up (") != std::string::npos ||
+                words.find("did not come to rank") != std::string::npos)
+        << "rank " << rank << ": " << words;
+    // Who has joined is told at once.
+    if (words.find("in call") != std::string::npos) {
+      EXPECT_TRUE(names_victim(one, doomed.victim)) << "rank " << rank << ": " << words;
+      EXPECT_LT(seconds, bound_of(doomed.wire)) << "rank " << rank << ": " << words;
+    }
+  }
+}
+
+TEST(Series, WhoIsKilledWhileAJobStartsHoldsUpNobodyForever) {
+  const auto [first, count] = testing::wanted_seeds({0, kKillsAtMoments});
+  const bool mixes = testing::may_rename_host();
+  const OwnPlace own;
+  const OwnPlace* place = place_or_null(own);
+  const auto start = Clock::now();
+  Toll toll;
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure();) {
+    std::vector<Doomed> batch;  // who waits for a rank that has died waits until the deadline: many at once
+    for (; seed < first + count && batch.size() < kStartsAtOnce; ++seed) batch.push_back(start_doomed(seed, mixes, place));
+    for (const Doomed& doomed : batch) expect_end_of_start(doomed, &toll);
+    for (const Doomed& doomed : batch) expect_nothing_left(*doomed.job, place);
+  }
+  std::cout << fmt::format(
+      "{} kills, seeds from {}; {} of {} survivors named the dead; the slowest ended after {:.3f} s ({}); {:.1f} s in all\n",
+      count, first, toll.named, toll.survivors, toll.slowest, toll.slowest_story,
+      std::chrono::duration<double>(Clock::now() - start).count());
+}
+
+/// Sums of the places that the members have in the job, of several sizes: the result says who they are. `calls` of them, or
+/// until one fails.
+Status sum_places(Communicator& c, int place, const std::vector<int>& members, int calls) {
+  for (int k = 0; k < calls; ++k) {
+    std::vector<std::int64_t> data(k % 3 == 2 ? 40'000 : k % 3 == 1 ? 1'000 : 3, std::int64_t{1} << (4 * place));
+    if (Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::int64, ReduceOp::sum); !status.ok())
+      return status;
+    std::int64_t right = 0;
+    for (const int member : members) right += std::int64_t{1} << (4 * member);
+    for (const std::int64_t each : data) {
+      if (each != right) return {StatusCode::internal, fmt::format("WRONG RESULT {:x} in call {}, not {:x}", each, k, right)};
+    }
+  }
+  return {};
+}
+
+constexpr int kManyCalls = 1'000'000'000;
+
+bool names_dead(const Status& status, int victim) {
+  // In a group it may have another number than in the job.
+  const std::string& words = status.message();
+  return status.code() == StatusCode::peer_failed &&
+         (words.find(fmt::format("rank {} died", victim)) != std::string::npos ||
+          words.find(fmt::format("(rank {} of the job) died", victim)) != std::string::npos);
+}
+
+/// Makes groups by split() and group(), calls in them, and destroys them in any order, until something fails. `victim` dies
+/// meanwhile: whatever fails first must name it.
+Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t seed) {
+  std::mt19937_64 random(seed);  // the same on every rank
+  const int ranks = c.size();
+  std::vector<std::pair<std::unique_ptr<Communicator>, std::vector<int>>> groups;
+  for (;;) {
+    // By split(): two colors at random. By group(): a random stretch of ranks.
+    const std::uint64_t bits = random();
+    const bool by_split = random() % 2 == 0;
+    std::vector<int> members;
+    const auto color = [&](int rank) { return static_cast<int>(bits >> rank & 1); };
+    const int from = static_cast<int>(bits % static_cast<std::uint64_t>(ranks));
+    const int to = from + 1 + static_cast<int>((bits >> 8) % static_cast<std::uint64_t>(ranks - from));
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (by_split ? color(rank) == color(c.rank()) : rank >= from && rank < to) members.push_back(rank);
+    }
+    const bool is_member = std::ranges::find(members, c.rank()) != members.end();
+    if (!is_member) {
+      groups.emplace_back();  // so that everybody destroys the same ones
+    } else {
+      auto made = by_split ? c.split(color(c.rank()), 0) : c.group(members);
+      if (!made.ok()) return made.status();
+      groups.emplace_back(std::move(made).value(), members);
+    }
+    const std::uint64_t drops = random();
+    for (auto& [group, its] : groups) {
+      const Status status = group == nullptr ? Status() : sum_places(*group, c.rank(), its, 3);
+      if (status.ok()) continue;
+      if (std::ranges::find(its, victim) != its.end()) return status;
+      // A group of the living fails only because one of them has heard of the death elsewhere, and has gone.
+      if (status.code() != StatusCode::peer_failed || status.message().find("died") != std::string::npos)
+        return {StatusCode::internal, "WRONG: a group of the living failed: " + status.to_string()};
+      return c.barrier();
+    }
+    while (groups.size() > 2)
+      groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(drops % static_cast<std::uint64_t>(groups.size())));
+  }
+}
+
+enum class Moment { groups, shrink, destruction };
+
+/// What rank c.rank() does in a job of that kind. `victim` dies at a random moment of what the job is about; before a shrink()
+/// the reason for it comes: an abort, or the death of `first_victim`, where there is one.
+Status live_through(Moment moment, Communicator& c, Board& board, int victim, int first_victim, std::uint64_t seed) {
+  std::mt19937_64 random(seed * 31 + 7);  // the same on every rank
+  const int place = c.rank();
+  std::vector<int> everybody(static_cast<std::size_t>(c.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  // Who fails before all have joined is no matter of this.
+  if (Status status = c.barrier(); !status.ok()) return status;
+  if (moment == Moment::groups) {
+    if (place == victim) testing::die_after(std::chrono::microseconds(random() % 20'000), board);
+    return make_groups_until_one_fails(c, victim, seed);
+  }
+  if (moment == Moment::destruction) {
+    auto group = c.split(0, -place);
+    if (!group.ok()) return group.status();
+    if (Status status = sum_places(**group, place, everybody, 3); !status.ok()) return status;
+    if (Status status = c.barrier(); !status.ok()) return status;
+    if (place == victim) testing::die_after(std::chrono::microseconds(random() % 1'500), board);
+    // Some with calls in flight, some in the reverse order.
+    Work left;
+    std::int32_t value = 0;
+    if (random() % 2 == 0) {
+      auto work = (*group)->all_reduce_async(&value, &value, 1, DataType::int32, ReduceOp::sum);
+      if (work.ok()) left = std::move(work).value();
+    }
+    group = Status(StatusCode::internal, "destroyed");
+    const Status ended = left.wait();  // the buffer is ours again
+    if (!ended.ok() && ended.code() != StatusCode::aborted && !names_dead(ended, victim)) return ended;
+    return sum_places(c, place, everybody, 2);
+  }
+  const auto delay = std::chrono::microseconds(random() % 4'000);
+  const auto cause = std::chrono::microseconds(random() % 4'000);
+  std::thread aborter;
+  if (place == first_victim) testing::die_after(cause, board);
+  if (first_victim < 0 && place == (victim + 1) % c.size()) {
+    aborter = std::thread([&] {
+      std::this_thread::sleep_for(cause);
+      c.abort("somebody wants it so");
+    });
+  }
+  Status status = sum_places(c, place, everybody, kManyCalls);
+  if (aborter.joinable()) aborter.join();
+  if (status.code() == StatusCode::internal) return status;
+  if (place == victim) testing::die_after(delay, board);
+  std::vector<int> survivors = everybody;
+  std::erase_if(survivors, [&](int rank) { return rank == victim || rank == first_victim; });
+  std::vector<std::unique_ptr<Communicator>> made;
+  for (Communicator* now = &c;;) {
+    auto left = now->shrink();
+    if (!left.ok()) return left.status();
+    made.push_back(std::move(left).value());
+    now = made.back().get();
+    if (now->size() == static_cast<int>(survivors.size())) return sum_places(*now, place, survivors, 6);
+    // The one that is going to die, or has died unseen, is in it.
+    std::vector<int> members = everybody;
+    if (now->size() == c.size() - 1 && first_victim >= 0) std::erase(members, first_victim);
+    status = sum_places(*now, place, members, kManyCalls);
+    if (status.code() != StatusCode::peer_failed) return {StatusCode::internal, "WRONG after a shrink: " + status.to_string()};
+  }
+}
+
+void kill_at_moment(std::uint64_t seed, bool mixes, const OwnPlace* place, Toll* toll) {
+  std::mt19937_64 random(seed * 9421 + 11);
+  constexpr std::array<const char*, 3> kNames{"groups are made", "it shrinks", "it is destroyed"};
+  const auto moment = static_cast<Moment>(seed / 3 % 3);  // each with each wire
+  const std::string wire = wire_of(seed, mixes);
+  const int ranks = 3 + static_cast<int>(random() % 4);
+  const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
+  const bool two_die = moment == Moment::shrink && random() % 2 == 0;
+  const int first_victim =
+      two_die ? (victim + 1 + static_cast<int>(random() % static_cast<std::uint64_t>(ranks - 1))) % ranks : -1;
+  const std::string story = fmt::format("seed {}: {} ranks over {}, rank {} dies while {}{}", seed, ranks, wire, victim,
+                                        kNames[static_cast<std::size_t>(moment)],
+                                        two_die ? fmt::format(" after the death of rank {}", first_victim) : std::string());
+  SCOPED_TRACE(story);
+  Victims job(ranks, wire, std::chrono::seconds(15),
+              [=](Communicator& c, Board& board) { return live_through(moment, c, board, victim, first_victim, seed); },
+              {.place = place});
+  ASSERT_TRUE(job.all_joined()) << job.board().ranks[0].text.data();
+  EXPECT_EQ(two_die ? job.wait(30 * kSlack, {victim, first_victim}) : job.wait(30 * kSlack, {victim}), "");
+  const auto ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  std::vector<int> failed;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (rank == victim || rank == first_victim) continue;
+    const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
+    const double seconds = 1e-9 * static_cast<double>(one.at_ns - job.board().mark_ns.load());
+    const Status status(one.code, one.text.data());
+    toll->add(seconds, names_dead(status, victim), story);
+    EXPECT_LT(seconds, bound_of(wire)) << "rank " << rank << ": " << status.to_string();
+    // Survivors go on after a shrink; what is over before the death is well.
+    const bool may_be_well = moment != Moment::groups;
+    const bool may_fail = moment != Moment::shrink;
+    EXPECT_TRUE((status.ok() && may_be_well) || (names_dead(status, victim) && may_fail))
+        << "rank " << rank << ": " << status.to_string();
+  }
+  // Destruction waits for nobody, dead or not.
+  EXPECT_LT(1e-9 * static_cast<double>(ended_ns - job.board().mark_ns.load()), bound_of(wire) + kInNodeSeconds * kSlack);
+  expect_nothing_left(job, place);
+}
+
+TEST(Series, WhoIsKilledWhileGroupsAreMadeShrunkAndDestroyedIsNamedOrLeftOut) {
+  const auto [first, count] = testing::wanted_seeds({0, kKillsAtMoments});
+  const bool mixes = testing::may_rename_host();
+  const OwnPlace own;
+  const OwnPlace* place = place_or_null(own);
+  const auto start = Clock::now();
+  Toll toll;
+  for (std::uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) kill_at_moment(seed, mixes, place, &toll);
+  std::cout << fmt::format(
+      "{} kills, seeds from {}; the slowest of {} survivors had ended after {:.3f} s ({}); {:.1f} s in all\n", count, first,
+      toll.survivors, toll.slowest, toll.slowest_story, std::chrono::duration<double>(Clock::now() - start).count());
 }
 
 /// Sums until rank 0 has been told that it is enough, and says so in a sum. Checks every result.

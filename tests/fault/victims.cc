@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -25,24 +26,33 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+bool dying = false;  // this process, soon
+
+std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
 bool rename_host(const std::string& name) {
   if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return false;
   return ::sethostname(name.data(), name.size()) == 0;
 }
 
-void run_rank(int rank, int size, const std::string& wire, std::chrono::milliseconds timeout, const std::string& folder,
-              const Victims::Body& body, Board& board, bool ledgers) {
-  ::setenv("SHOAL_LEDGER", ledgers ? (folder + "/ledgers").c_str() : "off", 1);
-  ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what is tested
-  if (std::freopen(fmt::format("{}/stderr.{}", folder, rank).c_str(), "w", stderr) == nullptr) ::_exit(2);
+void run_rank(int rank, int size, const std::string& wire, std::chrono::milliseconds timeout, const std::string& outer_folder,
+              const Victims::Body& body, Board& board, const Surroundings& around) {
+  if (rank == around.dies) die_after(around.dies_after, board);
+  if (std::freopen(fmt::format("{}/stderr.{}", outer_folder, rank).c_str(), "w", stderr) == nullptr) ::_exit(2);
   std::setvbuf(stderr, nullptr, _IONBF, 0);
+  Status status;
+  if (around.place != nullptr && !around.place->enter()) status = Status(StatusCode::unsupported, "no way to the place");
+  const std::string folder = around.place != nullptr ? OwnPlace::from_inside(outer_folder) : outer_folder;
+  ::setenv("SHOAL_LEDGER", around.ledgers ? (folder + "/ledgers").c_str() : "off", 1);
+  ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what most tests are about
+  for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
   CommunicatorOptions options;
   options.timeout = timeout;
   options.transports = wire == "mixed" ? "shm,tcp" : wire;
   Board::Rank& mine = board.ranks[static_cast<std::size_t>(rank)];
-  Status status;
-  if (wire == "mixed" && !rename_host(fmt::format("shoal-test-{}", rank % 2)))
+  if (status.ok() && wire == "mixed" && !rename_host(fmt::format("shoal-test-{}", rank % 2)))
     status = Status(StatusCode::unsupported, "the host keeps its name");
+  mine.began_ns = now_ns();
   auto communicator = status.ok() ? join(folder, rank, size, options) : status;
   if (communicator.ok()) {
     board.joined.fetch_add(1);
@@ -51,19 +61,35 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
     status = communicator.status();
   }
   mine.code = status.code();
-  mine.at_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  mine.at_ns = now_ns();
   status.message().copy(mine.text.data(), mine.text.size() - 1);
   mine.ended.store(true);
+  communicator = Status(StatusCode::internal, "gone");
+  while (dying) ::pause();
 }
 
 }  // namespace
+
+void die_after(std::chrono::microseconds delay, Board& board) {
+  dying = true;
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  timer_t timer{};
+  // A timer of 0 is none.
+  const auto when = std::max(delay, std::chrono::microseconds(1));
+  const itimerspec once{{}, {when.count() / 1'000'000, when.count() % 1'000'000 * 1000}};
+  board.mark_ns.store(now_ns() + std::chrono::nanoseconds(when).count());
+  if (::timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 || ::timer_settime(timer, 0, &once, nullptr) != 0) std::abort();
+}
 
 bool may_rename_host() {
   return run_ranks(1, [](int, int, const std::string&) -> std::string { return rename_host("shoal-test") ? "" : "no"; })[0]
       .output.empty();
 }
 
-Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body, bool ledgers) {
+Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body,
+                 const Surroundings& surroundings) {
   char pattern[] = "/tmp/shoal-test-XXXXXX";
   folder_ = ::mkdtemp(pattern);
   void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -73,7 +99,7 @@ Victims::Victims(int size, const std::string& wire, std::chrono::milliseconds ti
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::setpgid(0, pids_.empty() ? 0 : pids_.front());
-      run_rank(rank, size, wire, timeout, folder_, body, *board_, ledgers);
+      run_rank(rank, size, wire, timeout, folder_, body, *board_, surroundings);
       ::_exit(0);
     }
     ::setpgid(pid, pids_.empty() ? pid : pids_.front());

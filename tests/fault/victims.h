@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string>
 #include <vector>
 
 #include <shoal/communicator.h>
+
+#include "tests/fault/place.h"
 
 namespace shoal::testing {
 
@@ -22,26 +25,39 @@ inline constexpr int kMostVictims = 8;
 struct Board {
   std::atomic<int> joined{0};            ///< ranks that have a communicator
   std::atomic<std::uint64_t> calls{0};   ///< that rank 0 has made
+  std::atomic<int> told{0};              ///< ranks whose body has been told what it waited for
   std::atomic<std::int64_t> mark_ns{0};  ///< steady clock: a moment that the body tells
   std::atomic<bool> enough{false};       ///< set by the watcher: rank 0 ends the job
   struct Rank {
     std::atomic<bool> ended{false};
     StatusCode code = StatusCode::internal;  ///< until the rank has told
+    std::int64_t began_ns = 0;               ///< steady clock, when it began to join
     std::int64_t at_ns = 0;                  ///< steady clock, when the body returned
+    std::int64_t told_ns = 0;                ///< steady clock: when the body was told what it waited for, as it says itself
+    std::int64_t held_up_ns = 0;             ///< how long the machine had no time for this rank, as the body says
     std::array<char, 1024> text{};
   };
   std::array<Rank, kMostVictims> ranks;
+};
+
+/// What a job lives in.
+struct Surroundings {
+  bool ledgers = true;  ///< without them ranks know of each other what they say, as those of several hosts
+  std::map<std::string, std::string> environment{};
+  const OwnPlace* place = nullptr;  ///< null: where the test itself is
+  int dies = -1;                    ///< this rank dies so long after its fork(), as by die_after()
+  std::chrono::microseconds dies_after{0};
 };
 
 /// A job of `size` processes in a process group of their own, with files in a folder that goes with the object.
 ///
 /// `wire`: "shm", "tcp", or "mixed": ranks of two hosts by name, odd and even ones. A rank makes a communicator, counts as
 /// joined, runs `body`, tells its Status, and destroys the communicator. Standard error goes to a file of each rank.
-/// Without `ledgers` ranks know of each other what they say, as those of several hosts.
 class Victims {
  public:
   using Body = std::function<Status(Communicator&, Board&)>;
-  Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body, bool ledgers = true);
+  Victims(int size, const std::string& wire, std::chrono::milliseconds timeout, const Body& body,
+          const Surroundings& surroundings = {});
   /// Kills what is left.
   ~Victims();
   Victims(const Victims&) = delete;
@@ -69,6 +85,10 @@ class Victims {
   std::vector<bool> reaped_;
   std::vector<int> ends_;  ///< as waitpid() has it
 };
+
+/// SIGKILL for this process at that time from now, from the kernel: at any point, with nobody else who has to get a turn on the
+/// machine first. Tells the moment as the board's mark. A rank that has come to its end before waits for it.
+void die_after(std::chrono::microseconds delay, Board& board);
 
 /// Whether this process may give itself another host name, which "mixed" needs.
 bool may_rename_host();

@@ -1,8 +1,12 @@
-// What clients say to the store. The first byte says whether the client belongs to the job; the rest are pieces, each behind
-// its length, of what it says next.
+// What clients say to the store. The first byte says whether the client belongs to the job (odd) and whether it then speaks
+// openly where it should seal (its second bit); the rest are pieces, each behind its length, of what it says next.
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,6 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   StoreSession session(table);
   if (size == 0) return 0;
   const bool member = data[0] % 2 == 1;
+  const bool seals = member && (data[0] & 2) == 0;
+  std::optional<Sealing> sealing;
   if (member) {
     const Nonce mine{};
     session.receive(store_hello("job", mine));
@@ -23,14 +29,32 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
     session.receive(as_text(store_client_proof(key, "job", mine, theirs)));
     if (!session.trusted()) std::abort();
+    sealing.emplace(store_sealing(key, "job", mine, theirs, true));
+    session.unsent.clear();
   }
   std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
   while (!rest.empty()) {
     const std::size_t piece = 1 + static_cast<unsigned char>(rest.front()) * 4U;
     rest.remove_prefix(1);
-    session.receive(rest.substr(0, piece));
+    std::string said(rest.substr(0, piece));
+    if (seals) append_sealed(said.erase(), *sealing, rest.substr(0, piece));
+    session.receive(said);
     session.look_again();
     rest.remove_prefix(std::min(piece, rest.size()));
+  }
+  // Without the seal nobody changes or learns anything.
+  if (!seals && table.values.size() != 1) std::abort();
+  if (member && !seals && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
+  // What is answered opens.
+  while (seals && !session.unsent.empty()) {
+    const std::size_t part = std::min(session.unsent.size(), sealing->room().size());
+    std::memcpy(sealing->room().data(), session.unsent.data(), part);
+    session.unsent.erase(0, part);
+    sealing->arrived(part);
+    std::array<std::byte, kMaxStoreRecordBytes> text;
+    while (const std::size_t bytes = sealing->waiting_bytes()) {
+      if (bytes > text.size() || !sealing->open(text.data())) std::abort();
+    }
   }
   // A stranger changes nothing, learns nothing and is never taken for a member.
   if (!member && (session.trusted() || table.values.size() != 1 || session.unsent.size() > 1024)) std::abort();

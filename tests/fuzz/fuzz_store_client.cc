@@ -1,6 +1,6 @@
 // What a store, or whoever listens where a store should be, answers to a client. The first byte says who it is: even, a
 // stranger; odd, one that holds the job's key, as a store of a later version or one gone wrong does. What follows is what it
-// says.
+// says: what the second bit says, openly or sealed.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,35 +22,40 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const bool knows = data[0] % 2 == 1;
   const Nonce mine{};
   std::string answers;
+  const std::string_view said(reinterpret_cast<const char*>(data) + 1, size - 1);
+  const bool seals = knows && (data[0] & 2) == 0;
   if (knows) {
     const Nonce theirs{};
     answers.push_back(static_cast<char>(StoreAnswer::challenge));
     append_block(answers, "job");
     answers.append(as_text(theirs)).append(as_text(store_server_proof(key, "job", mine, theirs)));
+    Sealing sealing = store_sealing(key, "job", mine, theirs, false);
+    if (seals) append_sealed(answers, sealing, said);
   }
-  answers.append(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if (!seals) answers.append(said);
 
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
   if (::send(ends[1], answers.data(), answers.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answers.size())) std::abort();
   ::shutdown(ends[1], SHUT_WR);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  const Status status = introduce_to_store(ends[0], "job", key, mine, "10.0.0.1:1", deadline);
+  auto connection = introduce_to_store(Descriptor(ends[0]), "job", key, mine, "10.0.0.1:1", deadline);
+  const Status status = connection.ok() ? Status() : connection.status();
   if (status.ok() != knows) std::abort();
   for (const unsigned char c : status.message()) {
     if (c < 0x20 || c == 0x7f) std::abort();
   }
-  for (int call = 0; call < 8; ++call) {
+  for (int call = 0; call < 8 && knows; ++call) {
     if (call % 2 == 0) {
-      (void)tell_store(ends[0], "key", "value", deadline);
+      const Status told = connection->tell("key", "value", deadline);
+      if (told.ok() && !seals) std::abort();
     } else {
-      const auto value = ask_store(ends[0], "key", deadline);
-      if (value.ok() && value->size() > size) std::abort();
+      const auto value = connection->ask("key", deadline);
+      if (value.ok() && (value->size() > size || !seals)) std::abort();
     }
   }
   // All that came has an end, so that nothing waits for more.
   if (std::chrono::steady_clock::now() >= deadline) std::abort();
-  ::close(ends[0]);
   ::close(ends[1]);
   return 0;
 }

@@ -1,70 +1,55 @@
-// Somebody who wants to disturb a job: finds its listeners and says all kinds of things to them.
+// Somebody who wants to disturb a job: says all kinds of things to its listeners.
 #pragma once
 
-#include <sys/types.h>
-
+#include <array>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "src/bootstrap/socket.h"
+#include "tests/hostile/listeners.h"
 
 namespace shoal::hostile {
 
-/// A socket that a process of the job listens on.
-struct Target {
-  pid_t pid = -1;
-  bool tcp = true;      ///< else an abstract Unix socket
-  int port = 0;         ///< on the loopback interface
-  std::string address;  ///< dotted, or the name of the Unix socket
-  bool served = false;  ///< answers junk by closing; the others only queue it until the job gets there
-};
-
-/// What listens in these processes, as /proc shows it.
-std::vector<Target> find_targets(const std::vector<pid_t>& pids);
-
-/// Bytes that somebody has recorded of a handshake with the listener at `port`.
-struct Recording {
-  int port = 0;
-  std::string bytes;
-};
+enum class Kind { junk, long_junk, known_start, http, altered, recorded, half_open, slow, scan };
+inline constexpr std::array kKindNames = {"junk",     "long junk", "known start", "http", "altered",
+                                          "recorded", "half-open", "slow",        "scan"};
+inline constexpr std::size_t kKinds = kKindNames.size();
 
 /// Thread rule: one thread. Everything it does follows from the seed and the order of calls.
 class Attacker {
  public:
-  Attacker(std::vector<Target> targets, std::vector<Recording> recordings, std::uint64_t seed);
+  explicit Attacker(std::uint64_t seed) : random_(seed) {}
 
-  /// Says junk to every target and finds out which of them answer by closing, until `expected` have. Returns how many did.
-  int probe(int expected, double seconds);
-  /// Makes one more hostile connection; the targets take turns. Those that are not served get at most `kMaxQueued` in all.
-  void input();
+  /// Makes one more hostile connection. Errors: the system's, where there is no way to the listener.
+  Status input(const Listener& listener, Kind kind);
+  /// Says it, and hears what comes back until something has or the connection is closed: empty then, and nothing at all where
+  /// neither happens before the deadline.
+  std::optional<std::string> say(const Listener& listener, const std::string& bytes,
+                                 std::chrono::steady_clock::time_point deadline);
   /// Closes every connection that is still open.
   void leave() { open_.clear(); }
 
-  [[nodiscard]] std::uint64_t delivered() const noexcept { return delivered_; }  ///< to targets that are served
+  std::mt19937_64& random() { return random_; }
 
-  static constexpr int kMaxQueued = 150;
+  static constexpr std::size_t kMaxOpen = 150;  ///< half-open and slow connections that are held at a time
 
  private:
   struct Open {
     Descriptor socket;
     std::string rest;  ///< to be sent byte by byte
   };
-  [[nodiscard]] Descriptor dial(const Target& target);
+  Result<Descriptor> dial(const Listener& listener);
   void keep(Descriptor socket, std::string rest);
   void drip();
   [[nodiscard]] std::string random_bytes(std::size_t most);
-  [[nodiscard]] std::string something_known(const Target& target);
+  [[nodiscard]] std::string something_known(const Listener& listener);
 
-  std::vector<Target> targets_;
-  std::vector<int> queued_;
-  std::vector<Recording> recordings_;
   std::mt19937_64 random_;
   std::deque<Open> open_;
-  std::size_t next_ = 0;
-  std::uint64_t delivered_ = 0;
+  std::uint64_t inputs_ = 0;
 };
 
 }  // namespace shoal::hostile

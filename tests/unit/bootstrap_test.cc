@@ -1,18 +1,24 @@
 // How ranks find each other: what launchers say, the file store, the TCP store and those who disturb it.
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <span>
@@ -33,6 +39,7 @@ namespace shoal {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -266,8 +273,8 @@ void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory& make) 
   std::vector<std::thread> threads;
   for (int r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
-      const auto all = exchange(*stores[static_cast<std::size_t>(r)], "name", r, kRanks,
-                                std::string(1, static_cast<char>('a' + r)), in(kPatience));
+      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kPatience));
+      const auto all = exchange.step("name", std::string(1, static_cast<char>('a' + r)));
       std::string& text = seen[static_cast<std::size_t>(r)];
       if (!all.ok()) text = all.status().to_string();
       for (int i = 0; all.ok() && i < kRanks; ++i) text += (*all)[static_cast<std::size_t>(i)];
@@ -275,10 +282,35 @@ void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory& make) 
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::string& text : seen) EXPECT_EQ(text, "abcde");
-  const auto missing = exchange(*stores[0], "second", 0, 2, "x", in(milliseconds(20)));
+  const std::unique_ptr<Store> fresh = make();
+  Exchange alone(*fresh, 0, kRanks + 1, in(milliseconds(20)));
+  const auto missing = alone.step("second", "x");
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.status().code(), StatusCode::timeout);
-  EXPECT_THAT(missing.status().message(), HasSubstr("start-up (second): rank 1 of 2 has not come"));
+  EXPECT_THAT(missing.status().message(), HasSubstr("start-up (second): rank 5 of 6 has not come"));
+}
+
+// Rank 1 gives up after the first step, in which rank 2 is late: both others hear why, and rank 0, which serves, waits for
+// them.
+void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < 3; ++r) stores.push_back(make());
+  std::vector<std::string> seen(3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
+      if (r == 2) std::this_thread::sleep_for(milliseconds(20));
+      Status status = exchange.step("first", "x").status();
+      if (r == 1 && status.ok()) return exchange.give_up({StatusCode::system_error, "no memory\x1b[31m for a mapping"});
+      if (status.ok()) status = exchange.step("second", "y").status();
+      seen[static_cast<std::size_t>(r)] = status.to_string();
+      exchange.give_up(status);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int r : {0, 2})
+    EXPECT_EQ(seen[static_cast<std::size_t>(r)], "system_error: rank 1 has given up: no memory?[31m for a mapping");
 }
 
 // --- file store
@@ -305,6 +337,7 @@ class FileStore : public ::testing::Test {
 TEST_F(FileStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
 TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
 TEST_F(FileStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
+TEST_F(FileStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
 
 TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
   const auto store = factory()();
@@ -320,6 +353,56 @@ TEST_F(FileStore, ValuesAreForTheUsersEyesOnly) {
   ASSERT_TRUE(factory()()->set("secret", "x").ok());
   for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
     EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(FileStore, AFolderThatOthersMayWriteToIsRefused) {
+  for (const mode_t mode : {0770, 0707, 0722}) {
+    ASSERT_EQ(::chmod(directory_.c_str(), mode), 0);
+    const auto store = make_file_store(directory_ + "/");
+    ASSERT_FALSE(store.ok());
+    EXPECT_EQ(store.status().code(), StatusCode::invalid_argument);
+    EXPECT_THAT(store.status().message(), HasSubstr("may be written to by other users"));
+  }
+  ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
+  EXPECT_TRUE(make_file_store(directory_).ok());
+  const mode_t before = ::umask(0);
+  EXPECT_TRUE(make_file_store(directory_ + "/new").ok()) << "its own folder is refused where the umask is wide";
+  ::umask(before);
+}
+
+TEST_F(FileStore, AFolderOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make one";
+  ASSERT_EQ(::chown(directory_.c_str(), 12345, 12345), 0);
+  const auto store = make_file_store(directory_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(store.status().message(), HasSubstr(directory_ + " belongs to another user (number 12345)"));
+}
+
+TEST_F(FileStore, ALinkInPlaceOfTheFolderIsRefused) {
+  ASSERT_EQ(::mkdir((directory_ + "/elsewhere").c_str(), 0700), 0);
+  ASSERT_EQ(::symlink("elsewhere", (directory_ + "/store").c_str()), 0);
+  for (const char* end : {"", "/"})
+    EXPECT_THAT(make_file_store(directory_ + "/store" + end).status().message(), HasSubstr("is no folder"));
+}
+
+TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
+  const auto store = make_file_store(directory_);
+  ASSERT_TRUE(store.ok());
+  const std::string victim = directory_ + "/victim";
+  std::ofstream(victim) << "as it was";
+  const std::string temporary = directory_ + "/tmp-" + std::to_string(::getpid()) + "-key-secret";
+  // A link that leads elsewhere, then a file that somebody has open.
+  ASSERT_EQ(::symlink(victim.c_str(), temporary.c_str()), 0);
+  ASSERT_TRUE((*store)->set("secret", "one").ok());
+  const Descriptor open(::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  ASSERT_TRUE(open.valid());
+  ASSERT_TRUE((*store)->set("secret", "two").ok());
+  char byte = 0;
+  EXPECT_EQ(::pread(open.get(), &byte, 1, 0), 0) << "a value was written to a file that was open before";
+  EXPECT_EQ((*store)->get("secret", in(kPatience)).value(), "two");
+  std::string text;
+  std::getline(std::ifstream(victim), text);
+  EXPECT_EQ(text, "as it was");
 }
 
 TEST_F(FileStore, AFileInPlaceOfTheDirectoryIsNamed) {
@@ -389,8 +472,20 @@ std::string number(std::uint32_t value) { return {reinterpret_cast<const char*>(
 std::string block(const std::string& bytes) { return number(static_cast<std::uint32_t>(bytes.size())) + bytes; }
 std::string hello(std::uint32_t version, const std::string& job) { return store_hello(job, Nonce{}, version); }
 
-/// The client's part of the handshake with `key`; what it proved, or nothing where the server said no.
-std::optional<std::string> enter(const Descriptor& socket, const std::string& job, const Key& key, bool prove_it = true) {
+/// A client's words and proof, and what seals the rest.
+struct Entered {
+  std::string said;
+  Sealing sealing;
+
+  [[nodiscard]] std::string sealed(const std::string& text) {
+    std::string records;
+    append_sealed(records, sealing, text);
+    return records;
+  }
+};
+
+/// The client's part of the handshake with `key`; nothing where the server said no.
+std::optional<Entered> enter(const Descriptor& socket, const std::string& job, const Key& key, bool prove_it = true) {
   const Nonce mine{};
   const std::string words = store_hello(job, mine);
   const std::string expected = '\x03' + block(job);
@@ -405,12 +500,13 @@ std::optional<std::string> enter(const Descriptor& socket, const std::string& jo
   }
   const Proof own = store_client_proof(key, job, mine, theirs);
   if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kPatience)).ok()) return std::nullopt;
-  return words + std::string(as_text(own));
+  return Entered{words + std::string(as_text(own)), store_sealing(key, job, mine, theirs, true)};
 }
 
 TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
 TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
 TEST_F(TcpStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
+TEST_F(TcpStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
 
 TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
   std::unique_ptr<Store> client;
@@ -438,12 +534,12 @@ TEST_F(TcpStore, HostileClientsAreDroppedWhileRealOnesWork) {
   const std::string to_drop[] = {
       junk,
       "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-      "SHST" + number(2) + number(0xffffffff),  // a job name of 4 GiB
-      "SHST" + number(2) + number(257),
-      hello(2, "another job"),
-      hello(1, "job"),
-      hello(2, "job") + std::string(32, 'p'),  // no proof at all
-      hello(2, "job") + std::string(3000, 'p'),
+      "SHST" + number(3) + number(0xffffffff),  // a job name of 4 GiB
+      "SHST" + number(3) + number(257),
+      hello(3, "another job"),
+      hello(2, "job"),
+      hello(3, "job") + std::string(32, 'p'),  // no proof at all
+      hello(3, "job") + std::string(3000, 'p'),
   };
   const std::string to_drop_of_a_member[] = {
       "\x07",                       // no such request
@@ -456,17 +552,21 @@ TEST_F(TcpStore, HostileClientsAreDroppedWhileRealOnesWork) {
   half_open.push_back(dial());  // says nothing
   say(half_open.emplace_back(dial()), "SHS");
   ASSERT_TRUE(enter(half_open.emplace_back(dial()), "job", kNoKey, false));
-  ASSERT_TRUE(enter(half_open.emplace_back(dial()), "job", kNoKey));
-  say(half_open.back(), '\x01' + number(4096) + "half a key");
+  auto half = enter(half_open.emplace_back(dial()), "job", kNoKey);
+  ASSERT_TRUE(half);
+  say(half_open.back(), half->sealed('\x01' + number(4096) + "half a key"));
   const auto before = refusals().count;
   int k = 0;
   for (const bool member : {false, true}) {
     for (const std::string& bytes : member ? std::span<const std::string>(to_drop_of_a_member) : to_drop) {
       const Descriptor stranger = dial();
+      std::string said = bytes;
       if (member) {
-        ASSERT_TRUE(enter(stranger, "job", kNoKey));
+        auto entered = enter(stranger, "job", kNoKey);
+        ASSERT_TRUE(entered);
+        said = entered->sealed(bytes);
       }
-      std::thread talker([&] { say(stranger, bytes); });
+      std::thread talker([&] { say(stranger, said); });
       expect_service(**server, **client, "key" + std::to_string(k++));
       talker.join();
       EXPECT_TRUE(is_closed(stranger)) << "hostile input " << k << " keeps its connection (seed " << seed << ")";
@@ -483,9 +583,30 @@ TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
   const Descriptor socket = dial();
-  ASSERT_TRUE(enter(socket, "job", kNoKey));
-  for (const char byte : '\x01' + block("slow") + block("but right")) say(socket, std::string(1, byte));
+  auto entered = enter(socket, "job", kNoKey);
+  ASSERT_TRUE(entered);
+  // Some of it in records of a byte, all of it byte by byte.
+  const std::string request = '\x01' + block("slow") + block("but right");
+  std::string records;
+  for (const char byte : request.substr(0, 8)) records += entered->sealed(std::string(1, byte));
+  for (const char byte : records + entered->sealed(request.substr(8))) say(socket, std::string(1, byte));
   EXPECT_EQ((*server)->get("slow", in(kPatience)).value(), "but right");
+}
+
+TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
+  StoreTable table{"job", kNoKey, {}};
+  StoreSession session(table);
+  const Nonce mine{};
+  session.receive(store_hello("job", mine));
+  Nonce theirs;
+  std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
+  std::string rest(as_text(store_client_proof(kNoKey, "job", mine, theirs)));
+  Sealing sealing = store_sealing(kNoKey, "job", mine, theirs, true);
+  append_sealed(rest, sealing, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
+  EXPECT_TRUE(session.receive(rest));
+  EXPECT_EQ(table.values["key"], std::string(100'000, 'v'));
+  EXPECT_EQ(table.values["next"], "w");
+  EXPECT_FALSE(session.over());
 }
 
 TEST_F(TcpStore, MoreSilentStrangersThanAllowedMakeRoom) {
@@ -564,8 +685,9 @@ TEST_F(TcpStore, AnotherKeyIsRefusedOnBothSides) {
               HasSubstr("does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY"));
   // One that does not look at the server's proof gets no further.
   const Descriptor socket = dial();
-  ASSERT_TRUE(enter(socket, "job", key_from_text("a wrong key")));
-  say(socket, '\x01' + block("key") + block("smuggled"));
+  auto entered = enter(socket, "job", key_from_text("a wrong key"));
+  ASSERT_TRUE(entered);
+  say(socket, entered->sealed('\x01' + block("key") + block("smuggled")));
   EXPECT_TRUE(is_closed(socket));
   EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
   EXPECT_EQ(refusals().count - before, 2U);
@@ -575,14 +697,174 @@ TEST_F(TcpStore, AnotherKeyIsRefusedOnBothSides) {
 TEST_F(TcpStore, ARecordedHandshakeOpensNothing) {
   const auto server = make(true);
   ASSERT_TRUE(server.ok());
-  const auto recorded = enter(dial(), "job", kNoKey);
+  auto recorded = enter(dial(), "job", kNoKey);
   ASSERT_TRUE(recorded);
+  const std::string words = recorded->said + recorded->sealed('\x01' + block("key") + block("smuggled"));
   for (int i = 0; i < 20; ++i) {
     const Descriptor socket = dial();
-    say(socket, *recorded + '\x01' + block("key") + block("smuggled"));
+    say(socket, words);
     EXPECT_TRUE(is_closed(socket));
   }
   EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+}
+
+/// Between a client and the server: hears all, and may change or repeat it.
+class Listener {
+ public:
+  /// What becomes of bytes on the way: `change(to_server, heard_before, bytes)`.
+  using Change = std::function<void(bool, const std::string&, std::string&)>;
+
+  Listener(int server_port, Change change)
+      : listening_(listen_on(kHost, 0).value()),
+        port_(port_of(listening_).value()),
+        change_(std::move(change)),
+        thread_([=, this] {
+          pollfd waiting{listening_.get(), POLLIN, 0};
+          if (::poll(&waiting, 1, 60'000) != 1) return;
+          const Descriptor client(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          const Descriptor server = connect_to(kHost, server_port, in(kPatience)).value();
+          while (forward(client, server)) {
+          }
+        }) {}
+  ~Listener() { thread_.join(); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  [[nodiscard]] int port() const { return port_; }
+  /// What went to the server and what came from it.
+  [[nodiscard]] std::string heard(bool to_server) const {
+    const std::scoped_lock lock(mutex_);
+    return heard_[to_server ? 0 : 1];
+  }
+
+ private:
+  bool forward(const Descriptor& client, const Descriptor& server) {
+    pollfd ready[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+    if (::poll(ready, 2, 60'000) <= 0) return false;
+    for (const bool to_server : {true, false}) {
+      if (ready[to_server ? 0 : 1].revents == 0) continue;
+      std::string bytes(1 << 16, '\0');
+      const ssize_t got = ::recv((to_server ? client : server).get(), bytes.data(), bytes.size(), 0);
+      if (got <= 0) return false;
+      bytes.resize(static_cast<std::size_t>(got));
+      const std::string before = heard(to_server);
+      {
+        const std::scoped_lock lock(mutex_);
+        heard_[to_server ? 0 : 1] += bytes;
+      }
+      change_(to_server, before, bytes);
+      if (!send_all((to_server ? server : client).get(), bytes.data(), bytes.size(), in(kPatience)).ok()) return false;
+    }
+    return true;
+  }
+
+  const Descriptor listening_;
+  const int port_;
+  const Change change_;
+  mutable std::mutex mutex_;
+  std::array<std::string, 2> heard_;
+  std::thread thread_;  // last: starts when everything else is there
+};
+
+// By the first bytes of each direction: hello and proof, challenge.
+constexpr std::size_t kToServerHandshake = 4 + 4 + 4 + 3 + 16 + 32;
+constexpr std::size_t kFromServerHandshake = 1 + 4 + 3 + 16 + 32;
+
+TEST_F(TcpStore, WhoListensOnTheWaySeesNoKeysAndNoValues) {
+  const Key key = key_from_text("the job's key");
+  const auto server = make_tcp_store(kHost, port_, true, "job", key, in(kPatience));
+  ASSERT_TRUE(server.ok());
+  const Listener listener(port_, [](bool, const std::string&, std::string&) {});
+  {
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", key, in(kPatience));
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    ASSERT_TRUE((*client)->set("a key of some length", "a value of some length").ok());
+    ASSERT_TRUE((*server)->set("another key of some length", "another value of some length").ok());
+    EXPECT_EQ((*client)->get("another key of some length", in(kPatience)).value(), "another value of some length");
+    EXPECT_EQ((*server)->get("a key of some length", in(kPatience)).value(), "a value of some length");
+  }
+  EXPECT_THAT(listener.heard(true), HasSubstr("job"));  // it did hear
+  for (const bool to_server : {true, false}) {
+    EXPECT_GT(listener.heard(to_server).size(), to_server ? kToServerHandshake : kFromServerHandshake);
+    EXPECT_THAT(listener.heard(to_server), Not(HasSubstr("key of some")));
+    EXPECT_THAT(listener.heard(to_server), Not(HasSubstr("value of some")));
+  }
+}
+
+TEST_F(TcpStore, AChangedByteEndsTheConnectionAndDeliversNothing) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  ASSERT_TRUE((*server)->set("known", "right").ok());
+  // Each byte of a request and of an answer.
+  const std::size_t request_bytes = 1 + 4 + 3 + 4 + 5 + Sealing::kOverheadBytes;
+  const std::size_t answer_bytes = 4 + 5 + Sealing::kOverheadBytes;
+  for (std::size_t i = 0; i < request_bytes + answer_bytes; ++i) {
+    const bool request = i < request_bytes;
+    const std::size_t at = request ? kToServerHandshake + i : kFromServerHandshake + i - request_bytes;
+    const auto before = refusals().count;
+    const Listener listener(port_, [&](bool to_server, const std::string& heard, std::string& bytes) {
+      if (to_server == request && at >= heard.size() && at - heard.size() < bytes.size()) bytes[at - heard.size()] ^= 1;
+    });
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", in(kPatience));
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    // A record that has become longer is waited for in vain.
+    const bool longer = (request ? i : i - request_bytes) == 1;
+    if (request) {
+      if (longer) continue;
+      EXPECT_FALSE((*client)->set("key", "value").ok()) << i;
+      EXPECT_THAT(refusals().last, HasSubstr("store: a record of it does not open"));
+    } else {
+      const auto got = (*client)->get("known", in(longer ? milliseconds(100) : milliseconds(60'000)));
+      ASSERT_FALSE(got.ok()) << i << ": " << *got;
+      if (longer) continue;
+      EXPECT_THAT(got.status().message(), HasSubstr("key 'known': what came as its answer is not what it said"));
+    }
+    EXPECT_EQ(refusals().count, before + 1) << i;
+    EXPECT_FALSE((*client)->get("known", in(kPatience)).ok()) << "a connection that was tampered with is used again";
+  }
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+}
+
+TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
+  Nonce other{};
+  other[0] = std::byte{1};
+  const auto opens = [](Sealing reader) {
+    Sealing writer = store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true);
+    std::string record;
+    append_sealed(record, writer, "text");
+    std::memcpy(reader.room().data(), record.data(), record.size());
+    reader.arrived(record.size());
+    std::array<std::byte, 4> text;
+    return reader.waiting_bytes() == text.size() && reader.open(text.data());
+  };
+  EXPECT_TRUE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(key_from_text("another"), "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "other", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", other, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, other, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true)));
+}
+
+TEST_F(TcpStore, WhatWasRecordedIsNotSaidASecondTime) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const Descriptor socket = dial();
+  auto entered = enter(socket, "job", kNoKey);
+  ASSERT_TRUE(entered);
+  const auto before = refusals().count;
+  const std::string first = entered->sealed('\x01' + block("key") + block("first"));
+  const std::string second = entered->sealed('\x01' + block("key") + block("second"));
+  say(socket, first + second + first);
+  EXPECT_TRUE(is_closed(socket));
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ(refusals().count, before + 1);
+  // Nor in the open, where the first bytes are taken for a length, and the rest for a record.
+  const Descriptor open = dial();
+  ASSERT_TRUE(enter(open, "job", kNoKey));
+  say(open, '\x01' + block("key") + block("third") + std::string(1000, '\0'));
+  EXPECT_TRUE(is_closed(open));
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ(refusals().count, before + 2);
 }
 
 TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {

@@ -149,6 +149,31 @@ TEST(TcpRails, ARailThatIsSilentFromTheStartIsLeftAndNamed) {
   destroy(ends);
 }
 
+// The peer is busy and has not taken the new connections; then their network is gone.
+TEST(TcpRails, ARailThatFallsSilentDuringAHandshakeIsLeft) {
+  auto options = rail_options(2, 32 << 10);
+  for (TcpOptions& one : options) one.lost_after = std::chrono::seconds(5);
+  auto ends = make_group(options);
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  for_each_socket([](int socket, const std::string&, const std::string& there) {
+    if (there == kRails[0][0]) ::shutdown(socket, SHUT_RDWR);
+  });
+  const Link& link = ends[1].link(0);
+  const auto drive_for = [&](milliseconds time) {
+    const auto until = Clock::now() + time;
+    EXPECT_TRUE(drive(ends[1], [&] { return Clock::now() >= until || !link.status().ok(); }));
+  };
+  drive_for(milliseconds(300));
+  ASSERT_EQ((connections()[{kRails[1][0], kRails[0][0]}]), 2) << "greeted";
+  for (const auto& own : kRails) silence(own[0]);
+  drive_for(milliseconds(7000));
+  ASSERT_TRUE(link.status().ok()) << link.status().to_string();
+  EXPECT_EQ((connections()[{kRails[1][1], kRails[0][1]}]), 3);
+  const auto message = random_bytes(1 << 20, 25);
+  EXPECT_EQ(exchange_messages(ends, message, message, 32 << 10), "");
+  destroy(ends);
+}
+
 TEST(TcpDrainRate, IsThatOfTimesInWhichTheSocketNeverRanDry) {
   DrainRate rate;
   DrainRate::Clock::time_point now{milliseconds(1000)};

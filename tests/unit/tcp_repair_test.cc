@@ -1,4 +1,5 @@
 // Links whose connections are cut, changed and lost: every byte arrives all the same, once, or the peer is named in time.
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
@@ -36,22 +37,95 @@ Proxy::Judge pass_all() {
 }
 
 /// Where rank 0 looks for rank 1 when their connections are gone, and finds somebody else. Whoever asks for a connection beyond
-/// the `backlog`, which nobody takes out of it, gets no answer: to him the host is silent.
+/// the `backlog`, which nobody takes out of it, gets no answer: to him the host is silent. With kNobodyListens he is refused.
 struct Door {
+  static constexpr int kNobodyListens = -1;
   Descriptor socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   std::string address;
 
-  explicit Door(int backlog) {
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t bytes = sizeof where;
-    EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&where), bytes), 0);
-    EXPECT_EQ(::listen(socket.get(), backlog), 0);
-    EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&where), &bytes), 0);
-    address = "127.0.0.1:" + std::to_string(ntohs(where.sin_port));
+  explicit Door(int backlog, const std::string& host = "127.0.0.1") {
+    auto where = *tcp::parse_host(host);
+    socklen_t bytes = where.length();
+    EXPECT_EQ(::bind(socket.get(), where.raw(), bytes), 0);
+    if (backlog != kNobodyListens) {
+      EXPECT_EQ(::listen(socket.get(), backlog), 0);
+    }
+    EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&where.storage), &bytes), 0);
+    address = where.to_string();
   }
 };
+
+/// One behind which everything is silent.
+struct SilentDoor : Door {
+  Descriptor first{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+
+  SilentDoor() : Door(0) {
+    const auto where = *tcp::parse_address(address);
+    EXPECT_EQ(::connect(first.get(), where.raw(), where.length()), 0) << "fills the backlog";
+  }
+};
+
+/// One behind which each connection is taken, and closed after that time.
+struct ClosingDoor : Door {
+  std::thread doorman;
+
+  explicit ClosingDoor(std::chrono::milliseconds after, const std::string& host = "127.0.0.1") : Door(8, host) {
+    doorman = std::thread([this, after] {
+      for (;;) {
+        const Descriptor knock(::accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!knock.valid()) return;
+        pollfd end{socket.get(), 0, 0};
+        ::poll(&end, 1, static_cast<int>(after.count()));
+      }
+    });
+  }
+  ClosingDoor(const ClosingDoor&) = delete;
+  ClosingDoor& operator=(const ClosingDoor&) = delete;
+  ~ClosingDoor() {
+    ::shutdown(socket.get(), SHUT_RDWR);  // ends the accept
+    doorman.join();
+  }
+};
+
+constexpr const char* kAnybody = "*";
+constexpr const char* kNobody = "";
+
+/// The sockets of this process at `here` that are connected to `there`; those of listeners are so to nobody.
+std::vector<int> sockets_between(const std::string& here, const std::string& there) {
+  constexpr int kMostDescriptors = 1024;
+  std::vector<int> found;
+  for (int number = 0; number < kMostDescriptors; ++number) {
+    tcp::SocketAddress own;
+    tcp::SocketAddress other;
+    socklen_t length = sizeof own.storage;
+    if (::getsockname(number, reinterpret_cast<sockaddr*>(&own.storage), &length) != 0 || own.family() != AF_INET) continue;
+    length = sizeof other.storage;
+    const bool connected = ::getpeername(number, reinterpret_cast<sockaddr*>(&other.storage), &length) == 0;
+    if (here != kAnybody && here != own.to_string()) continue;
+    if (there == kAnybody ? connected : there == (connected ? other.to_string() : kNobody)) found.push_back(number);
+  }
+  return found;
+}
+
+/// From now on nothing arrives at them: neither data nor acknowledgements nor new connections.
+void silence(const std::vector<int>& ones) {
+  EXPECT_FALSE(ones.empty());
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program = {1, &nothing};
+  for (const int socket : ones) EXPECT_EQ(::setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+}
+
+void shut(const std::vector<int>& ones) {
+  EXPECT_FALSE(ones.empty());
+  for (const int socket : ones) EXPECT_EQ(::shutdown(socket, SHUT_RDWR), 0);
+}
+
+int option_of(int socket, int level, int name) {
+  int value = -1;
+  socklen_t length = sizeof value;
+  EXPECT_EQ(::getsockopt(socket, level, name, &value, &length), 0);
+  return value;
+}
 
 /// Rank 1 reaches rank 0 through a proxy, rank 0 finds rank 1 without, or does not find it where it is told another address.
 struct Pair {
@@ -339,10 +413,7 @@ TEST(TcpRepair, AKnockThatNobodyWillEverAnswerEnds) {
 }
 
 TEST(TcpRepair, APeerWhoseHostIsSilentIsWaitedForAsLongAsOneIsTold) {
-  Door door(0);
-  const auto where = *tcp::parse_address(door.address);
-  Descriptor first(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::connect(first.get(), where.raw(), where.length()), 0) << "fills the backlog";
+  const SilentDoor door;
   constexpr std::chrono::seconds kLostAfter{7};
   Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address, kLostAfter);
   ASSERT_TRUE(pair.connected());
@@ -354,23 +425,28 @@ TEST(TcpRepair, APeerWhoseHostIsSilentIsWaitedForAsLongAsOneIsTold) {
 }
 
 TEST(TcpRepair, APeerThatClosesEachConnectionIsLostAfterThreeSeconds) {
-  Door door(8);
+  const ClosingDoor door(std::chrono::milliseconds(0));
   Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
   ASSERT_TRUE(pair.connected());
-  std::thread doorman([&] {
-    for (;;) {
-      const Descriptor knock(::accept4(door.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!knock.valid()) return;
-    }
-  });
   pair.proxy.reset();
   pair.ends[1].destroy();
   const auto start = Clock::now();
   expect_lost(pair.ends[0], 1, "", std::chrono::seconds(6));
   EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(2500))
       << "a host that is starting something anew may be about to answer";
-  ::shutdown(door.socket.get(), SHUT_RDWR);  // ends the accept
-  doorman.join();
+}
+
+// One that is busy takes the connection late, and closes what does not greet later still.
+TEST(TcpRepair, APeerThatKeepsAConnectionForLongLives) {
+  const ClosingDoor door(std::chrono::milliseconds(3500));
+  Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
+  ASSERT_TRUE(pair.connected());
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  const Link& link = pair.ends[0].link(1);
+  const auto until = Clock::now() + std::chrono::milliseconds(4000);
+  EXPECT_TRUE(drive(pair.ends[0], [&] { return Clock::now() >= until || !link.status().ok(); }));
+  EXPECT_TRUE(link.status().ok()) << link.status().to_string();
 }
 
 // A send moves what comes, too: where that is the end of the peer, whoever sleeps on the transport would not be woken for it.
@@ -451,6 +527,165 @@ TEST(TcpRepair, AnAddressThatIsGoneIsLeftForTheNext) {
   EXPECT_EQ(proxy->connections(), 2);
   proxy.reset();
   EXPECT_TRUE(move()) << ends[0].link(1).status().to_string() << ends[1].link(0).status().to_string();
+}
+
+/// Ranks 0 and 1 with one socket for tiles each. Rank 1 reaches rank 0 through a proxy at the first of its addresses.
+struct Pathways {
+  static constexpr std::chrono::seconds kLostAfter{5};
+  std::vector<End> ends{2};
+  std::unique_ptr<Proxy> proxy;
+
+  explicit Pathways(const std::string& more_addresses_of_0 = "") {
+    auto options = options_for(2, 1, 4096);
+    for (std::size_t i = 0; i < 2; ++i) {
+      options[i].lost_after = kLostAfter;
+      ends[i].transport = std::move(*make_tcp_transport(options[i]));
+    }
+    proxy = std::make_unique<Proxy>(address(0), pass_all());
+    const std::vector<std::string> addresses = {
+        proxy->address() + "," + (more_addresses_of_0.empty() ? address(0) : more_addresses_of_0), address(1)};
+    std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
+    connect(ends[1], 1, addresses, kPatience);
+    other.join();
+    for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
+  }
+  ~Pathways() {
+    for (End& end : ends) end.destroy();
+  }
+  [[nodiscard]] bool connected() const { return ends[0].status.ok() && ends[1].status.ok(); }
+  [[nodiscard]] std::string address(std::size_t rank) const { return ends[rank].transport->address(); }
+};
+
+// Bridges of containers have the same address on many hosts, and on this one.
+TEST(TcpRepair, WhoAnswersAtAnotherAddressDoesNotEndAPeerWhoseHostIsSilent) {
+  const SilentDoor silent;
+  const Door refusing(Door::kNobodyListens, "127.0.0.2");
+  const ClosingDoor closing(std::chrono::milliseconds(0), "127.0.0.2");
+  constexpr std::chrono::seconds kLostAfter{5};
+  for (const Door* other : {&refusing, static_cast<const Door*>(&closing)}) {
+    const std::string both = silent.address + "," + other->address;
+    Pair pair(2, 4096, true, pass_all(), false, "127.0.0.1", false, both, kLostAfter);
+    ASSERT_TRUE(pair.connected());
+    pair.proxy.reset();
+    pair.ends[1].destroy();
+    const auto start = Clock::now();
+    expect_lost(pair.ends[0], 1, "", kLostAfter + std::chrono::seconds(4));
+    EXPECT_GE(Clock::now() - start, kLostAfter - std::chrono::seconds(1)) << "a flap of the network may last as long";
+  }
+}
+
+TEST(TcpRepair, SocketsThatAreLostTogetherTryEachAddress) {
+  Pathways pair;
+  ASSERT_TRUE(pair.connected());
+  const std::string first = pair.proxy->address();
+  ASSERT_EQ(sockets_between(kAnybody, first).size(), 2U);
+  silence(sockets_between(first, kNobody));
+  silence(sockets_between(first, kAnybody));
+  shut(sockets_between(kAnybody, first));
+  const auto message = random_bytes(1 << 20, 8);
+  EXPECT_EQ(exchange_messages(pair.ends, message, message, 4096), "");
+  const auto anew = sockets_between(kAnybody, pair.address(0));
+  EXPECT_GE(anew.size(), 2U);
+  for (const int socket : anew) EXPECT_EQ(option_of(socket, IPPROTO_TCP, TCP_USER_TIMEOUT), 0) << "would end a slow peer";
+}
+
+// No way leads to a multicast group.
+TEST(TcpRepair, ARefusalAtOneAddressIsNoneAtTheOther) {
+  Pathways pair("224.0.0.1:9");
+  ASSERT_TRUE(pair.connected());
+  pair.proxy.reset();
+  const auto start = Clock::now();
+  expect_lost(pair.ends[1], 0, "", Pathways::kLostAfter + std::chrono::seconds(4));
+  EXPECT_GE(Clock::now() - start, Pathways::kLostAfter - std::chrono::seconds(1));
+}
+
+TEST(TcpRepair, APeerThatHasEndedIsNotWaitedForAtAnyOfItsAddresses) {
+  const Door second(Door::kNobodyListens, "127.0.0.2");
+  const Door third(Door::kNobodyListens, "127.0.0.3");
+  Pathways pair(second.address + "," + third.address);
+  ASSERT_TRUE(pair.connected());
+  pair.proxy.reset();
+  pair.ends[0].destroy();
+  expect_lost(pair.ends[1], 0, "", std::chrono::seconds(1));
+}
+
+// The peer is busy and has not taken the new connections; then its host is gone.
+TEST(TcpRepair, AHostThatVanishesDuringTheHandshakeIsNoticed) {
+  constexpr std::chrono::seconds kLostAfter{5};
+  auto options = options_for(2, 1, 4096);
+  for (TcpOptions& one : options) one.lost_after = kLostAfter;
+  auto ends = make_group(options);
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const std::string address = ends[0].transport->address();
+  const auto old = sockets_between(address, kAnybody);
+  shut(sockets_between(kAnybody, address));
+  const auto greeted = Clock::now() + std::chrono::milliseconds(300);
+  EXPECT_TRUE(drive(ends[1], [&] { return Clock::now() >= greeted; }));
+  const auto handshakes = sockets_between(kAnybody, address);
+  ASSERT_EQ(handshakes.size(), 2U);
+  silence(handshakes);
+  silence(sockets_between(address, kNobody));
+  silence(old);
+  const auto start = Clock::now();
+  expect_lost(ends[1], 0, "", kLostAfter + std::chrono::seconds(5));
+  EXPECT_GE(Clock::now() - start, kLostAfter - std::chrono::seconds(1));
+  for (End& end : ends) end.destroy();
+}
+
+TEST(TcpRepair, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
+  auto ends = make_group(options_for(2, 1, 4096));
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const std::string address = ends[0].transport->address();
+  silence(sockets_between(address, kAnybody));
+  const int patience_ms = 1500;  // in place of a quarter of an hour
+  for (const int socket : sockets_between(kAnybody, address))
+    ASSERT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms), 0);
+  const auto message = random_bytes(4000, 8);  // no send is left to find the error before a read does
+  EXPECT_EQ(exchange_messages(ends, message, {}, 4096), "");
+  for (End& end : ends) end.destroy();
+}
+
+// What epoll has reported of a socket counts for that one, although the events before make the rank replace it.
+TEST(TcpRepair, TheEndOfASocketThatIsReplacedIsNotThatOfTheNewOne) {
+  auto ends = make_group(options_for(2, 1, 4096));
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const std::string address = ends[0].transport->address();
+  const std::string address_of_1 = ends[1].transport->address();
+  const auto look = [](End& end) {
+    static_cast<void>(end.transport->prepare_wait());
+    end.transport->finish_wait(true);
+  };
+  int knocks = 0;
+  const auto let_go_on = [&](End& end) {
+    const auto until = Clock::now() + std::chrono::milliseconds(60);  // the timer ticks three times
+    while (Clock::now() < until) {
+      end.transport->progress();
+      look(end);
+      knocks += static_cast<int>(sockets_between(kAnybody, address_of_1).size());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  };
+  let_go_on(ends[0]);
+  let_go_on(ends[1]);
+  // Rank 1 loses its sockets, of which rank 0 hears nothing, and comes again.
+  const auto old = sockets_between(address, kAnybody);
+  silence(old);
+  shut(sockets_between(kAnybody, address));
+  let_go_on(ends[1]);  // greets
+  let_go_on(ends[0]);  // replies
+  let_go_on(ends[1]);  // confirms
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  shut(old);  // behind the timer
+  const auto before = tcp::repairs().connections;
+  look(ends[0]);
+  EXPECT_EQ(tcp::repairs().connections, before + 2) << "not in one call: this shows nothing";
+  for (int i = 0; i < 3; ++i) {
+    for (End& end : ends) let_go_on(end);
+  }
+  EXPECT_EQ(knocks, 0) << "rank 0 makes sure that rank 1 lives, without a reason";
+  const auto message = random_bytes(100'000, 8);
+  EXPECT_EQ(exchange_messages(ends, message, message, 4096), "");
+  for (End& end : ends) end.destroy();
 }
 
 TEST(TcpRepair, Ipv6ConnectionsAreMadeAnewToo) {

@@ -14,6 +14,7 @@
 namespace shoal::rails {
 namespace {
 
+constexpr std::uint64_t kMostMarks = 64;  // of a packet, which may be older than what has been sent since
 constexpr std::uint32_t kMostWrong = 16;  // what comes damaged so many times in a row comes so every time
 
 }  // namespace
@@ -30,7 +31,8 @@ void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
     }
     for (std::uint64_t p = peer_released_; p < taken_; ++p) {
       const bool come = p < packet.released || p < packet.arrived ||
-                        (p > packet.arrived && (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
+                        (p > packet.arrived && p - packet.arrived <= kMostMarks &&
+                         (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
       if (come) out_[p % shape_.window].arrived = true;
     }
     count_sent();

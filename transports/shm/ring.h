@@ -51,6 +51,7 @@ struct RingControl {
   alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< tiles given back; written by the receiver
   alignas(kLineBytes)
       std::atomic<std::uint32_t> sender_waits;  ///< 1 while the sender wants to hear of tiles given back; the sender's
+  std::atomic<std::uint64_t> taken_back;        ///< tiles before this one that refer to the arena are void; the sender's, too
 };
 static_assert(sizeof(RingControl) == 2 * kLineBytes);
 
@@ -145,6 +146,11 @@ class RingSender {
 
   /// How many tiles need their memory no longer, as far as take_releases() has seen.
   [[nodiscard]] std::uint64_t sent() const noexcept { return referring() ? std::max(free_before_, known_released_) : sent_; }
+  /// What tiles that have not been given back refer to is somebody else's from now on. The caller lets its later writes to it
+  /// be seen by nobody who does not see this.
+  void take_back() noexcept {
+    if (referring()) ring_.control().taken_back.store(sent_, std::memory_order_seq_cst);
+  }
   /// How large payloads are copied at present.
   [[nodiscard]] CopyWay copy_way() const noexcept { return choice_.chosen(); }
 
@@ -220,7 +226,8 @@ class RingReceiver {
       return nullptr;
     }
     const std::byte* data = RingView::payload(slot, arrival_.header.size_bytes);
-    if ((slot.sequence.load(std::memory_order_relaxed) & 1) != 0) {  // visible() has acquired it
+    arrival_.lent = (slot.sequence.load(std::memory_order_relaxed) & 1) != 0;  // visible() has acquired it
+    if (arrival_.lent) {
       std::uint64_t reference;
       std::memcpy(&reference, slot.payload, sizeof reference);
       data = arena_.at(reference, arrival_.header.size_bytes);
@@ -232,6 +239,11 @@ class RingReceiver {
     arrival_.data = {data, arrival_.header.size_bytes};
     shown_ = true;
     return &arrival_;
+  }
+
+  /// Whether the sender has not taken back what peek() shows; ordered after the reads of it by the caller.
+  [[nodiscard]] bool intact() const noexcept {
+    return !shown_ || !arrival_.lent || ring_.control().taken_back.load(std::memory_order_seq_cst) <= released_;
   }
 
   /// Gives the slot of the tile shown by peek() back. True where the sender waits for room: the caller wakes it if it sleeps.

@@ -18,7 +18,7 @@
 namespace shoal::shm {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 
 /// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
 struct SegmentHeader {

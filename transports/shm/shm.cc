@@ -98,7 +98,16 @@ class ShmLink final : public Link {
   }
   [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return sender_.sent(); }
 
+  void keep_copies() noexcept override {
+    sender_.take_back();
+    full_fence();
+  }
+
   [[nodiscard]] const Arrival* peek() noexcept override { return receiver_.peek(); }
+  [[nodiscard]] bool intact() noexcept override {
+    full_fence();
+    return receiver_.intact();
+  }
   void release() noexcept override {
     if (receiver_.release()) wake_if_sleeping(peer_block_, peer_wake_fd_);
   }
@@ -281,7 +290,10 @@ class ShmTransport final : public Transport {
   }
   Status copy_from(int rank, std::uint64_t address, std::byte* target, std::size_t bytes) override {
     const std::size_t position = position_of(rank);
-    const int error = read_process(session_->group.members[position].mark.pid, address, target, bytes);
+    const Member& member = session_->group.members[position];
+    int error = read_process(member.mark.pid, address, target, bytes);
+    // Afterwards: its number may have been another process's while it was read.
+    if (error == 0 && has_ended(member)) error = ESRCH;
     return error == 0 ? Status() : memory_error("reading", position, bytes, error);
   }
   Status copy_to(int rank, std::uint64_t address, const std::byte* source, std::size_t bytes) override {

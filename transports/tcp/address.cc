@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include "transports/interfaces.h"
+
 namespace shoal::tcp {
 namespace {
 
@@ -21,12 +23,7 @@ struct LocalAddress {
   SocketAddress address;
   bool loopback = false;
 
-  // Bridges that containers and virtual machines hang on have the same address on many hosts: the last resort.
-  [[nodiscard]] bool is_bridge() const noexcept {
-    static constexpr std::array<std::string_view, 5> kPrefixes = {"docker", "br-", "virbr", "cni", "lxc"};
-    return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view p) { return interface.starts_with(p); });
-  }
-  [[nodiscard]] int badness() const noexcept { return (is_bridge() ? 2 : 0) + (address.family() == AF_INET6 ? 1 : 0); }
+  [[nodiscard]] int badness() const noexcept { return interface_badness(interface, address.family()); }
 };
 
 std::string host_text(const SocketAddress& address) {

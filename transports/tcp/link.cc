@@ -32,6 +32,14 @@ constexpr int kGoodbyeTries = 8;
 // Touched when the first packed tile comes.
 std::size_t unpacked_lines(const LinkShape& shape) { return (shape.tile_bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine); }
 
+// How often in a row the other side has answered nothing, and for how long; all zero where the system does not say.
+tcp_info silence_of(const Flow& flow) noexcept {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  return info;
+}
+
 }  // namespace
 
 TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address, const LinkShape& shape)
@@ -114,8 +122,10 @@ void TcpLink::start_closing() {
 
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
-  // A host that has not answered for so long will not answer now.
-  if (may_resume() && error != ETIMEDOUT) return drop(flow);
+  // A host that has not answered for so long will not answer now. The system may lose its patience before (tcp_retries2): a
+  // quarter of an hour, which TCP_USER_TIMEOUT would prolong only at the cost of a peer that is merely slow.
+  const bool vanished = error == ETIMEDOUT && milliseconds(silence_of(flow).tcpi_last_ack_recv) >= shape_.lost_after;
+  if (may_resume() && !vanished) return drop(flow);
   stop_flow(flow);
   hang_up(flow);
   if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
@@ -253,9 +263,8 @@ bool TcpLink::watch() {
     // now.
     if (flow.blocked) moved |= send_more(flow);
     // Unlike TCP_USER_TIMEOUT this spares a peer that is only slow: it answers each probe of its closed window.
-    tcp_info info{};
-    socklen_t bytes = sizeof info;
-    if (flow.ended || flow.down || ::getsockopt(flow.socket.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) continue;
+    if (flow.ended || flow.down) continue;
+    const tcp_info info = silence_of(flow);
     const bool silent = std::max(info.tcpi_retransmits, info.tcpi_probes) >= kSilentTries;
     if (shape_.rails && silent && info.tcpi_last_ack_recv >= kSilentRailMs && may_resume()) {
       fmt::print(stderr, "shoal: tcp: rank {} has not answered on socket {} for {:.1f} s; going on without its network\n",

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "src/trust/sealing.h"
 #include "transports/descriptor.h"
 #include "transports/tcp/drain_rate.h"
 #include "transports/tcp/mirror_ring.h"
 #include "transports/tcp/rendezvous.h"
-#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 #include "transports/transport.h"
 

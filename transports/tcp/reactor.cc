@@ -271,6 +271,7 @@ bool Reactor::collect() {
     const std::uint32_t what = events[i].events;
     if (events[i].data.ptr == nullptr) {
       moved |= watch_links();
+      rejoining |= rendezvous_ != nullptr && rendezvous_->busy();
       continue;
     }
     if (events[i].data.ptr == this) {
@@ -315,7 +316,6 @@ bool Reactor::watch_links() {
   bool moved = false;
   soon_ = false;
   for (TcpLink* link : links_) moved |= link->watch();
-  if (rendezvous_ != nullptr && rendezvous_->busy()) rejoin();
   set_timer(watch_period_ms());
   return moved;
 }

@@ -70,10 +70,12 @@ struct Outbound {
   std::chrono::milliseconds retry = kFirstRetry;
   bool knock = false;
   bool spoke = false;         // this knock
+  bool reached = false;       // this try: the host has taken the connection
   std::size_t hops = 0;       // rails that were left for the next
-  std::size_t refusals = 0;   // in a row
+  std::size_t place = 0;      // of this try: which of the peer's addresses
   MeetingTime since;          // of this try
   MeetingTime failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
+  MeetingTime closed_since;   // of the first of those that were closed at once, none meeting silence; zero: there is none
 };
 
 struct Peer {
@@ -82,7 +84,8 @@ struct Peer {
   std::vector<bool> lost;  // by socket index, after the start
   PeerSockets sockets;
   std::size_t missing = 0;
-  std::size_t address = 0;  // the one in use
+  std::size_t address = 0;   // the one in use
+  std::vector<bool> denied;  // by address: it leads to nobody, as tries since the last that met anything else say
   std::string last_error;
 };
 
@@ -130,7 +133,9 @@ class RealRendezvous final : public Rendezvous {
   void leave_address(Outbound& outbound) noexcept;
   void start(Outbound& outbound);
   void retry(Outbound& outbound, int error, std::string why);
+  [[nodiscard]] std::chrono::milliseconds patience_with(const Peer& peer) const noexcept;
   void retry_lost(Outbound& outbound, int error);
+  void deny(Peer& peer, std::size_t place);
   void serve_outbounds();
   void serve_connecting(Outbound& outbound, Clock::time_point now);
   void serve_knock(Outbound& outbound, Clock::time_point now);

@@ -224,7 +224,7 @@ Connection RealRendezvous::connection(Descriptor socket, std::string_view record
   Connection made{std::move(socket), {}};
   const bool aes = (theirs.encryption & self_.encryption & kHasAes) != 0;
   if ((self_.encryption & kEncrypted) != 0)
-    made.keys = derive_sealing_keys(key_, records.substr(0, 2 * kHelloBytes), connects, aes);
+    made.keys = derive_sealing_keys(key_, "tcp traffic", records.substr(0, 2 * kHelloBytes), connects, aes);
   return made;
 }
 
@@ -233,6 +233,7 @@ void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, st
   report_no_more(made.socket);
   if (rejoining()) {
     peer.lost[index] = false;
+    peer.denied.clear();
     count_repaired_connection();
     links_->resume(peer.where.rank, index, std::move(made), received);
     return;

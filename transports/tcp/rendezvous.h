@@ -12,9 +12,9 @@
 
 #include <shoal/status.h>
 
+#include "src/trust/sealing.h"
 #include "transports/descriptor.h"
 #include "transports/tcp/address.h"
-#include "transports/tcp/sealing.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp {

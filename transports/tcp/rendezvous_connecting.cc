@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "transports/tcp/real_rendezvous.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {
@@ -19,17 +20,18 @@ constexpr milliseconds kLastRetry{200};
 // Where a peer has several addresses, a silent one is left for the next after this time.
 constexpr milliseconds kAddressTimeout{1000};
 constexpr milliseconds kReplyTimeout{3000};
-// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long a peer may take
-// connections and close them at once before it is lost. A host that answers and whose rank is busy is waited for.
+// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long an address may
+// take connections and close them at once before it leads to nobody. A host that answers and whose rank is busy is waited for.
 constexpr milliseconds kUnansweredTry{3000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
 // A knock that has met nothing but silence for so long says something.
 constexpr milliseconds kQuietKnock{100};
 
-// The way there is closed; whether anybody is at its end nobody knows.
-bool is_unanswered(int error) noexcept {
-  return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
+// Somebody has said no, or closed (0). Anything else says nothing of the peer: the way there is closed, or this host is out of
+// something.
+bool is_answer(int error) noexcept {
+  return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
 }
 
 // Makes the socket leave by the interface of that address where the system routes by it. The number of an error, or 0.
@@ -57,19 +59,19 @@ std::size_t RealRendezvous::place_of(const Outbound& outbound) const noexcept {
 
 void RealRendezvous::leave_address(Outbound& outbound) noexcept {
   Peer& peer = peers_[outbound.peer];
-  if (rails_.empty()) {
-    peer.address = (peer.address + 1) % peer.where.addresses.size();
-  } else {
+  if (!rails_.empty()) {
     ++outbound.hops;
+  } else if (peer.address == outbound.place) {  // or another socket has left it already
+    peer.address = (peer.address + 1) % peer.where.addresses.size();
   }
 }
 
 void RealRendezvous::start(Outbound& outbound) {
   const Peer& peer = peers_[outbound.peer];
-  const std::size_t place = place_of(outbound);
+  const std::size_t place = outbound.place = place_of(outbound);
   const SocketAddress& address = peer.where.addresses[place];
   outbound.since = Clock::now();
-  outbound.spoke = false;
+  outbound.spoke = outbound.reached = false;
   outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!outbound.socket.valid()) {
     if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
@@ -83,6 +85,8 @@ void RealRendezvous::start(Outbound& outbound) {
     const int error = bind_to(outbound.socket, rails_[place]);
     if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
   }
+  // A rank that is busy may leave the handshake waiting for any time. Should its host vanish, the system has to say so.
+  if (rejoining()) tune_handshake(outbound.socket.get(), patience_with(peer));
   outbound.state = Outbound::State::connecting;
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
   // At the start a rail that is left is left for good; later the others go on while one is silent.
@@ -104,7 +108,7 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   outbound.state = Outbound::State::waiting;
   if (rejoining()) return retry_lost(outbound, error);
   // Of a rail that has taken the connection nothing is known to be wrong.
-  const bool leaves = rails_.empty() ? outbound.index == 0 : is_unanswered(error) || error == ECONNREFUSED;
+  const bool leaves = rails_.empty() ? outbound.index == 0 : !is_answer(error) || error == ECONNREFUSED;
   if (leaves) leave_address(outbound);
   const bool more_addresses = leaves && (rails_.empty() ? peer.address : outbound.hops % peer.where.addresses.size()) != 0;
   outbound.until = Clock::now();
@@ -113,24 +117,46 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
 }
 
+// For how long a host may be silent that has taken a connection: where another address may answer, as short as one that does
+// not.
+milliseconds RealRendezvous::patience_with(const Peer& peer) const noexcept {
+  return peer.where.addresses.size() > 1 ? kUnansweredTry : lost_after_;
+}
+
+// An address may be another host's too, or this one's, as those of bridges are: what one denies says nothing of the peer while
+// another is silent.
 void RealRendezvous::retry_lost(Outbound& outbound, int error) {
   Peer& peer = peers_[outbound.peer];
   const auto now = Clock::now();
   const bool refused = error == ECONNREFUSED;
-  const bool answered = !is_unanswered(error);
-  outbound.refusals = refused ? outbound.refusals + 1 : 0;
-  if (answered && now - outbound.since >= kLongEnough) outbound.failing_since = {};
-  if (outbound.failing_since == Clock::time_point{}) {
-    outbound.failing_since = outbound.since;
+  const bool silent = !is_answer(error);
+  const bool kept = !refused && !silent && now - outbound.since >= kLongEnough;  // by somebody who is there
+  const bool closed = !refused && !silent && !kept;
+  if (kept || outbound.failing_since == Clock::time_point{}) {
+    outbound.failing_since = kept ? now : outbound.since;
     outbound.retry = kFirstRetry;
   }
-  // Where nobody listens any more, at any of its addresses, there is no process.
-  const std::size_t addresses = peer.where.addresses.size();
-  if (outbound.refusals >= addresses || now - outbound.failing_since >= (answered ? kClosedLimit : lost_after_))
-    unreachable_.emplace_back(peer.where.rank, peer.last_error);
-  if (refused || !answered) leave_address(outbound);
+  if (silent && outbound.reached) outbound.failing_since = now - patience_with(peer);  // until then it has answered
+  if (kept || silent) {
+    outbound.closed_since = {};
+    peer.denied.clear();
+  }
+  if (closed && outbound.closed_since == Clock::time_point{}) outbound.closed_since = outbound.since;
+  const bool denied = refused || (closed && now - outbound.closed_since >= kClosedLimit);
+  if (denied) deny(peer, outbound.place);
+  if (now - outbound.failing_since >= lost_after_) unreachable_.emplace_back(peer.where.rank, peer.last_error);
+  if (denied || silent) leave_address(outbound);
   outbound.until = refused ? now : now + outbound.retry;
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+}
+
+// Where nobody listens any more, at any of its addresses, there is no process. Whichever sockets were told so: they take turns
+// at the addresses, so that one alone need not come to all of them.
+void RealRendezvous::deny(Peer& peer, std::size_t place) {
+  peer.denied.resize(peer.where.addresses.size());
+  peer.denied[place] = true;
+  const bool everywhere = std::find(peer.denied.begin(), peer.denied.end(), false) == peer.denied.end();
+  if (everywhere) unreachable_.emplace_back(peer.where.rank, peer.last_error);
 }
 
 void RealRendezvous::serve_outbounds() {
@@ -157,6 +183,7 @@ void RealRendezvous::serve_connecting(Outbound& outbound, Clock::time_point now)
   if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
   const Peer& peer = peers_[outbound.peer];
   report(outbound.socket, EPOLLIN);
+  outbound.reached = error == 0;
   if (error == 0 && outbound.knock) {
     outbound.state = Outbound::State::knocking;
     return;
@@ -216,15 +243,19 @@ void RealRendezvous::serve_answering(Outbound& outbound, Clock::time_point now) 
     return;
   }
   outbound.state = Outbound::State::done;
-  peer.sockets.address = peer.where.addresses[place_of(outbound)].to_string();
-  if (!rails_.empty()) say_which_rail(outbound);
+  peer.sockets.address = peer.where.addresses[outbound.place].to_string();
+  if (rails_.empty()) {
+    peer.address = outbound.place;
+  } else {
+    say_which_rail(outbound);
+  }
   complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
 }
 
 void RealRendezvous::say_which_rail(const Outbound& outbound) const {
   const Peer& peer = peers_[outbound.peer];
   const std::size_t own = outbound.index % peer.where.addresses.size();
-  const std::size_t taken = place_of(outbound);
+  const std::size_t taken = outbound.place;
   if (taken == own) return;
   fmt::print(stderr, "shoal: tcp: socket {} to rank {} goes by rail {} ({}): rail {} does not answer ({})\n", outbound.index,
              peer.sockets.rank, taken, peer.where.addresses[taken].to_string(), own, peer.last_error);

@@ -9,5 +9,7 @@ namespace shoal::tcp {
 /// A host that has vanished while nothing is under way is known to be silent, and the connection ends, soon after `lost_after`.
 /// `shares`: others carry tiles of the same link.
 void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcept;
+/// Before that: the connection ends when its host has been silent for `patience`, whatever is under way.
+void tune_handshake(int socket, std::chrono::milliseconds patience) noexcept;
 
 }  // namespace shoal::tcp

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "transports/tcp/sealing.h"
+#include "src/trust/sealing.h"
 
-namespace shoal::tcp {
+namespace shoal {
 namespace {
 
 constexpr std::size_t kMost = 1000;
@@ -31,17 +31,17 @@ std::string opened(Sealing& end, std::span<const std::byte> bytes) {
   return text;
 }
 
-class TcpSealing : public testing::TestWithParam<bool> {
+class SealedRecords : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (GetParam() && !has_aes()) GTEST_SKIP() << "this processor has no AES instructions";
   }
-  static SealingKeys keys(bool connects, std::string_view transcript = "both nonces") {
-    return derive_sealing_keys(key_from_text("the job's key"), transcript, connects, GetParam());
+  static SealingKeys keys(bool connects, std::string_view transcript = "both nonces", std::string_view use = "test traffic") {
+    return derive_sealing_keys(key_from_text("the job's key"), use, transcript, connects, GetParam());
   }
 };
 
-TEST_P(TcpSealing, RecordsArriveInBothDirections) {
+TEST_P(SealedRecords, RecordsArriveInBothDirections) {
   Sealing one(keys(true), kMost);
   Sealing other(keys(false), kMost);
   for (int i = 0; i < 50; ++i) {
@@ -51,7 +51,7 @@ TEST_P(TcpSealing, RecordsArriveInBothDirections) {
   }
 }
 
-TEST_P(TcpSealing, ARecordThatComesByteByByteOpensWhenItIsWhole) {
+TEST_P(SealedRecords, ARecordThatComesByteByByteOpensWhenItIsWhole) {
   Sealing one(keys(true), kMost);
   Sealing other(keys(false), kMost);
   const auto record = sealed(one, "word by word");
@@ -60,7 +60,7 @@ TEST_P(TcpSealing, ARecordThatComesByteByByteOpensWhenItIsWhole) {
   EXPECT_EQ(opened(other, std::span(record).last(1)), "word by word");
 }
 
-TEST_P(TcpSealing, NoChangedBitOpens) {
+TEST_P(SealedRecords, NoChangedBitOpens) {
   Sealing one(keys(true), kMost);
   const auto good = sealed(one, "as it was");
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
@@ -71,7 +71,7 @@ TEST_P(TcpSealing, NoChangedBitOpens) {
   }
 }
 
-TEST_P(TcpSealing, NoRecordOpensTwiceOrOutOfTurnOrElsewhere) {
+TEST_P(SealedRecords, NoRecordOpensTwiceOrOutOfTurnOrElsewhere) {
   Sealing one(keys(true), kMost);
   const auto first = sealed(one, "first");
   const auto second = sealed(one, "second");
@@ -86,12 +86,14 @@ TEST_P(TcpSealing, NoRecordOpensTwiceOrOutOfTurnOrElsewhere) {
   }
   Sealing of_another_connection(keys(false, "other nonces"), kMost);
   EXPECT_EQ(opened(of_another_connection, first), "?");
+  Sealing of_another_use(keys(false, "both nonces", "other traffic"), kMost);
+  EXPECT_EQ(opened(of_another_use, first), "?");
   Sealing to_itself(keys(true), kMost);
   EXPECT_EQ(opened(to_itself, first), "?");
 }
 
-INSTANTIATE_TEST_SUITE_P(Ciphers, TcpSealing, testing::Values(false, true),
+INSTANTIATE_TEST_SUITE_P(Ciphers, SealedRecords, testing::Values(false, true),
                          [](const auto& info) { return info.param ? "aes_gcm" : "chacha20_poly1305"; });
 
 }  // namespace
-}  // namespace shoal::tcp
+}  // namespace shoal

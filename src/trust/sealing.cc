@@ -1,11 +1,12 @@
-#include "transports/tcp/sealing.h"
+#include "src/trust/sealing.h"
 
 #include <sodium.h>
 
 #include <array>
 #include <cstring>
+#include <string>
 
-namespace shoal::tcp {
+namespace shoal {
 namespace {
 
 static_assert(crypto_aead_aes256gcm_KEYBYTES == sizeof(Key) && crypto_aead_chacha20poly1305_ietf_KEYBYTES == sizeof(Key));
@@ -34,9 +35,9 @@ bool has_aes() noexcept {
   return has;
 }
 
-SealingKeys derive_sealing_keys(const Key& key, std::string_view transcript, bool connects, bool aes) {
-  const Key there = derive_key(key, "tcp traffic to the listening side", transcript);
-  const Key back = derive_key(key, "tcp traffic to the connecting side", transcript);
+SealingKeys derive_sealing_keys(const Key& key, std::string_view use, std::string_view transcript, bool connects, bool aes) {
+  const Key there = derive_key(key, std::string(use) + " to the listening side", transcript);
+  const Key back = derive_key(key, std::string(use) + " to the connecting side", transcript);
   return {connects ? there : back, connects ? back : there, aes};
 }
 
@@ -92,4 +93,4 @@ void Sealing::make_room() noexcept {
   }
 }
 
-}  // namespace shoal::tcp
+}  // namespace shoal

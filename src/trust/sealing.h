@@ -10,7 +10,7 @@
 
 #include "src/trust/proof.h"
 
-namespace shoal::tcp {
+namespace shoal {
 
 /// What a connection is encrypted with: a key for each direction, which no other connection has.
 struct SealingKeys {
@@ -19,9 +19,10 @@ struct SealingKeys {
   bool aes = false;  ///< both processors have AES-256-GCM in hardware; ChaCha20-Poly1305 otherwise
 };
 
-/// `transcript`: the records of the connection's handshake with the nonces of both sides. `connects`: of its two ends, this
-/// one.
-[[nodiscard]] SealingKeys derive_sealing_keys(const Key& key, std::string_view transcript, bool connects, bool aes);
+/// `use`: what kind of connection it is; no two kinds share keys. `transcript`: what both said in its handshake, the nonces of
+/// both sides among it. `connects`: of its two ends, this one.
+[[nodiscard]] SealingKeys derive_sealing_keys(const Key& key, std::string_view use, std::string_view transcript, bool connects,
+                                              bool aes);
 
 /// This processor can do AES-256-GCM.
 [[nodiscard]] bool has_aes() noexcept;
@@ -70,4 +71,4 @@ class Sealing {
   std::size_t in_bytes_ = 0;
 };
 
-}  // namespace shoal::tcp
+}  // namespace shoal

@@ -1,0 +1,328 @@
+// What must not happen to those who call: an ok before the call has ended, another's bytes, a wait without an end.
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <shoal/store.h>
+
+#include "tests/multiprocess/ranks.h"
+#include "tests/multiprocess/shared_buffer.h"
+
+namespace shoal {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kSlack = 5;
+#else
+constexpr double kSlack = 1;
+#endif
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+CommunicatorOptions over(const char* transports, milliseconds timeout = std::chrono::seconds(20)) {
+  CommunicatorOptions options;
+  options.transports = transports;
+  options.timeout = timeout;
+  return options;
+}
+
+CallOptions within(milliseconds timeout) {
+  CallOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+class Guards : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Guards, ::testing::Values("shm", "tcp"), [](const auto& info) { return std::string(info.param); });
+
+// Rank 1 is late in an all_gather. A barrier after it, with a deadline of its own, may not even start before all have met.
+TEST_P(Guards, ABlockingCallBehindAnotherEndsAtItsOwnDeadlineWithAnError) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    ::setenv("SHOAL_SINGLE_COPY", "2", 1);  // large shares meet before they are copied
+    auto made = testing::join(directory, rank, size, over(GetParam()));
+    if (!made.ok()) return made.status().to_string();
+    Communicator& c = **made;
+    const testing::TestBuffer<float> in(1 << 18, false);
+    const testing::TestBuffer<float> out(2 << 18, false);
+    if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    if (rank == 1) {
+      ::usleep(static_cast<useconds_t>(2'000'000 * kSlack));
+      const Status status = c.all_gather(in.data(), out.data(), in.size(), DataType::float32);
+      return status.code() == StatusCode::timeout ? "" : "rank 1: " + status.to_string();  // told why
+    }
+    auto work = c.all_gather_async(in.data(), out.data(), in.size(), DataType::float32);
+    if (!work.ok()) return work.status().to_string();
+    const auto start = Clock::now();
+    const Status status = c.barrier(within(milliseconds(300)));
+    const double seconds = seconds_since(start);
+    if (status.code() != StatusCode::timeout || status.message().find("call 2 (barrier)") == std::string::npos)
+      return "the barrier: " + status.to_string();
+    if (status.message().find("not in the call: rank 1") == std::string::npos) return "the culprit: " + status.to_string();
+    if (seconds < 0.29 || seconds > 1 * kSlack) return fmt::format("after {:.2f} s", seconds);
+    return work->wait().ok() ? "the all_gather has ended well" : "";
+  });
+  testing::expect_all_well(outcomes);
+}
+
+// The number of a call is given when it is made: one that is kept back holds up those behind it, not for ever.
+TEST_P(Guards, ACallBehindOneThatAnotherThreadKeepsBackTimesOut) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    float one = 1;
+    std::atomic<int> stage{0};
+    std::thread keeper([&] {
+      Communicator::group_begin();
+      static_cast<void>(c.all_reduce(&one, &one, 1, DataType::float32, ReduceOp::sum));
+      stage.store(1);
+      stage.notify_all();
+      stage.wait(1);
+      static_cast<void>(Communicator::group_end());
+    });
+    stage.wait(0);
+    const auto start = Clock::now();
+    const Status status = c.barrier(within(milliseconds(300)));
+    const double seconds = seconds_since(start);
+    stage.store(2);
+    stage.notify_all();
+    keeper.join();
+    if (status.code() != StatusCode::timeout) return "the barrier: " + status.to_string();
+    if (status.message().find("group_end() of another thread") == std::string::npos &&
+        status.message().find("timed out on") == std::string::npos)
+      return status.message();
+    return seconds < 1 * kSlack ? "" : fmt::format("after {:.2f} s", seconds);
+  });
+}
+
+// What is lent lies in the sender's memory: where the sender gives up before the receiver has come, its buffer is its own
+// again.
+TEST(LentMemory, IsNeverTakenForTheMessageAfterTheSenderHasGivenUp) {
+  static constexpr std::size_t kCount = 1 << 17;  // all of it fits between sender and receiver
+  for (const bool frees : {false, true}) {
+    const auto outcomes = testing::run_ranks(2, [frees](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_SINGLE_COPY", "0", 1);
+      auto made = testing::join(directory, rank, size, over("shm"));
+      if (!made.ok()) return made.status().to_string();
+      Communicator& c = **made;
+      auto buffer = std::make_unique<testing::TestBuffer<float>>(kCount, true);
+      std::fill_n(buffer->data(), kCount, rank == 0 ? 1.0F : 0.0F);
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+      if (rank == 1) ::usleep(static_cast<useconds_t>(1'000'000 * kSlack));
+      const Status status =
+          c.broadcast(buffer->data(), kCount, DataType::float32, 0, within(milliseconds(rank == 0 ? 200 : 10'000)));
+      if (rank == 0) {
+        std::fill_n(buffer->data(), kCount, 7.0F);
+        if (frees) buffer.reset();
+        ::usleep(static_cast<useconds_t>(2'000'000 * kSlack));
+        return status.code() == StatusCode::timeout ? "" : "rank 0: " + status.to_string();
+      }
+      const bool right = std::all_of(buffer->data(), buffer->data() + kCount, [](float x) { return x == 1.0F; });
+      return status.ok() && !right ? "ok, with other bytes" : status.ok() ? "ok, though the root has given up" : "";
+    });
+    testing::expect_all_well(outcomes, frees ? "freed" : "overwritten");
+  }
+}
+
+// Thread 2 of rank 0 waits in a group while thread 1 keeps everything moving.
+TEST_P(Guards, TheTrafficOfOneCommunicatorHidesNoDeadlineOfAnother) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    auto group = c.split(0, c.rank());
+    if (!group.ok()) return group.status().to_string();
+    std::atomic<bool> ended{false};
+    std::string wrong;
+    std::thread other;
+    if (c.rank() == 0) {
+      other = std::thread([&] {
+        const auto start = Clock::now();
+        const Status status = (*group)->barrier(within(milliseconds(300)));
+        const double seconds = seconds_since(start);
+        if (status.code() != StatusCode::timeout) wrong = "the group: " + status.to_string();
+        if (seconds > 1.3 * kSlack) wrong = fmt::format("after {:.2f} s", seconds);
+        ended.store(true);
+      });
+    }
+    std::vector<float> data(20'000);
+    const auto start = Clock::now();
+    // Rank 0 says when it is enough, in the data, so that both make as many calls.
+    for (bool enough = false; !enough;) {
+      data[0] = c.rank() == 0 && (ended.load() || seconds_since(start) > 4 * kSlack) ? 1.0F : 0.0F;
+      const Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::max);
+      if (!status.ok()) {
+        wrong = "the traffic: " + status.to_string();
+        break;
+      }
+      enough = data[0] == 1.0F;
+    }
+    if (other.joinable()) other.join();
+    return wrong;
+  });
+}
+
+TEST_P(Guards, NothingThatWaitsForOthersIsCollectedInAGroup) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    Communicator::group_begin();
+    const auto split = c.split(0, 0);
+    const auto shrunk = c.shrink();
+    const auto group = c.group(std::vector<int>{c.rank()});  // waits for nobody
+    const Status end = Communicator::group_end();
+    for (const Status& status : {split.status(), shrunk.status()}) {
+      if (status.code() != StatusCode::invalid_argument || status.message().find("group_begin()") == std::string::npos)
+        return status.to_string();
+    }
+    if (!group.ok() || !end.ok()) return group.status().to_string() + end.to_string();
+    return c.barrier().ok() ? "" : "the communicator is not usable";
+  });
+}
+
+TEST_P(Guards, ACallbackThatWouldWaitIsRefused) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    float one = 1;
+    auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
+    if (!work.ok()) return work.status().to_string();
+    std::atomic<bool> called{false};
+    std::string wrong;
+    const Status set = work->on_completion([&](const Status&) {
+      const std::vector<int> both{0, 1};
+      for (const Status& status : {c.group(both).status(), c.split(0, 0).status(), c.shrink().status()}) {
+        if (status.code() != StatusCode::invalid_argument || status.message().find("callback") == std::string::npos)
+          wrong += status.to_string() + "; ";
+      }
+      static_cast<void>(c.memory_bytes());
+      called.store(true);
+    });
+    if (!set.ok()) return set.to_string();
+    if (const Status status = work->wait(); !status.ok()) return status.to_string();
+    const Status status = c.barrier();
+    return !status.ok() ? status.to_string() : called.load() ? wrong : "the callback was not called";
+  });
+}
+
+TEST_P(Guards, AChildOfForkCanNeitherShrinkNorWaitForItsParentsCalls) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    float one = 1;
+    // Rank 1 makes the call late: it is in flight in rank 0 when that one forks.
+    if (c.rank() == 1) ::usleep(300'000);
+    auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
+    if (!work.ok()) return work.status().to_string();
+    if (c.rank() == 0) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::alarm(10);  // a child that hangs ends by it
+        const bool shrunk = c.shrink().status().code() == StatusCode::aborted;
+        const bool waited = work->wait().code() == StatusCode::aborted;
+        static_cast<void>(c.memory_bytes());
+        ::_exit(shrunk && waited ? 0 : 1);
+      }
+      int end = 0;
+      if (::waitpid(child, &end, 0) != child || end != 0) return fmt::format("the child ended with {:#x}", end);
+    }
+    if (const Status status = work->wait(); !status.ok()) return status.to_string();
+    const Status status = c.barrier();
+    return status.ok() && one == 2 ? "" : status.to_string();
+  });
+}
+
+TEST_P(Guards, ATimeoutThatMeansNeverIsNoneInThePast) {
+  testing::expect_ranks(2, over(GetParam(), milliseconds::max()), [](Communicator& c) -> std::string {
+    float one = 1;
+    if (c.rank() == 1) ::usleep(50'000);
+    for (const auto& options : {within(milliseconds::max()), CallOptions()}) {
+      if (const Status status = c.barrier(options); !status.ok()) return status.to_string();
+    }
+    auto work = c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
+    if (!work.ok()) return work.status().to_string();
+    const Status waited = work->wait_for(std::chrono::nanoseconds::max());
+    const auto shrunk = c.shrink({}, milliseconds::max());
+    return !waited.ok() ? waited.to_string() : shrunk.ok() ? "" : shrunk.status().to_string();
+  });
+}
+
+/// What each of three ranks is told at start-up, and after how long.
+struct Told {
+  std::string words;
+  double seconds = 0;
+};
+std::vector<Told> start_up(const std::function<std::unique_ptr<Store>(int rank, std::unique_ptr<Store>)>& prepare) {
+  const auto outcomes = testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
+    auto store = make_file_store(directory);
+    if (!store.ok()) return store.status().to_string();
+    const auto start = Clock::now();
+    auto prepared = prepare(rank, std::move(*store));
+    const Status status = Communicator::create(*prepared, rank, size, over("shm,tcp")).status();
+    return fmt::format("{}|{}", seconds_since(start), status.to_string());
+  });
+  std::vector<Told> told;
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(testing::bad_end(outcome), "");
+    const std::size_t bar = outcome.output.find('|');
+    if (bar == std::string::npos) {
+      ADD_FAILURE() << outcome.output;
+      told.emplace_back();
+    } else {
+      told.push_back({outcome.output.substr(bar + 1), std::stod(outcome.output)});
+    }
+  }
+  return told;
+}
+
+TEST(StartUp, NobodyWaitsForARankThatHasGivenUp) {
+  const auto told = start_up([](int rank, std::unique_ptr<Store> store) {
+    if (rank == 1) ::setenv("SHOAL_LOST_AFTER", "soon", 1);
+    return store;
+  });
+  for (const Told& one : told) {
+    EXPECT_THAT(one.words, HasSubstr("SHOAL_LOST_AFTER"));
+    EXPECT_LT(one.seconds, 2 * kSlack);  // the deadline is 20 s
+  }
+  EXPECT_THAT(told[0].words, HasSubstr("rank 1 has given up: "));
+  EXPECT_THAT(told[2].words, HasSubstr("rank 1 has given up: "));
+}
+
+/// A Store through which rank 0 seems to be of another release.
+class OtherRelease final : public Store {
+ public:
+  explicit OtherRelease(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+  Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    auto value = store_->get(key, deadline);
+    constexpr std::string_view kField = "\"version\":\"";
+    if (const std::size_t at = value.ok() ? value->find(kField) : std::string::npos; at != std::string::npos)
+      value->replace(at + kField.size(), value->find('"', at + kField.size()) - at - kField.size(), "99.1.2");
+    return value;
+  }
+
+ private:
+  std::unique_ptr<Store> store_;
+};
+
+TEST(StartUp, AnotherReleaseOnOneRankIsToldToAll) {
+  const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
+    if (rank != 2) return store;
+    return std::make_unique<OtherRelease>(std::move(store));
+  });
+  for (const Told& one : told) {
+    EXPECT_THAT(one.words, AllOf(HasSubstr("mismatch"), HasSubstr("rank 0 runs shoal 99.1.2, this rank "),
+                                 HasSubstr("install the same version")));
+    EXPECT_LT(one.seconds, 2 * kSlack);
+  }
+  EXPECT_THAT(told[0].words, HasSubstr("rank 2 has given up: "));
+}
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,219 @@
+#include "tests/fault/place.h"
+
+#include <fcntl.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include <fmt/format.h>
+
+namespace shoal::testing {
+namespace {
+
+constexpr int kNamespaces = CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWIPC;
+// Below the new /tmp: what this file itself has put there.
+constexpr const char* kBelow = "/tmp/.place";
+constexpr const char* kOutside = "/tmp/.place/outside";
+constexpr const char* kQueues = "/tmp/.place/queues";
+
+void write_text(const char* path, const std::string& text) { std::ofstream(path) << text; }
+
+/// What went wrong; empty: nothing.
+std::string bring_loopback_up() {
+  const int socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  ifreq request{};
+  std::strcpy(request.ifr_name, "lo");
+  const bool up = ::ioctl(socket, SIOCGIFFLAGS, &request) == 0 && (request.ifr_flags |= IFF_UP, true) &&
+                  ::ioctl(socket, SIOCSIFFLAGS, &request) == 0;
+  const int error = errno;
+  ::close(socket);
+  return up ? "" : fmt::format("the loopback device: {}", std::strerror(error));
+}
+
+std::string cover_folders() {
+  const auto wrong = [](const char* what) { return fmt::format("{}: {}", what, std::strerror(errno)); };
+  if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return wrong("private mounts");
+  const int outside = ::open("/tmp", O_PATH | O_DIRECTORY | O_CLOEXEC);
+  for (const char* folder : {"/tmp", "/var/tmp", "/dev/shm"}) {
+    struct stat found {};
+    if (::lstat(folder, &found) != 0 || !S_ISDIR(found.st_mode)) continue;
+    if (::mount("tmpfs", folder, "tmpfs", 0, "mode=1777") != 0) return wrong(folder);
+  }
+  if (::mkdir(kBelow, 0755) != 0 || ::mkdir(kOutside, 0755) != 0 || ::mkdir(kQueues, 0755) != 0) return wrong(kBelow);
+  if (::mount(fmt::format("/proc/self/fd/{}", outside).c_str(), kOutside, nullptr, MS_BIND, nullptr) != 0)
+    return wrong(kOutside);
+  static_cast<void>(::mount("mqueue", kQueues, "mqueue", 0, nullptr));  // where the kernel has such queues
+  ::close(outside);
+  return {};
+}
+
+std::string make_place(bool own_users) {
+  const uid_t user = ::geteuid();
+  const gid_t group = ::getegid();
+  if (::unshare(kNamespaces | (own_users ? CLONE_NEWUSER : 0)) != 0) return fmt::format("unshare: {}", std::strerror(errno));
+  if (own_users) {  // without these, nobody owns what is made in the new folders
+    write_text("/proc/self/setgroups", "deny");
+    write_text("/proc/self/uid_map", fmt::format("{0} {0} 1", user));
+    write_text("/proc/self/gid_map", fmt::format("{0} {0} 1", group));
+  }
+  if (std::string wrong = cover_folders(); !wrong.empty()) return wrong;
+  return bring_loopback_up();
+}
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream stream(line);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;) words.push_back(word);
+  return words;
+}
+
+/// Calls `add(name, words)` with each line of a table of the kernel's, but for its heading.
+template <typename Add>
+void each_line(const std::string& path, Add add) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  while (std::getline(file, line)) add(path, words_of(line));
+}
+
+ino_t network_of(const std::string& process) {
+  struct stat found {};
+  return ::stat(fmt::format("/proc/{}/ns/net", process).c_str(), &found) == 0 ? found.st_ino : 0;
+}
+
+std::string list_place(pid_t keeper) {
+  std::string all;
+  const ino_t here = network_of("self");
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (name == std::to_string(keeper) || name == std::to_string(::getpid())) continue;
+    if (network_of(name) == here) all += fmt::format("process {}\n", name);
+  }
+  for (const char* table : {"tcp", "tcp6", "udp", "udp6", "raw", "raw6"}) {
+    each_line(fmt::format("/proc/net/{}", table), [&](const std::string& path, const std::vector<std::string>& words) {
+      // Without a number, and not listening: the kernel ends a connection that no process has any more.
+      constexpr std::size_t kAddress = 1;
+      constexpr std::size_t kState = 3;
+      constexpr std::size_t kInode = 9;
+      if (words.size() <= kInode || (words[kInode] == "0" && words[kState] != "0A")) return;
+      all += fmt::format("{} {} {}\n", path, words[kAddress], words[kState] == "0A" ? "listens" : "is open");
+    });
+  }
+  each_line("/proc/net/unix", [&](const std::string& path, const std::vector<std::string>& words) {
+    constexpr std::size_t kName = 7;
+    all += fmt::format("{} {}\n", path, words.size() > kName ? words[kName] : "without a name");
+  });
+  for (const char* table : {"shm", "sem", "msg"}) {
+    each_line(fmt::format("/proc/sysvipc/{}", table), [&](const std::string& path, const std::vector<std::string>& words) {
+      all += fmt::format("{} {}\n", path, words.size() > 1 ? words[1] : "?");
+    });
+  }
+  for (const char* folder : {"/tmp", "/var/tmp", "/dev/shm", kQueues}) {
+    for (auto entry = std::filesystem::recursive_directory_iterator(folder, error);
+         !error && entry != std::filesystem::recursive_directory_iterator(); entry.increment(error)) {
+      if (entry->path() == kBelow) {
+        entry.disable_recursion_pending();
+      } else {
+        all += fmt::format("file {}\n", entry->path().string());
+      }
+    }
+  }
+  return all;
+}
+
+/// What the child says that `body` runs in.
+template <typename Body>
+std::string ask_child(Body body) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return "no pipe";
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const std::string text = body();
+    for (std::size_t written = 0; written < text.size();) {
+      const ssize_t some = ::write(ends[1], text.data() + written, text.size() - written);
+      if (some <= 0) break;
+      written += static_cast<std::size_t>(some);
+    }
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string text;
+  std::array<char, 4096> buffer{};
+  for (ssize_t got = 0; (got = ::read(ends[0], buffer.data(), buffer.size())) > 0;)
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  ::waitpid(pid, nullptr, 0);
+  return text;
+}
+
+}  // namespace
+
+OwnPlace::OwnPlace() {
+  for (const bool own_users : {false, true}) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) {
+      complaint_ = "no pipe";
+      return;
+    }
+    own_users_ = own_users;
+    keeper_ = ::fork();
+    if (keeper_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not outlive a test that dies
+      std::string wrong = make_place(own_users);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // another user, other wishes
+      wrong += '\n';
+      if (::write(ends[1], wrong.data(), wrong.size()) < 0) ::_exit(1);
+      for (;;) ::pause();
+    }
+    ::close(ends[1]);
+    complaint_.clear();
+    char c = 0;
+    bool whole = false;
+    while (!whole && ::read(ends[0], &c, 1) == 1) c == '\n' ? whole = true : (complaint_ += c, false);
+    ::close(ends[0]);
+    if (!whole) complaint_ = "the keeper has died";
+    if (complaint_.empty()) return;
+    ::kill(keeper_, SIGKILL);
+    ::waitpid(keeper_, nullptr, 0);
+    keeper_ = -1;
+  }
+}
+
+OwnPlace::~OwnPlace() {
+  if (keeper_ < 0) return;
+  ::kill(keeper_, SIGKILL);
+  ::waitpid(keeper_, nullptr, 0);
+}
+
+bool OwnPlace::enter() const {
+  const int process = static_cast<int>(::syscall(SYS_pidfd_open, keeper_, 0));
+  const bool in = process >= 0 && ::setns(process, kNamespaces | (own_users_ ? CLONE_NEWUSER : 0)) == 0;
+  if (process >= 0) ::close(process);
+  return in;
+}
+
+std::string OwnPlace::from_inside(const std::string& folder) { return kOutside + folder.substr(std::strlen("/tmp")); }
+
+std::string OwnPlace::contents() const {
+  return ask_child([this] { return enter() ? list_place(keeper_) : fmt::format("no way there: {}", std::strerror(errno)); });
+}
+
+}  // namespace shoal::testing

@@ -1,0 +1,286 @@
+#include "tests/fault/simulation_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
+
+#include "src/engine/drive.h"
+
+namespace shoal::testing {
+
+using Clock = SimulatedClock;
+using internal::Operation;
+
+HubEnds::HubEnds(LoopbackHub& hub, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    transports.push_back(std::move(hub.make_transport(rank)).value());
+    addresses.push_back(transports.back()->address());
+  }
+}
+
+namespace {
+
+constexpr unsigned char kUsedAgain = 0x5A;
+constexpr std::chrono::microseconds kLongStep{500};
+
+struct ConnectedEnd {
+  std::unique_ptr<Transport> transport;
+  std::vector<std::unique_ptr<Link>> links;
+};
+
+/// Ranks come one after the other: while one waits for the rest, the next one comes.
+std::vector<ConnectedEnd> connect_all(LoopbackHub& hub, int ranks) {
+  HubEnds ends(hub, ranks);
+  std::vector<ConnectedEnd> connected(static_cast<std::size_t>(ranks));
+  int next = 0;
+  const std::function<void()> connect_next = [&] {
+    if (next == ranks) return;
+    const auto rank = static_cast<std::size_t>(next++);
+    std::vector<int> peers;
+    std::vector<std::string> addresses;
+    for (int peer = 0; peer < ranks; ++peer) {
+      if (static_cast<std::size_t>(peer) == rank) continue;
+      peers.push_back(peer);
+      addresses.push_back(ends.addresses[static_cast<std::size_t>(peer)]);
+    }
+    auto links = ends.transports[rank]->connect(peers, addresses, Simulated::now() + std::chrono::seconds(30));
+    EXPECT_TRUE(links.ok()) << links.status().to_string();
+    connected[rank] = {std::move(ends.transports[rank]), std::move(links).value()};
+  };
+  Simulated::set_meanwhile(connect_next);
+  while (next < ranks) connect_next();
+  Simulated::set_meanwhile({});
+  return connected;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, LoopbackHub& data_hub,
+                                                      LoopbackHub& control_hub) {
+  auto data = connect_all(data_hub, scenario.ranks());
+  auto control = connect_all(control_hub, scenario.ranks());
+  std::vector<std::shared_ptr<Executor>> executors;
+  for (int rank = 0; rank < scenario.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    MeshParts parts;
+    parts.rank = rank;
+    parts.topology = scenario.topology;
+    parts.device = &host_device();
+    parts.cores = 1;
+    parts.tile_bytes = scenario.tile_bytes;
+    parts.links = std::move(data[at].links);
+    parts.transport_of_link.assign(parts.links.size(), 0);
+    parts.transports.push_back(std::move(data[at].transport));
+    parts.control = std::make_unique<ControlPlane>(std::move(control[at].transport), std::move(control[at].links));
+    auto mesh = std::make_shared<Mesh>(std::move(parts));
+    executors.push_back(std::move(Executor::create(mesh, Group::whole(*mesh))).value());
+  }
+  return executors;
+}
+
+SimulatedRank::SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor> executor)
+    : scenario_(scenario),
+      rank_(executor->rank()),
+      executor_(std::move(executor)),
+      mesh_(executor_->mesh()),
+      random_(scenario.seed * 1031 + static_cast<std::uint64_t>(rank_)),
+      calls_(scenario.calls.size()) {
+  mesh_->take_seat();
+  think(0);
+}
+
+SimulatedRank::~SimulatedRank() {
+  for (MadeCall& call : calls_) {
+    if (call.operation != nullptr) call.operation->drop_reference();
+  }
+}
+
+bool SimulatedRank::is_awaited(std::size_t index) const {
+  return !scenario_.calls[index].model.async && !calls_[index].ended_at;
+}
+
+bool SimulatedRank::calls_now() const {
+  if (made_ == calls_.size() || absent_ || Simulated::now() < makes_next_at_) return false;
+  return made_ == 0 || !is_awaited(made_ - 1);
+}
+
+bool SimulatedRank::is_ready() const {
+  if (has_left() || Simulated::now() < busy_until_) return false;
+  if (calls_now()) return true;
+  if (phase_ == Phase::idle) return mesh_->busy();
+  if (phase_ != Phase::asleep) return true;
+  return Simulated::now() >= wakes_at_ ||
+         std::ranges::any_of(descriptors_, [](const pollfd& each) { return Simulated::is_readable(each.fd); });
+}
+
+Clock::time_point SimulatedRank::next_event() const {
+  auto next = Clock::time_point::max();
+  if (has_left()) return next;
+  if (made_ < calls_.size() && !absent_ && (made_ == 0 || !is_awaited(made_ - 1))) next = makes_next_at_;
+  if (phase_ == Phase::asleep) {
+    next = std::min(next, wakes_at_);
+    for (const pollfd& each : descriptors_) next = std::min(next, Simulated::due(each.fd).value_or(next));
+  }
+  if (busy_until_ > Simulated::now()) return std::max(next == Clock::time_point::max() ? busy_until_ : next, busy_until_);
+  return next;
+}
+
+char SimulatedRank::step() {
+  const auto begin = Simulated::now();
+  char did = 0;
+  // Who drives and who makes calls take turns as it happens, where both have something to do.
+  if (calls_now() && (phase_ == Phase::idle || random_() % 2 == 0)) {
+    make_calls();
+    did = 'c';
+  } else {
+    did = drive();
+  }
+  note_ends();
+  // It has waited in the middle of a step, for room on the control plane: the others do not stand still meanwhile.
+  if (Simulated::now() - begin > kLongStep) {
+    busy_until_ = Simulated::now();
+    Simulated::go_back_to(begin);
+  }
+  return did;
+}
+
+// When the call `next` is made.
+void SimulatedRank::think(std::size_t next) {
+  makes_next_at_ = Simulated::now() + std::chrono::nanoseconds(scenario_.think_ns == 0 ? 0 : random_() % scenario_.think_ns);
+  if (rank_ != scenario_.culprit || next != scenario_.at_call) return;
+  if (scenario_.fault == Fault::late) makes_next_at_ += scenario_.fault_time;
+  absent_ = scenario_.fault == Fault::absent;
+}
+
+void SimulatedRank::make_call(std::size_t index) {
+  const SimulatedCall& call = scenario_.call(rank_, index);
+  MadeCall& made = calls_[index];
+  made.buffers = std::make_unique<ModelBuffers>(call.model, rank_);
+  made.made_at = Simulated::now();
+  std::vector<std::size_t> counts;
+  const Collective collective = call.model.collective(rank_, counts);
+  const PlanKey key{collective, made.buffers->in_place(), false, call.algorithm->name.data()};
+  const auto program = build_program(*call.algorithm, scenario_.topology, collective, rank_);
+  auto plan = std::move(make_plan(executor_->plan_context(), key, *program)).value();
+  Plan* raw = plan.get();
+  made.operation =
+      executor_->acquire(raw, std::move(plan), made.made_at + scenario_.timeout, made.buffers->input(), made.buffers->output());
+}
+
+void SimulatedRank::post(std::size_t index) { executor_->post(calls_[index].operation); }
+
+// The next call; now and then with the one after it, and that one comes first, as from two threads.
+void SimulatedRank::make_calls() {
+  const std::size_t first = made_++;
+  make_call(first);
+  think(made_);
+  const bool two = scenario_.calls[first].model.async && random_() % 8 == 0 && calls_now();
+  if (two) {
+    make_call(made_++);
+    think(made_);
+    post(first + 1);
+  }
+  post(first);
+}
+
+char SimulatedRank::drive() {
+  switch (phase_) {
+    case Phase::idle:
+      phase_ = Phase::look;
+      [[fallthrough]];
+    case Phase::look:
+      if (mesh_->progress()) {
+        mesh_->check_if_overdue();
+        return 'm';
+      }
+      if (!mesh_->busy()) {
+        phase_ = Phase::idle;
+        return 'i';
+      }
+      if (random_() % 4 != 0) phase_ = Phase::check;  // else it spins
+      return 'l';
+    case Phase::check:
+      phase_ = mesh_->check() ? Phase::look : Phase::announce;
+      return phase_ == Phase::look ? 'C' : 'k';
+    case Phase::announce:
+      phase_ = Phase::look_once_more;
+      if (mesh_->prepare_wait()) return 'a';
+      stay_awake();
+      return 'A';
+    case Phase::look_once_more:
+      if (mesh_->progress() || !mesh_->busy()) {
+        stay_awake();
+        return 'M';
+      }
+      phase_ = Phase::asleep;
+      wakes_at_ = mesh_->next_check();
+      descriptors_.clear();
+      mesh_->append_wait_fds(descriptors_);
+      return 's';
+    case Phase::asleep:
+      for (pollfd& each : descriptors_) each.revents = Simulated::is_readable(each.fd) ? POLLIN : 0;
+      mesh_->finish_wait(descriptors_);
+      phase_ = Phase::look;
+      return 'w';
+  }
+  return '?';
+}
+
+// It was about to sleep.
+void SimulatedRank::stay_awake() {
+  mesh_->finish_wait({});
+  phase_ = Phase::look;
+}
+
+void SimulatedRank::note_ends() {
+  for (std::size_t k = 0; k < made_; ++k) {
+    MadeCall& call = calls_[k];
+    if (call.ended_at || !call.operation->done()) continue;
+    call.ended_at = Simulated::now();
+    call.outcome = call.operation->outcome();
+    ++ended_;
+    if (!call.outcome.ok()) continue;
+    call.wrong = call.buffers->check();
+    // The buffers are the program's again, which writes into them: nobody may read or write them any more.
+    const CallBuffers& bytes = call.operation->plan->buffers;
+    if (call.buffers->input() != nullptr) std::memset(const_cast<void*>(call.buffers->input()), kUsedAgain, bytes.input_bytes);
+    if (call.buffers->output() != nullptr) std::memset(call.buffers->output(), kUsedAgain, bytes.output_bytes);
+  }
+}
+
+void SimulatedRank::abort(const std::string& reason) {
+  executor_->close({StatusCode::aborted, reason});
+  if (phase_ == Phase::idle) mesh_->check();  // as who closes where nobody drives: Mesh::tend_to_closed()
+  note_ends();
+}
+
+void SimulatedRank::bury() {
+  executor_->close({StatusCode::aborted, "it has been killed"});
+  while (mesh_->busy()) mesh_->progress();
+  made_ = calls_.size();
+  ended_ = calls_.size();
+  leave();
+}
+
+void SimulatedRank::leave() {
+  while (mesh_->busy()) mesh_->progress();
+  if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) mesh_->finish_wait({});
+  mesh_->leave_seat();
+  executor_->shut_down();
+  for (MadeCall& call : calls_) {
+    if (call.operation == nullptr) continue;
+    const std::span output(static_cast<const unsigned char*>(call.buffers->output()),
+                           call.buffers->output() == nullptr ? 0 : call.operation->plan->buffers.output_bytes);
+    const bool untouched = std::ranges::all_of(output, [](unsigned char byte) { return byte == kUsedAgain; });
+    if (call.outcome.ok() && call.ended_at && !untouched) call.wrong += "; its output was written to after it had ended";
+    std::exchange(call.operation, nullptr)->drop_reference();
+  }
+  executor_.reset();
+  mesh_.reset();
+}
+
+}  // namespace shoal::testing

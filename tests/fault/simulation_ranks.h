@@ -1,0 +1,100 @@
+// One rank of the engine's simulation: its Mesh and Executor, whoever drives them, and the program that makes the calls.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "src/engine/executor.h"
+#include "tests/fault/simulation_scenario.h"
+#include "tests/fault/simulation_system.h"
+
+namespace shoal::testing {
+
+/// The ends of one hub, by rank.
+struct HubEnds {
+  HubEnds(LoopbackHub& hub, int ranks);
+
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> addresses;
+};
+
+/// One Mesh with one Executor for each rank.
+std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, LoopbackHub& data, LoopbackHub& control);
+
+/// A call of one rank, and what became of it.
+struct MadeCall {
+  internal::Operation* operation = nullptr;  ///< null: not made yet
+  std::unique_ptr<ModelBuffers> buffers;
+  SimulatedClock::time_point made_at{};
+  std::optional<SimulatedClock::time_point> ended_at;
+  Status outcome;     ///< once it has ended
+  std::string wrong;  ///< what is wrong with the result, where it says ok
+};
+
+/// What drive() does with one mesh (drive.h), in steps between which other ranks have theirs, and what its caller does. Keeps
+/// the seat, so that no thread of the library's comes in between.
+class SimulatedRank {
+ public:
+  SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor> executor);
+  ~SimulatedRank();
+  SimulatedRank(const SimulatedRank&) = delete;
+  SimulatedRank& operator=(const SimulatedRank&) = delete;
+
+  /// Whether a step would do anything now.
+  [[nodiscard]] bool is_ready() const;
+  /// Until when it does not, where nobody else wakes it. time_point::max(): for ever.
+  [[nodiscard]] SimulatedClock::time_point next_event() const;
+  /// One step: what was done, a letter for each kind.
+  char step();
+
+  /// All calls have ended.
+  [[nodiscard]] bool is_done() const noexcept { return ended_ == calls_.size(); }
+  /// Makes the call that it waits with since it is an `absent` one.
+  void end_absence() noexcept { absent_ = false; }
+  void abort(const std::string& reason);
+  /// It has been killed: ends its calls, which nobody looks at, without a step.
+  void bury();
+  /// Destroys the communicator. Once, when all calls have ended.
+  void leave();
+  [[nodiscard]] bool has_left() const noexcept { return executor_ == nullptr; }
+
+  [[nodiscard]] const std::vector<MadeCall>& calls() const noexcept { return calls_; }
+  [[nodiscard]] int rank() const noexcept { return rank_; }
+
+ private:
+  enum class Phase { idle, look, check, announce, look_once_more, asleep };
+
+  [[nodiscard]] bool calls_now() const;
+  [[nodiscard]] bool is_awaited(std::size_t index) const;
+  void make_call(std::size_t index);
+  void post(std::size_t index);
+  void make_calls();
+  void think(std::size_t next);
+  char drive();
+  void stay_awake();
+  void note_ends();
+
+  const Scenario& scenario_;
+  int rank_;
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Mesh> mesh_;
+  std::mt19937_64 random_;
+  Phase phase_ = Phase::idle;
+  std::vector<pollfd> descriptors_;        // that it sleeps on
+  SimulatedClock::time_point wakes_at_{};  // at the latest
+  std::vector<MadeCall> calls_;
+  std::size_t made_ = 0;
+  std::size_t ended_ = 0;
+  SimulatedClock::time_point makes_next_at_{};
+  SimulatedClock::time_point busy_until_{};  // with its last step
+  bool absent_ = false;
+};
+
+}  // namespace shoal::testing

@@ -1,0 +1,104 @@
+// Start-up under mpirun, over a PMIx of this test's own: what rank 0 tells, and what the others make of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+
+#include "src/bootstrap/pmix.h"
+#include "tests/fuzz/fake_pmix.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Clock = std::chrono::steady_clock;
+
+class Pmix : public ::testing::Test {
+ protected:
+  Pmix() {
+    ::setenv("SHOAL_HOST_ADDRESS", "127.0.0.1", 1);
+    fake_pmix_answers(PMIX_SUCCESS, PMIX_SUCCESS, PMIX_SUCCESS);
+  }
+  ~Pmix() override { ::unsetenv("SHOAL_HOST_ADDRESS"); }
+
+  static Result<OpenedStore> open(int rank, Clock::duration patience = std::chrono::seconds(30), bool has_key = false) {
+    const Launch launch{.launcher = "mpirun", .rank = rank, .size = 2, .master_host = {}, .job = "job"};
+    return open_pmix_store(launch, {key_from_text("given"), has_key}, Clock::now() + patience);
+  }
+  static void tell(std::string text) {
+    static std::string told;
+    told = std::move(text);
+    fake_pmix_says(PMIX_STRING, told.data());
+  }
+};
+
+TEST_F(Pmix, RanksMeetAtWhatRankZeroTells) {
+  for (const bool has_key : {false, true}) {
+    const auto first = open(0, std::chrono::seconds(30), has_key);
+    ASSERT_TRUE(first.ok()) << first.status().to_string();
+    EXPECT_THAT(fake_pmix_seen()->put, StartsWith("127.0.0.1 "));
+    tell(fake_pmix_seen()->put);
+    const auto second = open(1, std::chrono::seconds(30), has_key);
+    ASSERT_TRUE(second.ok()) << second.status().to_string();
+    EXPECT_EQ(first->key.bytes, second->key.bytes);
+    EXPECT_EQ(first->key.bytes == key_from_text("given").bytes, has_key);
+    ASSERT_TRUE(first->store->set("key", "value").ok());
+    EXPECT_EQ(second->store->get("key", Clock::now() + std::chrono::seconds(30)).value(), "value");
+  }
+}
+
+TEST_F(Pmix, NobodyWaitsForEver) {
+  const auto first = open(0);
+  ASSERT_TRUE(first.ok()) << first.status().to_string();
+  tell(fake_pmix_seen()->put);
+  ASSERT_TRUE(open(1).ok());
+  for (const int seconds : {fake_pmix_seen()->fence_timeout_s, fake_pmix_seen()->get_timeout_s}) {
+    EXPECT_GE(seconds, 1);
+    EXPECT_LE(seconds, 30);
+  }
+  // No time left is not no limit.
+  tell("!");
+  static_cast<void>(open(1, std::chrono::seconds(-5)));
+  EXPECT_EQ(fake_pmix_seen()->fence_timeout_s, 1);
+  EXPECT_EQ(fake_pmix_seen()->get_timeout_s, 1);
+}
+
+TEST_F(Pmix, ARankThatDoesNotComeIsATimeout) {
+  fake_pmix_answers(PMIX_SUCCESS, PMIX_ERR_TIMEOUT, PMIX_SUCCESS);
+  for (const int rank : {0, 1}) {
+    const auto store = open(rank);
+    ASSERT_FALSE(store.ok());
+    EXPECT_EQ(store.status().code(), StatusCode::timeout);
+    EXPECT_THAT(store.status().message(), HasSubstr("not all of the 2 ranks have come"));
+  }
+  fake_pmix_answers(PMIX_SUCCESS, PMIX_SUCCESS, PMIX_ERR_TIMEOUT);
+  EXPECT_EQ(open(1).status().code(), StatusCode::timeout);
+}
+
+TEST_F(Pmix, WhyRankZeroHasNoStoreIsHeardByAll) {
+  ::setenv("SHOAL_HOST_ADDRESS", "203.0.113.7", 1);  // of no host
+  const auto first = open(0);
+  ASSERT_FALSE(first.ok());
+  const std::string why = "rank 0 cannot serve its store: listen on 203.0.113.7:0: Cannot assign requested address";
+  EXPECT_EQ(first.status().message(), why);
+  EXPECT_EQ(fake_pmix_seen()->fences, 1) << "the others wait in the fence for rank 0";
+  tell(fake_pmix_seen()->put);
+  const auto second = open(1);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::system_error);
+  EXPECT_EQ(second.status().message(), "rank 0 has no store to meet at: " + why);
+  tell("! words\x1b[31m in colour");
+  EXPECT_EQ(open(1).status().message(), "rank 0 has no store to meet at: words?[31m in colour");
+}
+
+TEST_F(Pmix, RankZeroGoesToTheFenceThoughItCouldTellNothing) {
+  fake_pmix_answers(PMIX_ERR_NOT_SUPPORTED, PMIX_SUCCESS, PMIX_SUCCESS);
+  EXPECT_THAT(open(0).status().message(), HasSubstr("PMIx_Put failed"));
+  EXPECT_EQ(fake_pmix_seen()->fences, 1);
+}
+
+}  // namespace
+}  // namespace shoal
