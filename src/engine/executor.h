@@ -276,6 +276,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
     std::chrono::steady_clock::time_point until;
   };
   std::optional<Question> question_;
+  std::chrono::steady_clock::time_point window_gone_since_{};  // as LinkState::gone_since, of a call over windows
   std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
 
   std::atomic<bool> closed_{false};

@@ -193,12 +193,17 @@ bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Op
 // Peers that are gone while a call in flight still needs them.
 bool Executor::check_links() {
   const auto has_left = [&](int peer) { return left_[static_cast<std::size_t>(peer)]; };
-  if (window_calls_.size() > 0) {
-    for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
-      if (!window_calls_.awaits(*window_calls_.front(), peer) || !has_left(peer)) continue;
-      fail(left_too_early(peer));
-      return true;
-    }
+  int left_in_window = -1;
+  for (int peer = 0; window_calls_.size() > 0 && left_in_window < 0 && peer < group_.topology.ranks(); ++peer) {
+    if (window_calls_.awaits(*window_calls_.front(), peer) && has_left(peer)) left_in_window = peer;
+  }
+  if (left_in_window < 0) {
+    window_gone_since_ = {};
+  } else if (window_gone_since_ == Clock::time_point{}) {
+    window_gone_since_ = Clock::now();  // it may have left because of what is about to be heard here, too
+  } else if (Clock::now() - window_gone_since_ >= kWordsPatience || mesh_->control() == nullptr) {
+    fail(left_too_early(left_in_window));
+    return true;
   }
   for (LinkState& state : links_) {
     if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
@@ -312,6 +317,7 @@ Clock::time_point Executor::next_check() const noexcept {
   for (const LinkState& state : links_) {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kWordsPatience);
   }
+  if (window_gone_since_ != Clock::time_point{}) until = std::min(until, window_gone_since_ + kWordsPatience);
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
   if (active_.size() > 0) until = std::min({until, roll_call_.next(), watchdog_.next()});
   if (!messages_.live().empty()) until = std::min(until, message_watchdog_.next());

@@ -132,10 +132,10 @@ LoopbackOptions draw_wire(Draw& draw, std::uint64_t seed, int ranks) {
 LoopbackOptions draw_control(Draw& draw, std::uint64_t seed, int ranks) {
   LoopbackOptions control;
   control.seed = seed + 1;
-  // What ranks tell each other must fit: a RollCall::Words, and the calls of a rank that disagrees.
-  control.tile_bytes = ranks < kHundredsOfRanks ? 4096 : 1536;
-  // A rank whose words find no room holds up all others: only one of them runs at a time, and it does not wait long.
-  control.capacity_tiles = ranks < kManyRanks ? 32 : ranks < kHundredsOfRanks ? 12 : 3;
+  // What ranks tell each other must fit: a RollCall::Words, and the calls of a rank that disagrees. There must be room for all
+  // that a rank is told while it stands still: where there is none, words are lost, an abort among them.
+  control.tile_bytes = ranks < kManyRanks ? 4096 : 1536;
+  control.capacity_tiles = ranks < kManyRanks ? 32 : ranks < kHundredsOfRanks ? 24 : 3;
   control.mean_delay = microseconds(draw.one_of(std::array{0, 0, 30, 1000}));
   control.refuse_probability = static_cast<double>(draw.pick(0, 2)) * 0.2;
   return control;
@@ -146,7 +146,10 @@ void draw_fault(Draw& draw, Scenario& scenario) {
   static constexpr std::array kChances{Fault::none,  Fault::none,  Fault::none,     Fault::late,     Fault::absent,
                                        Fault::pause, Fault::stop,  Fault::stop,     Fault::kill,     Fault::kill,
                                        Fault::abort, Fault::abort, Fault::mismatch, Fault::mismatch, Fault::mismatch};
-  scenario.fault = draw.one_of(kChances);
+  do {
+    scenario.fault = draw.one_of(kChances);
+  } while (ranks >= kHundredsOfRanks &&
+           (scenario.fault == Fault::stop || scenario.fault == Fault::absent));  // see draw_control
   scenario.culprit = static_cast<int>(draw.pick(0, static_cast<std::uint64_t>(ranks) - 1));
   scenario.at_step = draw.pick_size(9);
   scenario.at_call = draw.pick(0, scenario.calls.size() - 1);

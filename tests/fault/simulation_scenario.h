@@ -29,6 +29,9 @@ enum class Fault {
 inline constexpr std::array<std::string_view, 8> kFaultNames{"none", "late", "absent", "pause",
                                                              "stop", "kill", "abort",  "mismatch"};
 
+/// That abort() is given.
+inline constexpr std::string_view kAbortReason = "as simulated";
+
 struct SimulatedCall {
   ModelCall model;
   const Algorithm* algorithm = nullptr;

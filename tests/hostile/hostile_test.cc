@@ -3,10 +3,8 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <string>
-#include <thread>
 
 #include <shoal/store.h>
 

@@ -49,14 +49,13 @@ class Siege {
   Board& board_;
   std::vector<Listener> listeners_;
   Attacker attacker_;
-  std::uint64_t inputs_;
   std::uint64_t share_ = 0;                                   // inputs for each listener
   std::vector<std::array<std::uint64_t, kKinds>> delivered_;  // by listener
   std::vector<std::uint64_t> counted_;                        // refused in rounds, by listener
   std::array<std::uint64_t, kRanks> expected_{};              // refused, by what was said since the last rest()
   std::array<Bounds, kRanks> total_{};                        // refused, over everything
   std::size_t takes_before_rushes_ = 0;                       // connections of the job
-  std::array<std::uint64_t, kRanks> sums_{};                  // made while inputs came
+  std::array<std::uint64_t, kRanks> sums_{};                  // made among strangers
 };
 
 }  // namespace shoal::hostile

@@ -642,6 +642,8 @@ TEST(TcpRepair, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
     ASSERT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms), 0);
   const auto message = random_bytes(4000, 8);  // no send is left to find the error before a read does
   EXPECT_EQ(exchange_messages(ends, message, {}, 4096), "");
+  EXPECT_TRUE(ends[0].link(1).status().ok()) << ends[0].link(1).status().to_string();
+  EXPECT_TRUE(ends[1].link(0).status().ok()) << ends[1].link(0).status().to_string();
   for (End& end : ends) end.destroy();
 }
 

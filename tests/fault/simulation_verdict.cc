@@ -1,0 +1,199 @@
+#include "tests/fault/simulation_verdict.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <cstdlib>
+#include <set>
+#include <string_view>
+
+#include <fmt/format.h>
+
+namespace shoal::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = SimulatedClock;
+using std::chrono::nanoseconds;
+
+// Of failures.md; between ranks that all have a core.
+constexpr nanoseconds kDeathIsKnown = 1s;
+constexpr nanoseconds kMismatchIsKnown = 1s;
+constexpr nanoseconds kWordsHaveCome = 100ms;  // of an abort, and of the first rank that fails
+constexpr nanoseconds kVerdictAfterDeadline = 250ms;
+
+double seconds(nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+std::set<int> ranks_named_in(std::string_view words) {
+  std::set<int> ranks;
+  constexpr std::string_view kRank = "rank ";
+  for (auto at = words.find(kRank); at != std::string_view::npos; at = words.find(kRank, at + 1)) {
+    const std::string number(words.substr(at + kRank.size(), 10));
+    if (std::isdigit(static_cast<unsigned char>(number[0])) != 0) ranks.insert(std::atoi(number.c_str()));
+  }
+  return ranks;
+}
+
+/// Those that a timeout is blamed on.
+std::set<int> late_ranks_in(std::string_view words) {
+  std::set<int> ranks;
+  for (const std::string_view clause : {"; not in the call: ", "; in the call but data still missing: "}) {
+    const auto at = words.find(clause);
+    if (at == std::string_view::npos) continue;
+    const auto from = at + clause.size();
+    ranks.merge(ranks_named_in(words.substr(from, words.find(';', from) - from)));
+  }
+  return ranks;
+}
+
+class Verdict {
+ public:
+  explicit Verdict(const History& history) : history_(history), scenario_(history.scenario) {}
+
+  std::vector<std::string> complaints() {
+    for (const auto& rank : history_.ranks) {
+      if (!history_.is_dead(rank->rank())) judge(*rank);
+    }
+    for (const Failure& failure : failures_) first_failure_ = std::min(first_failure_, *failure.call->ended_at);
+    if (!failures_.empty() && culprit_is_waited_for()) judge_first_timeout();
+    for (const Failure& failure : failures_) judge_time(failure);
+    return std::move(complaints_);
+  }
+
+ private:
+  struct Failure {
+    int rank;
+    std::size_t index;
+    const MadeCall* call;
+  };
+
+  [[nodiscard]] bool culprit_is_waited_for() const {
+    return scenario_.fault == Fault::stop || scenario_.fault == Fault::absent;
+  }
+
+  void complain(int rank, std::size_t call, const std::string& what) {
+    complaints_.push_back(fmt::format("rank {} call {}: {}", rank, call, what));
+  }
+
+  void judge(const SimulatedRank& rank) {
+    const MadeCall* first_failed = nullptr;
+    for (std::size_t k = 0; k < rank.calls().size(); ++k) {
+      const MadeCall& call = rank.calls()[k];
+      if (!call.wrong.empty()) complain(rank.rank(), k, call.wrong);
+      if (call.outcome.ok()) continue;
+      failures_.push_back({rank.rank(), k, &call});
+      if (first_failed == nullptr) first_failed = &call;
+      if (call.outcome.to_string() != first_failed->outcome.to_string())
+        complain(rank.rank(), k, "not the first cause: " + call.outcome.to_string());
+      if (const std::string what = odd_words(rank.rank(), call.outcome); !what.empty())
+        complain(rank.rank(), k, fmt::format("{}: {}", what, call.outcome.to_string()));
+    }
+  }
+
+  /// What an error should have said and does not.
+  [[nodiscard]] std::string odd_words(int rank, const Status& outcome) const {
+    const auto is = [&](StatusCode code) { return outcome.code() == code; };
+    const auto says = [&](const std::string& words) { return outcome.message().find(words) != std::string::npos; };
+    const int culprit = scenario_.culprit;
+    switch (scenario_.fault) {
+      case Fault::kill:
+        if (!is(StatusCode::peer_failed) || !says(fmt::format("rank {} died or lost its connection", culprit)))
+          return "not the death";
+        return {};
+      case Fault::abort:
+        if (!is(StatusCode::aborted) || !says(fmt::format("rank {} aborted: {}", culprit, kAbortReason)))
+          return "not the abort";
+        return {};
+      case Fault::mismatch:
+        if (is(StatusCode::timeout) && is_left_alone(rank)) return {};
+        if (!is(StatusCode::mismatch)) return "not the mismatch";
+        if (const auto named = ranks_named_in(outcome.message()); named.size() < 2 || !named.contains(culprit))
+          return "not both ranks";
+        return {};
+      case Fault::stop:
+      case Fault::absent:
+        // It stood still since before it first looked at how long its call takes, and until the deadline. How long it may wait
+        // for the words of others is part of what was left then, so it fails at once and cannot know that it is the one.
+        if (!is(StatusCode::timeout)) return "not a timeout";
+        if (says(fmt::format("timed out on rank {} after 0.0 s", culprit)) && rank == culprit) return {};
+        if (late_ranks_in(outcome.message()) != std::set<int>{culprit}) return "not the late rank";
+        return {};
+      default:
+        return "an error though nothing has failed";
+    }
+  }
+
+  /// The rank that disagrees has nobody to tell it: all others are done with all of their calls, which took other ways than its
+  /// own. It only can wait for them.
+  [[nodiscard]] bool is_left_alone(int rank) const {
+    return history_.is_culprit(rank) && std::ranges::all_of(history_.ranks, [&](const auto& other) {
+             return other->rank() == rank ||
+                    std::ranges::all_of(other->calls(), [](const MadeCall& call) { return call.outcome.ok(); });
+           });
+  }
+
+  void judge_time(const Failure& failure) {
+    const auto [rank, index, call] = failure;
+    Clock::time_point begin = call->made_at;
+    nanoseconds within = kWordsHaveCome;
+    switch (scenario_.fault) {
+      case Fault::kill:
+        begin = std::max(begin, *history_.fault_at);
+        within = kDeathIsKnown;
+        break;
+      case Fault::abort:
+        begin = std::max(begin, *history_.fault_at);
+        break;
+      case Fault::mismatch:
+        // What two disagree about may come last.
+        begin = std::max(begin, last_made_before(*call->ended_at));
+        within = is_left_alone(rank) ? scenario_.timeout + kVerdictAfterDeadline : kMismatchIsKnown;
+        break;
+      default:
+        begin = std::max(begin, first_failure_);
+        if (history_.is_culprit(rank) && history_.went_on_at) begin = std::max(begin, *history_.went_on_at);
+    }
+    if (*call->ended_at - begin > within)
+      complain(rank, index, fmt::format("only failed after {:.3f} s", seconds(*call->ended_at - begin)));
+  }
+
+  [[nodiscard]] Clock::time_point last_made_before(Clock::time_point time) const {
+    auto last = Clock::time_point::min();
+    for (const auto& rank : history_.ranks) {
+      for (const MadeCall& call : rank->calls()) {
+        if (call.made_at <= time) last = std::max(last, call.made_at);
+      }
+    }
+    return last;
+  }
+
+  /// It comes with the first deadline of a call that waited then, but not before.
+  void judge_first_timeout() {
+    auto first_deadline = Clock::time_point::max();
+    bool only_the_culprit = true;
+    for (const Failure& failure : failures_) only_the_culprit &= history_.is_culprit(failure.rank);
+    for (const auto& rank : history_.ranks) {
+      if (history_.is_culprit(rank->rank()) && !only_the_culprit) continue;  // it looks at no deadline
+      for (const MadeCall& call : rank->calls()) {
+        if (*call.ended_at >= first_failure_) first_deadline = std::min(first_deadline, call.made_at + scenario_.timeout);
+      }
+    }
+    if (only_the_culprit) first_deadline = std::max(first_deadline, history_.went_on_at.value_or(first_deadline));
+    if (first_failure_ < first_deadline)
+      complaints_.push_back(fmt::format("a timeout {:.3f} s early", seconds(first_deadline - first_failure_)));
+    if (first_failure_ > first_deadline + kVerdictAfterDeadline)
+      complaints_.push_back(fmt::format("a timeout {:.3f} s late", seconds(first_failure_ - first_deadline)));
+  }
+
+  const History& history_;
+  const Scenario& scenario_;
+  std::vector<std::string> complaints_;
+  std::vector<Failure> failures_;
+  Clock::time_point first_failure_ = Clock::time_point::max();
+};
+
+}  // namespace
+
+std::vector<std::string> complaints_about(const History& history) { return Verdict(history).complaints(); }
+
+}  // namespace shoal::testing
