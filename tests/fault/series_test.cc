@@ -309,7 +309,7 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
     EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - one.began_ns), limit) << "rank " << rank << ": " << words;
     // It may wait for a rank that waits for the dead one, and then says where start-up stands.
     EXPECT_TRUE(one.code == StatusCode::timeout || one.code == StatusCode::peer_failed) << to_string(one.code) << ": " << words;
-    EXPECT_TRUE(names_victim(one, doomed.victim) || words.find("start-up (") != std::string::npos ||
+    EXPECT_TRUE(names_victim(one, doomed.victim) || words.find("start-up") != std::string::npos ||
                 words.find("did not come to rank") != std::string::npos)
         << "rank " << rank << ": " << words;
     // Who has joined is told at once.
