@@ -139,7 +139,8 @@ Living& living() {
 
 ProcessState process_state(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string text;
+  std::getline(file, text, '\0');  // an iterator would throw where the process ends between open and read
   // The second field is the program's name in parentheses, and may hold anything.
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return {};
