@@ -243,9 +243,9 @@ void SimulatedRank::note_ends() {
     call.ended_at = Simulated::now();
     call.outcome = call.operation->outcome();
     ++ended_;
-    if (!call.outcome.ok()) continue;
-    call.wrong = call.buffers->check();
-    // The buffers are the program's again, which writes into them: nobody may read or write them any more.
+    if (call.outcome.ok()) call.wrong = call.buffers->check();
+    // The buffers are the program's again, however the call has ended, and it writes into them: nobody may read or write them
+    // any more.
     const CallBuffers& bytes = call.operation->plan->buffers;
     if (call.buffers->input() != nullptr) std::memset(const_cast<void*>(call.buffers->input()), kUsedAgain, bytes.input_bytes);
     if (call.buffers->output() != nullptr) std::memset(call.buffers->output(), kUsedAgain, bytes.output_bytes);
@@ -276,7 +276,7 @@ void SimulatedRank::leave() {
     const std::span output(static_cast<const unsigned char*>(call.buffers->output()),
                            call.buffers->output() == nullptr ? 0 : call.operation->plan->buffers.output_bytes);
     const bool untouched = std::ranges::all_of(output, [](unsigned char byte) { return byte == kUsedAgain; });
-    if (call.outcome.ok() && call.ended_at && !untouched) call.wrong += "; its output was written to after it had ended";
+    if (call.ended_at && !untouched) call.wrong += "; its output was written to after it had ended";
     std::exchange(call.operation, nullptr)->drop_reference();
   }
   executor_.reset();

@@ -174,7 +174,9 @@ Scenario make_scenario(std::uint64_t seed) {
   for (std::uint64_t left = draw.pick(2, most_calls); left > 0; --left)
     scenario.calls.push_back(draw_call(draw, scenario.topology));
   scenario.timeout = milliseconds(draw.one_of(std::array{1500, 3000, 10'000, 60'000}));
-  scenario.leaves = draw.chance(2);
+  // A rank whose first words find no room looks for some every millisecond.
+  if (ranks >= kManyRanks) scenario.timeout = std::min<std::chrono::nanoseconds>(scenario.timeout, milliseconds(3000));
+  scenario.leaves = draw.chance(2) && ranks < kHundredsOfRanks;  // see draw_control: a farewell needs room, too
   scenario.step_ns = draw.one_of(std::array{200, 1000, 5000});
   scenario.burst = draw.one_of(std::array{0, 8, 14});
   scenario.think_ns = draw.one_of(std::array{0, 0, 3000, 300'000});

@@ -44,7 +44,7 @@ class Simulated {
   static void set_meanwhile(std::function<void()> meanwhile);
 
   /// What comes is `what`, the `number`-th. Whoever waits in a loop for a time that does not come looks at the clock without
-  /// end: beyond some million looks the process ends, with the seed and these words on standard error.
+  /// end: beyond a million looks the process ends, with the seed and these words on standard error.
   static void start_step(const char* what, unsigned long long number) noexcept;
 };
 

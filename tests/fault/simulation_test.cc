@@ -101,10 +101,13 @@ TEST(Simulation, SeedsThatHaveFailedEndRight) {
   if (std::getenv("SHOAL_TEST_SEEDS") == nullptr)
     GTEST_SKIP() << "not yet: a rank that nobody takes tiles from names no culprit (seeds 3, 51)";
   for (const std::uint64_t seed : {
-           3,     // a rank that could not send named nobody at its deadline: rank 0 stood still and took nothing
-           51,    // the same, with a chain behind it
-           339,   // and others took that rank, which waited for nobody that it named, for the late one
-           5390,  // the last call of all, and one rank makes another, on the links instead of in the windows: nobody tells it
+           3,      // a rank that could not send named nobody at its deadline: rank 0 stood still and took nothing
+           51,     // the same, with a chain behind it
+           339,    // and others took that rank, which waited for nobody that it named, for the late one
+           7949,   // a rank whose tile had come was called late, where the fold waited for another one's
+           13561,  // a rank that disagrees needs one that has left: its end was told, not what two disagree about
+           13385,  // the same, among nine
+           5390,   // the last call of all, and one rank makes another, on the links instead of in the windows: nobody tells it
        })
     run_seed(static_cast<std::uint64_t>(seed));
 }

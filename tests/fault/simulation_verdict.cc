@@ -106,6 +106,10 @@ class Verdict {
         return {};
       case Fault::mismatch:
         if (is(StatusCode::timeout) && is_left_alone(rank)) return {};
+        // Its own call needed nobody, and it was its last: it is not there any more to be asked.
+        if (is(StatusCode::peer_failed) && all_went_well(*history_.ranks[static_cast<std::size_t>(culprit)]) &&
+            says(fmt::format("rank {} has destroyed its communicator", culprit)))
+          return {};
         if (!is(StatusCode::mismatch)) return "not the mismatch";
         if (const auto named = ranks_named_in(outcome.message()); named.size() < 2 || !named.contains(culprit))
           return "not both ranks";
@@ -127,9 +131,11 @@ class Verdict {
   /// own. It only can wait for them.
   [[nodiscard]] bool is_left_alone(int rank) const {
     return history_.is_culprit(rank) && std::ranges::all_of(history_.ranks, [&](const auto& other) {
-             return other->rank() == rank ||
-                    std::ranges::all_of(other->calls(), [](const MadeCall& call) { return call.outcome.ok(); });
+             return other->rank() == rank || all_went_well(*other);
            });
+  }
+  static bool all_went_well(const SimulatedRank& rank) {
+    return std::ranges::all_of(rank.calls(), [](const MadeCall& call) { return call.outcome.ok(); });
   }
 
   void judge_time(const Failure& failure) {
