@@ -255,6 +255,7 @@ bool Executor::start_and_send() {
   if (active_.empty()) return moved;
 
   moved |= advance_window_call();
+  if (closed()) return end_calls() || moved;  // not retire_completed(): links may still need memory of these calls
   if (!on_links()) return retire_completed() || moved;
   for (LinkState& state : links_) {
     state.passed_large = false;
@@ -284,6 +285,7 @@ bool Executor::receive_and_end() {
     strays_looked_for_ = next_start_;
     moved |= check_stray_calls();
   }
+  if (closed()) return end_calls() || moved;  // not retire_completed(): links may still need memory of these calls
   return retire_completed() || moved;
 }
 

@@ -206,11 +206,25 @@ bool Executor::check_links() {
     return true;
   }
   for (LinkState& state : links_) {
-    if (state.senders.empty() && state.receivers.empty() && state.outstanding.empty()) continue;
     const int peer = state.peer;
-    if ((state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) continue;
+    const bool needed = !state.senders.empty() || !state.receivers.empty() || !state.outstanding.empty();
+    if (!needed || (state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) {
+      if (!messages_.wants(peer)) state.gone_since = {};  // next_check() would wait for it
+      continue;
+    }
     const auto now = Clock::now();
-    if (state.gone_since == Clock::time_point{}) state.gone_since = now;
+    if (state.gone_since == Clock::time_point{}) {
+      state.gone_since = now;
+      // Who disagrees with this rank about the call is told at once which it is in: not only the peer's end shows then.
+      if (has_left(peer) && mesh_->control() != nullptr && !active_.empty()) {
+        const Operation& oldest = *active_.front();
+        const Late late = late_ranks(oldest);
+        RollCall::Words words{oldest.sequence(), 0, {}, {}, oldest.plan->signature};
+        for (const int rank : late.absent) words.absent.insert(rank);
+        for (const int rank : late.slow) words.slow.insert(rank);
+        mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
+      }
+    }
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
     // may be about to bring the reason for a break.
     if (now - state.gone_since < kWordsPatience && mesh_->control() != nullptr) continue;
@@ -429,6 +443,26 @@ bool Executor::check_waits() {
   return true;
 }
 
+namespace {
+
+// A peer that takes nothing: the link still needs memory of ours, or has no room for what could be sent.
+template <typename State>
+bool holds_back(State& state, const Operation& operation) {
+  for (std::size_t i = 0; i < state.outstanding.size(); ++i) {
+    if (state.outstanding[i].operation == &operation) return true;
+  }
+  if (state.senders.empty() || state.senders.front().operation != &operation) return false;
+  const auto plan_link = state.senders.front().plan_link;
+  const auto& progress = operation.links[plan_link];
+  const auto& sends = operation.plan->links[plan_link].sends;
+  if (progress.send_index == sends.size()) return !progress.call_sent;
+  const auto& instruction = operation.plan->instructions[sends[progress.send_index]];
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
+  return operation.allowed_bytes(sends[progress.send_index]) >= progress.send_issued_bytes + tile;
+}
+
+}  // namespace
+
 Late Executor::late_ranks(const Operation& operation) {
   Late late;
   for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
@@ -439,7 +473,9 @@ Late Executor::late_ranks(const Operation& operation) {
     const int peer = links_[operation.plan->links[i].link].peer;
     if (!operation.links[i].call_received) {
       late.absent.push_back(peer);
-    } else if (operation.links[i].receive_index < operation.plan->links[i].receives.size()) {
+    } else if (LinkState& state = links_[operation.plan->links[i].link];
+               (operation.links[i].receive_index < operation.plan->links[i].receives.size() && head(state) == nullptr) ||
+               holds_back(state, operation)) {
       late.slow.push_back(peer);
     }
   }

@@ -105,11 +105,7 @@ class Verdict {
           return "not the abort";
         return {};
       case Fault::mismatch:
-        if (is(StatusCode::timeout) && is_left_alone(rank)) return {};
-        // Its own call needed nobody, and it was its last: it is not there any more to be asked.
-        if (is(StatusCode::peer_failed) && all_went_well(*history_.ranks[static_cast<std::size_t>(culprit)]) &&
-            says(fmt::format("rank {} has destroyed its communicator", culprit)))
-          return {};
+        if (one_side_is_done() && (is(StatusCode::timeout) || says("has destroyed its communicator"))) return {};
         if (!is(StatusCode::mismatch)) return "not the mismatch";
         if (const auto named = ranks_named_in(outcome.message()); named.size() < 2 || !named.contains(culprit))
           return "not both ranks";
@@ -127,11 +123,12 @@ class Verdict {
     }
   }
 
-  /// The rank that disagrees has nobody to tell it: all others are done with all of their calls, which took other ways than its
-  /// own. It only can wait for them.
-  [[nodiscard]] bool is_left_alone(int rank) const {
-    return history_.is_culprit(rank) && std::ranges::all_of(history_.ranks, [&](const auto& other) {
-             return other->rank() == rank || all_went_well(*other);
+  /// The rank that disagrees, or all others, have made all of their calls, whose data went other ways than that of the other
+  /// side: they are not there any more to be asked, so who is left can only wait for them.
+  [[nodiscard]] bool one_side_is_done() const {
+    const SimulatedRank& culprit = *history_.ranks[static_cast<std::size_t>(scenario_.culprit)];
+    return all_went_well(culprit) || std::ranges::all_of(history_.ranks, [&](const auto& rank) {
+             return rank->rank() == culprit.rank() || all_went_well(*rank);
            });
   }
   static bool all_went_well(const SimulatedRank& rank) {
@@ -153,7 +150,7 @@ class Verdict {
       case Fault::mismatch:
         // What two disagree about may come last.
         begin = std::max(begin, last_made_before(*call->ended_at));
-        within = is_left_alone(rank) ? scenario_.timeout + kVerdictAfterDeadline : kMismatchIsKnown;
+        within = one_side_is_done() ? scenario_.timeout + kVerdictAfterDeadline : kMismatchIsKnown;
         break;
       default:
         begin = std::max(begin, first_failure_);
