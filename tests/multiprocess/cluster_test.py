@@ -296,8 +296,9 @@ else:
     def test_hosts_share_the_cores_as_threads_of_one_session(self):
         if subprocess.run(["which", "mpirun"], capture_output=True, check=False).returncode != 0:
             self.skipTest("no mpirun (Debian: openmpi-bin)")
+        say = "import os; os.write(1, b'%d\\n' % os.getsid(0))"  # in one piece, beside the other's
         for arguments in ([], ["--mpi"]):
-            done = cluster("2x1", *arguments, "--rate", "none", "--", sys.executable, "-c", "import os; print(os.getsid(0))")
+            done = cluster("2x1", *arguments, "--rate", "none", "--", sys.executable, "-c", say)
             self.assertEqual(done.returncode, 0, done.stderr)
             sessions = done.stdout.split()
             self.assertEqual(len(sessions), 2, done.stdout)
