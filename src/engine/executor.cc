@@ -416,7 +416,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   if (operation->allowed_bytes(index) < done + tile) return false;
   const Recorder::Time begin = Recorder::now_if_on();
   mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
-  if (head.lent && !state.link->intact()) return fail(taken_back_by(state.link->peer()));
+  if (head.lent && !state.link->intact()) return await_words(taken_back_by(state.link->peer()));
   release(state);
   mark_done(operation, index, tile);
   if (Recorder::on()) [[unlikely]]
@@ -463,7 +463,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   }
   for (const PlanEdge& edge : edges) {
     LinkState& state = links_[edge.link];
-    if (head(state)->lent && !state.link->intact()) return fail(taken_back_by(state.link->peer()));
+    if (head(state)->lent && !state.link->intact()) return await_words(taken_back_by(state.link->peer()));
     release(state);
   }
   mark_done(operation, index, tile);

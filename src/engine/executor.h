@@ -208,6 +208,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void finish(internal::Operation* operation, const Status& outcome);
   bool fail(Status cause);
   bool disagree(int peer, std::uint64_t sequence, Status words);
+  bool await_words(Status otherwise);
 
   // executor_checks.cc
   bool send_late_signatures();
@@ -222,7 +223,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
                                        const std::optional<CallSignature>& theirs) const;
   [[nodiscard]] Status first_mismatch(int peer, const NumberedCall& theirs) const;
   bool out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation);
-  /// A peer is asked in which call it first was in another than this rank; nothing moves meanwhile.
+  /// What a peer has to say is awaited: in which call it first was in another than this rank, or why it has given up. Nothing
+  /// moves meanwhile.
   [[nodiscard]] bool asking() const noexcept { return question_ && !closed(); }
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);

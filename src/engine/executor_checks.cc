@@ -118,7 +118,9 @@ Status Executor::taken_back_by(int job_rank) const {
 }
 
 // The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
-Status Executor::or_mismatch(Status consequence) const { return asking() ? question_->otherwise : consequence; }
+Status Executor::or_mismatch(Status consequence) const {
+  return asking() && question_->otherwise.code() == StatusCode::mismatch ? question_->otherwise : consequence;
+}
 
 std::string Executor::of_communicator() const {
   std::string text = fmt::format(" of communicator {:x} ({} ranks", group_.id, group_.members.size());
@@ -377,7 +379,15 @@ bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
   }
   if (mesh_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
   mesh_->control()->send_calls(group_.id, job_rank, to_bytes(latest_calls(*ledger_)));
-  question_ = {std::move(words), Clock::now() + kWordsPatience};
+  return await_words(std::move(words));
+}
+
+// Somebody has said, or is about to say, why this communicator ends; else it is `otherwise`.
+bool Executor::await_words(Status otherwise) {
+  if (!closed()) mesh_->poll_control();
+  if (closed() || question_) return false;
+  if (mesh_->control() == nullptr) return fail(std::move(otherwise));
+  question_ = {std::move(otherwise), Clock::now() + kWordsPatience};
   return false;
 }
 
