@@ -234,11 +234,12 @@ class Communicator {
   ///
   /// Errors: invalid_argument for a `without` that names this rank or one that does not exist; timeout (`timeout`, or the
   /// communicator's) on all ranks, as soon as it has passed on one, with the ranks that have not come, which `without` can
-  /// leave out the next time.
+  /// leave out the next time; aborted on all of them, where one calls abort() meanwhile.
   Result<std::unique_ptr<Communicator>> shrink(std::span<const int> without = {},
                                                std::optional<std::chrono::milliseconds> timeout = {});
 
-  /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank.
+  /// Closes the communicator with StatusCode::aborted and `reason`, here and on every other rank; ends a shrink() of it that
+  /// this rank is in.
   void abort(const std::string& reason);
   /// ok, or why the communicator is closed.
   [[nodiscard]] Status status() const;

@@ -144,7 +144,7 @@ Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::
   if (launch.master_host.empty() || launch.master_port == 0) return open_pmix_store(launch, *key, deadline);
   auto store = make_tcp_store(launch.master_host, launch.master_port, launch.rank == 0, launch.job, key->key, deadline);
   if (!store.ok()) return store.status();
-  return OpenedStore{std::move(store).value(), key->key};
+  return OpenedStore{std::move(store).value(), *key};
 }
 
 }  // namespace shoal

@@ -9,7 +9,7 @@
 #include <shoal/status.h>
 #include <shoal/store.h>
 
-#include "src/trust/proof.h"
+#include "src/bootstrap/job_key.h"
 
 namespace shoal {
 
@@ -34,7 +34,7 @@ Result<Launch> detect_launch(const Environment& environment);
 /// A Store, and the key that those who reach it share.
 struct OpenedStore {
   std::unique_ptr<Store> store;
-  Key key;
+  JobKey key;
 };
 
 /// The Store that the ranks of `launch` meet at, and the job's key: that of the settings, else one that rank 0 has made and

@@ -102,9 +102,9 @@ Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& giv
              std::chrono::steady_clock::time_point deadline) {
   // PMIx tells the ranks of this job only, so it may carry the key where there is no other.
   const std::string secret = given.secret ? "-" : to_hex(random_key());
-  if (!given.secret) opened->key = key_from_text(secret);
+  if (!given.secret) opened->key = {key_from_text(secret), true};
   const std::string host = own_address();
-  auto served = serve_tcp_store(host, launch.job, opened->key, deadline);
+  auto served = serve_tcp_store(host, launch.job, opened->key.key, deadline);
   if (!served.ok()) {
     static_cast<void>(publish(library, std::string(kRefusal).append(served.status().message())));
     return served.status();
@@ -151,7 +151,7 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
   if (const int code = library->init(&self, nullptr, 0); code != PMIX_SUCCESS) return pmix_error("PMIx_Init", code);
   finalize_at_exit(library->finalize);
 
-  OpenedStore opened{nullptr, given.key};
+  OpenedStore opened{nullptr, given};
   // Rank 0 goes to the fence whatever has happened, or the others would wait there for nothing.
   const Status served = launch.rank == 0 ? serve(*library, launch, given, &opened, deadline) : Status();
   const Status met = meet(*library, launch, deadline);
@@ -180,8 +180,8 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
             "rank {} has {} key and rank 0 has {}; give SHOAL_JOB_KEY to all ranks (mpirun -x SHOAL_JOB_KEY) or to none",
             launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));
   }
-  if (!given.secret) opened.key = key_from_text(secret);
-  auto store = make_tcp_store(host, port, false, launch.job, opened.key, deadline);
+  if (!given.secret) opened.key = {key_from_text(secret), true};
+  auto store = make_tcp_store(host, port, false, launch.job, opened.key.key, deadline);
   if (!store.ok()) return store.status();
   opened.store = std::move(store).value();
   return opened;

@@ -104,7 +104,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
     return std::unique_ptr<Communicator>(
         new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
   }
-  auto wired = wire_up(nullptr, 0, 1, Key{}, {}, options);
+  auto wired = wire_up(nullptr, 0, 1, {}, {}, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -114,7 +114,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int ran
   if (Status status = check(rank, size, options); !status.ok()) return status;
   const auto key = job_key();
   if (!key.ok()) return key.status();
-  auto wired = wire_up(&store, rank, size, key->key, setting("SHOAL_JOB_ID"), options);
+  auto wired = wire_up(&store, rank, size, *key, setting("SHOAL_JOB_ID"), options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -369,7 +369,7 @@ Result<std::unique_ptr<Communicator>> Communicator::shrink(std::span<const int> 
 }
 
 void Communicator::abort(const std::string& reason) {
-  impl_->executor().close({StatusCode::aborted, fmt::format("rank {} aborted: {}", rank(), reason)});
+  impl_->abort(reason);
 }
 Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }

@@ -170,6 +170,52 @@ Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
   return group;
 }
 
+namespace {
+
+Status aborted_by(const Executor& executor, const std::string& reason) {
+  return {StatusCode::aborted, fmt::format("rank {} aborted: {}", executor.rank(), reason)};
+}
+
+}  // namespace
+
+/// Lets abort() find the meeting of a shrink() for as long as that runs.
+class CommunicatorImpl::Meeting {
+ public:
+  explicit Meeting(CommunicatorImpl& owner) : owner_(owner) {
+    const std::scoped_lock lock(owner_.meetings_mutex_);
+    owner_.meetings_.push_back(this);
+  }
+  ~Meeting() {
+    const std::scoped_lock lock(owner_.meetings_mutex_);
+    std::erase(owner_.meetings_, this);
+  }
+  Meeting(const Meeting&) = delete;
+  Meeting& operator=(const Meeting&) = delete;
+
+  /// The next attempt, among other ranks perhaps.
+  void begin(std::shared_ptr<Executor> executor) {
+    const std::scoped_lock lock(owner_.meetings_mutex_);
+    executor_ = std::move(executor);
+    if (reason_) executor_->close(aborted_by(*executor_, *reason_));
+  }
+  /// With the owner's lock.
+  void abort(const std::string& reason) {
+    if (!reason_) reason_ = reason;
+    if (executor_ != nullptr) executor_->close(aborted_by(*executor_, reason));
+  }
+
+ private:
+  CommunicatorImpl& owner_;
+  std::shared_ptr<Executor> executor_;
+  std::optional<std::string> reason_;
+};
+
+void CommunicatorImpl::abort(const std::string& reason) {
+  executor_->close(aborted_by(*executor_, reason));
+  const std::scoped_lock lock(meetings_mutex_);
+  for (Meeting* meeting : meetings_) meeting->abort(reason);
+}
+
 Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<const int> without,
                                                                    std::chrono::milliseconds timeout) {
   const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "shrink: " + std::move(what)); };
@@ -191,6 +237,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   // Of a meeting that follows a death at the last moment: who is missing then takes a moment to find out.
   const auto least = std::min(timeout, std::chrono::milliseconds(100));
   int same = 0;
+  Meeting meeting(*this);
   for (std::vector<int> tried;;) {
     std::vector<int> members = executor_->present();  // ranks of the job
     std::erase_if(members, [&](int job_rank) {
@@ -203,12 +250,14 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     WiredRanks wired{std::move(executor).value(), {}, strict_, {}};
     wired.transports = wired.executor->transports();
     auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
+    meeting.begin(left->executor_);
     CallOptions patience;
     patience.timeout = std::max(least, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
     Status met = left->run(left->barrier_call(), patience);
     if (met.ok()) return left;
     same = members == tried ? same + 1 : 0;
-    if (met.code() == StatusCode::timeout || Clock::now() >= deadline || same == kSameAgain)
+    const bool ended = met.code() == StatusCode::timeout || met.code() == StatusCode::aborted;
+    if (ended || Clock::now() >= deadline || same == kSameAgain)
       return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
     tried = std::move(members);
   }

@@ -56,6 +56,8 @@ class CommunicatorImpl {
   Result<WiredRanks> make_group(std::span<const int> ranks);
   /// As Communicator::shrink().
   Result<std::unique_ptr<CommunicatorImpl>> shrink(std::span<const int> without, std::chrono::milliseconds timeout);
+  /// As Communicator::abort().
+  void abort(const std::string& reason);
   [[nodiscard]] const CommunicatorOptions& options() const noexcept { return options_; }
 
   [[nodiscard]] Call barrier_call() noexcept;
@@ -84,6 +86,8 @@ class CommunicatorImpl {
   /// The Plan for `key`; `owned` is set where it is not cached.
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);
 
+  class Meeting;
+
   std::shared_ptr<Executor> executor_;
   std::string transports_;
   bool strict_;
@@ -91,7 +95,9 @@ class CommunicatorImpl {
   CommunicatorOptions options_;
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::uint32_t> groups_made_;  // how often, by members: so that each gets a number of its own
-  std::unique_ptr<CallStatistics> statistics_;             // null unless they are to be printed
+  std::mutex meetings_mutex_;
+  std::vector<Meeting*> meetings_;              // one for each shrink() under way
+  std::unique_ptr<CallStatistics> statistics_;  // null unless they are to be printed
   std::mutex choices_mutex_;
   std::vector<std::pair<Collective, Choice>> choices_;  // for calls with counts: by the sum of those, as if shares were equal
   std::atomic<Plan*> last_plan_{nullptr};

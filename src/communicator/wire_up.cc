@@ -305,19 +305,24 @@ Result<WiredRanks> wire_up_alone(const CommunicatorOptions& options) {
 }
 
 // `exchange` is through `store`.
-Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int size, const Key& key, const std::string& job,
-                                 CommunicatorOptions& options, Clock::time_point deadline) {
+Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int size, const JobKey& key,
+                                 const std::string& job, CommunicatorOptions& options, Clock::time_point deadline) {
   MeshParts parts;
   const auto lost_after = begin(parts, rank);
   if (!lost_after.ok()) return lost_after.status();
-  const auto decision = agree_on_config(*store, exchange, rank, options, key, deadline);
+  const auto decision = agree_on_config(*store, exchange, rank, options, key.key, deadline);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
   if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
     return Status(StatusCode::mismatch,
                   fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; start all ranks with the same", rank));
   }
-  const Key links = link_key(key, *config);
+  if (config->encryption && !key.secret) {
+    return Status(StatusCode::invalid_argument,
+                  "SHOAL_ENCRYPTION=on needs a key that nobody else knows, and this job has none: give all ranks the same "
+                  "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which make one");
+  }
+  const Key links = link_key(key.key, *config);
   options.algorithm = config->algorithm;
 
   const auto identities = exchange.step("node", node_identity());
@@ -460,7 +465,9 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int
   const auto ready = exchange.step("ready", "");
   if (ready.ok() && rank == 0) {
     for (int peer = 1; peer < size; ++peer) {
-      if (const auto left = store->get(fmt::format("left/{}", peer), deadline); !left.ok()) return left.status();
+      if (const auto left = store->get(fmt::format("left/{}", peer), deadline); !left.ok())
+        return Status(left.status().code(),
+                      fmt::format("start-up (left): rank {} of {} has not come: {}", peer, size, left.status().message()));
     }
   } else if (ready.ok()) {
     if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
@@ -474,7 +481,7 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int
 
 }  // namespace
 
-Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                            CommunicatorOptions& options) {
   if (size == 1) return wire_up_alone(options);
   const auto deadline = deadline_after(options.timeout);

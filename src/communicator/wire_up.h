@@ -9,9 +9,9 @@
 #include <shoal/status.h>
 #include <shoal/store.h>
 
+#include "src/bootstrap/job_key.h"
 #include "src/engine/executor.h"
 #include "src/selector/tuning.h"
-#include "src/trust/proof.h"
 
 namespace shoal {
 
@@ -28,7 +28,8 @@ struct WiredRanks {
 /// settings count for everybody and are written back to `options`. The links prove themselves by a key that is made of `key`,
 /// the job's, and of what rank 0 publishes in the store. `job` is what users call the job, for its ledger. Takes at most
 /// options.timeout; errors name the rank that is missing.
-Result<WiredRanks> wire_up(Store* store, int rank, int size, const Key& key, const std::string& job,
+/// invalid_argument where traffic is to be encrypted and the key is no secret.
+Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                            CommunicatorOptions& options);
 
 }  // namespace shoal

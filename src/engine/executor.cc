@@ -162,7 +162,8 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     mesh_->leave_seat();
     return std::nullopt;
   }
-  ledger_.start(sequence, plan.signature);
+  const CallChain before = chain_;
+  const CallSignature signature = number(sequence, plan);
   ++next_start_;
   if (alone) {  // every call is a copy, and a broadcast not even that
     if (input != nullptr && input != output) {
@@ -173,7 +174,8 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     mesh_->leave_seat();
     return Status();
   }
-  const auto attempt = window_calls_.try_one_shot(plan, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
+  const auto attempt =
+      window_calls_.try_one_shot(plan, signature, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
   if (attempt == WindowCalls::Attempt::ended) {
     ledger_.end();
     mesh_->leave_seat();
@@ -182,6 +184,8 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   // Somebody is late: an ordinary call from here on.
   Operation* operation = Operation::acquire(&plan, nullptr);
   operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
+  operation->before = before;
+  operation->signature = signature;
   operation->published = attempt == WindowCalls::Attempt::published;
   operation->add_reference();
   active_.push(operation);
@@ -211,8 +215,17 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
   }
 }
 
+/// Call `sequence` is started with `plan`: what is said of it.
+CallSignature Executor::number(std::uint64_t sequence, const Plan& plan) {
+  const CallSignature signature = chain_.of(plan.signature);
+  chain_.add(signature);
+  ledger_.start(sequence, signature);
+  return signature;
+}
+
 void Executor::start(Operation* operation) {
-  ledger_.start(operation->sequence(), operation->plan->signature);
+  operation->before = chain_;
+  operation->signature = number(operation->sequence(), *operation->plan);
   active_.push(operation);
   if (closed()) return;
   // The windows carry signature and data; the links have no part in it.
@@ -353,7 +366,9 @@ bool Executor::advance_send(LinkState& state) {
 // Tells the peer which call this rank is in. False where the link has no room.
 bool Executor::send_signature(LinkState& state) {
   const auto [operation, plan_link] = state.senders.front();
-  const auto bytes = std::as_bytes(std::span(&operation->plan->links[plan_link].signature, 1));
+  CallSignature& said = operation->links[plan_link].said;
+  said = operation->before.of(operation->plan->links[plan_link].signature);
+  const auto bytes = std::as_bytes(std::span(&said, 1));
   const TileHeader header{group_.id, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
                           static_cast<std::uint32_t>(bytes.size()), 0};
   if (!state.link->try_send(header, bytes)) return false;
@@ -393,8 +408,9 @@ bool Executor::receive_signature(LinkState& state, Operation* operation, std::ui
   if (!theirs) return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature", name_of(state.peer))});
   release(state);
   const PlanLink& link = operation->plan->links[plan_link];
-  if (!(*theirs == link.expected)) {
-    return disagree(state.peer, operation->sequence(), mismatch(operation->sequence(), link.signature, state.peer, *theirs));
+  if (!(*theirs == operation->before.of(link.expected))) {
+    return disagree(state.peer, operation->sequence(),
+                    mismatch(operation->sequence(), operation->before.of(link.signature), state.peer, *theirs));
   }
   LinkProgress& progress = operation->links[plan_link];
   progress.call_received = true;

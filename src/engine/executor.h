@@ -186,6 +186,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void release(LinkState& state);
   void find_windows();
   void wait_to_the_end(internal::Operation* operation);
+  CallSignature number(std::uint64_t sequence, const Plan& plan);
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -268,6 +269,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::size_t calls_on_links_ = 0;             // of the active ones
   std::vector<const std::byte*> operands_;     // of the fold in progress: never more than there are ranks
   std::uint64_t next_start_ = 0;
+  CallChain chain_;                      // of the calls before that
   std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
   LedgerEntry ledger_;                   // the latest started calls
   Watchdog watchdog_;

@@ -98,7 +98,7 @@ Status Executor::died(int rank, const Status& how) {
   std::string what = "no call";
   std::optional<Clock::duration> waited;
   if (active_.size() > 0) {
-    what = describe_call(active_.front()->sequence(), active_.front()->plan->signature);
+    what = describe_call(active_.front()->sequence(), active_.front()->signature);
     waited = watchdog_.waited(active_.front()->sequence(), now);
   } else if (!messages_.live().empty()) {
     what = Messages::describe(*messages_.live().front());
@@ -189,7 +189,7 @@ bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Op
     return disagree(state.peer, *sequence, mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
   }
   return disagree(state.peer, operation.sequence(),
-                  in_another_call(operation.sequence(), operation.plan->signature, state.peer, head.header.sequence, theirs));
+                  in_another_call(operation.sequence(), operation.signature, state.peer, head.header.sequence, theirs));
 }
 
 // Peers that are gone while a call in flight still needs them.
@@ -221,7 +221,7 @@ bool Executor::check_links() {
       if (has_left(peer) && mesh_->control() != nullptr && !active_.empty()) {
         const Operation& oldest = *active_.front();
         const Late late = late_ranks(oldest);
-        RollCall::Words words{oldest.sequence(), 0, {}, {}, oldest.plan->signature};
+        RollCall::Words words{oldest.sequence(), 0, {}, {}, oldest.signature};
         for (const int rank : late.absent) words.absent.insert(rank);
         for (const int rank : late.slow) words.slow.insert(rank);
         mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
@@ -239,7 +239,7 @@ bool Executor::check_links() {
 Status Executor::left_too_early(int peer) {
   return {StatusCode::peer_failed,
           fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(peer), name_of(group_.rank),
-                      describe_call(active_.front()->sequence(), active_.front()->plan->signature), of_communicator())};
+                      describe_call(active_.front()->sequence(), active_.front()->signature), of_communicator())};
 }
 
 bool Executor::check_deadlines() {
@@ -255,7 +255,7 @@ bool Executor::check_deadlines() {
     tell_wait(oldest, now);
     if (const auto waited = watchdog_.look(oldest.sequence(), oldest.deadline(), now)) {
       fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
-                 std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.plan->signature),
+                 std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.signature),
                  of_communicator(), who_is_late(oldest));
     }
   }
@@ -399,9 +399,8 @@ void Executor::peer_disagrees(int job_rank, std::span<const std::byte> its_calls
 }
 
 std::string Executor::late_report(const Operation& operation) {
-  return fmt::format("{}{} timed out on {}{}{}", describe_call(operation.sequence(), operation.plan->signature),
-                     of_communicator(), name_of(group_.rank), after(watchdog_.waited(operation.sequence(), Clock::now())),
-                     who_is_late(operation));
+  return fmt::format("{}{} timed out on {}{}{}", describe_call(operation.sequence(), operation.signature), of_communicator(),
+                     name_of(group_.rank), after(watchdog_.waited(operation.sequence(), Clock::now())), who_is_late(operation));
 }
 
 // Calls start in order, and so do messages: the one before is in flight, or another thread has its number and keeps it back.
@@ -409,11 +408,11 @@ std::string Executor::late_turn_report(const Operation& operation) {
   const bool message = operation.is_message();
   std::string report =
       fmt::format("{}{} timed out on {} before its turn",
-                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.plan->signature),
+                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.signature),
                   of_communicator(), name_of(group_.rank));
   if (!message && !active_.empty()) {
     return report + fmt::format("; before it comes {}{}",
-                                describe_call(active_.front()->sequence(), active_.front()->plan->signature),
+                                describe_call(active_.front()->sequence(), active_.front()->signature),
                                 who_is_late(*active_.front()));
   }
   return report +
@@ -427,7 +426,7 @@ void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
   for (std::size_t i = 1; i < active_.size(); ++i) deadline = std::min(deadline, active_[i]->deadline());
   if (!roll_call_.due(oldest.sequence(), deadline, now)) return;
   RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
-  words.call = oldest.plan->signature;
+  words.call = oldest.signature;
   mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
 }
 

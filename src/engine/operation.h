@@ -30,6 +30,7 @@ struct LinkProgress {
   std::uint32_t send_index = 0;
   std::uint32_t receive_index = 0;
   std::size_t send_issued_bytes = 0;  ///< of the current send
+  CallSignature said;                 ///< what the link has taken, or is to take, as our signature
 };
 
 /// A send or recv.
@@ -94,6 +95,8 @@ class Operation {
   std::atomic<int> source{-1};  ///< of a recv: the rank that has sent
 
   Plan* plan;
+  CallChain before;         ///< the calls before it, once it has been started
+  CallSignature signature;  ///< what this rank says of it, once it has been started
   Message message;
   std::vector<std::size_t> done_bytes;  ///< of each instruction
   std::vector<LinkProgress> links;      ///< parallel to plan->links

@@ -60,7 +60,7 @@ std::string difference(const CallSignature& a, const CallSignature& b) {
   note(a.type != b.type, "type");
   note(a.op != b.op, "op");
   note(a.root != b.root, "root");
-  return fields.empty() ? "algorithm" : fields;
+  return fields.empty() ? "algorithm or earlier calls" : fields;
 }
 
 }  // namespace shoal

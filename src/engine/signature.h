@@ -37,7 +37,29 @@ CallSignature between_two(CallSignature signature, std::uint64_t sends, std::uin
 std::string pair_difference(const CallSignature& mine, const std::string& my_name, const CallSignature& theirs,
                             const std::string& their_name);
 
-/// What differs between two signatures, for a mismatch report: "count", "type", ... ; "plan" where only the algorithm differs.
+/// What a rank has called so far, as a hash: whoever has made other calls says other words of all that follow.
+class CallChain {
+ public:
+  /// What is said of the next call, whose words are `signature` wherever it stands. Those to one peer: see between_two().
+  [[nodiscard]] CallSignature of(CallSignature signature) const noexcept {
+    signature.plan_fingerprint ^= hash_ & kUpperHalf;  // the lower half may be the hash of counts
+    return signature;
+  }
+  /// A call has been started. `said` of it: of(its signature).
+  void add(const CallSignature& said) noexcept {
+    std::uint64_t words[sizeof said / sizeof(std::uint64_t)];
+    std::memcpy(words, &said, sizeof words);
+    for (const std::uint64_t word : words) hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15U;  // odd: nothing is lost
+    hash_ ^= hash_ >> 32;
+  }
+
+ private:
+  static constexpr std::uint64_t kUpperHalf = 0xFFFFFFFF'00000000U;
+  std::uint64_t hash_ = 0;
+};
+
+/// What differs between two signatures, for a mismatch report: "count", "type", ... ; where nothing else does, the algorithm or
+/// a call before it.
 std::string difference(const CallSignature& a, const CallSignature& b);
 
 }  // namespace shoal

@@ -88,10 +88,10 @@ WindowCalls::Advance WindowCalls::advance() {
   return operation->plan->one_shot_window ? advance_one_shot(operation) : advance_meeting(operation);
 }
 
-WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output,
-                                               int looks) {
+WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, const CallSignature& signature, std::uint64_t sequence,
+                                               const void* input, void* output, int looks) {
   const void* given = input_of(plan) == Buffer::output ? output : input;
-  const Contribution mine{plan, sequence + 1, static_cast<const std::byte*>(given), static_cast<std::byte*>(output)};
+  const Contribution mine{plan, signature, sequence + 1, static_cast<const std::byte*>(given), static_cast<std::byte*>(output)};
   Advance late_or_odd;  // the ordinary way will find that again
   const auto try_often = [&](auto&& attempt) {
     for (int look = 1; !attempt(); ++look) {
@@ -109,7 +109,8 @@ WindowCalls::Attempt WindowCalls::try_one_shot(const Plan& plan, std::uint64_t s
 
 WindowCalls::Advance WindowCalls::advance_one_shot(Operation* operation) {
   const Plan& plan = *operation->plan;
-  const Contribution mine{plan, flag_of(*operation), operation->at({input_of(plan), 0}), operation->at({Buffer::output, 0})};
+  const Contribution mine{plan, operation->signature, flag_of(*operation), operation->at({input_of(plan), 0}),
+                          operation->at({Buffer::output, 0})};
   Advance result;
   if (!operation->published) {
     if (!try_publish(mine, result)) return result;
@@ -137,7 +138,7 @@ bool WindowCalls::try_publish(const Contribution& mine, Advance& result) {
     std::memcpy(one_shot_data(window(rank_), room_, one_shots_, part.place), mine.input, part.gives_bytes);
   }
   OneShotSlot& slot = one_shot_slot(window(rank_), one_shots_);
-  slot.signature.store(mine.plan.signature);
+  slot.signature.store(mine.signature);
   // release: orders payload and signature before the flag, for the peers' acquire in has_come().
   slot.flag.store(mine.flag, std::memory_order_release);
   // While the others look at that.
@@ -187,16 +188,14 @@ bool WindowCalls::take_all(const Contribution& mine, Advance& result) {
       continue;
     }
     const std::span<std::byte> theirs = windows_[take.rank];
-    const auto come = [&] {
-      return has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.plan.signature, result);
-    };
+    const auto come = [&] { return has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.signature, result); };
     if (!come()) {
       // In another call, which takes no such slot? Or has it come and gone on to that since we looked?
       const MeetingSlot& other = meeting_slot(theirs, meetings_);
       const std::uint64_t entered = other.entered.load(std::memory_order_acquire);
       if (result.odd_rank >= 0 || entered < mine.flag) return false;
       if (!come()) {
-        if (result.odd_rank < 0) result.set_odd(take.rank, entered, other.signature, mine.flag, mine.plan.signature);
+        if (result.odd_rank < 0) result.set_odd(take.rank, entered, other.signature, mine.flag, mine.signature);
         return false;
       }
     }
@@ -292,7 +291,7 @@ void WindowCalls::enter(Operation* operation) {
       input_of(plan) == Buffer::output ? output : place_of(plan, operation->at({Buffer::input, 0}), plan.buffers.input_bytes);
   mine.input = input && output ? *input : MeetingSlot::kOrdinary;
   mine.output = output.value_or(MeetingSlot::kOrdinary);
-  mine.signature = plan.signature;
+  mine.signature = operation->signature;
   // release: orders the rest of the slot, and what the caller wrote into its input, for the peers' acquire in all_entered().
   last_meeting_ = flag_of(*operation);
   mine.entered.store(last_meeting_, std::memory_order_release);
@@ -317,7 +316,7 @@ std::optional<std::uint64_t> WindowCalls::place_of(const Plan& plan, const std::
 bool WindowCalls::all_entered(Operation* operation, Advance& result) {
   const std::size_t bytes = operation->plan->key.collective.input_bytes();
   const std::uint64_t flag = flag_of(*operation);
-  const CallSignature& ours = operation->plan->signature;
+  const CallSignature& ours = operation->signature;
   bool all = true;
   for (std::size_t r = 0; r < windows_.size(); ++r) {
     MeetingSlot& theirs = meeting_slot(windows_[r], meetings_);

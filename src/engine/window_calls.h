@@ -59,7 +59,8 @@ class WindowCalls {
   /// Runs a one_shot call right here if what it needs of others comes within some `looks`: `ended`, and the result is there.
   /// Otherwise the call goes on as an Operation: where this rank's part has been published already, one that says so; `held`:
   /// others are so far behind that there is no slot. Only while no other call is here.
-  Attempt try_one_shot(const Plan& plan, std::uint64_t sequence, const void* input, void* output, int looks);
+  Attempt try_one_shot(const Plan& plan, const CallSignature& signature, std::uint64_t sequence, const void* input,
+                       void* output, int looks);
 
   void push(internal::Operation* operation);
   /// Gives all calls up. Afterwards nobody writes into the buffers of these calls.
@@ -109,6 +110,7 @@ class WindowCalls {
   /// What this rank gives to a one_shot call, and where it wants the result.
   struct Contribution {
     const Plan& plan;
+    const CallSignature& signature;
     std::uint64_t flag;
     const std::byte* input;
     std::byte* output;

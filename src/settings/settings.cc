@@ -56,8 +56,10 @@ constexpr std::array kSettings{
         "lossless: floats travel over TCP with their exponents packed, bit for bit the same, in 0.85 of the bytes (bfloat16: "
         "0.7); auto: where that costs less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s; "
         "off: as they are (rank 0's counts)"},
-    Setting{"SHOAL_ENCRYPTION", "off",
-            "on: all that moves over TCP is encrypted with keys made of the job's key; off: nothing is"},
+    Setting{
+        "SHOAL_ENCRYPTION", "off",
+        "on: all that moves over TCP is encrypted with keys made of the job's key, which must be a secret one (SHOAL_JOB_KEY, "
+        "SHOAL_JOB_KEY_FILE, or made by shoal run or mpirun); off: nothing is, but what goes through rank 0's store"},
     Setting{
         "SHOAL_SINGLE_COPY", "1",
         "0: never copy straight between the memories of two processes of a host, even where the system permits it; 1: what is "

@@ -311,6 +311,26 @@ class OtherRelease final : public Store {
   std::unique_ptr<Store> store_;
 };
 
+// Who encrypts with a key that anybody can derive only believes to be safe.
+TEST(StartUp, EncryptionWithAKeyThatIsNoSecretIsRefusedByEveryRank) {
+  const auto start = [](bool has_key) {
+    return testing::run_ranks(2, [has_key](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_ENCRYPTION", "on", 1);
+      if (has_key) ::setenv("SHOAL_JOB_KEY", "of sixteen letters and more", 1);
+      auto made = testing::join(directory, rank, size, over("tcp"));
+      if (!made.ok()) return made.status().to_string();
+      const Status status = (*made)->barrier();
+      return status.ok() ? "" : status.to_string();
+    });
+  };
+  testing::expect_all_well(start(true));
+  for (const auto& outcome : start(false)) {
+    EXPECT_EQ(testing::bad_end(outcome), "");
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("invalid_argument: "), HasSubstr("SHOAL_ENCRYPTION=on"), HasSubstr("SHOAL_JOB_KEY_FILE")));
+  }
+}
+
 TEST(StartUp, AnotherReleaseOnOneRankIsToldToAll) {
   const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
     if (rank != 2) return store;

@@ -315,9 +315,7 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
     toll->add(seconds, names_victim(one, doomed.victim), doomed.story);
     EXPECT_LT(1e-9 * static_cast<double>(one.at_ns - one.began_ns), limit) << "rank " << rank << ": " << words;
     EXPECT_TRUE(one.code == StatusCode::timeout || one.code == StatusCode::peer_failed) << to_string(one.code) << ": " << words;
-    // Not yet in words: rank 0 waits at the very end for each to say that it needs the store no longer.
-    const bool names_key = words.find(fmt::format("key 'left/{}'", doomed.victim)) != std::string::npos;
-    const bool names = names_victim(one, doomed.victim) || names_key;
+    const bool names = names_victim(one, doomed.victim);
     somebody_names |= names;
     EXPECT_TRUE(names || says_where_it_stands(words)) << "rank " << rank << ": " << words;
     // Who has joined is told at once.

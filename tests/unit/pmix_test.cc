@@ -43,8 +43,9 @@ TEST_F(Pmix, RanksMeetAtWhatRankZeroTells) {
     tell(fake_pmix_seen()->put);
     const auto second = open(1, std::chrono::seconds(30), has_key);
     ASSERT_TRUE(second.ok()) << second.status().to_string();
-    EXPECT_EQ(first->key.bytes, second->key.bytes);
-    EXPECT_EQ(first->key.bytes == key_from_text("given").bytes, has_key);
+    EXPECT_EQ(first->key.key.bytes, second->key.key.bytes);
+    EXPECT_EQ(first->key.key.bytes == key_from_text("given").bytes, has_key);
+    EXPECT_TRUE(first->key.secret && second->key.secret);
     ASSERT_TRUE(first->store->set("key", "value").ok());
     EXPECT_EQ(second->store->get("key", Clock::now() + std::chrono::seconds(30)).value(), "value");
   }
