@@ -163,7 +163,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     return std::nullopt;
   }
   const CallChain before = chain_;
-  const CallSignature signature = number(sequence, plan);
+  const CallSignature& signature = enter(sequence, plan);
   ++next_start_;
   if (alone) {  // every call is a copy, and a broadcast not even that
     if (input != nullptr && input != output) {
@@ -215,17 +215,9 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
   }
 }
 
-/// Call `sequence` is started with `plan`: what is said of it.
-CallSignature Executor::number(std::uint64_t sequence, const Plan& plan) {
-  const CallSignature signature = chain_.of(plan.signature);
-  chain_.add(signature);
-  ledger_.start(sequence, signature);
-  return signature;
-}
-
 void Executor::start(Operation* operation) {
   operation->before = chain_;
-  operation->signature = number(operation->sequence(), *operation->plan);
+  operation->signature = enter(operation->sequence(), *operation->plan);
   active_.push(operation);
   if (closed()) return;
   // The windows carry signature and data; the links have no part in it.

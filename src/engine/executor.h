@@ -186,7 +186,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   void release(LinkState& state);
   void find_windows();
   void wait_to_the_end(internal::Operation* operation);
-  CallSignature number(std::uint64_t sequence, const Plan& plan);
+  /// Call `sequence` starts, with `plan`: what this rank says of it, as it stands in the ledger.
+  const CallSignature& enter(std::uint64_t sequence, const Plan& plan) noexcept;
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
   bool retire_sent(LinkState& state);
@@ -290,6 +291,12 @@ class Executor : public std::enable_shared_from_this<Executor> {
   mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
   Status cause_;
 };
+
+inline const CallSignature& Executor::enter(std::uint64_t sequence, const Plan& plan) noexcept {
+  ledger_.start(sequence, chain_.of(plan.signature));
+  chain_.add(plan.signature_hash);
+  return ledger_.call(sequence);
+}
 
 inline const Arrival* Executor::head(LinkState& state) const noexcept {
   if (state.aside != nullptr && !state.aside->empty()) return state.aside->front();

@@ -408,7 +408,7 @@ std::string Executor::late_turn_report(const Operation& operation) {
   const bool message = operation.is_message();
   std::string report =
       fmt::format("{}{} timed out on {} before its turn",
-                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.signature),
+                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.plan->signature),
                   of_communicator(), name_of(group_.rank));
   if (!message && !active_.empty()) {
     return report + fmt::format("; before it comes {}{}",

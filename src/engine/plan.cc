@@ -356,6 +356,7 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     plan->signature.plan_fingerprint =
         (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
   }
+  plan->signature_hash = fnv1a(std::as_bytes(std::span(&plan->signature, 1)));
   for (std::size_t peer = 0; peer < plan_link_of.size(); ++peer) {
     if (plan_link_of[peer] < 0) continue;
     PlanLink& link = plan->links[static_cast<std::size_t>(plan_link_of[peer])];

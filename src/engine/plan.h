@@ -101,6 +101,7 @@ struct Plan {
   std::vector<std::size_t> counts;  ///< storage behind key.collective.counts
   double predicted_us = 0;
   CallSignature signature;
+  std::uint64_t signature_hash = 0;  ///< the same on every rank
   CallBuffers buffers;
   std::size_t scratch_bytes = 0;
   int ranks = 1;

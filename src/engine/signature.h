@@ -1,6 +1,7 @@
 // CallSignature: what a rank says of a call, compared by its peers on the first packet.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -41,15 +42,18 @@ std::string pair_difference(const CallSignature& mine, const std::string& my_nam
 class CallChain {
  public:
   /// What is said of the next call, whose words are `signature` wherever it stands. Those to one peer: see between_two().
-  [[nodiscard]] CallSignature of(CallSignature signature) const noexcept {
-    signature.plan_fingerprint ^= hash_ & kUpperHalf;  // the lower half may be the hash of counts
-    return signature;
+  [[nodiscard]] CallSignature of(const CallSignature& signature) const noexcept {
+    // By words, as it will be read: a processor waits for narrow writes under a wide read.
+    std::uint64_t words[sizeof signature / sizeof(std::uint64_t)];
+    std::memcpy(words, &signature, sizeof signature);
+    words[offsetof(CallSignature, plan_fingerprint) / sizeof words[0]] ^= hash_ & kUpperHalf;  // below may be a hash of counts
+    CallSignature said;
+    std::memcpy(&said, words, sizeof said);
+    return said;
   }
-  /// A call has been started. `said` of it: of(its signature).
-  void add(const CallSignature& said) noexcept {
-    std::uint64_t words[sizeof said / sizeof(std::uint64_t)];
-    std::memcpy(words, &said, sizeof words);
-    for (const std::uint64_t word : words) hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15U;  // odd: nothing is lost
+  /// A call has been started; `hash`: of its signature, the same on every rank.
+  void add(std::uint64_t hash) noexcept {
+    hash_ = (hash_ ^ hash) * 0x9E3779B97F4A7C15U;  // odd: nothing is lost, and the upper half tells of all of it
     hash_ ^= hash_ >> 32;
   }
 
