@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,6 +17,8 @@ namespace shoal {
 namespace {
 
 constexpr auto kRefusalPatience = std::chrono::seconds(1);
+constexpr auto kCausePatience = std::chrono::milliseconds(50);  // with a store that may be far away
+constexpr const char* kFirstCause = "given up";
 constexpr std::size_t kLongestWords = 4096;
 
 // A contribution, or a status code and words.
@@ -23,12 +27,26 @@ constexpr char kGivesUp = '-';
 
 std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
 
+std::string refusal(const Status& why) {
+  std::string text{kGivesUp, static_cast<char>(why.code())};
+  return text += why.message().substr(0, kLongestWords);
+}
+
 // Safe for any bytes.
 Status parse_refusal(int rank, std::string_view text) {
   const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
   const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
   const std::string words = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, fmt::format("rank {} has given up: {}", rank, words)};
+}
+
+// A rank and its refusal. Nothing where these are no such bytes.
+std::optional<Status> parse_cause(std::string_view text) {
+  int rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  const auto space = static_cast<std::size_t>(end - text.data());
+  if (error != std::errc() || space == text.size() || text[space] != ' ') return std::nullopt;
+  return parse_refusal(rank, text.substr(space + 1));
 }
 
 }  // namespace
@@ -56,11 +74,21 @@ Result<std::vector<std::string>> Exchange::step(std::string_view name, std::stri
   return all;
 }
 
-void Exchange::give_up(const Status& why) {
+Status Exchange::give_up(const Status& why) {
+  Status cause = why;
+  if (why.code() == StatusCode::peer_failed) {
+    const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCausePatience);
+    if (const auto told = store_.get(kFirstCause, until); told.ok()) cause = parse_cause(*told).value_or(why);
+  }
   if (said_) ++step_;  // that is not taken back: it is missing in the next
-  std::string text{kGivesUp, static_cast<char>(why.code())};
-  text += why.message().substr(0, kLongestWords);
-  if (!store_.set(key(rank_), text).ok()) return;
+  const std::string text = refusal(cause);
+  told_ = store_.set(key(rank_), text).ok();
+  if (told_ && cause.message() == why.message()) static_cast<void>(store_.set(kFirstCause, fmt::format("{} {}", rank_, text)));
+  return cause;
+}
+
+void Exchange::leave() {
+  if (!told_) return;
   rank_ == 0 ? wait_until_heard() : hear_refusal();  // who gives up needs rank 0 no longer
 }
 

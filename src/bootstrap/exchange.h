@@ -24,9 +24,13 @@ class Exchange {
   /// All contributions, by rank. `name`: of the step, for messages. Errors: timeout, naming the first rank that is missing;
   /// whatever made a rank give up, naming it.
   Result<std::vector<std::string>> step(std::string_view name, std::string_view mine);
-  /// Tells the others `why` they need not wait for this rank. Where it serves the store, stays until they know, a second at
+  /// Tells the others `why` they need not wait for this rank. Returns what is to be reported: where it has lost a rank that had
+  /// told before, that one's reason. To be called while the connections to others still are there: so who loses them finds
+  /// out why.
+  Status give_up(const Status& why);
+  /// After that, when nothing else of this rank is there. Where it serves the store it stays until the others know, a second at
   /// most: with its process goes the store.
-  void give_up(const Status& why);
+  void leave();
   /// To be said by who has heard from rank 0, otherwise than by step(), that it gives up.
   void hear_refusal();
   /// Rank 0 stays until the others have heard its refusal.
@@ -42,6 +46,7 @@ class Exchange {
   int step_ = 0;
   bool said_ = false;   ///< in that step
   bool heard_ = false;  ///< and told rank 0 so
+  bool told_ = false;   ///< the others that this rank gives up
 };
 
 /// Text that is equal for two processes exactly where they can share memory: same running kernel, same host name, same network

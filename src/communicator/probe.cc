@@ -14,6 +14,7 @@
 
 #include "src/communicator/job_config.h"
 #include "src/engine/waiter.h"
+#include "src/status/printable.h"
 
 namespace shoal {
 namespace {
@@ -302,43 +303,52 @@ bool is_little(double us_per_byte, const Topology& topology) {
   return us_per_byte <= kMostPart * topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
 }
 
+// What this rank has part in.
+Status measure_links(Store& store, MeshParts& parts, Clock::time_point deadline) {
+  Topology& topology = parts.topology;
+  for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
+    const int peer = probe_partner(topology, parts.rank, wire);
+    if (peer < 0) continue;
+    const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
+    const auto index = static_cast<std::size_t>(link - parts.links.begin());
+    const bool leads = parts.rank < peer;
+    if (leads && wire == LinkClass::network) {
+      if (Status status = begin_together(store, topology, parts.rank, deadline); !status.ok()) return status;
+    }
+    // Who follows does not know what the others' leader waits for.
+    const auto give_up = leads ? Clock::now() + kPatience : deadline;
+    auto& transport = *parts.transports[parts.transport_of_link[index]];
+    Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
+    const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
+    std::optional<double> gain = topology.one_copy_gain;
+    if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
+      gain = prober.compare_copies();
+    if (leads ? !cost || !gain || !prober.end() : !prober.follow())
+      return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
+                                                   (*link)->status().ok() ? "no answer" : (*link)->status().message())};
+    if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
+    if (leads) topology.one_copy_gain = *gain;
+  }
+  if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
+  return {};
+}
+
 }  // namespace
 
 Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
-  Topology& topology = parts.topology;
-  if (measure) {
-    for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
-      const int peer = probe_partner(topology, parts.rank, wire);
-      if (peer < 0) continue;
-      const auto link = std::find_if(parts.links.begin(), parts.links.end(), [&](const auto& l) { return l->peer() == peer; });
-      const auto index = static_cast<std::size_t>(link - parts.links.begin());
-      const bool leads = parts.rank < peer;
-      if (leads && wire == LinkClass::network) {
-        if (Status status = begin_together(store, topology, parts.rank, deadline); !status.ok()) return status;
-      }
-      // Who follows does not know what the others' leader waits for.
-      const auto give_up = leads ? Clock::now() + kPatience : deadline;
-      auto& transport = *parts.transports[parts.transport_of_link[index]];
-      Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
-      const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
-      std::optional<double> gain = topology.one_copy_gain;
-      if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
-        gain = prober.compare_copies();
-      if (leads ? !cost || !gain || !prober.end() : !prober.follow())
-        return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
-                                                     (*link)->status().ok() ? "no answer" : (*link)->status().message())};
-      if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
-      if (leads) topology.one_copy_gain = *gain;
-    }
-    if (parts.rank == 0) topology.reduce_us_per_byte = measure_reduction(*parts.device);
-  }
+  constexpr char kRefusal = '!';
+  Status measured = measure ? measure_links(store, parts, deadline) : Status();
   if (parts.rank == 0) {
-    return store.set("costs", costs_text(topology));
+    const Status said =
+        store.set("costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
+    return measured.ok() ? said : measured;
   }
+  if (!measured.ok()) return measured;
   const auto text = store.get("costs", deadline);
   if (!text.ok())
     return {text.status().code(), fmt::format("start-up: rank 0 has not measured the links: {}", text.status().message())};
-  return read_costs(*text, topology);
+  if (text->starts_with(kRefusal)) return {StatusCode::peer_failed, "rank 0 has given up: " + printable(text->substr(1))};
+  return read_costs(*text, parts.topology);
 }
 
 // To make and to check sums takes 0.1 ms a MiB together, and so does packing and unpacking (transports/tcp/README.md).

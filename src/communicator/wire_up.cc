@@ -304,10 +304,18 @@ Result<WiredRanks> wire_up_alone(const CommunicatorOptions& options) {
   return WiredRanks{std::move(executor).value(), "local", false, {}};
 }
 
-// `exchange` is through `store`.
-Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int size, const JobKey& key,
-                                 const std::string& job, CommunicatorOptions& options, Clock::time_point deadline) {
+// What is open while ranks find each other.
+struct Opened {
   MeshParts parts;
+  Wiring control;
+  Wiring shm;
+  Wiring network;
+};
+
+// `exchange` is through `store`.
+Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
+                                 const std::string& job, CommunicatorOptions& options, Clock::time_point deadline) {
+  MeshParts& parts = opened.parts;
   const auto lost_after = begin(parts, rank);
   if (!lost_after.ok()) return lost_after.status();
   const auto decision = agree_on_config(*store, exchange, rank, options, key.key, deadline);
@@ -355,9 +363,9 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, int rank, int
   parts.ledger = std::move(ledger).value();
   parts.tile_bytes = config->tile_bytes;
 
-  Wiring control;
-  Wiring shm;
-  Wiring network;
+  Wiring& control = opened.control;
+  Wiring& shm = opened.shm;
+  Wiring& network = opened.network;
   const int node = parts.topology.node_of_rank[static_cast<std::size_t>(rank)];
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
@@ -486,9 +494,13 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, 
   if (size == 1) return wire_up_alone(options);
   const auto deadline = deadline_after(options.timeout);
   Exchange exchange(*store, rank, size, deadline);
-  auto wired = wire_up_ranks(store, exchange, rank, size, key, job, options, deadline);
-  if (!wired.ok()) exchange.give_up(wired.status());
-  return wired;
+  auto opened = std::make_unique<Opened>();
+  auto wired = wire_up_ranks(store, exchange, *opened, rank, size, key, job, options, deadline);
+  if (wired.ok()) return wired;
+  const Status cause = exchange.give_up(wired.status());
+  opened.reset();  // not before: who loses a connection asks why
+  exchange.leave();
+  return cause;
 }
 
 }  // namespace shoal

@@ -317,6 +317,7 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
     EXPECT_TRUE(one.code == StatusCode::timeout || one.code == StatusCode::peer_failed) << to_string(one.code) << ": " << words;
     const bool names = names_victim(one, doomed.victim);
     somebody_names |= names;
+    if (!names) std::cout << doomed.story << ": rank " << rank << " says " << words << "\n";
     EXPECT_TRUE(names || says_where_it_stands(words)) << "rank " << rank << ": " << words;
     // Who has joined is told at once.
     if (words.find("in call") != std::string::npos) {

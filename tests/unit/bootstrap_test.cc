@@ -302,15 +302,35 @@ void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
       Exchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
       if (r == 2) std::this_thread::sleep_for(milliseconds(20));
       Status status = exchange.step("first", "x").status();
-      if (r == 1 && status.ok()) return exchange.give_up({StatusCode::system_error, "no memory\x1b[31m for a mapping"});
-      if (status.ok()) status = exchange.step("second", "y").status();
-      seen[static_cast<std::size_t>(r)] = status.to_string();
-      exchange.give_up(status);
+      if (r == 1 && status.ok()) {
+        status = {StatusCode::system_error, "no memory\x1b[31m for a mapping"};
+      } else if (status.ok()) {
+        status = exchange.step("second", "y").status();
+      }
+      seen[static_cast<std::size_t>(r)] = exchange.give_up(status).to_string();
+      exchange.leave();
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const int r : {0, 2})
     EXPECT_EQ(seen[static_cast<std::size_t>(r)], "system_error: rank 1 has given up: no memory?[31m for a mapping");
+}
+
+// Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
+void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const StoreFactory& make) {
+  const auto exchange_of = [&](Store& store, int rank) { return Exchange(store, rank, 3, in(kPatience)); };
+  const Status first(StatusCode::peer_failed, "rank 2 went away");
+  const Status second(StatusCode::peer_failed, "rank 1 went away");
+  const std::unique_ptr<Store> store = make();
+  EXPECT_EQ(exchange_of(*store, 1).give_up(first).message(), first.message());
+  EXPECT_EQ(exchange_of(*store, 0).give_up(second).message(), "rank 1 has given up: rank 2 went away");
+  const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
+  EXPECT_EQ(exchange_of(*store, 0).give_up(own).message(), own.message());
+  for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
+    ASSERT_TRUE(store->set("given up", told).ok());
+    const Status reported = exchange_of(*store, 0).give_up(second);
+    EXPECT_THAT(reported.message(), ::testing::AnyOf(second.message(), HasSubstr("has given up: "))) << told;
+  }
 }
 
 // --- file store
@@ -338,6 +358,9 @@ TEST_F(FileStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_thre
 TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
 TEST_F(FileStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
 TEST_F(FileStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
+TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
+  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
+}
 
 TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
   const auto store = factory()();
@@ -507,6 +530,9 @@ TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threa
 TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
 TEST_F(TcpStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
 TEST_F(TcpStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
+TEST_F(TcpStore, WhoLosesARankReportsWhatThatOneHasLost) {
+  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
+}
 
 TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
   std::unique_ptr<Store> client;

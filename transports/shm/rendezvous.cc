@@ -119,6 +119,11 @@ class Leader {
     broadcast(make_message(MessageKind::go));
     return std::move(group_);
   }
+  /// Of all who have come.
+  std::vector<Descriptor> take_sockets() {
+    std::ranges::move(unknown_, std::back_inserter(sockets_));
+    return std::move(sockets_);
+  }
 
  private:
   [[nodiscard]] std::vector<int> missing() const {
@@ -388,7 +393,10 @@ std::string Listener::address() const {
 
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                          Deadline deadline) {
-  return Leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline).run();
+  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline);
+  auto group = leader.run();
+  if (!group.ok()) listener.refused_ = leader.take_sockets();
+  return group;
 }
 
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,

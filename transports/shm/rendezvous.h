@@ -63,6 +63,7 @@ class Listener {
   friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                                   std::chrono::steady_clock::time_point deadline);
   Descriptor socket_;
+  std::vector<Descriptor> refused_;  ///< those that have been told why there is no group: closed with this, not before
   std::array<std::byte, 16> secret_{};
   std::string name_;
   std::int32_t rank_ = 0;
