@@ -5,10 +5,10 @@
 
 namespace shoal {
 
-CallHistory latest_calls(const LedgerPage& page) {
+CallHistory latest_calls(const LedgerPage& page, std::size_t most) {
   const std::uint64_t started = page.started.load();
   CallHistory history;
-  history.first = started - std::min<std::uint64_t>(started, kLedgerCalls / 2);
+  history.first = started - std::min<std::uint64_t>(started, most);
   for (std::uint64_t at = history.first; at < started; ++at) history.calls.push_back(page.calls[at % kLedgerCalls]);
   return history;
 }

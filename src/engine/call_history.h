@@ -18,8 +18,9 @@ struct CallHistory {
   std::vector<CallSignature> calls;
 };
 
-/// What `page` remembers: half of its room, since its owner may go on, and write over the rest, while this reads. Of any bytes.
-CallHistory latest_calls(const LedgerPage& page);
+/// Of what `page` remembers, `most` calls at most: of another process half of its room, since its owner may go on, and write
+/// over the rest, while this reads. Of any bytes.
+CallHistory latest_calls(const LedgerPage& page, std::size_t most = kLedgerCalls / 2);
 
 /// As it travels on the control plane; fits into one of its tiles.
 std::vector<std::byte> to_bytes(const CallHistory& history);

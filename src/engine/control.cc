@@ -45,10 +45,8 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
       const auto kind = static_cast<Kind>(arrival->header.edge);
       if (kind == Kind::abort) {
         messages.push_back({kind, arrival->header.communicator, rank, parse_abort(rank, arrival->data), {}});
-      } else if (kind == Kind::waits || kind == Kind::calls) {
+      } else if (kind == Kind::waits || kind == Kind::calls || kind == Kind::farewell || kind == Kind::goodbye) {
         messages.push_back({kind, arrival->header.communicator, rank, {}, {arrival->data.begin(), arrival->data.end()}});
-      } else if (kind == Kind::farewell || kind == Kind::goodbye) {
-        messages.push_back({kind, arrival->header.communicator, rank, {}, {}});
         peer.gone |= kind == Kind::goodbye;
       }
       peer.link->release();
@@ -105,8 +103,8 @@ void ControlPlane::send_abort(std::uint32_t communicator, std::span<const int> r
   send(Kind::abort, communicator, &ranks, std::as_bytes(std::span(payload)));
 }
 
-void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int> ranks) {
-  send(Kind::farewell, communicator, &ranks, {});
+void ControlPlane::send_farewell(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> history) {
+  send(Kind::farewell, communicator, &ranks, history);
 }
 
 void ControlPlane::send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what) {

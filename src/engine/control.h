@@ -25,7 +25,7 @@ class ControlPlane {
   struct Message {
     enum class Kind : std::uint32_t {
       abort = 1,     ///< closes the communicator, for the reason in `status`
-      farewell = 2,  ///< leaves the communicator in order
+      farewell = 2,  ///< leaves the communicator in order: `payload` says after which calls, a CallHistory
       goodbye = 3,   ///< leaves all communicators in order
       death = 4,     ///< has broken its connection without a goodbye: `status` says how
       waits = 5,     ///< has waited for long in a call of the communicator: `payload` says for whom
@@ -49,8 +49,8 @@ class ControlPlane {
 
   /// Tells those of `ranks` that still listen why this rank closes `communicator`. Best effort, never blocks for long.
   void send_abort(std::uint32_t communicator, std::span<const int> ranks, const Status& cause);
-  /// Tells them that this rank leaves `communicator` in order.
-  void send_farewell(std::uint32_t communicator, std::span<const int> ranks);
+  /// Tells them that this rank leaves `communicator` in order, and its last calls.
+  void send_farewell(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> history);
   /// Tells them what this rank waits for.
   void send_wait(std::uint32_t communicator, std::span<const int> ranks, std::span<const std::byte> what);
   /// Tells `rank`, which makes other calls, those of this rank.

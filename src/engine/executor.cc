@@ -27,6 +27,7 @@ constexpr std::size_t kTilesInFlight = 64;        // that a link needs memory of
 constexpr int kTilesPerPass = 16;
 constexpr std::size_t kWarmBytes = 1 << 20;
 constexpr std::uint64_t kCallsBetweenLooks = 32;  // for signatures of calls that are over here
+constexpr std::size_t kFarewellCalls = 4;         // that a rank tells of when it leaves
 constexpr int kExpressLooks = 100;                // a microsecond or two
 
 using Clock = std::chrono::steady_clock;
@@ -667,7 +668,8 @@ void Executor::shut_down() {
   if (closed()) {
     end_calls();
   } else {
-    if (mesh_->control() != nullptr) mesh_->control()->send_farewell(group_.id, group_.members);
+    if (mesh_->control() != nullptr)
+      mesh_->control()->send_farewell(group_.id, group_.members, to_bytes(latest_calls(*ledger_, kFarewellCalls)));
     const std::scoped_lock lock(cause_mutex_);
     cause_ = {StatusCode::aborted, "the communicator has been destroyed"};
     announced_ = true;

@@ -128,8 +128,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// After close(): tells the peers, once, and fails what is in flight.
   bool end_calls();
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
-  /// `job_rank` has said farewell to this communicator, or is gone altogether.
-  void peer_left(int job_rank);
+  /// `job_rank` has said farewell to this communicator, after these calls, or is gone altogether.
+  void peer_left(int job_rank, std::span<const std::byte> its_calls);
   /// `job_rank` has said for whom it waits.
   void peer_waits(int job_rank, std::span<const std::byte> what);
   /// `job_rank` has met this rank in another call than its own, and says which calls it has made: closes with the first that
@@ -256,7 +256,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::vector<LinkState> links_;
   WindowLease lease_;  // of the windows of a group
   WindowCalls window_calls_;
-  std::vector<bool> left_;  // ranks that have said farewell
+  std::vector<bool> left_;                 // ranks that have said farewell
+  std::map<int, CallHistory> last_calls_;  // of those, by rank
 
   Plan message_plan_;  // of all messages: the pool of their Operations
   Messages messages_;

@@ -78,9 +78,12 @@ bool Executor::is_paused(int job_rank) const noexcept {
   return (state.paused && !state.senders.empty()) || messages_.wants(state.peer);
 }
 
-void Executor::peer_left(int job_rank) {
+void Executor::peer_left(int job_rank, std::span<const std::byte> its_calls) {
   const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
-  if (member != group_.members.end()) left_[static_cast<std::size_t>(member - group_.members.begin())] = true;
+  if (member == group_.members.end()) return;
+  const auto rank = static_cast<int>(member - group_.members.begin());
+  left_[static_cast<std::size_t>(rank)] = true;
+  if (auto calls = parse_history(its_calls); calls && !its_calls.empty()) last_calls_[rank] = *std::move(calls);
 }
 
 void Executor::peer_died(int job_rank, const Status& how) {
@@ -236,7 +239,11 @@ bool Executor::check_links() {
   return false;
 }
 
+/// In order, for all it knew: then it has made another call where it is needed.
 Status Executor::left_too_early(int peer) {
+  if (const auto last = last_calls_.find(peer); last != last_calls_.end()) {
+    if (const auto first = first_difference(*ledger_, last->second)) return first_mismatch(peer, *first);
+  }
   return {StatusCode::peer_failed,
           fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(peer), name_of(group_.rank),
                       describe_call(active_.front()->sequence(), active_.front()->signature), of_communicator())};

@@ -110,11 +110,11 @@ Status Mesh::attach(Executor& executor) {
   }
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    if (gone_[at]) executor.peer_left(rank);
+    if (gone_[at]) executor.peer_left(rank, {});
     if (!dead_[at].ok()) executor.peer_died(rank, dead_[at]);
   }
   if (const auto early = early_.find(number); early != early_.end()) {
-    for (const int rank : early->second.left) executor.peer_left(rank);
+    for (const auto& [rank, calls] : early->second.left) executor.peer_left(rank, calls);
     for (const auto& [rank, what] : early->second.waits) executor.peer_waits(rank, what);
     if (!early->second.abort.ok()) executor.close(early->second.abort);
     early_.erase(early);
@@ -310,19 +310,19 @@ void Mesh::hear(const ControlPlane::Message& message) {
   }
   if (message.kind == Kind::goodbye) {
     gone_[rank] = true;
-    for (Executor* executor : attached_) executor->peer_left(message.rank);
+    for (Executor* executor : attached_) executor->peer_left(message.rank, {});
   } else if (message.kind == Kind::death) {
     dead_[rank] = message.status;
     deaths_pending_ = true;
   } else if (Executor* executor = find(message.communicator); executor != nullptr) {
     if (message.kind == Kind::abort) executor->close(message.status);
-    if (message.kind == Kind::farewell) executor->peer_left(message.rank);
+    if (message.kind == Kind::farewell) executor->peer_left(message.rank, message.payload);
     if (message.kind == Kind::waits) executor->peer_waits(message.rank, message.payload);
     if (message.kind == Kind::calls) executor->peer_disagrees(message.rank, message.payload);
   } else if (!is_retired(message.communicator) && (early_.size() < kMaxForeign || early_.contains(message.communicator))) {
     Early& early = early_[message.communicator];
     if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;
-    if (message.kind == Kind::farewell) early.left.push_back(message.rank);
+    if (message.kind == Kind::farewell) early.left[message.rank] = message.payload;
     if (message.kind == Kind::waits) early.waits[message.rank] = message.payload;
   }
 }

@@ -225,7 +225,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   static constexpr std::size_t kMaxForeign = 1024;
   struct Early {
     Status abort;
-    std::vector<int> left;
+    std::map<int, std::vector<std::byte>> left;   // by rank, what it has said
     std::map<int, std::vector<std::byte>> waits;  // by rank, the latest
   };
   std::unordered_map<std::uint32_t, Early> early_;
