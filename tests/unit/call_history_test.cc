@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -62,6 +63,44 @@ TEST(CallHistory, TravelsInOneTileOfTheControlPlane) {
   EXPECT_EQ(heard->first, 1000 - kLedgerCalls / 2);
   EXPECT_EQ(heard->calls, told.calls);
   EXPECT_TRUE(parse_history(to_bytes({})));
+}
+
+CallSignature numbered(std::uint64_t count) {
+  CallSignature signature;
+  signature.count = count;
+  signature.plan_fingerprint = count * 0x0101010101010101U;
+  return signature;
+}
+
+/// What is said of a call after calls with these hashes.
+CallSignature said_after(std::initializer_list<std::uint64_t> hashes) {
+  CallChain chain;
+  for (const std::uint64_t hash : hashes) chain.add(hash);
+  return chain.of(numbered(9));
+}
+
+TEST(CallChain, TellsOfAllCallsBefore) {
+  EXPECT_EQ(said_after({}), numbered(9));
+  EXPECT_EQ(said_after({1, 2, 3}), said_after({1, 2, 3}));
+  for (const auto& other : {said_after({}), said_after({1, 2}), said_after({1, 3, 2}), said_after({0, 1, 2, 3}),
+                            said_after({1, 2, 3, 0}), said_after({1, 2, 3 + (std::uint64_t{1} << 63)})}) {
+    EXPECT_FALSE(other == said_after({1, 2, 3}));
+    EXPECT_EQ(difference(other, said_after({1, 2, 3})), "algorithm or earlier calls");
+    // Where the hash of counts may be.
+    EXPECT_EQ(static_cast<std::uint32_t>(other.plan_fingerprint), static_cast<std::uint32_t>(numbered(9).plan_fingerprint));
+  }
+}
+
+TEST(CallChain, ADifferenceIsNeverForgotten) {
+  CallChain mine;
+  CallChain other;
+  mine.add(1);
+  other.add(2);
+  for (std::uint64_t call = 0; call < 100'000; ++call) {
+    ASSERT_FALSE(mine.of(numbered(9)) == other.of(numbered(9))) << "after " << call << " calls";
+    mine.add(call * 7);
+    other.add(call * 7);
+  }
 }
 
 TEST(CallHistory, BytesOfAStrangerAreRefusedOrHarmless) {
