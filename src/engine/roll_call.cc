@@ -72,10 +72,7 @@ void RollCall::hear(int rank, const Words& words, Time now) {
 Time RollCall::next() const { return std::min(tell_at_, asked_ ? Time::max() : deadline_ - lead_); }
 
 Time RollCall::verdict_at(Time deadline) const {
-  if (!asked_) return deadline;
-  // Who was stopped until after the deadline may never have looked before: for what has come meanwhile, too.
-  const Span grace = asked_at_ >= deadline ? kMostGrace : std::min(lead_, kMostGrace);
-  return std::max(deadline, asked_at_ + grace);
+  return asked_ ? std::max(deadline, asked_at_ + std::min(lead_, kMostGrace)) : deadline;
 }
 
 // Once everybody has been asked, only answers count, of whichever call: what was said before that may be over. A rank that has

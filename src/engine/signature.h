@@ -59,7 +59,7 @@ class CallChain {
 
  private:
   static constexpr std::uint64_t kUpperHalf = 0xFFFFFFFF'00000000U;
-  std::uint64_t hash_ = 0;
+  std::uint64_t hash_ = 0x9E3779B97F4A7C15U;  // not zero: a call whose hash is zero counts, too
 };
 
 /// What differs between two signatures, for a mismatch report: "count", "type", ... ; where nothing else does, the algorithm or

@@ -159,14 +159,6 @@ TEST(RollCall, AVerdictWaitsForAnswersToALateQuestion) {
   EXPECT_EQ(asking({{1}, {}}).verdict_at(kStart + 1200ms), kStart + 1200ms);
 }
 
-// Nor is anybody called late by a process that was stopped from before its first look until after its deadline.
-TEST(RollCall, WhoWasStoppedAllTheTimeLooksAndAsksFirst) {
-  RollCall call(0, 4);
-  EXPECT_TRUE(call.due(kCall, kStart, kStart + 5s));
-  EXPECT_EQ(call.tell({{1}, {}}, kStart + 5s).asks, 1U);
-  EXPECT_EQ(call.verdict_at(kStart), kStart + 5100ms);
-}
-
 // However short a timeout is, what is added to it is not longer.
 TEST(RollCall, AShortDeadlineStaysShort) {
   RollCall call(0, 4);
