@@ -368,9 +368,7 @@ Result<std::unique_ptr<Communicator>> Communicator::shrink(std::span<const int> 
   return std::unique_ptr<Communicator>(new Communicator(std::move(left).value()));
 }
 
-void Communicator::abort(const std::string& reason) {
-  impl_->abort(reason);
-}
+void Communicator::abort(const std::string& reason) { impl_->abort(reason); }
 Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }
 std::size_t Communicator::memory_bytes() const noexcept {
