@@ -96,14 +96,16 @@ TEST(Simulation, EverySeedEndsRightOrWithItsError) {
 // Once.
 TEST(Simulation, SeedsThatHaveFailedEndRight) {
   for (const std::uint64_t seed : {
-           3,      // a rank that could not send named nobody at its deadline: rank 0 stood still and took nothing
-           51,     // the same, with a chain behind it
-           339,    // and others took that rank, which waited for nobody that it named, for the late one
-           7949,   // a rank whose tile had come was called late, where the fold waited for another one's
-           13561,  // a rank that disagrees needs one that has left: its end was told, not about what two disagree
-           2396,   // a call failed before its links had copied what they had taken of it: wrong bytes in another rank's result
-           56515,  // a rank that had left, and was needed no more, kept another one awake until the end of its call
-           5390,   // the last call of all, and one rank makes another, on the links instead of in the windows: nobody tells it
+           3,       // a rank that could not send named nobody at its deadline: rank 0 stood still and took nothing
+           51,      // the same, with a chain behind it
+           339,     // and others took that rank, which waited for nobody that it named, for the late one
+           7949,    // a rank whose tile had come was called late, where the fold waited for another one's
+           13561,   // a rank that disagrees needs one that has left: its end was told, not about what two disagree
+           2396,    // a call failed before its links had copied what they had taken of it: wrong bytes in another rank's result
+           56515,   // a rank that had left, and was needed no more, kept another one awake until the end of its call
+           103401,  // who left after another last call was said to have left too early, not to have made another call
+           112706,  // the same
+           5390,    // the last call of all, and one rank makes another, on the links instead of in the windows: nobody tells it
        })
     run_seed(static_cast<std::uint64_t>(seed));
 }

@@ -17,10 +17,16 @@ TOOLS = ("scikit-build-core==0.11.6",)
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
+def compiler(language):
+    """The main build's: the compiler cache has nothing of any other name, such as the one that Python was built with."""
+    with open(os.path.join(cases.BUILD, "CMakeCache.txt"), encoding="utf-8") as file:
+        return re.search(rf"^CMAKE_{language}_COMPILER:\w+=(.+)$", file.read(), re.MULTILINE).group(1)
+
+
 def run(*command, timeout=120):
     """Output of a command that must end well, in an environment where only the new one's packages can be imported."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SHOAL_BUILD_DIR")}
-    environment.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    environment.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", CC=compiler("C"), CXX=compiler("CXX"))
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, env=environment, text=True, timeout=timeout, **both)
     if done.returncode != 0:
