@@ -58,6 +58,8 @@ RollCall::Words RollCall::tell(const Late& late, Time now) {
     asked_ = true;
     asked_at_ = now;
     words.asks = 1;
+    // Who was stopped until after a deadline may never have looked at this call, nor at those behind it.
+    if (now >= deadline_) excused_until_ = now + kMostGrace;
   }
   told_at_ = now;
   asked_by_others_ = false;
@@ -72,7 +74,8 @@ void RollCall::hear(int rank, const Words& words, Time now) {
 Time RollCall::next() const { return std::min(tell_at_, asked_ ? Time::max() : deadline_ - lead_); }
 
 Time RollCall::verdict_at(Time deadline) const {
-  return asked_ ? std::max(deadline, asked_at_ + std::min(lead_, kMostGrace)) : deadline;
+  const Time at = std::max(deadline, excused_until_);
+  return asked_ ? std::max(at, asked_at_ + std::min(lead_, kMostGrace)) : at;
 }
 
 // Once everybody has been asked, only answers count, of whichever call: what was said before that may be over. A rank that has

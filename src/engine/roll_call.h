@@ -89,6 +89,7 @@ class RollCall {
   Clock::duration lead_{};  // of the question before the deadline
   bool asked_ = false;
   Clock::time_point asked_at_{};
+  Clock::time_point excused_until_{};  // this rank itself was late: it gives up none of its calls before
 };
 
 }  // namespace shoal

@@ -159,6 +159,19 @@ TEST(RollCall, AVerdictWaitsForAnswersToALateQuestion) {
   EXPECT_EQ(asking({{1}, {}}).verdict_at(kStart + 1200ms), kStart + 1200ms);
 }
 
+// Nor is anybody called late by a process that was stopped from before its first look until after its deadline: not in that
+// call, which may end well now, and not in the next.
+TEST(RollCall, WhoWasStoppedAllTheTimeLooksAndAsksFirst) {
+  RollCall call(0, 4);
+  EXPECT_TRUE(call.due(kCall, kStart, kStart + 5s));
+  EXPECT_EQ(call.tell({{1}, {}}, kStart + 5s).asks, 1U);
+  EXPECT_EQ(call.verdict_at(kStart), kStart + 5100ms);
+  EXPECT_TRUE(call.due(kCall + 1, kStart + 5001ms, kStart + 5000ms));
+  EXPECT_EQ(call.tell({{1}, {}}, kStart + 5s).asks, 1U);
+  EXPECT_EQ(call.verdict_at(kStart + 5001ms), kStart + 5100ms);
+  EXPECT_EQ(call.verdict_at(kStart + 6s), kStart + 6s);
+}
+
 // However short a timeout is, what is added to it is not longer.
 TEST(RollCall, AShortDeadlineStaysShort) {
   RollCall call(0, 4);
