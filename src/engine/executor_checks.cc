@@ -83,7 +83,7 @@ void Executor::peer_left(int job_rank, std::span<const std::byte> its_calls) {
   if (member == group_.members.end()) return;
   const auto rank = static_cast<int>(member - group_.members.begin());
   left_[static_cast<std::size_t>(rank)] = true;
-  if (auto calls = parse_history(its_calls); calls && !its_calls.empty()) last_calls_[rank] = *std::move(calls);
+  if (auto calls = parse_history(its_calls)) last_calls_[rank] = *std::move(calls);
 }
 
 void Executor::peer_died(int job_rank, const Status& how) {
