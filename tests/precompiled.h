@@ -1,5 +1,5 @@
-// What nearly every test includes, compiled once. Each file names what it uses all the same: the builds with sanitizers go
-// without this one.
+// What nearly every test includes, compiled once. Each file names what it uses all the same: the build with AddressSanitizer
+// goes without this one.
 #pragma once
 
 #include <gmock/gmock.h>
