@@ -647,6 +647,33 @@ TEST(TcpRepair, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
   for (End& end : ends) end.destroy();
 }
 
+// Who computes for long between two looks finds the socket ended by the system, and reads that before the clock is looked at.
+TEST(TcpRepair, AHostThatWasSilentWhileNobodyLookedIsCalledThat) {
+  constexpr std::chrono::seconds kLostAfter{5};
+  auto options = options_for(2, 1, 4096);
+  for (TcpOptions& one : options) one.lost_after = kLostAfter;
+  auto ends = make_group(options);
+  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  const std::string address = ends[0].transport->address();
+  const auto of_rank_0 = sockets_between(address, kAnybody);
+  const auto of_rank_1 = sockets_between(kAnybody, address);
+  silence(of_rank_0);
+  silence(of_rank_1);
+  const int patience_ms = 6000;  // in place of a quarter of an hour
+  for (const std::vector<int>& ones : {of_rank_0, of_rank_1}) {
+    for (const int socket : ones)
+      ASSERT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms), 0);
+  }
+  const auto data = random_bytes(4096, 8);
+  ASSERT_TRUE(ends[0].link(1).try_send({0, 0, 0, 4096, 0}, data));
+  const auto sent = Clock::now() + std::chrono::milliseconds(100);
+  EXPECT_TRUE(drive(ends[0], [&] { return Clock::now() >= sent; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(patience_ms + 1500));
+  EXPECT_EQ(ends[0].link(1).peek(), nullptr);  // who looks for something is who reads at once
+  expect_lost(ends[0], 1, "has not answered for", std::chrono::seconds(1));
+  for (End& end : ends) end.destroy();
+}
+
 // What epoll has reported of a socket counts for that one, although the events before make the rank replace it.
 TEST(TcpRepair, TheEndOfASocketThatIsReplacedIsNotThatOfTheNewOne) {
   auto ends = make_group(options_for(2, 1, 4096));

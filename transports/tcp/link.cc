@@ -120,12 +120,19 @@ void TcpLink::start_closing() {
   reactor_->note_closing();
 }
 
+Status TcpLink::silent_for(milliseconds time) const {
+  return {StatusCode::peer_failed, fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down",
+                                               peer_, peer_address_, static_cast<double>(time.count()) / 1e3)};
+}
+
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
-  // A host that has not answered for so long will not answer now. The system may lose its patience before (tcp_retries2): a
-  // quarter of an hour, which TCP_USER_TIMEOUT would prolong only at the cost of a peer that is merely slow.
-  const bool vanished = error == ETIMEDOUT && milliseconds(silence_of(flow).tcpi_last_ack_recv) >= shape_.lost_after;
-  if (may_resume() && !vanished) return drop(flow);
+  if (may_resume()) {
+    // A host that has not answered for so long will not answer now. The system may lose its patience before (tcp_retries2): a
+    // quarter of an hour, which TCP_USER_TIMEOUT would prolong only at the cost of a peer that is merely slow.
+    const milliseconds silent(error == ETIMEDOUT && !shape_.rails ? silence_of(flow).tcpi_last_ack_recv : 0);
+    return silent >= shape_.lost_after ? close(silent_for(silent)) : drop(flow);
+  }
   stop_flow(flow);
   hang_up(flow);
   if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
@@ -274,9 +281,7 @@ bool TcpLink::watch() {
       continue;
     }
     if (silent && milliseconds(info.tcpi_last_ack_recv) >= shape_.lost_after) {
-      close(Status(StatusCode::peer_failed,
-                   fmt::format("rank {} ({}) has not answered for {:.1f} s: its host or the network is down", peer_,
-                               peer_address_, info.tcpi_last_ack_recv / 1e3)));
+      close(silent_for(milliseconds(info.tcpi_last_ack_recv)));
       return true;
     }
   }

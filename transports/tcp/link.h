@@ -223,6 +223,7 @@ class TcpLink final : public Link {
   void find_next();
   /// A lost socket is worth looking for another.
   [[nodiscard]] bool may_resume() const noexcept;
+  [[nodiscard]] Status silent_for(std::chrono::milliseconds time) const;
   void end_flow(Flow& flow, int error);
   void drop(Flow& flow);
   static void cut_short(Flow& flow) noexcept;

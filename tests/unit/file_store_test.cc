@@ -1,0 +1,131 @@
+// The store in a folder, and folders that are none.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include <shoal/store.h>
+
+#include "src/bootstrap/socket.h"
+#include "tests/unit/stores.h"
+
+namespace shoal {
+namespace {
+
+class FileStore : public ::testing::Test {
+ protected:
+  FileStore() {
+    char pattern[] = "/tmp/shoal-test-XXXXXX";
+    directory_ = ::mkdtemp(pattern);
+  }
+  ~FileStore() override { std::filesystem::remove_all(directory_); }
+
+  [[nodiscard]] StoreFactory factory() const {
+    return [this] {
+      auto store = make_file_store(directory_ + "/of/a/job");
+      EXPECT_TRUE(store.ok()) << store.status().to_string();
+      return store.ok() ? std::move(*store) : nullptr;
+    };
+  }
+
+  std::string directory_;
+};
+
+TEST_F(FileStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
+TEST_F(FileStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
+TEST_F(FileStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
+TEST_F(FileStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
+TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
+  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
+}
+
+TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
+  const auto store = factory()();
+  ASSERT_TRUE(store->set("../../escaped", "x").ok());
+  EXPECT_EQ(store->get("../../escaped", in(kPatience)).value(), "x");
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/of/escaped"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_ + "/of/a/job"), std::filesystem::directory_iterator()),
+            1)
+      << "a temporary file stays behind";
+}
+
+TEST_F(FileStore, ValuesAreForTheUsersEyesOnly) {
+  ASSERT_TRUE(factory()()->set("secret", "x").ok());
+  for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
+    EXPECT_EQ(file.status().permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+}
+
+TEST_F(FileStore, AFolderThatOthersMayWriteToIsRefused) {
+  for (const mode_t mode : {0770, 0707, 0722}) {
+    ASSERT_EQ(::chmod(directory_.c_str(), mode), 0);
+    const auto store = make_file_store(directory_ + "/");
+    ASSERT_FALSE(store.ok());
+    EXPECT_EQ(store.status().code(), StatusCode::invalid_argument);
+    EXPECT_THAT(store.status().message(), HasSubstr("may be written to by other users"));
+  }
+  ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
+  EXPECT_TRUE(make_file_store(directory_).ok());
+  const mode_t before = ::umask(0);
+  EXPECT_TRUE(make_file_store(directory_ + "/new").ok()) << "its own folder is refused where the umask is wide";
+  ::umask(before);
+}
+
+TEST_F(FileStore, AFolderOfAnotherUserIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make one";
+  ASSERT_EQ(::chown(directory_.c_str(), 12345, 12345), 0);
+  const auto store = make_file_store(directory_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(store.status().message(), HasSubstr(directory_ + " belongs to another user (number 12345)"));
+}
+
+TEST_F(FileStore, ALinkInPlaceOfTheFolderIsRefused) {
+  ASSERT_EQ(::mkdir((directory_ + "/elsewhere").c_str(), 0700), 0);
+  ASSERT_EQ(::symlink("elsewhere", (directory_ + "/store").c_str()), 0);
+  for (const char* end : {"", "/"})
+    EXPECT_THAT(make_file_store(directory_ + "/store" + end).status().message(), HasSubstr("is no folder"));
+}
+
+TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
+  const auto store = make_file_store(directory_);
+  ASSERT_TRUE(store.ok());
+  const std::string victim = directory_ + "/victim";
+  std::ofstream(victim) << "as it was";
+  const std::string temporary = directory_ + "/tmp-" + std::to_string(::getpid()) + "-key-secret";
+  // A link that leads elsewhere, then a file that somebody has open.
+  ASSERT_EQ(::symlink(victim.c_str(), temporary.c_str()), 0);
+  ASSERT_TRUE((*store)->set("secret", "one").ok());
+  const Descriptor open(::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  ASSERT_TRUE(open.valid());
+  ASSERT_TRUE((*store)->set("secret", "two").ok());
+  char byte = 0;
+  EXPECT_EQ(::pread(open.get(), &byte, 1, 0), 0) << "a value was written to a file that was open before";
+  EXPECT_EQ((*store)->get("secret", in(kPatience)).value(), "two");
+  std::string text;
+  std::getline(std::ifstream(victim), text);
+  EXPECT_EQ(text, "as it was");
+}
+
+TEST_F(FileStore, AFileInPlaceOfTheDirectoryIsNamed) {
+  const auto store = make_file_store("/proc/version/store");
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), StatusCode::system_error);
+  EXPECT_THAT(store.status().message(), HasSubstr("create /proc/version/store"));
+}
+
+TEST_F(FileStore, AVanishedDirectoryIsAnErrorOfSet) {
+  const auto store = factory()();
+  std::filesystem::remove_all(directory_);
+  const Status status = store->set("key", "value");
+  EXPECT_EQ(status.code(), StatusCode::system_error);
+  EXPECT_THAT(status.message(), HasSubstr("No such file or directory"));
+}
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,173 @@
+// What launchers say in the environment.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "src/bootstrap/launch.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+Result<Launch> detect(const Variables& variables) {
+  return detect_launch([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+/// `base` with some variables changed.
+Variables with(Variables base, const Variables& changes) {
+  for (const auto& [name, value] : changes) base[name] = value;
+  return base;
+}
+
+Variables without(Variables base, const std::string& name) {
+  base.erase(name);
+  return base;
+}
+
+void expect_refused(const Variables& variables, const std::string& words) {
+  const auto launch = detect(variables);
+  ASSERT_FALSE(launch.ok()) << words << ": taken as rank " << launch->rank << " of " << launch->size << " of "
+                            << launch->launcher;
+  EXPECT_EQ(launch.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(launch.status().message(), HasSubstr(words));
+}
+
+const Variables kShoalRun{{"SHOAL_RANK", "2"},
+                          {"SHOAL_SIZE", "4"},
+                          {"SHOAL_MASTER_ADDR", "10.0.0.1"},
+                          {"SHOAL_MASTER_PORT", "4711"},
+                          {"SHOAL_JOB_ID", "job"}};
+const Variables kMpirun{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"PMIX_NAMESPACE", "prterun-1"}};
+const Variables kTorchrun{
+    {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "run7"}};
+const Variables kSrun{{"SLURM_PROCID", "5"},
+                      {"SLURM_STEP_NUM_TASKS", "6"},
+                      {"SLURM_JOB_ID", "1234567"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_STEP_NODELIST", "gpu[07-09]"}};
+
+TEST(DetectLaunch, OneRankWhereNoLauncherSpeaks) {
+  for (const Variables& nothing : {Variables{}, Variables{{"SHOAL_RANK", ""}, {"RANK", ""}, {"WORLD_SIZE", ""}},
+                                   Variables{{"SLURM_JOB_ID", "1"}, {"SLURM_PROCID", "0"}}}) {
+    const auto launch = detect(nothing);
+    ASSERT_TRUE(launch.ok()) << launch.status().to_string();
+    EXPECT_EQ(launch->launcher, "none");
+    EXPECT_EQ(launch->rank, 0);
+    EXPECT_EQ(launch->size, 1);
+  }
+}
+
+TEST(DetectLaunch, EachLauncherIsUnderstood) {
+  const auto expect = [](const Variables& variables, const Launch& wanted) {
+    const auto launch = detect(variables);
+    ASSERT_TRUE(launch.ok()) << launch.status().to_string();
+    EXPECT_EQ(launch->launcher, wanted.launcher);
+    EXPECT_EQ(launch->rank, wanted.rank);
+    EXPECT_EQ(launch->size, wanted.size);
+    EXPECT_EQ(launch->master_host, wanted.master_host);
+    EXPECT_EQ(launch->master_port, wanted.master_port);
+    EXPECT_EQ(launch->job, wanted.job);
+  };
+  expect(kShoalRun, {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
+  expect(kMpirun, {"mpirun", 3, 8, "", 0, "prterun-1"});
+  expect(kTorchrun, {"torchrun", 1, 2, "node0", 29529, "run7"});
+  expect(kSrun, {"srun", 5, 6, "gpu07", 20000 + 1234567 % 20000, "1234567.0"});
+  // The nearest launcher counts: shoal run above mpirun above torchrun above srun.
+  expect(with(kSrun, kTorchrun), {"torchrun", 1, 2, "node0", 29529, "run7"});
+  expect(with(with(kSrun, kTorchrun), kMpirun), {"mpirun", 3, 8, "", 0, "prterun-1"});
+  expect(with(with(with(kSrun, kTorchrun), kMpirun), kShoalRun), {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
+  // One half of torchrun's environment, set by a batch script, does not hide srun.
+  expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, "gpu07", 20000 + 1234567 % 20000, "1234567.0"});
+}
+
+TEST(DetectLaunch, ShoalsOwnVariablesWinOverTheLaunchers) {
+  for (const Variables& launcher : {kMpirun, kTorchrun, kSrun}) {
+    const auto launch =
+        detect(with(launcher, {{"SHOAL_MASTER_ADDR", "here"}, {"SHOAL_MASTER_PORT", "81"}, {"SHOAL_JOB_ID", "mine"}}));
+    ASSERT_TRUE(launch.ok()) << launch.status().to_string();
+    EXPECT_EQ(launch->master_host, "here");
+    EXPECT_EQ(launch->master_port, 81);
+    EXPECT_EQ(launch->job, "mine");
+    expect_refused(with(launcher, {{"SHOAL_MASTER_PORT", "port"}}), "SHOAL_MASTER_PORT='port' is not a number from 1 to 65535");
+    const auto unset = detect(with(launcher, {{"SHOAL_MASTER_PORT", ""}}));
+    ASSERT_TRUE(unset.ok()) << unset.status().to_string();
+    EXPECT_EQ(unset->master_port, detect(launcher)->master_port);
+  }
+  // With a port of our own, the launcher's does not matter.
+  EXPECT_TRUE(detect(with(without(kTorchrun, "MASTER_PORT"), {{"SHOAL_MASTER_PORT", "81"}})).ok());
+  EXPECT_TRUE(detect(with(without(kSrun, "SLURM_JOB_ID"), {{"SHOAL_MASTER_PORT", "81"}})).ok());
+}
+
+TEST(DetectLaunch, WhatMakesNoSenseIsNamed) {
+  const auto number_words = [](const std::string& name, const std::string& value, const char* range) {
+    return name + "='" + value + "' is not a number from " + range;
+  };
+  const struct {
+    const Variables& base;
+    const char *rank, *size, *range;
+  } launchers[] = {{kShoalRun, "SHOAL_RANK", "SHOAL_SIZE", "0 to 3"},
+                   {kMpirun, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "0 to 7"},
+                   {kTorchrun, "RANK", "WORLD_SIZE", "0 to 1"},
+                   {kSrun, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "0 to 5"}};
+  for (const auto& [base, rank, size, range] : launchers) {
+    for (const char* value : {"-1", "8", "x", "1x", " 1", "1.0", "99999999999"}) {
+      expect_refused(with(base, {{rank, value}}), number_words(rank, value, range));
+    }
+    for (const char* value : {"0", "-4", "many", "65537", "99999999999"}) {
+      expect_refused(with(base, {{size, value}}), number_words(size, value, "1 to 65536"));
+    }
+  }
+  expect_refused(without(kShoalRun, "SHOAL_SIZE"), "environment of shoal run: SHOAL_SIZE is not set");
+  expect_refused(without(kMpirun, "OMPI_COMM_WORLD_SIZE"), "environment of mpirun: OMPI_COMM_WORLD_SIZE is not set");
+  expect_refused(without(kTorchrun, "WORLD_SIZE"), "environment of torchrun: WORLD_SIZE is not set");
+  expect_refused(without(kTorchrun, "RANK"), "environment of torchrun: RANK is not set");
+  expect_refused(without(kTorchrun, "MASTER_PORT"), "MASTER_PORT is not set");
+  for (const char* port : {"0", "65536", "65510", "http"}) {
+    expect_refused(with(kTorchrun, {{"MASTER_PORT", port}}), number_words("MASTER_PORT", port, "1 to 65506"));
+  }
+  expect_refused(without(kSrun, "SLURM_JOB_ID"), "SLURM_JOB_ID is not set");
+  expect_refused(with(kSrun, {{"SLURM_JOB_ID", "abc"}}), number_words("SLURM_JOB_ID", "abc", "0 to 2147483647"));
+}
+
+TEST(DetectLaunch, SeveralRanksNeedAnAddress) {
+  const char* advice = "no address for rank 0; set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT";
+  expect_refused(without(kShoalRun, "SHOAL_MASTER_ADDR"), advice);
+  expect_refused(without(kShoalRun, "SHOAL_MASTER_PORT"), advice);
+  expect_refused(without(kTorchrun, "MASTER_ADDR"), std::string("MASTER_ADDR gives ") + advice);
+  expect_refused(with(kSrun, {{"SLURM_STEP_NODELIST", "gpu[1"}}), std::string("SLURM_STEP_NODELIST gives ") + advice);
+  // One rank meets nobody.
+  EXPECT_TRUE(detect({{"SHOAL_RANK", "0"}, {"SHOAL_SIZE", "1"}}).ok());
+  EXPECT_TRUE(detect({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).ok());
+  EXPECT_TRUE(detect({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}).ok());
+}
+
+TEST(FirstSlurmHost, ReadsHostListsAndRefusesRubbish) {
+  const std::pair<const char*, const char*> lists[] = {
+      {"node1", "node1"},
+      {"node1,node2", "node1"},
+      {"node[03-07,9],x1", "node03"},
+      {"node[9]", "node9"},
+      {"node[1,2]-ib0,x", "node1-ib0"},
+      {"rack[0-3]n[10-12]", "rack0n10"},
+      {"a,b[1-2]", "a"},
+      {"", ""},
+      {"n[1-2", ""},
+      {"n[]", ""},
+      {"n[-3]", ""},
+      {"n]", ""},
+      {"[", ""},
+  };
+  for (const auto& [list, host] : lists) EXPECT_EQ(first_slurm_host(list), host) << list;
+}
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,101 @@
+// The store that rank 0 serves, and who speaks to it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "src/bootstrap/socket.h"
+#include "src/bootstrap/store_session.h"
+#include "src/bootstrap/tcp_store.h"
+#include "tests/unit/stores.h"
+
+namespace shoal {
+
+inline constexpr const char* kHost = "127.0.0.1";
+
+/// A server on a free port and what connects to it.
+class StoreServer : public ::testing::Test {
+ protected:
+  StoreServer() : port_(free_port(kHost).value()) {}
+
+  Result<std::unique_ptr<Store>> make(bool server, const std::string& job = "job", Clock::duration patience = kPatience) const {
+    return make_tcp_store(kHost, port_, server, job, in(patience));
+  }
+  [[nodiscard]] StoreFactory factory() {
+    return [this] {
+      auto store = make(!std::exchange(served_, true));
+      EXPECT_TRUE(store.ok()) << store.status().to_string();
+      return store.ok() ? std::move(*store) : nullptr;
+    };
+  }
+  /// A bare connection, as a stranger makes it.
+  [[nodiscard]] Descriptor dial() const {
+    auto socket = connect_to(kHost, port_, in(kPatience));
+    EXPECT_TRUE(socket.ok()) << socket.status().to_string();
+    return socket.ok() ? std::move(*socket) : Descriptor();
+  }
+  static void say(const Descriptor& socket, const std::string& bytes) {
+    static_cast<void>(send_all(socket.get(), bytes.data(), bytes.size(), in(milliseconds(200))));
+  }
+  /// Whether the other side closes this connection, which may first say something.
+  static bool is_closed(const Descriptor& socket) {
+    char byte = 0;
+    Status status;
+    while (status.ok()) status = receive_all(socket.get(), &byte, 1, in(kPatience));
+    return status.code() != StatusCode::timeout;
+  }
+  static void expect_service(Store& one, Store& other, const std::string& key) {
+    ASSERT_TRUE(one.set(key, "value").ok());
+    const auto got = other.get(key, in(kPatience));
+    ASSERT_TRUE(got.ok()) << got.status().to_string();
+    EXPECT_EQ(*got, "value");
+  }
+
+  int port_;
+  bool served_ = false;
+};
+
+inline const Key kNoKey = key_from_text("");  // of the tests' environment
+
+inline std::string number(std::uint32_t value) { return {reinterpret_cast<const char*>(&value), sizeof value}; }
+inline std::string block(const std::string& bytes) { return number(static_cast<std::uint32_t>(bytes.size())) + bytes; }
+inline std::string hello(std::uint32_t version, const std::string& job) { return store_hello(job, Nonce{}, version); }
+
+/// A client's words and proof, and what seals the rest.
+struct Entered {
+  std::string said;
+  Sealing sealing;
+
+  [[nodiscard]] std::string sealed(const std::string& text) {
+    std::string records;
+    append_sealed(records, sealing, text);
+    return records;
+  }
+};
+
+/// The client's part of the handshake with `key`; nothing where the server said no.
+inline std::optional<Entered> enter(const Descriptor& socket, const std::string& job, const Key& key, bool prove_it = true) {
+  const Nonce mine{};
+  const std::string words = store_hello(job, mine);
+  const std::string expected = '\x03' + block(job);
+  std::string answer(expected.size(), '\0');
+  Nonce theirs;
+  Proof proof;
+  if (!send_all(socket.get(), words.data(), words.size(), in(kPatience)).ok() ||
+      !receive_all(socket.get(), answer.data(), answer.size(), in(kPatience)).ok() || answer != expected ||
+      !receive_all(socket.get(), theirs.data(), theirs.size(), in(kPatience)).ok() ||
+      !receive_all(socket.get(), proof.data(), proof.size(), in(kPatience)).ok()) {
+    return std::nullopt;
+  }
+  const Proof own = store_client_proof(key, job, mine, theirs);
+  if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kPatience)).ok()) return std::nullopt;
+  return Entered{words + std::string(as_text(own)), store_sealing(key, job, mine, theirs, true)};
+}
+
+}  // namespace shoal

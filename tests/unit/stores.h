@@ -1,0 +1,154 @@
+// What every store does, and how ranks meet in it.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <shoal/store.h>
+
+#include "src/bootstrap/exchange.h"
+
+namespace shoal {
+
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+inline constexpr auto kPatience = std::chrono::seconds(60);  // far above what any machine needs
+
+inline Clock::time_point in(Clock::duration time) { return Clock::now() + time; }
+
+/// Makes stores that see each other; the first is the server where there is one.
+using StoreFactory = std::function<std::unique_ptr<Store>()>;
+
+inline void expect_a_dictionary_for_all_threads(const StoreFactory& make) {
+  constexpr int kThreads = 6;
+  constexpr int kKeys = 40;
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int t = 0; t < kThreads; ++t) {
+    stores.push_back(make());
+    ASSERT_NE(stores.back(), nullptr);
+  }
+  const auto key = [](int t, int k) { return "rank " + std::to_string(t) + "/\xff%.." + std::to_string(k); };
+  const auto value = [&key](int t, int k) {
+    return std::string(static_cast<std::size_t>(k * 97), static_cast<char>(t)) + '\0' + key(t, k);
+  };
+  std::vector<std::string> errors(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Store& store = *stores[static_cast<std::size_t>(t)];
+      std::string& error = errors[static_cast<std::size_t>(t)];
+      for (int k = 0; k < kKeys && error.empty(); ++k) {
+        if (const Status status = store.set(key(t, k), value(t, k)); !status.ok()) error = status.to_string();
+        // Mostly before the other has written it: the reader waits.
+        const int other = (t + 1 + k) % kThreads;
+        const auto got = store.get(key(other, k), in(kPatience));
+        if (!got.ok())
+          error = got.status().to_string();
+        else if (*got != value(other, k))
+          error = "wrong value of " + key(other, k);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
+  const auto one = make();
+  const auto other = make();
+  ASSERT_TRUE(one != nullptr && other != nullptr);
+  for (const milliseconds patience : {milliseconds(-1000), milliseconds(0), milliseconds(50)}) {
+    const auto start = Clock::now();
+    const auto missing = other->get("absent", in(patience));
+    ASSERT_FALSE(missing.ok());
+    EXPECT_EQ(missing.status().code(), StatusCode::timeout) << missing.status().to_string();
+    EXPECT_THAT(missing.status().message(), HasSubstr("key 'absent'"));
+    EXPECT_GE(Clock::now() - start, patience);
+  }
+  // The store is as good as before: answers are not mixed up, even where the late key comes after all.
+  ASSERT_TRUE(one->set("absent", "late").ok());
+  ASSERT_TRUE(other->set("second", "2").ok());
+  for (Store* store : {one.get(), other.get()}) {
+    EXPECT_EQ(store->get("second", in(kPatience)).value(), "2");
+    EXPECT_EQ(store->get("absent", in(kPatience)).value(), "late");
+  }
+}
+
+inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory& make) {
+  constexpr int kRanks = 5;
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < kRanks; ++r) stores.push_back(make());
+  std::vector<std::string> seen(kRanks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kPatience));
+      const auto all = exchange.step("name", std::string(1, static_cast<char>('a' + r)));
+      std::string& text = seen[static_cast<std::size_t>(r)];
+      if (!all.ok()) text = all.status().to_string();
+      for (int i = 0; all.ok() && i < kRanks; ++i) text += (*all)[static_cast<std::size_t>(i)];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& text : seen) EXPECT_EQ(text, "abcde");
+  const std::unique_ptr<Store> fresh = make();
+  Exchange alone(*fresh, 0, kRanks + 1, in(milliseconds(20)));
+  const auto missing = alone.step("second", "x");
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(missing.status().code(), StatusCode::timeout);
+  EXPECT_THAT(missing.status().message(), HasSubstr("start-up (second): rank 5 of 6 has not come"));
+}
+
+// Rank 1 gives up after the first step, in which rank 2 is late: both others hear why, and rank 0, which serves, waits for
+// them.
+inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < 3; ++r) stores.push_back(make());
+  std::vector<std::string> seen(3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
+      if (r == 2) std::this_thread::sleep_for(milliseconds(20));
+      Status status = exchange.step("first", "x").status();
+      if (r == 1 && status.ok()) {
+        status = {StatusCode::system_error, "no memory\x1b[31m for a mapping"};
+      } else if (status.ok()) {
+        status = exchange.step("second", "y").status();
+      }
+      seen[static_cast<std::size_t>(r)] = exchange.give_up(status).to_string();
+      exchange.leave();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int r : {0, 2})
+    EXPECT_EQ(seen[static_cast<std::size_t>(r)], "system_error: rank 1 has given up: no memory?[31m for a mapping");
+}
+
+// Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
+inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const StoreFactory& make) {
+  const auto exchange_of = [&](Store& store, int rank) { return Exchange(store, rank, 3, in(kPatience)); };
+  const Status first(StatusCode::peer_failed, "rank 2 went away");
+  const Status second(StatusCode::peer_failed, "rank 1 went away");
+  const std::unique_ptr<Store> store = make();
+  EXPECT_EQ(exchange_of(*store, 1).give_up(first).message(), first.message());
+  EXPECT_EQ(exchange_of(*store, 0).give_up(second).message(), "rank 1 has given up: rank 2 went away");
+  const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
+  EXPECT_EQ(exchange_of(*store, 0).give_up(own).message(), own.message());
+  for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
+    ASSERT_TRUE(store->set("given up", told).ok());
+    const Status reported = exchange_of(*store, 0).give_up(second);
+    EXPECT_THAT(reported.message(), ::testing::AnyOf(second.message(), HasSubstr("has given up: "))) << told;
+  }
+}
+
+}  // namespace shoal

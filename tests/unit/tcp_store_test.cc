@@ -1,0 +1,172 @@
+// The store that rank 0 serves: values, waiting, what is in its way.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/store_server.h"
+
+namespace shoal {
+namespace {
+
+class TcpStore : public StoreServer {};
+
+TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
+TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
+TEST_F(TcpStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
+TEST_F(TcpStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_heard(factory()); }
+TEST_F(TcpStore, WhoLosesARankReportsWhatThatOneHasLost) {
+  expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
+}
+
+TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
+  std::unique_ptr<Store> client;
+  std::thread early([&] {
+    auto made = make(false);
+    if (made.ok()) client = std::move(*made);
+  });
+  std::this_thread::sleep_for(milliseconds(30));  // so that it is refused a few times; the test holds without it as well
+  const auto server = make(true);
+  early.join();
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  ASSERT_NE(client, nullptr);
+  expect_service(**server, *client, "key");
+}
+
+TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const Descriptor socket = dial();
+  auto entered = enter(socket, "job", kNoKey);
+  ASSERT_TRUE(entered);
+  // Some of it in records of a byte, all of it byte by byte.
+  const std::string request = '\x01' + block("slow") + block("but right");
+  std::string records;
+  for (const char byte : request.substr(0, 8)) records += entered->sealed(std::string(1, byte));
+  for (const char byte : records + entered->sealed(request.substr(8))) say(socket, std::string(1, byte));
+  EXPECT_EQ((*server)->get("slow", in(kPatience)).value(), "but right");
+}
+
+TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
+  StoreTable table{"job", kNoKey, {}};
+  StoreSession session(table);
+  const Nonce mine{};
+  session.receive(store_hello("job", mine));
+  Nonce theirs;
+  std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
+  std::string rest(as_text(store_client_proof(kNoKey, "job", mine, theirs)));
+  Sealing sealing = store_sealing(kNoKey, "job", mine, theirs, true);
+  append_sealed(rest, sealing, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
+  EXPECT_TRUE(session.receive(rest));
+  EXPECT_EQ(table.values["key"], std::string(100'000, 'v'));
+  EXPECT_EQ(table.values["next"], "w");
+  EXPECT_FALSE(session.over());
+}
+
+TEST_F(TcpStore, AServerWithoutDescriptorsGoesOnWithThoseItHasAndNeedsNoCore) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok());
+  // Up to the limit with connections that the kernel makes; the server can accept none of the last ones.
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const Descriptor last(::dup(0));
+  std::vector<Descriptor> dialled;
+  for (int i = 0; i < 8; ++i) dialled.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(dialled.back().get()) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port_));
+  ::inet_pton(AF_INET, kHost, &address.sin_addr);
+  for (const Descriptor& socket : dialled) {
+    static_cast<void>(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address));
+  }
+  timespec cpu_before{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_before);
+  std::this_thread::sleep_for(milliseconds(300));
+  timespec cpu_after{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu_after);
+  const double cpu_s = static_cast<double>(cpu_after.tv_sec - cpu_before.tv_sec) +
+                       static_cast<double>(cpu_after.tv_nsec - cpu_before.tv_nsec) / 1e9;
+  EXPECT_LT(cpu_s, 0.15) << "the server spins";
+  expect_service(**server, **client, "key");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto late = make(false);
+  ASSERT_TRUE(late.ok()) << late.status().to_string();
+  expect_service(**server, **late, "late");
+}
+
+TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
+  const auto listener = listen_on(kHost, port_);
+  ASSERT_TRUE(listener.ok()) << listener.status().to_string();
+  const auto client = make(false, "job", milliseconds(100));  // it connects, and nobody answers
+  ASSERT_FALSE(client.ok());
+  EXPECT_EQ(client.status().code(), StatusCode::timeout);
+  EXPECT_THAT(client.status().message(), HasSubstr("127.0.0.1:" + std::to_string(port_) + " does not answer as one"));
+}
+
+TEST_F(TcpStore, NobodyThereIsATimeoutWithTheAddress) {
+  const auto client = make(false, "job", milliseconds(60));
+  ASSERT_FALSE(client.ok());
+  EXPECT_EQ(client.status().code(), StatusCode::timeout);
+  EXPECT_EQ(client.status().message(),
+            "rank 0's store cannot be reached: connect to 127.0.0.1:" + std::to_string(port_) + ": Connection refused");
+}
+
+TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
+  auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok());
+  Result<std::string> waiting = Status(StatusCode::internal, "not set");
+  std::thread waiter([&] { waiting = (*client)->get("never", in(kPatience)); });
+  std::this_thread::sleep_for(milliseconds(20));
+  server->reset();
+  waiter.join();
+  ASSERT_FALSE(waiting.ok());
+  EXPECT_NE(waiting.status().code(), StatusCode::timeout);
+  EXPECT_THAT(waiting.status().message(), HasSubstr("key 'never'"));
+  const auto start = Clock::now();
+  EXPECT_FALSE((*client)->set("key", "value").ok());
+  EXPECT_FALSE((*client)->get("key", in(kPatience)).ok());
+  EXPECT_LT(Clock::now() - start, kPatience / 2);
+}
+
+TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
+  for (const int port : {0, -1, 65536}) {
+    const auto store = make_tcp_store(kHost, port, false, "job", in(kPatience));
+    ASSERT_FALSE(store.ok());
+    EXPECT_EQ(store.status().message(), "store: " + std::to_string(port) + " is not a port");
+  }
+  EXPECT_FALSE(make(true, std::string(257, 'j')).ok());
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const std::string largest(1 << 20, 'v');
+  EXPECT_EQ((*server)->set("key", largest + 'v').code(), StatusCode::invalid_argument);
+  EXPECT_EQ((*server)->set(std::string(4097, 'k'), "v").code(), StatusCode::invalid_argument);
+  EXPECT_EQ((*server)->get(std::string(4097, 'k'), in(kPatience)).status().code(), StatusCode::invalid_argument);
+  ASSERT_TRUE((*server)->set("key", largest).ok());
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), largest);
+}
+
+TEST_F(TcpStore, ANameThatNobodyKnowsIsNamed) {
+  const auto store = make_tcp_store("no-such-host.invalid", port_, false, "job", in(milliseconds(50)));
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(store.status().message(), HasSubstr("no-such-host.invalid"));
+}
+
+}  // namespace
+}  // namespace shoal

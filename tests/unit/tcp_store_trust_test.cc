@@ -1,0 +1,310 @@
+// The store that rank 0 serves, among strangers: who is let in, and what of it others hear, change or repeat.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "src/trust/refusals.h"
+#include "tests/unit/store_server.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::Not;
+
+class StoreTrust : public StoreServer {};
+
+TEST_F(StoreTrust, HostileClientsAreDroppedWhileRealOnesWork) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok());
+  const std::uint32_t seed = 20240229;
+  std::mt19937 random(seed);
+  std::string junk(5000, '\0');
+  for (char& byte : junk) byte = static_cast<char>(random());
+  const std::string to_drop[] = {
+      junk,
+      "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+      "SHST" + number(3) + number(0xffffffff),  // a job name of 4 GiB
+      "SHST" + number(3) + number(257),
+      hello(3, "another job"),
+      hello(2, "job"),
+      hello(3, "job") + std::string(32, 'p'),  // no proof at all
+      hello(3, "job") + std::string(3000, 'p'),
+  };
+  const std::string to_drop_of_a_member[] = {
+      "\x07",                       // no such request
+      '\x02' + number(0x80000000),  // a key of 2 GiB
+      '\x01' + block("k") + number(0x7fffffff),
+      '\x01' + block("k") + number((1 << 20) + 1),
+      '\x02' + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
+  };
+  std::vector<Descriptor> half_open;
+  half_open.push_back(dial());  // says nothing
+  say(half_open.emplace_back(dial()), "SHS");
+  ASSERT_TRUE(enter(half_open.emplace_back(dial()), "job", kNoKey, false));
+  auto half = enter(half_open.emplace_back(dial()), "job", kNoKey);
+  ASSERT_TRUE(half);
+  say(half_open.back(), half->sealed('\x01' + number(4096) + "half a key"));
+  const auto before = refusals().count;
+  int k = 0;
+  for (const bool member : {false, true}) {
+    for (const std::string& bytes : member ? std::span<const std::string>(to_drop_of_a_member) : to_drop) {
+      const Descriptor stranger = dial();
+      std::string said = bytes;
+      if (member) {
+        auto entered = enter(stranger, "job", kNoKey);
+        ASSERT_TRUE(entered);
+        said = entered->sealed(bytes);
+      }
+      std::thread talker([&] { say(stranger, said); });
+      expect_service(**server, **client, "key" + std::to_string(k++));
+      talker.join();
+      EXPECT_TRUE(is_closed(stranger)) << "hostile input " << k << " keeps its connection (seed " << seed << ")";
+    }
+  }
+  EXPECT_EQ(refusals().count - before, std::size(to_drop));
+  for (int i = 0; i < 200; ++i) static_cast<void>(dial());  // a port scan
+  const auto late = make(false);
+  ASSERT_TRUE(late.ok()) << late.status().to_string();
+  expect_service(**client, **late, "late");
+}
+
+TEST_F(StoreTrust, MoreSilentStrangersThanAllowedMakeRoom) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(dial());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  expect_service(**server, **client, "key");
+  EXPECT_TRUE(is_closed(silent.front()));
+}
+
+TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {
+  const auto first = make(true, "first");
+  ASSERT_TRUE(first.ok());
+  const auto second_server = make(true, "second");
+  ASSERT_FALSE(second_server.ok());
+  EXPECT_EQ(second_server.status().code(), StatusCode::system_error);
+  EXPECT_THAT(
+      second_server.status().message(),
+      HasSubstr("rank 0 cannot serve its store: listen on 127.0.0.1:" + std::to_string(port_) + ": Address already in use"));
+  const auto second_client = make(false, "second");
+  ASSERT_FALSE(second_client.ok());
+  EXPECT_EQ(second_client.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(second_client.status().message(), HasSubstr("serves job 'first', not 'second': two jobs use one port"));
+}
+
+TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
+  const auto server = make_tcp_store(kHost, port_, true, "job", key_from_text("the right key"), in(kPatience));
+  ASSERT_TRUE(server.ok());
+  const auto before = refusals().count;
+  const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kPatience));
+  ASSERT_FALSE(client.ok());
+  EXPECT_EQ(client.status().code(), StatusCode::mismatch);
+  EXPECT_THAT(client.status().message(),
+              HasSubstr("does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY"));
+  // One that does not look at the server's proof gets no further.
+  const Descriptor socket = dial();
+  auto entered = enter(socket, "job", key_from_text("a wrong key"));
+  ASSERT_TRUE(entered);
+  say(socket, entered->sealed('\x01' + block("key") + block("smuggled")));
+  EXPECT_TRUE(is_closed(socket));
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+  EXPECT_EQ(refusals().count - before, 2U);
+  EXPECT_EQ(refusals().last, "store: it does not hold the job's key");
+}
+
+TEST_F(StoreTrust, ARecordedHandshakeOpensNothing) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  auto recorded = enter(dial(), "job", kNoKey);
+  ASSERT_TRUE(recorded);
+  const std::string words = recorded->said + recorded->sealed('\x01' + block("key") + block("smuggled"));
+  for (int i = 0; i < 20; ++i) {
+    const Descriptor socket = dial();
+    say(socket, words);
+    EXPECT_TRUE(is_closed(socket));
+  }
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+}
+
+/// Between a client and the server: hears all, and may change or repeat it.
+class Listener {
+ public:
+  /// What becomes of bytes on the way: `change(to_server, heard_before, bytes)`.
+  using Change = std::function<void(bool, const std::string&, std::string&)>;
+
+  Listener(int server_port, Change change)
+      : listening_(listen_on(kHost, 0).value()),
+        port_(port_of(listening_).value()),
+        change_(std::move(change)),
+        thread_([=, this] {
+          pollfd waiting{listening_.get(), POLLIN, 0};
+          if (::poll(&waiting, 1, 60'000) != 1) return;
+          const Descriptor client(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          const Descriptor server = connect_to(kHost, server_port, in(kPatience)).value();
+          while (forward(client, server)) {
+          }
+        }) {}
+  ~Listener() { thread_.join(); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  [[nodiscard]] int port() const { return port_; }
+  /// What went to the server and what came from it.
+  [[nodiscard]] std::string heard(bool to_server) const {
+    const std::scoped_lock lock(mutex_);
+    return heard_[to_server ? 0 : 1];
+  }
+
+ private:
+  bool forward(const Descriptor& client, const Descriptor& server) {
+    pollfd ready[] = {{client.get(), POLLIN, 0}, {server.get(), POLLIN, 0}};
+    if (::poll(ready, 2, 60'000) <= 0) return false;
+    for (const bool to_server : {true, false}) {
+      if (ready[to_server ? 0 : 1].revents == 0) continue;
+      std::string bytes(1 << 16, '\0');
+      const ssize_t got = ::recv((to_server ? client : server).get(), bytes.data(), bytes.size(), 0);
+      if (got <= 0) return false;
+      bytes.resize(static_cast<std::size_t>(got));
+      const std::string before = heard(to_server);
+      {
+        const std::scoped_lock lock(mutex_);
+        heard_[to_server ? 0 : 1] += bytes;
+      }
+      change_(to_server, before, bytes);
+      if (!send_all((to_server ? server : client).get(), bytes.data(), bytes.size(), in(kPatience)).ok()) return false;
+    }
+    return true;
+  }
+
+  const Descriptor listening_;
+  const int port_;
+  const Change change_;
+  mutable std::mutex mutex_;
+  std::array<std::string, 2> heard_;
+  std::thread thread_;  // last: starts when everything else is there
+};
+
+// By the first bytes of each direction: hello and proof, challenge.
+constexpr std::size_t kToServerHandshake = 4 + 4 + 4 + 3 + 16 + 32;
+constexpr std::size_t kFromServerHandshake = 1 + 4 + 3 + 16 + 32;
+
+TEST_F(StoreTrust, WhoListensOnTheWaySeesNoKeysAndNoValues) {
+  const Key key = key_from_text("the job's key");
+  const auto server = make_tcp_store(kHost, port_, true, "job", key, in(kPatience));
+  ASSERT_TRUE(server.ok());
+  const Listener listener(port_, [](bool, const std::string&, std::string&) {});
+  {
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", key, in(kPatience));
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    ASSERT_TRUE((*client)->set("a key of some length", "a value of some length").ok());
+    ASSERT_TRUE((*server)->set("another key of some length", "another value of some length").ok());
+    EXPECT_EQ((*client)->get("another key of some length", in(kPatience)).value(), "another value of some length");
+    EXPECT_EQ((*server)->get("a key of some length", in(kPatience)).value(), "a value of some length");
+  }
+  EXPECT_THAT(listener.heard(true), HasSubstr("job"));  // it did hear
+  for (const bool to_server : {true, false}) {
+    EXPECT_GT(listener.heard(to_server).size(), to_server ? kToServerHandshake : kFromServerHandshake);
+    EXPECT_THAT(listener.heard(to_server), Not(HasSubstr("key of some")));
+    EXPECT_THAT(listener.heard(to_server), Not(HasSubstr("value of some")));
+  }
+}
+
+TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  ASSERT_TRUE((*server)->set("known", "right").ok());
+  // Each byte of a request and of an answer.
+  const std::size_t request_bytes = 1 + 4 + 3 + 4 + 5 + Sealing::kOverheadBytes;
+  const std::size_t answer_bytes = 4 + 5 + Sealing::kOverheadBytes;
+  for (std::size_t i = 0; i < request_bytes + answer_bytes; ++i) {
+    const bool request = i < request_bytes;
+    const std::size_t at = request ? kToServerHandshake + i : kFromServerHandshake + i - request_bytes;
+    const auto before = refusals().count;
+    const Listener listener(port_, [&](bool to_server, const std::string& heard, std::string& bytes) {
+      if (to_server == request && at >= heard.size() && at - heard.size() < bytes.size()) bytes[at - heard.size()] ^= 1;
+    });
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", in(kPatience));
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    // A record that has become longer is waited for in vain.
+    const bool longer = (request ? i : i - request_bytes) == 1;
+    if (request) {
+      if (longer) continue;
+      EXPECT_FALSE((*client)->set("key", "value").ok()) << i;
+      EXPECT_THAT(refusals().last, HasSubstr("store: a record of it does not open"));
+    } else {
+      const auto got = (*client)->get("known", in(longer ? milliseconds(100) : milliseconds(60'000)));
+      ASSERT_FALSE(got.ok()) << i << ": " << *got;
+      if (longer) continue;
+      EXPECT_THAT(got.status().message(), HasSubstr("key 'known': what came as its answer is not what it said"));
+    }
+    EXPECT_EQ(refusals().count, before + 1) << i;
+    EXPECT_FALSE((*client)->get("known", in(kPatience)).ok()) << "a connection that was tampered with is used again";
+  }
+  EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
+}
+
+TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
+  Nonce other{};
+  other[0] = std::byte{1};
+  const auto opens = [](Sealing reader) {
+    Sealing writer = store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true);
+    std::string record;
+    append_sealed(record, writer, "text");
+    std::memcpy(reader.room().data(), record.data(), record.size());
+    reader.arrived(record.size());
+    std::array<std::byte, 4> text;
+    return reader.waiting_bytes() == text.size() && reader.open(text.data());
+  };
+  EXPECT_TRUE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(key_from_text("another"), "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "other", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", other, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, other, false)));
+  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true)));
+}
+
+TEST_F(StoreTrust, WhatWasRecordedIsNotSaidASecondTime) {
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const Descriptor socket = dial();
+  auto entered = enter(socket, "job", kNoKey);
+  ASSERT_TRUE(entered);
+  const auto before = refusals().count;
+  const std::string first = entered->sealed('\x01' + block("key") + block("first"));
+  const std::string second = entered->sealed('\x01' + block("key") + block("second"));
+  say(socket, first + second + first);
+  EXPECT_TRUE(is_closed(socket));
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ(refusals().count, before + 1);
+  // Nor in the open, where the first bytes are taken for a length, and the rest for a record.
+  const Descriptor open = dial();
+  ASSERT_TRUE(enter(open, "job", kNoKey));
+  say(open, '\x01' + block("key") + block("third") + std::string(1000, '\0'));
+  EXPECT_TRUE(is_closed(open));
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ(refusals().count, before + 2);
+}
+
+}  // namespace
+}  // namespace shoal
