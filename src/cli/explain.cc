@@ -170,7 +170,8 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
   const auto collective = options.collective();
   if (!collective.ok()) return collective.status();
   // Before anything is printed: an error is one line.
-  if (const auto choice = select(*topology, *collective, options.algorithm); !choice.ok()) return choice.status();
+  if (const auto choice = select(*topology, *collective, options.algorithm, nullptr, choice_costs()); !choice.ok())
+    return choice.status();
   if (!table_path.empty()) {
     if (const auto table = read_tuning_file(table_path); !table.ok()) return table.status();
   }
@@ -181,7 +182,7 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
   print_costs(*topology);
   const auto tuned = consult_table(table_path, *topology, collective->kind);
   if (!tuned.ok()) return tuned.status();
-  const auto explanation = explain(*topology, *collective, options.algorithm, *tuned ? &**tuned : nullptr);
+  const auto explanation = explain(*topology, *collective, options.algorithm, *tuned ? &**tuned : nullptr, choice_costs());
   if (!explanation.ok()) return explanation.status();
   print_candidates(*explanation, *topology, *collective);
 #ifdef SHOAL_HAVE_SIMGRID

@@ -31,7 +31,7 @@ Status print(const ScheduleOptions& options, const std::string& format, const st
   if (!topology.ok()) return topology.status();
   const auto collective = options.collective();
   if (!collective.ok()) return collective.status();
-  const auto choice = select(*topology, *collective, options.algorithm);
+  const auto choice = select(*topology, *collective, options.algorithm, nullptr, choice_costs());
   if (!choice.ok()) return choice.status();
   const auto schedule = build_schedule_of_bounded_size(*choice->algorithm, *topology, *collective);
   if (!schedule.ok()) return schedule.status();

@@ -10,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/algorithms/algorithm.h"
+#include "src/selector/selector.h"
 #include "src/settings/settings.h"
 
 namespace shoal {
@@ -22,6 +23,11 @@ Result<std::size_t> parse_size(std::string_view text);
 /// Error: invalid_argument for anything else, and for more than kMaxRanks ranks.
 Result<Topology> parse_shape(std::string_view text);
 inline constexpr int kMaxRanks = 4096;
+
+/// What the library would go by: SHOAL_NUMERICS.
+inline ChoiceCosts choice_costs() {
+  return setting("SHOAL_NUMERICS") == "measured" ? ChoiceCosts::exact : ChoiceCosts::classes;
+}
 
 /// "2 MiB", "1000 bytes".
 inline std::string format_size(std::size_t bytes) { return format_bytes(bytes); }

@@ -67,7 +67,7 @@ Status waits_in_group(std::string_view call) {
 CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
     : executor_(std::move(wired.executor)),
       transports_(std::move(wired.transports)),
-      strict_(wired.strict),
+      numerics_(wired.numerics),
       tuned_(std::move(wired.tuned)),
       options_(std::move(options)) {
   if (executor_->rank() == 0 && setting("SHOAL_EXPLAIN") == "1") statistics_ = std::make_unique<CallStatistics>();
@@ -163,7 +163,7 @@ Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
   }
   auto executor = Executor::create(executor_->mesh(), executor_->group().subset(members, made_before));
   if (!executor.ok()) return executor.status();
-  WiredRanks group{std::move(executor).value(), {}, strict_, {}};
+  WiredRanks group{std::move(executor).value(), {}, numerics_, {}};
   group.transports = group.executor->transports();
   // The table is about the shape that it was looked up for.
   if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
@@ -247,7 +247,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     Mesh& mesh = *executor_->mesh();
     auto executor = Executor::create(executor_->mesh(), mesh.next_group_of(members));
     if (!executor.ok()) return executor.status();
-    WiredRanks wired{std::move(executor).value(), {}, strict_, {}};
+    WiredRanks wired{std::move(executor).value(), {}, numerics_, {}};
     wired.transports = wired.executor->transports();
     auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
     meeting.begin(left->executor_);
@@ -352,9 +352,11 @@ Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, s
 }
 
 Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::string_view forced) {
-  if (strict_ && reduces(collective.kind) && is_floating(collective.type)) return choose_strictly(collective, forced);
+  if (numerics_ == Numerics::strict && reduces(collective.kind) && is_floating(collective.type))
+    return choose_strictly(collective, forced);
   const TunedShape* tuned = tuned_ ? &*tuned_ : nullptr;
-  if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned);
+  const ChoiceCosts costs = numerics_ == Numerics::measured ? ChoiceCosts::exact : ChoiceCosts::classes;
+  if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned, costs);
   // Counts may differ in every call, and choosing takes longer than most of them: what one was chosen for serves all of its
   // size.
   const std::scoped_lock lock(choices_mutex_);
@@ -365,7 +367,7 @@ Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::strin
   for (const auto& [known, choice] : choices_) {
     if (known == remembered) return choice;
   }
-  const auto choice = select(executor_->topology(), like, forced, tuned);
+  const auto choice = select(executor_->topology(), like, forced, tuned, costs);
   if (choice.ok()) choices_.emplace_back(remembered, *choice);
   return choice;
 }

@@ -66,8 +66,7 @@ class CommunicatorImpl {
   [[nodiscard]] Executor& executor() noexcept { return *executor_; }
   [[nodiscard]] const Executor& executor() const noexcept { return *executor_; }
   [[nodiscard]] const std::string& transports() const noexcept { return transports_; }
-  /// SHOAL_NUMERICS=strict.
-  [[nodiscard]] bool strict() const noexcept { return strict_; }
+  [[nodiscard]] Numerics numerics() const noexcept { return numerics_; }
   [[nodiscard]] CallReport last_call() const;
 
  private:
@@ -90,7 +89,7 @@ class CommunicatorImpl {
 
   std::shared_ptr<Executor> executor_;
   std::string transports_;
-  bool strict_;
+  Numerics numerics_;
   std::optional<TunedShape> tuned_;
   CommunicatorOptions options_;
   std::mutex groups_mutex_;

@@ -13,7 +13,7 @@
 namespace shoal {
 
 /// What the bits of a sum may depend on: see README.md, "Which bits".
-enum class Numerics : std::uint8_t { measured = 0, repeatable = 1, strict = 2 };
+enum class Numerics : std::uint8_t { by_class = 0, measured = 1, repeatable = 2, strict = 3 };
 
 /// Whether payloads between nodes have check sums; `measured`: over TCP where the wire is slow enough that they cost little.
 enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
@@ -39,7 +39,7 @@ struct JobConfig {
   bool encryption = false;  ///< all that moves between nodes is encrypted
   bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
   bool probe = true;
-  Numerics numerics = Numerics::measured;
+  Numerics numerics = Numerics::by_class;
   bool tuned = false;  ///< there is a table of measured times, and rank 0 has it
   std::string salt;    ///< random text that makes the keys of this job's links others than those of any job before it
 };

@@ -25,9 +25,17 @@ constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
 constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, where that is less
-// Streams to measure a bandwidth by, in tiles, one after the other: on a slow link the longer ones are left out, on any other
-// the short ones show, and use up, the burst that a shaped link lets through.
-constexpr std::array kStreamTiles{1, 1, 1, 4, 32};
+// Streams to measure a bandwidth by, one after the other: on a slow link the longer ones are left out, on any other single
+// tiles show the burst that a shaped link lets through. Of a kind the fastest counts, since whatever others do on the machine
+// meanwhile only takes time: what is chosen by it should not differ from run to run.
+struct Stream {
+  int tiles;
+  int times;
+};
+constexpr std::array kStreams{Stream{1, 5}, Stream{4, 1}, Stream{32, 8}};
+constexpr double kRepeatUs = 10'000;  // no stream again after so long
+constexpr int kPauseRoundTrips = 10;  // between single tiles
+constexpr double kPauseUs = 1'000;
 constexpr double kBurst = 0.5;  // of what a tile takes in the longest stream: that one alone takes less is no accident
 constexpr std::size_t kSwapBytes = 512 << 10;  // more than what is moved by one copy anyway (window_moves.cc)
 constexpr int kSwaps = 4;                      // of each kind, of which the first warms up
@@ -59,23 +67,17 @@ class Prober {
     if (latency_only) return cost;
     if (wire == LinkClass::network) cost.overhead_us = round_trip->sending_us;
     double us_per_tile = 0;
-    double least_us_per_tile = std::numeric_limits<double>::max();
-    double elapsed_us_per_tile = 0;  // waiting for the answer included: the bound is on the time, not on the bandwidth
-    for (const int tiles : kStreamTiles) {
-      if (elapsed_us_per_tile * tiles > kStreamUs) break;
-      const auto start = Clock::now();
-      for (int i = 1; i <= tiles; ++i) {
-        if (!send(tile_, i == tiles ? kAnswerIt : kTakeIt)) return std::nullopt;
-      }
-      if (!receive()) return std::nullopt;
-      const double elapsed_us = microseconds(Clock::now() - start);
-      elapsed_us_per_tile = elapsed_us / tiles;
-      us_per_tile = std::max(elapsed_us - 2 * latency_us, 1.0) / tiles;
-      if (tiles == 1) least_us_per_tile = std::min(least_us_per_tile, us_per_tile);
+    double us_per_single_tile = 0;
+    for (const auto [tiles, times] : kStreams) {
+      if (us_per_tile * tiles + 2 * latency_us > kStreamUs) break;
+      const auto least_us = measure_stream(tiles, times);
+      if (!least_us) return std::nullopt;
+      us_per_tile = std::max(*least_us - 2 * latency_us, 1.0) / tiles;
+      if (tiles == 1) us_per_single_tile = us_per_tile;
     }
     cost.us_per_byte = us_per_tile / static_cast<double>(tile_);
-    if (wire == LinkClass::network && least_us_per_tile < kBurst * us_per_tile)
-      cost.burst_us_per_byte = least_us_per_tile / static_cast<double>(tile_);
+    if (wire == LinkClass::network && us_per_single_tile < kBurst * us_per_tile)
+      cost.burst_us_per_byte = us_per_single_tile / static_cast<double>(tile_);
     return cost;
   }
 
@@ -184,6 +186,31 @@ class Prober {
       whole.push_back(microseconds(Clock::now() - start));
     }
     return RoundTrip{least_of(0.25, std::move(whole)), least_of(0.5, std::move(sending))};
+  }
+
+  /// In which little moves and a token bucket fills.
+  bool pause() {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kPauseRoundTrips && microseconds(Clock::now() - begin) < kPauseUs; ++i) {
+      if (!send(kSmall, kAnswerIt) || !receive()) return false;
+    }
+    return true;
+  }
+
+  /// The least of `times` streams of so many tiles, from the first one's start until the last one is answered.
+  std::optional<double> measure_stream(int tiles, int times) {
+    const auto begin = Clock::now();
+    double least_us = std::numeric_limits<double>::max();
+    for (int turn = 0; turn < times && (turn == 0 || microseconds(Clock::now() - begin) < kRepeatUs); ++turn) {
+      if (tiles == 1 && turn > 0 && !pause()) return std::nullopt;
+      const auto start = Clock::now();
+      for (int i = 1; i <= tiles; ++i) {
+        if (!send(tile_, i == tiles ? kAnswerIt : kTakeIt)) return std::nullopt;
+      }
+      if (!receive()) return std::nullopt;
+      least_us = std::min(least_us, microseconds(Clock::now() - start));
+    }
+    return least_us;
   }
 
   /// What this share of them, without the first few, stays below.

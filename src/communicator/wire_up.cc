@@ -11,7 +11,6 @@
 #include "src/algorithms/algorithm.h"
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
-#include "src/communicator/job_config.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/engine/cores.h"
@@ -119,15 +118,18 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (!probe.ok()) return probe.status();
   config.probe = *probe == 1;
   const std::string numerics = setting("SHOAL_NUMERICS");
-  if (numerics == "repeatable") {
+  if (numerics == "measured") {
+    config.numerics = Numerics::measured;
+  } else if (numerics == "repeatable") {
     config.numerics = Numerics::repeatable;
   } else if (numerics == "strict") {
     config.numerics = Numerics::strict;
   } else if (!numerics.empty()) {
-    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_NUMERICS='{}' is neither repeatable nor strict", numerics));
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("SHOAL_NUMERICS='{}' is none of measured, repeatable and strict", numerics));
   }
   // What was measured differs from run to run, and with it what is chosen.
-  if (config.numerics != Numerics::measured) config.probe = false;
+  if (config.numerics == Numerics::repeatable || config.numerics == Numerics::strict) config.probe = false;
   config.network_tile_bytes = kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);
@@ -301,7 +303,7 @@ Result<WiredRanks> wire_up_alone(const CommunicatorOptions& options) {
   const OwnPlace place = own_place({{affinity_cores()}, parts.cores}, 0, false);
   auto executor = make_executor(std::move(parts), place.progress_cores, 1);
   if (!executor.ok()) return executor.status();
-  return WiredRanks{std::move(executor).value(), "local", false, {}};
+  return WiredRanks{std::move(executor).value(), "local", {}, {}};
 }
 
 // What is open while ranks find each other.
@@ -458,10 +460,7 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
     for (const auto& transport : parts.transports) transport->use_packing();
   }
 
-  WiredRanks wired{{},
-                   transports_between(parts.topology, config->use_shm, to_string(config->network)),
-                   config->numerics == Numerics::strict,
-                   {}};
+  WiredRanks wired{{}, transports_between(parts.topology, config->use_shm, to_string(config->network)), config->numerics, {}};
   if (config->tuned) {
     auto tuned = agree_on_tuning(*store, rank, decision->table, parts.topology, wired.transports, deadline);
     if (!tuned.ok()) return tuned.status();

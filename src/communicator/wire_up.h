@@ -10,6 +10,7 @@
 #include <shoal/store.h>
 
 #include "src/bootstrap/job_key.h"
+#include "src/communicator/job_config.h"
 #include "src/engine/executor.h"
 #include "src/selector/tuning.h"
 
@@ -18,8 +19,8 @@ namespace shoal {
 /// A communicator's inside, and what its Selector goes by beside the Topology.
 struct WiredRanks {
   std::shared_ptr<Executor> executor;
-  std::string transports;           ///< that the ranks use together: transports_between()
-  bool strict = false;              ///< only Programs whose bits do not depend on where ranks are: SHOAL_NUMERICS=strict
+  std::string transports;  ///< that the ranks use together: transports_between()
+  Numerics numerics = Numerics::by_class;
   std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, where it has these ranks
 };
 

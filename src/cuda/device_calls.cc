@@ -79,7 +79,8 @@ Status DeviceGroup::check_stream(const std::string& name, Stream stream) const {
 
 Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Stream stream, const Timeout& timeout) const {
   const Collective& what = request.collective;
-  if (internal::CommunicatorImpl::of(communicator_).strict() && reduces(what.kind) && is_floating(what.type))
+  if (internal::CommunicatorImpl::of(communicator_).numerics() == Numerics::strict && reduces(what.kind) &&
+      is_floating(what.type))
     return {
         StatusCode::unsupported,
         fmt::format("{}: SHOAL_NUMERICS=strict is not kept on CUDA memory: kernels add in an order that depends on where ranks "

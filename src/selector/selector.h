@@ -26,6 +26,18 @@ struct Choice {
   ChoiceBasis basis = ChoiceBasis::model;
 };
 
+/// What the model goes by.
+enum class ChoiceCosts : std::uint8_t {
+  classes,  ///< of a floating-point reduction, whose bits depend on the algorithm: by_class(); of all else as `exact`
+  exact,    ///< the costs of the topology, to the last digit
+};
+
+/// `topology` with the costs that all of its class are taken to have. The class is that of the network's bandwidth (up to 1.6
+/// Gbit/s less headers, up to 70, up to 700, above), whether a token bucket shapes it, and that of the bandwidth in a node (up
+/// to 25 GB/s, above). The borders lie in gaps between what cards, memory and NVLink have, so what start-up measures hardly
+/// ever falls into another class from one run to the next. Everything else is as Topology's defaults are.
+Topology by_class(const Topology& topology);
+
 /// Chooses the algorithm that `tuned` says is the fastest; where it is null or was not measured around this size, the one that
 /// the cost model predicts to be. Of those within 2 % of the fastest, the first in algorithms(); what has a root between nodes
 /// by three calls in a row; inside a node, without a table, direct up to 25 % behind, because it may fold in place, and
@@ -33,11 +45,13 @@ struct Choice {
 /// there is one, matches `topology`.
 ///
 /// Pure and deterministic: every rank decides by itself, and all decide the same when their Topologies, costs included, and
-/// tables are equal bit for bit. A few milliseconds at most; meant to be asked once for each call signature.
-/// Errors: not_found for an unknown forced algorithm (lists the known ones), unsupported where it does not serve the collective
-/// or nothing does, invalid_argument for a collective that makes no sense.
+/// tables are equal bit for bit. With ChoiceCosts::classes a floating-point reduction gets the same algorithm, and its result
+/// the same bits, on all machines of one class; that costs some 1 to 10 % of the time (SelectorByClass.CostsLittle). A few
+/// milliseconds at most; meant to be asked once for each call signature. Errors: not_found for an unknown forced algorithm
+/// (lists the known ones), unsupported where it does not serve the collective or nothing does, invalid_argument for a
+/// collective that makes no sense.
 Result<Choice> select(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
-                      const TunedShape* tuned = nullptr);
+                      const TunedShape* tuned = nullptr, ChoiceCosts costs = ChoiceCosts::classes);
 
 /// One algorithm's chances.
 struct Candidate {
@@ -52,7 +66,8 @@ struct Candidate {
 
 /// The choice with everything that it rests on.
 struct Explanation {
-  /// Those that can serve, fastest first, measured ones before others; then those that cannot, in the order of algorithms().
+  /// Those that can serve, fastest first by the costs of the topology, measured ones before others; then those that cannot, in
+  /// the order of algorithms().
   std::vector<Candidate> candidates;
   Choice choice;
   std::string reason;  ///< one sentence
@@ -60,6 +75,6 @@ struct Explanation {
 
 /// As select(), with reasons.
 Result<Explanation> explain(const Topology& topology, const Collective& collective, std::string_view forced_algorithm = {},
-                            const TunedShape* tuned = nullptr);
+                            const TunedShape* tuned = nullptr, ChoiceCosts costs = ChoiceCosts::classes);
 
 }  // namespace shoal

@@ -71,8 +71,11 @@ constexpr std::array kSettings{
     Setting{"SHOAL_EXPLAIN", "0", "1: rank 0 says at the end which algorithms ran, why, and predicted against measured times"},
     Setting{
         "SHOAL_NUMERICS", "",
-        "repeatable: choose algorithms by the shape of the job alone, so that every run gives the same bits; strict: the same "
-        "bits wherever the ranks are placed, too (rank 0's counts). Default: by measured links"},
+        "the bits of floating-point sums. Default: the same in every run, by the class of the network (up to 1.6 Gbit/s, up to "
+        "70, up to 700, above); repeatable: by the shape of the job alone, nothing is measured; strict: wherever the ranks are "
+        "placed, "
+        "too; "
+        "measured: whatever is fastest by exact costs (rank 0's counts)"},
     Setting{"SHOAL_INSTANCE_TYPE", "",
             "instance type, for example p5.48xlarge, where what the machine says of itself is wrong"},
     Setting{"SHOAL_SYSFS_ROOT", "/sys", "where the kernel describes the machine's devices"},

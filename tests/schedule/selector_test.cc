@@ -3,6 +3,11 @@
 #include "src/selector/selector.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -105,8 +110,9 @@ TEST(Predict, EstimateAgreesWithTheSimulation) {
   }
 }
 
+/// By the costs as they are: for what the rules below are about.
 std::string_view chosen(const Topology& topology, const Collective& collective) {
-  const auto choice = select(topology, collective);
+  const auto choice = select(topology, collective, {}, nullptr, ChoiceCosts::exact);
   EXPECT_TRUE(choice.ok()) << choice.status().to_string();
   return choice.ok() ? choice->algorithm->name : "";
 }
@@ -129,7 +135,7 @@ TEST(Selector, OfWhatGoesFromEachToAllPairsAnswerEachOther) {
 TEST(Selector, OfAboutEqualOnesTheLessBusyIsTaken) {
   Topology four = busy_nodes(4);
   four.cost[static_cast<std::size_t>(LinkClass::network)] = {30, 8.5e-3, 7.5};
-  const auto explanation = explain(four, all_reduce(16 << 10));
+  const auto explanation = explain(four, all_reduce(16 << 10), {}, nullptr, ChoiceCosts::exact);
   ASSERT_TRUE(explanation.ok());
   const auto time_of = [&](std::string_view name) {
     const auto found = std::ranges::find(explanation->candidates, name, [](const Candidate& c) { return c.algorithm->name; });
@@ -174,7 +180,7 @@ TEST(Selector, WhatFlowsOneWayIsRatedInARow) {
   EXPECT_EQ(chosen(busy_nodes(4), {CollectiveKind::scatter, 16, DataType::float32, ReduceOp::sum, 0}), "tree");
   for (const CollectiveKind kind : {CollectiveKind::broadcast, CollectiveKind::reduce}) {
     Collective collective{kind, 1024, DataType::float32, ReduceOp::sum, 1};
-    const auto some = explain(busy_nodes(4), collective);
+    const auto some = explain(busy_nodes(4), collective, {}, nullptr, ChoiceCosts::exact);
     ASSERT_TRUE(some.ok());
     EXPECT_EQ(some->candidates.front().algorithm->name, "tree") << "a single call's fastest";
     EXPECT_EQ(some->choice.algorithm->name, "chain") << "a rank of a tree sends or receives it twice";
@@ -207,7 +213,7 @@ TEST(Selector, KnowsWhatSharedMemoryFavours) {
   // Its lanes make direct a little slower than the ring between two ranks, by what a message costs a core.
   Topology near = Topology::uniform(1, 2);
   near.cost[static_cast<std::size_t>(LinkClass::shared_memory)].latency_us = 8;
-  const auto little = explain(near, all_reduce(16 << 20));
+  const auto little = explain(near, all_reduce(16 << 20), {}, nullptr, ChoiceCosts::exact);
   ASSERT_TRUE(little.ok());
   EXPECT_EQ(little->candidates.front().algorithm->name, "ring");
   EXPECT_EQ(little->choice.algorithm->name, "direct") << little->reason;
@@ -226,13 +232,129 @@ TEST(Selector, KnowsWhatSharedMemoryFavours) {
 TEST(Selector, PrefersARingToChangingPartners) {
   Topology far = Topology::uniform(4, 2);
   far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 200;
-  const auto near = explain(far, all_reduce(1 << 20));
+  const auto near = explain(far, all_reduce(1 << 20), {}, nullptr, ChoiceCosts::exact);
   ASSERT_TRUE(near.ok());
   EXPECT_NE(near->candidates.front().algorithm->name.find("recursive_halving"), std::string_view::npos);
   EXPECT_EQ(near->choice.algorithm->name, "hierarchical(ring)") << near->reason;
   EXPECT_NE(near->reason.find("neighbours"), std::string::npos) << near->reason;
   far.cost[static_cast<std::size_t>(LinkClass::network)].latency_us = 2000;
   EXPECT_NE(chosen(far, all_reduce(1 << 20)).find("recursive_halving"), std::string_view::npos) << "the ring is too far behind";
+}
+
+/// A machine whose costs are anything that start-up might measure on a network of this rate.
+Topology measured(const std::vector<int>& shape, double gbit_s, std::mt19937& random) {
+  const auto between = [&](double low, double high) {
+    return std::exp(std::uniform_real_distribution(std::log(low), std::log(high))(random));
+  };
+  Topology topology = Topology::ragged(shape);
+  const double latency_us = between(8, 80);
+  topology.cost[static_cast<std::size_t>(LinkClass::network)] = {latency_us, 1 / (118 * gbit_s),
+                                                                 latency_us * between(0.1, 0.5)};
+  topology.cost[static_cast<std::size_t>(LinkClass::shared_memory)] = {between(0.2, 4), 1 / between(2'000, 12'000)};
+  topology.reduce_us_per_byte = 1 / between(4'000, 30'000);
+  topology.one_copy_gain = between(0.5, 2);
+  return topology;
+}
+
+const std::vector<std::vector<int>> kShapes{{4},    {8},          {1, 1},   {1, 1, 1, 1}, {1, 1, 1, 1, 1, 1, 1, 1},
+                                            {2, 2}, {4, 4, 4, 4}, {3, 1, 2}};
+constexpr std::array<std::size_t, 8> kSizes{4, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20};
+
+Collective sum_of(DataType type, std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / size_of(type), type, ReduceOp::sum, 0};
+}
+
+TEST(SelectorByClass, SumsOfFloatsGetOneAlgorithmWhateverWasMeasured) {
+  std::mt19937 random(20261125);
+  const std::vector<std::vector<double>> classes{
+      {0.1, 0.5, 0.94, 1.5}, {2.3, 4.7, 9.4, 12, 23.5, 37, 47, 65}, {90, 190, 380}, {750, 3100}};
+  for (const std::vector<int>& shape : kShapes) {
+    for (const std::size_t bytes : kSizes) {
+      const Collective sum = sum_of(bytes < 64 ? DataType::bfloat16 : DataType::float32, bytes);
+      for (const std::vector<double>& rates : classes) {
+        const Algorithm* first = nullptr;
+        for (const double gbit_s : rates) {
+          const Topology topology = measured(shape, gbit_s, random);
+          const auto choice = select(topology, sum);
+          ASSERT_TRUE(choice.ok());
+          if (first == nullptr) first = choice->algorithm;
+          EXPECT_EQ(choice->algorithm, first) << bytes << " bytes on " << topology.shape() << " at " << gbit_s << " Gbit/s";
+          EXPECT_EQ(choice->predicted_us, predict_us(*choice->algorithm, topology, sum));
+        }
+      }
+    }
+  }
+}
+
+TEST(SelectorByClass, WhatHasTheSameBitsAnywayGoesByExactCosts) {
+  std::mt19937 random(1);
+  int others = 0;
+  for (int sample = 0; sample < 4; ++sample) {
+    for (const std::vector<int>& shape : kShapes) {
+      const Topology topology = measured(shape, sample % 2 == 0 ? 9.4 : 94, random);
+      for (const std::size_t bytes : kSizes) {
+        Collective collective = sum_of(DataType::int32, bytes);
+        EXPECT_EQ(select(topology, collective)->algorithm->name, chosen(topology, collective));
+        collective.type = DataType::float32;
+        others += select(topology, collective)->algorithm->name != chosen(topology, collective);
+        collective.op = ReduceOp::max;
+        EXPECT_EQ(select(topology, collective)->algorithm->name, chosen(topology, collective));
+        collective = {CollectiveKind::all_gather, bytes / 4, DataType::float32, ReduceOp::sum, 0};
+        EXPECT_EQ(select(topology, collective)->algorithm->name, chosen(topology, collective));
+      }
+    }
+  }
+  EXPECT_GT(others, 20) << "classes make no difference, so nothing is tested";
+}
+
+// What it costs that costs are not taken as they are, by the model's own account.
+TEST(SelectorByClass, CostsLittle) {
+  std::mt19937 random(7);
+  for (const std::vector<int>& shape : kShapes) {
+    double logs = 0;
+    int count = 0;
+    for (const double gbit_s : {0.94, 2.3, 4.7, 9.4, 23.5, 37.0, 47.0, 94.0, 190.0}) {
+      for (int sample = 0; sample < 2; ++sample) {
+        const Topology topology = measured(shape, gbit_s, random);
+        for (const std::size_t bytes : kSizes) {
+          const Collective sum = sum_of(DataType::float32, bytes);
+          const auto best = select(topology, sum, {}, nullptr, ChoiceCosts::exact);
+          logs += std::log(select(topology, sum)->predicted_us / best->predicted_us);
+          ++count;
+        }
+      }
+    }
+    const double factor = std::exp(logs / count);
+    std::printf("%s: %.3f of the time\n", Topology::ragged(shape).shape().c_str(), factor);
+    EXPECT_LT(factor, 1.12) << Topology::ragged(shape).shape();
+  }
+}
+
+TEST(SelectorByClass, NodesOfGpusAreAClassOfTheirOwn) {
+  for (const double gbit_s : {400.0, 3200.0}) {
+    Topology topology = Topology::uniform(2, 8);
+    topology.cost[static_cast<std::size_t>(LinkClass::network)] = {15, 1 / (118 * gbit_s)};
+    topology.cost[static_cast<std::size_t>(LinkClass::shared_memory)] = {2, 1 / 280'000.0};
+    topology.reduce_us_per_byte = 1 / 1'000'000.0;
+    for (const std::size_t bytes : kSizes) {
+      const Collective sum = sum_of(DataType::bfloat16, bytes);
+      const auto best = select(topology, sum, {}, nullptr, ChoiceCosts::exact);
+      const auto choice = select(topology, sum);
+      EXPECT_LT(choice->predicted_us, 1.3 * best->predicted_us) << choice->algorithm->name << " for " << best->algorithm->name;
+    }
+  }
+}
+
+TEST(SelectorByClass, IsSaidWhereItDecides) {
+  Topology topology = Topology::uniform(4, 1);
+  topology.cost[static_cast<std::size_t>(LinkClass::network)] = {500, 1 / (118 * 9.4), 5};
+  const auto explanation = explain(topology, all_reduce(256 << 10));
+  ASSERT_TRUE(explanation.ok());
+  EXPECT_NE(explanation->choice.algorithm->name, chosen(topology, all_reduce(256 << 10)));
+  EXPECT_NE(explanation->reason.find("what all machines of this class get"), std::string::npos) << explanation->reason;
+  const auto exact = explain(topology, all_reduce(256 << 10), {}, nullptr, ChoiceCosts::exact);
+  EXPECT_EQ(exact->choice.algorithm->name, chosen(topology, all_reduce(256 << 10)));
+  EXPECT_EQ(exact->reason.find("this class"), std::string::npos) << exact->reason;
 }
 
 TEST(Selector, AlwaysFindsSomething) {
