@@ -12,7 +12,8 @@
 
 namespace shoal {
 
-/// What the bits of a sum may depend on: see README.md, "Which bits".
+/// What the bits of a sum may depend on: the class of the machine, exact costs, the shape of the job, nothing. See README.md,
+/// "Which bits".
 enum class Numerics : std::uint8_t { by_class = 0, measured = 1, repeatable = 2, strict = 3 };
 
 /// Whether payloads between nodes have check sums; `measured`: over TCP where the wire is slow enough that they cost little.

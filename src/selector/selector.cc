@@ -191,6 +191,8 @@ constexpr std::array kNetworkGbit{BandwidthClass{1.6, 1}, BandwidthClass{70, 8},
 constexpr std::array kNodeGbyte{BandwidthClass{25, 5}, BandwidthClass{kAnyMore, 200}};
 constexpr double kBytesPerUsOfAGigabit = 118;  // less headers, as in Topology's default
 constexpr double kBytesPerUsOfAGigabyte = 1000;
+constexpr double kBusyPart = 0.4;     // of a network's latency: what a send through the kernel takes
+constexpr double kBurstsFaster = 10;  // than what a token bucket lets pass for long
 
 /// `cost` with the bandwidth of its class, and the rest `usual`.
 LinkCost of_class(std::span<const BandwidthClass> classes, double unit, const LinkCost& cost, LinkCost usual) {
@@ -199,9 +201,6 @@ LinkCost of_class(std::span<const BandwidthClass> classes, double unit, const Li
   usual.us_per_byte = 1 / (unit * (found == classes.end() ? classes.front() : *found).taken_for);
   return usual;
 }
-
-constexpr double kBusyPart = 0.4;     // of the latency: what a send through the kernel takes
-constexpr double kBurstsFaster = 10;  // than what a token bucket lets pass for long
 
 }  // namespace
 

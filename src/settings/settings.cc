@@ -72,10 +72,8 @@ constexpr std::array kSettings{
     Setting{
         "SHOAL_NUMERICS", "",
         "the bits of floating-point sums. Default: the same in every run, by the class of the network (up to 1.6 Gbit/s, up to "
-        "70, up to 700, above); repeatable: by the shape of the job alone, nothing is measured; strict: wherever the ranks are "
-        "placed, "
-        "too; "
-        "measured: whatever is fastest by exact costs (rank 0's counts)"},
+        "70, up to 700, above); repeatable: by the shape of the job alone, nothing is measured; strict: the same wherever the "
+        "ranks are placed, too; measured: those of what is fastest by exact costs (rank 0's counts)"},
     Setting{"SHOAL_INSTANCE_TYPE", "",
             "instance type, for example p5.48xlarge, where what the machine says of itself is wrong"},
     Setting{"SHOAL_SYSFS_ROOT", "/sys", "where the kernel describes the machine's devices"},
