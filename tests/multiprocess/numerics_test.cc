@@ -306,6 +306,7 @@ TEST(Numerics, CompressionIsOffLosslessOrAutoAndTcpDoesIt) {
 TEST(Numerics, StrictRefusesAlgorithmsThatDependOnThePlaceAndNonsenseIsRefused) {
   const Circumstances ring{.title = "", .algorithm = "ring", .environment = {{"SHOAL_NUMERICS", "strict"}}};
   EXPECT_THAT(bits_of(ring), ::testing::AllOf(::testing::HasSubstr("ring was asked for"), ::testing::HasSubstr("strict")));
+  EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "measured"}}}), ::testing::HasSubstr("bits: "));
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "exact"}}}),
               ::testing::HasSubstr("SHOAL_NUMERICS='exact' is none of measured, repeatable and strict"));
 }

@@ -245,13 +245,26 @@ TEST(TcpLostPeer, APeerThatHasEndedIsNotWaitedForAtAnyOfItsAddresses) {
   expect_lost(pair.ends[1], 0, "", std::chrono::seconds(1));
 }
 
+/// Ranks 0 and 1 with one socket for tiles each, straight.
+std::vector<End> straight_pair(std::chrono::seconds lost_after) {
+  auto options = options_for(2, 1, 4096);
+  for (TcpOptions& one : options) one.lost_after = lost_after;
+  auto ends = make_group(options);
+  for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
+  return ends;
+}
+
+/// As the system does after a quarter of an hour.
+void give_up_after(std::chrono::milliseconds patience, const std::vector<int>& ones) {
+  const auto milliseconds = static_cast<int>(patience.count());
+  for (const int socket : ones)
+    EXPECT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds), 0);
+}
+
 // The peer is busy and has not taken the new connections; then its host is gone.
 TEST(TcpLostPeer, AHostThatVanishesDuringTheHandshakeIsNoticed) {
   constexpr std::chrono::seconds kLostAfter{5};
-  auto options = options_for(2, 1, 4096);
-  for (TcpOptions& one : options) one.lost_after = kLostAfter;
-  auto ends = make_group(options);
-  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  auto ends = straight_pair(kLostAfter);
   const std::string address = ends[0].transport->address();
   const auto old = sockets_between(address, kAnybody);
   shut(sockets_between(kAnybody, address));
@@ -273,9 +286,7 @@ TEST(TcpLostPeer, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
   const std::string address = ends[0].transport->address();
   silence(sockets_between(address, kAnybody));
-  const int patience_ms = 1500;  // in place of a quarter of an hour
-  for (const int socket : sockets_between(kAnybody, address))
-    ASSERT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms), 0);
+  give_up_after(std::chrono::milliseconds(1500), sockets_between(kAnybody, address));
   const auto message = random_bytes(4000, 8);  // no send is left to find the error before a read does
   EXPECT_EQ(exchange_messages(ends, message, {}, 4096), "");
   EXPECT_TRUE(ends[0].link(1).status().ok()) << ends[0].link(1).status().to_string();
@@ -286,25 +297,19 @@ TEST(TcpLostPeer, ASystemThatGivesUpEarlierThanOneIsToldDoesNotEndThePeer) {
 // Who computes for long between two looks finds the socket ended by the system, and reads that before the clock is looked at.
 TEST(TcpLostPeer, AHostThatWasSilentWhileNobodyLookedIsCalledThat) {
   constexpr std::chrono::seconds kLostAfter{5};
-  auto options = options_for(2, 1, 4096);
-  for (TcpOptions& one : options) one.lost_after = kLostAfter;
-  auto ends = make_group(options);
-  for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();
+  auto ends = straight_pair(kLostAfter);
   const std::string address = ends[0].transport->address();
   const auto of_rank_0 = sockets_between(address, kAnybody);
   const auto of_rank_1 = sockets_between(kAnybody, address);
   silence(of_rank_0);
   silence(of_rank_1);
-  const int patience_ms = 6000;  // in place of a quarter of an hour
-  for (const std::vector<int>& ones : {of_rank_0, of_rank_1}) {
-    for (const int socket : ones)
-      ASSERT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms), 0);
-  }
+  constexpr std::chrono::milliseconds kPatience{6000};
+  for (const std::vector<int>& ones : {of_rank_0, of_rank_1}) give_up_after(kPatience, ones);
   const auto data = random_bytes(4096, 8);
   ASSERT_TRUE(ends[0].link(1).try_send({0, 0, 0, 4096, 0}, data));
   const auto sent = Clock::now() + std::chrono::milliseconds(100);
   EXPECT_TRUE(drive(ends[0], [&] { return Clock::now() >= sent; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(patience_ms + 1500));
+  std::this_thread::sleep_for(kPatience + std::chrono::milliseconds(1500));
   EXPECT_EQ(ends[0].link(1).peek(), nullptr);  // who looks for something is who reads at once
   expect_lost(ends[0], 1, "has not answered for", std::chrono::seconds(1));
   for (End& end : ends) end.destroy();
