@@ -13,12 +13,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -35,6 +37,7 @@ constexpr auto kPatience = std::chrono::seconds(5);
 constexpr auto kWindow = std::chrono::milliseconds(100);
 constexpr int kWindows = 3;
 constexpr std::size_t kBufferBytes = 256 << 10;
+constexpr std::size_t kMostAddressBytes = 900;  // gather_text() takes a little more
 
 /// Opens a stream: tells a wanted connection from a stray one, and this host's own listener from the next node's.
 struct Hello {
@@ -65,48 +68,71 @@ class Socket {
   int fd_;
 };
 
-/// The numeric addresses by which other hosts may reach this one, separated by blanks.
-std::string own_addresses() {
-  if (const char* given = std::getenv("SHOAL_HOST_ADDRESS"); given != nullptr && *given != '\0') return given;
+std::string of_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+/// Where this host listens, and how others may reach it.
+struct Place {
+  std::string listens_on;  ///< the chosen address; empty: none was chosen, and it is every one
+  std::string addresses;   ///< separated by blanks, best first
+};
+
+/// SHOAL_HOST_ADDRESS, else the address of SHOAL_SOCKET_IFNAME; else all of this host that others may know.
+Result<Place> own_place() {
+  if (const std::string given = of_environment("SHOAL_HOST_ADDRESS"); !given.empty()) return Place{given, given};
+  const std::string interface = of_environment("SHOAL_SOCKET_IFNAME");
   std::string addresses;
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return addresses;
+  if (getifaddrs(&list) != 0) return system_error("the addresses of this host", errno);
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_LOOPBACK) != 0 || (entry->ifa_flags & IFF_UP) == 0) continue;
-    if (entry->ifa_addr->sa_family != AF_INET) continue;
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (interface.empty() ? (entry->ifa_flags & IFF_LOOPBACK) != 0 : interface != entry->ifa_name) continue;
+    if (entry->ifa_addr->sa_family != AF_INET || addresses.size() > kMostAddressBytes) continue;
+    if (!interface.empty() && !addresses.empty()) continue;  // one is enough
     char host[NI_MAXHOST];
     if (getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) continue;
     addresses += fmt::format("{}{}", addresses.empty() ? "" : " ", host);
   }
   freeifaddrs(list);
-  return addresses;
+  if (!interface.empty() && addresses.empty())
+    return Status(StatusCode::not_found, fmt::format("goodput: SHOAL_SOCKET_IFNAME '{}' has no IPv4 address here", interface));
+  return Place{interface.empty() ? std::string() : addresses, addresses};
 }
 
-Result<Socket> listen_anywhere(int& port) {
-  Socket listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
+/// `host` as an address for sockets; null where it is none.
+std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  return {found, &freeaddrinfo};
+}
+
+/// Listens on a free port of `host`, of every address where that is empty.
+Result<Socket> listen_on(const std::string& host, int& port) {
+  const auto place = resolve(host.empty() ? "0.0.0.0" : host, 0);
+  if (!place)
+    return Status(StatusCode::invalid_argument, fmt::format("goodput: '{}' is no address; see SHOAL_HOST_ADDRESS", host));
+  Socket listener(socket(place->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage address{};
   socklen_t length = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener.fd() < 0 || bind(listener.fd(), generic, sizeof address) != 0 || listen(listener.fd(), 16) != 0 ||
-      getsockname(listener.fd(), generic, &length) != 0) {
-    return system_error("listening for the goodput stream", errno);
+  if (listener.fd() < 0 || bind(listener.fd(), place->ai_addr, place->ai_addrlen) != 0 || listen(listener.fd(), 16) != 0 ||
+      getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return system_error(fmt::format("goodput: listen on {}", host.empty() ? "every address" : host), errno);
   }
-  port = ntohs(address.sin_port);
+  port = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<const sockaddr_in&>(address).sin_port);
   return listener;
 }
 
 /// A connection to one address, or none within a second.
 Socket try_connect(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Socket();
-  Socket socket_of(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const bool started = connect(socket_of.fd(), found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS;
-  freeaddrinfo(found);
+  const auto place = resolve(host, port);
+  if (!place) return Socket();
+  Socket socket_of(socket(place->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const bool started = connect(socket_of.fd(), place->ai_addr, place->ai_addrlen) == 0 || errno == EINPROGRESS;
   pollfd waiting{socket_of.fd(), POLLOUT, 0};
   int error = 0;
   socklen_t length = sizeof error;
@@ -193,10 +219,13 @@ struct Ring {
 
 Result<double> stream_through(const Ring& ring, const std::string& next, std::uint64_t job, std::uint64_t own_rank,
                               std::uint64_t next_rank) {
-  const std::size_t blank = next.find(' ');
-  if (blank == std::string::npos) return Status(StatusCode::not_found, "goodput: the next node has no address");
+  int port = 0;
+  const char* const end = next.data() + next.size();
+  const std::from_chars_result read = std::from_chars(next.data(), end, port);
+  if (read.ec != std::errc() || port < 1 || port > 65535 || end - read.ptr < 2 || *read.ptr != ' ')
+    return Status(StatusCode::not_found, fmt::format("goodput: the next node says '{}', not its port and addresses", next));
   Result<Socket> outgoing = Status(StatusCode::internal, "not connected");
-  std::thread connector([&] { outgoing = connect_to(next.substr(blank + 1), std::atoi(next.c_str()), {job, next_rank}); });
+  std::thread connector([&] { outgoing = connect_to(std::string(read.ptr + 1, end), port, {job, next_rank}); });
   Result<Socket> incoming = accept_stream(ring.listener, {job, own_rank});
   connector.join();
   if (!outgoing.ok()) return outgoing.status();
@@ -217,9 +246,10 @@ Result<double> measure_goodput(Communicator& communicator) {
   Status status;
   if (leads) {
     int port = 0;
-    Result<Socket> listener = listen_anywhere(port);
+    const Result<Place> place = own_place();
+    Result<Socket> listener = place.ok() ? listen_on(place->listens_on, port) : place.status();
     status = listener.status();
-    if (listener.ok()) ring = {*std::move(listener), fmt::format("{} {}", port, own_addresses())};
+    if (listener.ok()) ring = {*std::move(listener), fmt::format("{} {}", port, place->addresses)};
   }
   if (status = agree(communicator, status); !status.ok()) return status;
   Result<std::vector<std::string>> places = gather_text(communicator, ring.own);

@@ -1,6 +1,7 @@
 """The program shoal_train: results, agreement of backends, bad input, interruption."""
 import json
 import os
+import pickletools
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import tempfile
 import time
 import unittest
 import xml.etree.ElementTree
+import zipfile
 
 import numpy
 import torch
@@ -150,6 +152,13 @@ class Train(unittest.TestCase):
         if found["machine"]["open_mpi"] is not None:
             self.assertRegex(found["machine"]["open_mpi"], r"MPI.*\d+\.\d+")
 
+    def changed_row(self, name, changed_name, **fields):
+        with open(self.path(name), encoding="utf-8") as opened:
+            document = json.load(opened)
+        document["results"][0].update(fields)
+        with open(self.path(changed_name), "w", encoding="utf-8") as opened:
+            json.dump(document, opened)
+
     def test_speed_ups_are_over_one_rank_with_as_many_threads(self):
         alone, together = self.path("alone.json"), self.path("together.json")
         self.trained("--steps", "6", "--json", alone)
@@ -164,6 +173,10 @@ class Train(unittest.TestCase):
         self.assertIsNone(self.rows(together)[0]["speedup_vs_1"])
         self.refused("--alone", "--alone", self.path("missing.json"), "--steps", "3", *SMALL)
         self.refused("holds no results", "--alone", __file__, "--steps", "3", *SMALL)
+        self.refused("cannot be read", "--alone", self.folder.name, "--steps", "3", *SMALL)
+        self.changed_row("alone.json", "changed.json", ranks="one")
+        self.refused("changed.json: row 1 is no result of shoal_train --json: \"ranks\" is string, not a whole number",
+                     "--alone", self.path("changed.json"), "--steps", "3", *SMALL)
 
     def test_a_report_finds_the_one_rank_run_itself(self):
         self.trained("--steps", "6", "--json", self.path("alone.json"))
@@ -276,7 +289,61 @@ class Train(unittest.TestCase):
             with open(self.path(name), "wb") as file:
                 file.write(damaged)
             self.refused("is not a checkpoint", "--resume", self.path(name), *small)
+        self.refused("is not a file", "--resume", self.folder.name, *small)
         self.refused("/no/such/folder", "--checkpoint", "/no/such/folder/c.pt", *small)
+
+    def damaged(self, content, settings=None, **tensors):
+        """The checkpoint's dictionary as a file, with other settings or tensors."""
+        changed = dict(content)
+        if settings:
+            known = json.loads(bytes(content["settings"].tolist()))
+            changed["settings"] = torch.tensor(list(json.dumps({**known, **settings}).encode()), dtype=torch.uint8)
+        for name, tensor in tensors.items():
+            changed["shoal+next_forward/" + name] = tensor
+        torch.save(tuple(changed.items()), self.path("damaged.pt"))
+        return "--resume", self.path("damaged.pt"), "--optimizer", "adam", "--lr", "0.01", "--steps", "2"
+
+    def test_checkpoints_with_numbers_that_no_training_comes_to(self):
+        self.trained("--optimizer", "adam", "--lr", "0.01", "--steps", "1", "--checkpoint", self.path("good.pt"))
+        content = dict(torch.load(self.path("good.pt")))
+        self.trained(*self.damaged(content))  # nothing is
+        where = self.path("damaged.pt") + ": "
+        for course, words in (("1", "\"course\" is not 4 whole numbers"), ([1, 0, 0], "\"course\" is not 4 whole numbers"),
+                              ([0, 0, 0, 0], "the number of ranks is 0"), ([1, 0, -5, 0], "the step is -5, not from 0 to 1"),
+                              ([1, 0, 2**63, 0], "\"course\" is not 4 whole numbers"), ([1, 2**60, 0, 0], "the pass is"),
+                              ([1, 0, 0, 2**60], "the number of images seen is")):
+            self.refused(where + "i", *self.damaged(content, {"course": course}), *SMALL)
+            self.refused(words, *self.damaged(content, {"course": course}), *SMALL)
+        average = content["shoal+next_forward/optimizer/head.bias/exp_avg"]
+        for name, tensor, words in (("step", torch.tensor(-1), "step is -1"), ("step", torch.tensor(2**62), "step is 4611686018427387904"),
+                                    ("step", torch.tensor(1.5), "no step of this shape and type"),
+                                    ("parameter/head.bias", torch.zeros(10, dtype=torch.int32), "no parameter/head.bias of this shape and type"),
+                                    ("optimizer/head.bias/step", torch.tensor(0), "has made 0 steps"),
+                                    ("optimizer/head.bias/exp_avg", average[:1], "exp_avg of head.bias is not of its shape and type"),
+                                    ("optimizer/head.bias/exp_avg", average.double(), "exp_avg of head.bias is not of its shape and type")):
+            self.refused(where, *self.damaged(content, **{name: tensor}), *SMALL)
+            self.refused(words, *self.damaged(content, **{name: tensor}), *SMALL)
+
+    def test_all_ranks_refuse_a_checkpoint_with_the_same_words(self):
+        self.trained("--optimizer", "adam", "--lr", "0.01", "--steps", "1", "--checkpoint", self.path("good.pt"), ranks=2)
+        resume = self.damaged(dict(torch.load(self.path("good.pt"))), {"course": [2, 0, 7, 0]})
+        done = train(*resume, *SMALL, ranks=2)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertEqual(done.stderr.count("damaged.pt: in its \"course\" the step is 7, not from 0 to 1"), 2, done.stderr)
+
+    def test_a_checkpoint_whose_tensors_do_not_lie_in_the_file(self):
+        self.trained("--steps", "1", "--checkpoint", self.path("good.pt"))
+        for more in (1, 2**31 - 300):
+            with zipfile.ZipFile(self.path("good.pt")) as good, zipfile.ZipFile(self.path("long.pt"), "w") as long:
+                for name in good.namelist():
+                    data = good.read(name)
+                    if name.endswith("data.pkl"):  # the first tensor is one of bytes; the second number of bytes is its size
+                        at = [place for op, _, place in pickletools.genops(data) if op.name in ("BININT1", "BININT2")][:3]
+                        size = 2 if data[at[2]:at[2] + 1] == b"K" else 3
+                        length = int.from_bytes(data[at[2] + 1:at[2] + size], "little")
+                        data = data[:at[2]] + b"J" + (length + more).to_bytes(4, "little") + data[at[2] + size:]
+                    long.writestr(name, data)
+            self.refused("\"settings\" is damaged", "--resume", self.path("long.pt"), "--steps", "2", *SMALL)
 
     def test_bfloat16_is_nearly_the_same_training(self):
         losses = {}
@@ -331,6 +398,15 @@ class Train(unittest.TestCase):
         with open(self.path("junk.json"), "w", encoding="utf-8") as file:
             file.write("{}")
         self.refused("holds no results", "report", self.path("junk.json"))
+        for fields, words in (({"ranks": "1"}, '"ranks" of row 1 is not a whole number'), ({"images_per_s": "40"}, "is not a number or null"),
+                              ({"model": None}, '"model" of row 1 is not text')):
+            self.changed_row("results.json", "changed.json", **fields)
+            self.refused("holds no results of shoal_train --json: ", "report", self.path("changed.json"))
+            self.refused(words, "report", self.path("changed.json"))
+        for rows in ("[7]", "[{}]", "7", '[{"step_loss": 1}]'):
+            with open(self.path("junk.json"), "w", encoding="utf-8") as file:
+                file.write('{"results": %s}' % rows)
+            self.refused("holds no results of shoal_train --json: ", "report", self.path("junk.json"))
         self.refused("cannot be read", "report", self.path("missing.json"))
 
     def test_a_trace_shows_every_rank_and_layer(self):
@@ -365,6 +441,14 @@ class Train(unittest.TestCase):
         done = train("report", self.path("results.json"), "--trace", self.path("trace.json"), "--out", self.path("report"))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("timeline-1.svg", os.listdir(self.path("report")))
+        for junk, words in (("[]", "the file is no object"), ('{"traceEvents": {}}', '"traceEvents" of the file is not a list'),
+                            ('{"traceEvents": [7]}', "event 1 is no object"),
+                            ('{"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 0, "cat": "load", "ts": "0", "dur": 1}]}',
+                             '"ts" of event 1 is not a number')):
+            with open(self.path("junk.json"), "w", encoding="utf-8") as file:
+                file.write(junk)
+            self.refused("holds no events of shoal_train --trace: " + words, "report", self.path("results.json"), "--trace",
+                         self.path("junk.json"))
         self.refused("too few", "--trace", self.path("t.json"), "--steps", "2", *SMALL)
 
     def test_a_step_of_several_batches_makes_one_average(self):

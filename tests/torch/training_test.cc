@@ -6,9 +6,13 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <limits>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -130,6 +134,43 @@ TEST(Report, OneRankIsThatOfTheSameSettingAndThreads) {
   });
   EXPECT_EQ(found({gloo}), 30) << "one rank sends nothing, whatever the backend";
   EXPECT_EQ(found({alone([](EpochResult&) {}), gloo}), 40) << "but the same is better";
+}
+
+TEST(Report, ARowOfAFileThatIsOfAnotherTypeIsNamed) {
+  const std::string path = ::testing::TempDir() + "shoal-rows-" + std::to_string(::getpid()) + ".json";
+  const nlohmann::json good = to_json({}, "", {result("shoal", 120), result("gloo", 100)});
+  const auto read = [&](const nlohmann::json& object) {
+    EXPECT_TRUE(write_json(object, path).ok());
+    return read_results(path);
+  };
+  ASSERT_TRUE(read(good).ok());
+  EXPECT_EQ(read(good)->at("results"), good["results"]);
+  const auto complaint = [&](const char* field, const nlohmann::json& value) {
+    nlohmann::json changed = good;
+    changed["results"][1][field] = value;
+    const auto found = read(changed);
+    EXPECT_EQ(found.ok() ? StatusCode::ok : found.status().code(), StatusCode::invalid_argument) << field;
+    const std::string start = path + ": row 2 is no result of shoal_train --json: ";
+    const std::string said = found.ok() ? std::string() : found.status().message();
+    return said.starts_with(start) ? said.substr(start.size()) : said;
+  };
+  EXPECT_EQ(complaint("ranks", "1"), "\"ranks\" is string, not a whole number");
+  EXPECT_EQ(complaint("ranks", nullptr), "\"ranks\" is null, not a whole number");
+  EXPECT_EQ(complaint("ranks", 1.5), "\"ranks\" is number, not a whole number");
+  EXPECT_EQ(complaint("threads", nlohmann::json::array({1})), "\"threads\" is array, not a whole number");
+  EXPECT_EQ(complaint("batch_per_rank", true), "\"batch_per_rank\" is boolean, not a whole number");
+  EXPECT_EQ(complaint("images_per_s", "40"), "\"images_per_s\" is string, not a number or null");
+  for (const char* field : {"backend", "model", "dataset", "device"})
+    EXPECT_EQ(complaint(field, 7), "\"" + std::string(field) + "\" is number, not text");
+  nlohmann::json older = good;
+  for (nlohmann::json& row : older["results"]) row.erase("threads");
+  EXPECT_TRUE(read(older).ok());
+  EXPECT_FALSE(images_per_s_alone(older, result("shoal", 120)).has_value()) << "nobody knows how many threads it had";
+  nlohmann::json rows = good;
+  rows["results"][1] = 7;
+  EXPECT_EQ(read(rows).status().message(), path + ": row 2 is no result of shoal_train --json: it is number, not an object");
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  EXPECT_EQ(read_results(::testing::TempDir()).status().code(), StatusCode::system_error) << "a folder";
 }
 
 TrainOptions asking(const std::vector<std::string>& backends, const std::string& device) {
@@ -310,7 +351,7 @@ TEST(Course, IsThatOfTheEpochsWhileNobodyIsLost) {
   for (const std::int64_t step : {9, 13, 17}) EXPECT_EQ(course.scheduled(step), step);
   EXPECT_FALSE(course.has_lost_ranks());
   Course resumed(103, 4, 3, 2);
-  resumed.go_to(13);
+  EXPECT_TRUE(resumed.go_to(13).ok());
   EXPECT_EQ(resumed.pass(), 1);
   EXPECT_EQ(resumed.rest(13, 2, 7), course.rest(13, 2, 7));
 }
@@ -337,11 +378,58 @@ TEST(Course, SurvivorsSeeWhatNobodyHasSeen) {
     EXPECT_EQ(seen, std::vector<int>(kImages, 1)) << "lost at " << loss_at;
     EXPECT_EQ(course.scheduled(course.pass_end()), 8);
     Course resumed(kImages, 3, 2, 2);
-    resumed.go_to(course.pass_end(), course.numbers());
+    EXPECT_TRUE(resumed.go_to(course.pass_end(), course.numbers()).ok());
     EXPECT_EQ(resumed.pass(), 1);
     EXPECT_EQ(resumed.pass_end(), course.pass_end() + 16);
     EXPECT_EQ(resumed.scheduled(resumed.pass_end()), 16);
   }
+}
+
+TEST(Course, NumbersOfAFileAreChecked) {
+  const std::vector<std::int64_t> good{4, 1, 9, 20};
+  EXPECT_EQ(*Course::read_numbers(nlohmann::json(good)), good);
+  for (const char* text : {"null", "\"4\"", "4", "{}", "[]", "[4,1,9]", "[4,1,9,20,0]", "[4,1,9,\"20\"]", "[4,1,9.5,20]",
+                           "[4,1,9,[20]]", "[4,1,9223372036854775808,20]"}) {
+    const auto read = Course::read_numbers(nlohmann::json::parse(text));
+    EXPECT_EQ(read.status().code(), StatusCode::invalid_argument) << text;
+    EXPECT_EQ(read.status().message(), "its \"course\" is not 4 whole numbers") << text;
+  }
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  const auto complaint = [&](std::int64_t step, const std::vector<std::int64_t>& numbers) {
+    Course course(103, 4, 3, 2);
+    const std::vector<std::int64_t> before = course.numbers();
+    const Status status = course.go_to(step, numbers);
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+      EXPECT_EQ(course.numbers(), before);
+    }
+    return status.message();
+  };
+  EXPECT_EQ(complaint(11, good), "");
+  EXPECT_EQ(complaint(11, {0, 1, 9, 20}), "in its \"course\" the number of ranks is 0, not from 3 to 1048576");
+  EXPECT_EQ(complaint(11, {2, 1, 9, 20}), "in its \"course\" the number of ranks is 2, not from 3 to 1048576");
+  EXPECT_EQ(complaint(11, {kHuge, 1, 9, 20}),
+            "in its \"course\" the number of ranks is 9223372036854775807, not from 3 to 1048576");
+  EXPECT_EQ(complaint(11, {4, -1, 9, 20}), "in its \"course\" the pass is -1, not from 0 to 9");
+  EXPECT_EQ(complaint(11, {4, 10, 9, 20}), "in its \"course\" the pass is 10, not from 0 to 9");
+  EXPECT_EQ(complaint(11, {4, 1, -kHuge, 20}), "in its \"course\" the step is -9223372036854775807, not from 0 to 11");
+  EXPECT_EQ(complaint(11, {4, 1, 12, 20}), "in its \"course\" the step is 12, not from 0 to 11");
+  EXPECT_EQ(complaint(11, {4, 1, 9, -1}), "in its \"course\" the number of images seen is -1, not from 0 to 103");
+  EXPECT_EQ(complaint(11, {4, 1, 9, 104}), "in its \"course\" the number of images seen is 104, not from 0 to 103");
+  EXPECT_EQ(complaint(-1, {}), "its number of steps is -1, not from 0 to 9007199254740992");
+  EXPECT_EQ(complaint(kHuge, {}), "its number of steps is 9223372036854775807, not from 0 to 9007199254740992");
+}
+
+// Not pass by pass, which would take as long as the number is large.
+TEST(Course, GoesToTheLastStepThereIsAtOnce) {
+  Course course(103, 4, 3, 2);  // 9 steps a pass
+  ASSERT_TRUE(course.go_to(Course::kMostSteps).ok());
+  EXPECT_EQ(course.pass(), Course::kMostSteps / 9);
+  EXPECT_GT(course.pass_end(), Course::kMostSteps);
+  EXPECT_LE(course.end(), Course::kMostSteps) << "all passes are over";
+  Course known(103, 4, 3, 2);
+  ASSERT_TRUE(known.go_to(Course::kMostSteps, {4, 0, 2, 103}).ok()) << "lost when all images had been seen";
+  EXPECT_EQ(known.pass(), 1 + (Course::kMostSteps - 2) / 9);
 }
 
 TEST(Undo, OneStepOfEachParameterCanBeTakenBack) {
@@ -433,6 +521,16 @@ TEST(Optimizers, GoOnFromWhatTheyRemember) {
     EXPECT_FALSE(before.equal(first->weight)) << kind;
     EXPECT_TRUE(first->weight.equal(other->weight)) << kind;
     EXPECT_TRUE(first->bias.equal(other->bias)) << kind;
+    for (const auto& [name, tensor] : together.state(*first)) {
+      const bool counts = name.ends_with("/step");
+      for (const at::Tensor& bad :
+           {counts ? at::scalar_tensor(-1, at::kLong) : at::zeros({1}), counts ? tensor.to(at::kFloat) : tensor.to(at::kDouble),
+            counts ? at::scalar_tensor(std::int64_t{1} << 62, at::kLong) : tensor.to_sparse()}) {
+        Tensors damaged = together.state(*first);
+        damaged[name] = bad;
+        EXPECT_THROW(apart.restore(*other, damaged), c10::Error) << kind << " " << name;
+      }
+    }
     options.optimizer = std::string(kind) == "adam" ? "sgd" : "adam";
     Optimizers wrong;
     const auto optimizer = wrong.maker(options)(first->parameters());

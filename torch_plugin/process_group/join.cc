@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
-
-#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/listener.h"
 
 namespace shoal::torch {
 namespace {
@@ -23,15 +23,17 @@ struct Invitation {
   std::uint16_t port = 0;
 };
 
-}  // namespace
-
-std::string own_address(const Communicator& communicator) {
-  if (const char* address = std::getenv("SHOAL_HOST_ADDRESS"); address != nullptr && *address != '\0') return address;
-  if (communicator.nodes() == 1) return "127.0.0.1";
-  std::array<char, 256> name{};
-  if (gethostname(name.data(), name.size() - 1) != 0) return "127.0.0.1";
-  return name.data();
+/// The store, served at `host` and nowhere else: c10d by itself listens on every interface.
+c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& host, c10d::TCPStoreOptions options) {
+  const Result<Listener> listener = listen_on(host);
+  TORCH_CHECK(listener.ok(), listener.status().message());
+  options.isServer = true;
+  options.masterListenFd = listener->socket;  // from here on c10d's, which closes it
+  options.port = listener->port;
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
+
+}  // namespace
 
 Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, std::chrono::milliseconds timeout) {
   Invitation invitation;
@@ -43,10 +45,8 @@ Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, s
   try {
     if (communicator.rank() == kStoreRank) {
       const std::string host = own_address(communicator);
-      TORCH_CHECK(host.size() < invitation.host.size(), "the name of this host is too long: ", host);
-      options.isServer = true;
-      options.port = 0;
-      auto served = c10::make_intrusive<c10d::TCPStore>(host, options);
+      TORCH_CHECK(host.size() < invitation.host.size(), "the address of this host is too long: ", host);
+      auto served = serve(host, options);
       invitation.port = served->getPort();
       std::ranges::copy(host, invitation.host.begin());
       store = std::move(served);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <string>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,12 +18,9 @@ namespace shoal::torch {
 /// Throws c10::DistBackendError when a rank does not come in time.
 c10::intrusive_ptr<c10d::ProcessGroup> join_job(c10::intrusive_ptr<ProcessGroupShoal::Options> options = nullptr);
 
-/// A store of c10d that all ranks of `communicator` share: rank 0 serves it on a port that the system picks. Collective.
+/// A store of c10d that all ranks of `communicator` share: rank 0 serves it on a port that the system picks, of its
+/// own_address() alone. It asks nobody for a proof: see README.md. Collective.
 /// Errors: the communicator's, and system_error where the store cannot be served or reached.
 Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, std::chrono::milliseconds timeout);
-
-/// Where the other ranks reach this one: what the environment calls this host (SHOAL_HOST_ADDRESS), else the loopback where all
-/// ranks are here, else the host's name.
-std::string own_address(const Communicator& communicator);
 
 }  // namespace shoal::torch

@@ -89,10 +89,20 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
     if (coalesced_) coalesced_->works.push_back(estimated);
     return estimated;
   }
-  auto [sequence, entry] = note(call, options);
   const c10d::OpType type = call.type;
-  auto work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
-  work->follow(std::move(operation).value(), std::move(entry));
+  std::uint64_t sequence = 0;
+  c10::intrusive_ptr<WorkShoal> work;
+  try {
+    auto [number, entry] = note(call, options);
+    sequence = number;
+    work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
+    work->follow(*operation, std::move(entry));
+  } catch (...) {
+    // The call moves bytes of tensors that nobody else may hold: those in `call`, or in `work` by now.
+    communicator_->abort("an exception while " + c10d::opTypeToString(type) + " was started");
+    (void)operation->wait();
+    throw;
+  }
   if (completion_hook_) completion_hook_->follow(*work->getFuture(), type, sequence);
   if (coalesced_) coalesced_->works.push_back(work);
   return work;

@@ -100,11 +100,10 @@ WorkShoal::WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> com
       inputs_(std::move(call.inputs)),
       staging_(std::move(call.staging)),
       unpack_(std::move(call.unpack)),
-      communicator_(std::move(communicator)) {
-  if (unpack_ && !future_->devices().empty()) device_result_ = std::make_unique<DeviceResult>(future_->devices()[0]);
-}
+      communicator_(std::move(communicator)) {}
 
 void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
+  if (unpack_ && !future_->devices().empty()) device_result_ = std::make_unique<DeviceResult>(future_->devices()[0]);
   operation_ = std::move(operation);
   entry_ = std::move(entry);
   // The callback owns this object: c10d may drop its own reference while the operation still runs.

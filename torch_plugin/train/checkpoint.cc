@@ -1,11 +1,15 @@
 #include "torch_plugin/train/checkpoint.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <system_error>
 #include <utility>
 #include <vector>
+
+#include <ATen/EmptyTensor.h>
 
 #include "torch_plugin/process_group/conversions.h"
 
@@ -14,22 +18,43 @@ namespace {
 
 constexpr int kReader = 0;
 constexpr const char* kSettings = "settings";  // JSON, as bytes
-constexpr std::int64_t kLargestBytes = std::int64_t{64} << 30;
+constexpr std::uintmax_t kLargestBytes = std::uintmax_t{64} << 30;
 
-/// The bytes of the file on every rank; the reader's errors as a negative size.
+/// The bytes of the file, or the code of the reader's error.
 struct Announcement {
   std::int64_t bytes = 0;
   std::int32_t error = 0;
 };
 
+Status no_checkpoint(const std::string& path, const std::string& why) {
+  return {StatusCode::invalid_argument, path + ": is not a checkpoint of shoal_train: " + why};
+}
+
 Status read(const std::string& path, std::vector<char>& bytes) {
+  std::error_code error;
+  const std::filesystem::file_type kind = std::filesystem::status(path, error).type();
+  if (kind == std::filesystem::file_type::not_found) return {StatusCode::not_found, path + ": no such file"};
+  if (error) return system_error("open " + path, error.value());
+  if (kind != std::filesystem::file_type::regular) return {StatusCode::invalid_argument, path + ": is not a file"};
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) return system_error("read " + path, error.value());
+  if (size == 0 || size > kLargestBytes) return no_checkpoint(path, std::to_string(size) + " bytes");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return errno == ENOENT ? Status(StatusCode::not_found, path + ": no such file") : system_error("open " + path, errno);
-  bytes.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file.good() && !file.eof()) return system_error("read " + path, errno);
+  if (!file) return system_error("open " + path, errno);
+  bytes.resize(size);
+  if (!file.read(bytes.data(), static_cast<std::streamsize>(size))) return system_error("read " + path, errno);
   return {};
+}
+
+/// torch's reader believes what a file says of a tensor's place in its storage.
+bool lies_in_its_storage(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) return false;
+  const auto is_negative = [](std::int64_t number) { return number < 0; };
+  if (std::ranges::any_of(tensor.sizes(), is_negative) || std::ranges::any_of(tensor.strides(), is_negative)) return false;
+  if (tensor.storage_offset() < 0) return false;
+  return at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                          static_cast<std::size_t>(tensor.storage_offset())) <= tensor.storage().nbytes();
 }
 
 Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path) {
@@ -41,6 +66,7 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
       TORCH_CHECK(elements.size() == 2, "it holds no pairs");
       const std::string& key = elements[0].toStringRef();
       const at::Tensor& tensor = elements[1].toTensor();
+      TORCH_CHECK(lies_in_its_storage(tensor), "\"", key, "\" is damaged");
       if (key == kSettings) {
         const at::Tensor text = tensor.contiguous();
         const auto* begin = text.const_data_ptr<std::uint8_t>();
@@ -53,7 +79,7 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
     }
     TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.contestants.empty(), "it holds no settings or no network");
   } catch (const std::exception& error) {
-    return Status(StatusCode::invalid_argument, path + ": is not a checkpoint of shoal_train: " + torch::plain_message(error));
+    return no_checkpoint(path, torch::plain_message(error));
   }
   return checkpoint;
 }
@@ -102,8 +128,6 @@ Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& contro
     if (!found.ok()) return found;
     return Status(static_cast<StatusCode>(announcement.error), path + ": rank 0 cannot read it");
   }
-  if (announcement.bytes <= 0 || announcement.bytes > kLargestBytes)
-    return Status(StatusCode::invalid_argument, path + ": is not a checkpoint of shoal_train");
   bytes.resize(static_cast<std::size_t>(announcement.bytes));
   if (const Status told = control.broadcast(bytes.data(), bytes.size(), DataType::uint8, kReader); !told.ok()) return told;
   return parse(bytes, path);

@@ -218,8 +218,8 @@ void Contestant::restore(const Tensors& state) {
   const at::NoGradGuard no_grad;
   const auto get = [&state](const std::string& name, const at::Tensor& like) {
     const auto found = state.find(name);
-    TORCH_CHECK(found != state.end() && found->second.sizes() == like.sizes(), "the checkpoint has no ", name,
-                " of this shape: it is another network's");
+    TORCH_CHECK(found != state.end() && is_like(found->second, like), "the checkpoint has no ", name,
+                " of this shape and type: it is another network's");
     return found->second;
   };
   for (const auto& named : model_->named_parameters()) {
@@ -231,7 +231,9 @@ void Contestant::restore(const Tensors& state) {
   for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at)
     remembered[at->first.substr(prefix.size())] = at->second;
   optimizers_.restore(*model_, remembered);
-  step_ = get("step", at::scalar_tensor(0)).item<std::int64_t>();
+  const auto step = get("step", at::scalar_tensor(0, at::kLong)).item<std::int64_t>();
+  TORCH_CHECK(step >= 0 && step <= Course::kMostSteps, "the checkpoint's step is ", step);
+  step_ = step;
   first_step_ = step_;
   buffers_ = {};
 }

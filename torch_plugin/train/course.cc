@@ -1,6 +1,8 @@
 #include "torch_plugin/train/course.h"
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
 #include "torch_plugin/data/sampler.h"
 
@@ -41,14 +43,50 @@ void Course::go_on_with(int ranks, std::int64_t step) {
   ranks_ = ranks;
 }
 
-void Course::go_to(std::int64_t step, const std::vector<std::int64_t>& known) {
+Result<std::vector<std::int64_t>> Course::read_numbers(const nlohmann::json& written) {
+  const auto is_number = [](const nlohmann::json& value) {
+    if (value.is_number_unsigned()) return value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
+    return value.is_number_integer();
+  };
+  if (!written.is_array() || written.size() != kNumbers || !std::ranges::all_of(written, is_number)) {
+    return Status(StatusCode::invalid_argument, "its \"course\" is not " + std::to_string(kNumbers) + " whole numbers");
+  }
+  return written.get<std::vector<std::int64_t>>();
+}
+
+/// Every pass takes a step at least, and nobody comes to a training that has begun.
+Status Course::check(std::int64_t step, const std::vector<std::int64_t>& known) const {
+  const auto in_range = [](const std::string& what, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value >= least && value <= most) return Status();
+    return Status(StatusCode::invalid_argument, what + " is " + std::to_string(value) + ", not from " + std::to_string(least) +
+                                                    " to " + std::to_string(most));
+  };
+  Status status = in_range("its number of steps", step, 0, kMostSteps);
+  if (!status.ok() || known.size() != kNumbers) return status;
+  status = in_range("in its \"course\" the number of ranks", known[0], ranks_, kMostRanks);
+  if (status.ok()) status = in_range("in its \"course\" the step", known[2], 0, step);
+  if (status.ok()) status = in_range("in its \"course\" the pass", known[1], 0, known[2]);
+  if (status.ok()) {
+    status = in_range("in its \"course\" the number of images seen", known[3], 0, static_cast<std::int64_t>(images_));
+  }
+  return status;
+}
+
+Status Course::go_to(std::int64_t step, const std::vector<std::int64_t>& known) {
+  if (Status status = check(step, known); !status.ok()) return status;
   if (known.size() == kNumbers) {
     first_ranks_ = static_cast<int>(known[0]);
     pass_ = known[1];
     since_ = known[2];
-    seen_ = std::min(static_cast<std::size_t>(known[3]), images_);
+    seen_ = static_cast<std::size_t>(known[3]);
   }
-  while (step >= pass_end()) next_pass();
+  if (step < pass_end()) return {};
+  next_pass();
+  const std::int64_t of_a_pass = steps_for(images_, ranks_);  // at once: a file may say any number
+  const std::int64_t whole = (step - since_) / of_a_pass;
+  pass_ += whole;
+  since_ += whole * of_a_pass;
+  return {};
 }
 
 std::vector<std::int64_t> Course::numbers() const { return {first_ranks_, pass_, since_, static_cast<std::int64_t>(seen_)}; }

@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
+#include <shoal/status.h>
+
 namespace shoal::train {
 
 /// How the steps of a training lie in its epochs, also where the number of ranks goes down on the way. Steps and passes over
@@ -26,10 +30,16 @@ class Course {
   /// seen yet.
   void go_on_with(int ranks, std::int64_t step);
   /// `step` steps have been made, by a training of which a checkpoint knows these numbers(); none: by as many ranks as now.
-  void go_to(std::int64_t step, const std::vector<std::int64_t>& known = {});
+  /// Errors: invalid_argument for numbers that no training comes to; then nothing has changed.
+  Status go_to(std::int64_t step, const std::vector<std::int64_t>& known = {});
   /// Whether ranks have been lost, so that the number of steps alone does not tell where the training is.
   [[nodiscard]] bool has_lost_ranks() const { return ranks_ != first_ranks_; }
   [[nodiscard]] std::vector<std::int64_t> numbers() const;
+  /// numbers() that were written to a file. Errors: invalid_argument for anything else.
+  static Result<std::vector<std::int64_t>> read_numbers(const nlohmann::json& written);
+
+  /// More than any training makes, and few enough to reckon with.
+  static constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 
   /// The images that this rank sees in this pass when `step` steps have been made, in the order of data::distributed_order.
   [[nodiscard]] std::vector<std::size_t> rest(std::int64_t step, int rank, std::uint64_t seed) const;
@@ -41,7 +51,9 @@ class Course {
 
  private:
   static constexpr std::size_t kNumbers = 4;
+  static constexpr std::int64_t kMostRanks = 1 << 20;
 
+  [[nodiscard]] Status check(std::int64_t step, const std::vector<std::int64_t>& known) const;
   [[nodiscard]] std::int64_t steps_for(std::size_t images, int ranks) const;
   [[nodiscard]] std::size_t seen_until(std::int64_t step) const;
 

@@ -12,6 +12,7 @@
 
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/join.h"
+#include "torch_plugin/process_group/listener.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/train/gloo.h"
 #include "torch_plugin/train/machine.h"
@@ -27,19 +28,17 @@ std::vector<int> all_ranks(const Job& job) {
   return ranks;
 }
 
-/// One that reaches the ranks at c10d's store; of those that are left after a loss, on links that exist.
+/// On links that exist, whose ends have proven to each other that they hold the job's key: c10d's store proves nothing.
 Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const c10::intrusive_ptr<c10d::Store>& store) {
-  auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout);
-  if (!job.has_lost_ranks)
-    return {c10::make_intrusive<torch::ProcessGroupShoal>(store, job.rank(), job.size(), std::move(options))};
   Result<std::unique_ptr<Communicator>> group = job.control->group(all_ranks(job));
   if (!group.ok()) return group.status();
+  auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout);
   return {c10::make_intrusive<torch::ProcessGroupShoal>(std::move(group).value(), store, std::move(options))};
 }
 
 }  // namespace
 
-Result<Job> join_job(std::chrono::milliseconds timeout) {
+Result<Job> join_job(std::chrono::milliseconds timeout, bool needs_store) {
   CommunicatorOptions options = Communicator::options_from_environment();
   options.timeout = timeout;
   Result<std::unique_ptr<Communicator>> control = Communicator::create(options);
@@ -49,6 +48,8 @@ Result<Job> join_job(std::chrono::milliseconds timeout) {
   job.timeout = timeout;
   job.place = job.rank();
   job.places = all_ranks(job);
+  job.store = c10::make_intrusive<c10d::HashStore>();
+  if (!needs_store) return job;
   Result<c10::intrusive_ptr<c10d::Store>> store = torch::open_store(*job.control, timeout);
   if (!store.ok()) return store.status();
   job.store = std::move(store).value();
@@ -65,8 +66,7 @@ Result<std::vector<int>> shrink(Job& job) {
     return gathered;
   std::ranges::set_difference(job.places, places, std::back_inserter(lost));
   job.places = std::move(places);
-  job.has_lost_ranks = job.has_lost_ranks || !lost.empty();
-  // The old one may have been served by a lost rank. Groups that are made of a communicator do not need it.
+  // The old one may have been served by a lost rank. Shoal's groups do not need it.
   job.store = c10::make_intrusive<c10d::HashStore>();
   return lost;
 }

@@ -18,21 +18,20 @@ namespace shoal::train {
 /// All ranks of the job. `control` is for everything that is not measured: agreeing, summing up, waiting for each other.
 struct Job {
   std::unique_ptr<Communicator> control;
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store;  ///< this rank's own where none was needed
   std::chrono::milliseconds timeout{};
   at::Device device = at::kCPU;  ///< where this rank trains, see device.h
   int place = 0;                 ///< this rank's number when the job began
   std::vector<int> places;       ///< of all that are left
-  bool has_lost_ranks = false;
 
   [[nodiscard]] int rank() const { return control->rank(); }
   [[nodiscard]] int size() const { return control->size(); }
 };
 
 /// Joins the job of the environment (`shoal run`, mpirun, torchrun, srun; else one rank). Collective.
-/// c10d's store is served by rank 0 on a port that the system picks; `control` tells the others where. torchrun's own store is
-/// not used.
-Result<Job> join_job(std::chrono::milliseconds timeout);
+/// With `needs_store`, c10d's store is served by rank 0 on a port that the system picks; `control` tells the others where. It
+/// is for groups of c10d's own (gloo, nccl): anyone who reaches it can use it. torchrun's own store is not used.
+Result<Job> join_job(std::chrono::milliseconds timeout, bool needs_store);
 
 /// After a failure: the job is those who are left, and the groups of before are of no use. Returns the places of the lost;
 /// nobody where all ranks are alive. Collective over those who are left. Errors: Communicator::shrink's, and those of a rank

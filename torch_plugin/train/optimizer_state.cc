@@ -1,10 +1,16 @@
 #include "torch_plugin/train/optimizer_state.h"
 
 #include "torch_plugin/train/adadelta.h"
+#include "torch_plugin/train/course.h"
 
 namespace shoal::train {
 
 using ::torch::optim::OptimizerParamState;
+
+bool is_like(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.scalar_type() == like.scalar_type() &&
+         tensor.sizes() == like.sizes();
+}
 
 Tensors to_tensors(const OptimizerParamState& state) {
   if (const auto* sgd = dynamic_cast<const ::torch::optim::SGDParamState*>(&state)) {
@@ -31,7 +37,11 @@ std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& o
   }
   if (dynamic_cast<const ::torch::optim::Adam*>(&optimizer) != nullptr) {
     auto state = std::make_unique<::torch::optim::AdamParamState>();
-    state->step(get("step").item<std::int64_t>());
+    const at::Tensor step = get("step");
+    TORCH_CHECK(is_like(step, at::scalar_tensor(0, at::kLong)), "the optimizer's state has a step that is no whole number");
+    TORCH_CHECK(step.item<std::int64_t>() > 0 && step.item<std::int64_t>() <= Course::kMostSteps,
+                "the optimizer's state says that it has made ", step.item<std::int64_t>(), " steps");
+    state->step(step.item<std::int64_t>());
     state->exp_avg(get("exp_avg"));
     state->exp_avg_sq(get("exp_avg_sq"));
     return state;

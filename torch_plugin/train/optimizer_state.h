@@ -12,6 +12,9 @@ namespace shoal::train {
 /// Tensors by name.
 using Tensors = std::map<std::string, at::Tensor>;
 
+/// Whether `tensor` can stand in the place of `like`: as many elements of the same type.
+bool is_like(const at::Tensor& tensor, const at::Tensor& like);
+
 /// Of one of the optimizers that Optimizers makes: the tensors themselves, no copies.
 Tensors to_tensors(const ::torch::optim::OptimizerParamState& state);
 

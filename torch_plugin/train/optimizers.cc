@@ -11,6 +11,8 @@
 namespace shoal::train {
 namespace {
 
+constexpr const char* kStep = "step";  // all else that is remembered has a number for each element
+
 template <typename Optimizer, typename Options>
 std::unique_ptr<::torch::optim::Optimizer> make(std::vector<at::Tensor> parameters, const Options& options, bool with_undo) {
   if (with_undo) return std::make_unique<WithUndo<Optimizer>>(std::move(parameters), options);
@@ -156,6 +158,10 @@ void Optimizers::restore(const ::torch::nn::Module& model, const Tensors& state)
         for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at)
           own[at->first.substr(prefix.size())] = at->second;
         if (own.empty()) continue;
+        for (const auto& [what, values] : own) {
+          TORCH_CHECK(what == kStep || is_like(values, parameter), "the optimizer's ", what, " of ", name,
+                      " is not of its shape and type: it is another network's");
+        }
         optimizer->state()[slice.unsafeGetTensorImpl()] = to_state(*optimizer, slice_of(own, parameter, slice));
       }
     }

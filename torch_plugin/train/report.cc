@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <map>
+#include <ios>
 
 namespace shoal::train {
 namespace {
@@ -81,6 +81,35 @@ std::string name_among(const std::vector<const EpochResult*>& results, const Epo
   return same == 1 ? result.backend : result.backend + "+" + result.overlap;
 }
 
+/// What a row that is looked at holds.
+struct Field {
+  const char* name;
+  const char* what;
+  bool (*fits)(const nlohmann::json& value);
+};
+bool is_text(const nlohmann::json& value) { return value.is_string(); }
+bool is_whole(const nlohmann::json& value) { return value.is_number_integer(); }
+bool is_number_or_null(const nlohmann::json& value) { return value.is_number() || value.is_null(); }
+constexpr std::array<Field, 8> kFields{{{"backend", "text", is_text},
+                                        {"model", "text", is_text},
+                                        {"dataset", "text", is_text},
+                                        {"device", "text", is_text},
+                                        {"ranks", "a whole number", is_whole},
+                                        {"threads", "a whole number", is_whole},
+                                        {"batch_per_rank", "a whole number", is_whole},
+                                        {"images_per_s", "a number or null", is_number_or_null}}};
+
+/// What is wrong with a row of a file; nothing where it is good. Fields may be missing: older versions wrote fewer.
+std::string complaint_about(const nlohmann::json& row) {
+  if (!row.is_object()) return "it is " + std::string(row.type_name()) + ", not an object";
+  for (const Field& field : kFields) {
+    const auto found = row.find(field.name);
+    if (found != row.end() && !field.fits(*found))
+      return "\"" + std::string(field.name) + "\" is " + found->type_name() + ", not " + field.what;
+  }
+  return {};
+}
+
 }  // namespace
 
 nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results) {
@@ -92,10 +121,20 @@ nlohmann::json to_json(const nlohmann::json& machine, const std::string& command
 Result<nlohmann::json> read_results(const std::string& path) {
   std::ifstream file(path);
   if (!file) return Status(StatusCode::not_found, path + ": cannot be read");
-  nlohmann::json object = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-  const bool holds = object.is_object() && object.contains("results") && object["results"].is_array() &&
-                     std::ranges::all_of(object["results"], [](const nlohmann::json& row) { return row.is_object(); });
-  if (!holds) return Status(StatusCode::invalid_argument, path + ": holds no results of shoal_train --json");
+  nlohmann::json object;
+  try {
+    object = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  } catch (const std::ios_base::failure& error) {  // a folder, for one
+    return Status(StatusCode::system_error, path + ": cannot be read: " + error.code().message());
+  }
+  if (!object.is_object() || !object.contains("results") || !object["results"].is_array())
+    return Status(StatusCode::invalid_argument, path + ": holds no results of shoal_train --json");
+  for (std::size_t row = 0; row < object["results"].size(); ++row) {
+    const std::string wrong = complaint_about(object["results"][row]);
+    if (wrong.empty()) continue;
+    return Status(StatusCode::invalid_argument,
+                  path + ": row " + std::to_string(row + 1) + " is no result of shoal_train --json: " + wrong);
+  }
   return object;
 }
 
@@ -107,7 +146,8 @@ std::optional<double> images_per_s_alone(const nlohmann::json& alone, const Epoc
     const auto same = [&](const char* key) { return row.value(key, nlohmann::json()) == wanted[key]; };
     const bool fits = same("model") && same("dataset") && same("batch_per_rank") && same("device") && same("threads");
     const nlohmann::json rate = row.value("images_per_s", nlohmann::json());
-    if (!fits || row.value("ranks", 0) != 1 || !rate.is_number() || (found_backend && !same("backend"))) continue;
+    if (!fits || row.value("ranks", nlohmann::json()) != 1 || !rate.is_number() || (found_backend && !same("backend")))
+      continue;
     found = rate.get<double>();
     found_backend = same("backend");
   }

@@ -45,7 +45,8 @@ struct EpochResult {
 /// The object that --json writes.
 nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results);
 
-/// The results of --json in the file. Errors: not_found, invalid_argument.
+/// The results of --json in the file. Errors: not_found; system_error; invalid_argument with the row and the field that is of
+/// another type.
 Result<nlohmann::json> read_results(const std::string& path);
 
 /// images/s of one rank with the same network, images, batch, device and threads as `result`: of the last such row, of the same

@@ -65,6 +65,13 @@ nlohmann::json describe_run(const Job& job, const data::Located& images, const T
   return object;
 }
 
+/// Whether a backend is there whose ranks find each other at c10d's store.
+bool needs_store(const TrainOptions& options) {
+  return std::ranges::any_of(options.contestants, [](const ContestantOptions& contestant) {
+    return contestant.backend == "gloo" || contestant.backend == "nccl";
+  });
+}
+
 /// The results of one rank, on rank 0; null on others, or where none are asked for. Collective: nobody trains for hours to
 /// learn then that the file is not there.
 Result<nlohmann::json> read_alone(const Job& job, const TrainOptions& options) {
@@ -117,7 +124,8 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
   if (!model.ok()) return fail(model.status());
   const Result<data::Located> images = data::locate(options.dataset, options.data_folder);
   if (!images.ok()) return fail(images.status());
-  Result<Job> job = join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)));
+  Result<Job> job =
+      join_job(std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * options.timeout_s)), needs_store(options));
   if (!job.ok()) return fail(job.status());
 
   if (const Result<at::Device> device = choose_device(*job, options); device.ok())

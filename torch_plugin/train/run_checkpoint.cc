@@ -12,6 +12,10 @@ namespace {
 
 constexpr const char* kCourse = "course";  // a setting that is not compared
 
+Status in_file(const std::string& path, const Status& status) {
+  return status.ok() ? status : Status(status.code(), path + ": " + status.message());
+}
+
 }  // namespace
 
 nlohmann::json run_settings(const Job& job, const models::ModelInfo& model, const data::Dataset& images,
@@ -53,6 +57,10 @@ Status resume_run(const Job& job, const nlohmann::json& settings, Course& course
   const Result<Checkpoint> checkpoint = load_checkpoint(path, *job.control);
   if (!checkpoint.ok()) return checkpoint.status();
   if (const Status same = check_settings(*checkpoint, settings); !same.ok()) return same;
+  Result<std::vector<std::int64_t>> known = std::vector<std::int64_t>();
+  if (const auto course_then = checkpoint->settings.find(kCourse); course_then != checkpoint->settings.end())
+    known = Course::read_numbers(*course_then);
+  if (!known.ok()) return in_file(path, known.status());
   for (const Entry& entry : entries) {
     const std::string name = entry.contestant->wanted().name();
     const auto found = checkpoint->contestants.find(name);
@@ -63,8 +71,7 @@ Status resume_run(const Job& job, const nlohmann::json& settings, Course& course
       return {StatusCode::invalid_argument, path + ": " + torch::plain_message(error)};
     }
   }
-  course.go_to(fewest_steps(entries), checkpoint->settings.value(kCourse, std::vector<std::int64_t>()));
-  return {};
+  return in_file(path, course.go_to(fewest_steps(entries), *known));
 }
 
 }  // namespace shoal::train

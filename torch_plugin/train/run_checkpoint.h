@@ -25,7 +25,8 @@ Status save_run(const Job& job, nlohmann::json settings, const Course& course, c
                 const std::string& path);
 
 /// Brings contestants and course to where the file's run was. Collective. Errors: those of load_checkpoint() and
-/// check_settings(); invalid_argument where the file has nothing for a contestant, or something else's state.
+/// check_settings(); invalid_argument where the file has nothing for a contestant, something else's state, or numbers that no
+/// training comes to. All ranks read the same bytes, so they come to the same error.
 Status resume_run(const Job& job, const nlohmann::json& settings, Course& course, const std::vector<Entry>& entries,
                   const std::string& path);
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 
+import checks
 try:
     import figures
 except ImportError as error:
@@ -37,19 +38,19 @@ COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network
            ("CPU %", "cpu_percent", "{:.0f}"), ("GPU %", "gpu_percent", "{:.0f}"), ("loss", "loss", "{:.4f}"), ("accuracy", "accuracy", "{:.4f}"))
 
 
-def read(path, what):
+def read(path, what, complaint_of=lambda document: None):
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         sys.exit(f"{path}: cannot be read as {what}: {error}")
+    if complaint := complaint_of(document):
+        sys.exit(f"{path}: holds no {what}: {complaint}")
     return document
 
 
 def read_results(path):
-    document = read(path, "results of shoal_train --json")
-    if not isinstance(document, dict) or not isinstance(document.get("results"), list) or not all("step_loss" in row for row in document["results"]):
-        sys.exit(f"{path}: holds no results of shoal_train --json")
+    document = read(path, "results of shoal_train --json", checks.of_results)
     data = document.get("data", {})
     for row in document["results"]:
         row["train_images"] = data.get("train_images")
@@ -172,8 +173,8 @@ def main():
         return
     traces = []
     for path in arguments.trace:
-        trace = read(path, "a trace of shoal_train --trace")
-        traces.append({"traceEvents": trace.get("traceEvents", []), "title": trace.get("otherData", {}).get("title", os.path.basename(path))})
+        trace = read(path, "events of shoal_train --trace", checks.of_trace)
+        traces.append({"traceEvents": trace["traceEvents"], "title": trace.get("otherData", {}).get("title", os.path.basename(path))})
     tables = read(arguments.tables, "tables of bench/study") if arguments.tables else []
     predicted = read(arguments.predictions, "predictions of bench/study")["results"] if arguments.predictions else []
     try:
