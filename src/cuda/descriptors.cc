@@ -14,11 +14,14 @@
 #include <fmt/format.h>
 
 #include "src/status/deadline.h"
+#include "src/trust/refusals.h"
 
 namespace shoal::cuda {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kVisitorsPerRank = 8;  // who have said nothing yet
 
 /// Where a rank listens. The names of such sockets belong to no folder, and go with them.
 struct Door {
@@ -51,9 +54,13 @@ Door open_door(Descriptor& socket, int ranks) {
   return door;
 }
 
-Status give(const Door& door, int own, int rank) {
+/// Where strangers fill its queue, at most until the deadline.
+Status give(const Door& door, int own, int rank, Clock::time_point deadline) {
   const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return system_error("a Unix socket", errno);
+  const auto left = std::max<std::int64_t>(std::chrono::ceil<std::chrono::microseconds>(deadline - Clock::now()).count(), 1);
+  const timeval patience{left / 1'000'000, left % 1'000'000};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&door.address), door.length) != 0)
     return {StatusCode::unsupported, fmt::format("the ranks of this node cannot reach each other's Unix sockets: {}",
                                                  system_error("connect", errno).message())};
@@ -75,19 +82,16 @@ Status give(const Door& door, int own, int rank) {
   return {};
 }
 
-/// Waits until `socket` is readable; false at the deadline.
-bool is_readable(int socket, Clock::time_point deadline) {
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd wanted{socket, POLLIN, 0};
-    const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<long long>(left, 0, 60000)));
-    if (ready > 0) return true;
-    if (ready == 0 && left <= 0) return false;
-  }
+/// Waits until one of them has something to say, at most until the deadline.
+void wait_for_any(int listener, const std::vector<Descriptor>& visitors, Clock::time_point deadline) {
+  std::vector<pollfd> wanted{{listener, POLLIN, 0}};
+  for (const Descriptor& visitor : visitors) wanted.push_back({visitor.get(), POLLIN, 0});
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  ::poll(wanted.data(), wanted.size(), static_cast<int>(std::clamp<long long>(left, 0, 1000)));
 }
 
-/// One message, if it is of a rank of this job; others are sent away.
-void take(int socket, std::uint64_t secret, std::vector<Descriptor>& all) {
+/// What a visitor has said by now. False where that is nothing; else he has no more to say.
+bool take(int socket, std::uint64_t secret, std::vector<Descriptor>& all) {
   Knock knock;
   iovec bytes{&knock, sizeof knock};
   alignas(cmsghdr) std::byte control[CMSG_SPACE(sizeof(int))];
@@ -96,14 +100,23 @@ void take(int socket, std::uint64_t secret, std::vector<Descriptor>& all) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  if (::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != static_cast<ssize_t>(sizeof knock)) return;
-  const cmsghdr* attachment = CMSG_FIRSTHDR(&message);
-  if (attachment == nullptr || attachment->cmsg_level != SOL_SOCKET || attachment->cmsg_type != SCM_RIGHTS) return;
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(attachment), sizeof descriptor);
-  Descriptor received(descriptor);
-  const bool known = knock.secret == secret && knock.rank >= 0 && static_cast<std::size_t>(knock.rank) < all.size();
-  if (known) all[static_cast<std::size_t>(knock.rank)] = std::move(received);
+  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  Descriptor received;
+  if (const cmsghdr* attachment = got >= 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+      attachment != nullptr && attachment->cmsg_level == SOL_SOCKET && attachment->cmsg_type == SCM_RIGHTS) {
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(attachment), sizeof descriptor);
+    received = Descriptor(descriptor);
+  }
+  const bool known = got == static_cast<ssize_t>(sizeof knock) && received.valid() && knock.secret == secret &&
+                     knock.rank >= 0 && static_cast<std::size_t>(knock.rank) < all.size();
+  if (known) {
+    all[static_cast<std::size_t>(knock.rank)] = std::move(received);
+  } else {
+    count_refusal("cuda", "it does not know this rank's secret");
+  }
+  return true;
 }
 
 }  // namespace
@@ -122,15 +135,22 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
   const auto rank = static_cast<std::size_t>(node.rank());
   for (std::size_t other = 0; other < doors.size() && own >= 0; ++other) {
     if (other == rank) continue;
-    if (Status status = give(doors[other], own, node.rank()); !status.ok()) return status;
+    if (Status status = give(doors[other], own, node.rank(), deadline); !status.ok()) return status;
   }
   const auto is_missing = [&](std::size_t other) { return other != rank && givers[other] && !all[other].valid(); };
+  std::vector<Descriptor> visitors;  // who say nothing hold nobody up
   for (std::size_t other = 0; other < all.size(); ++other) {
     while (is_missing(other)) {
-      if (!is_readable(socket.get(), deadline))
+      if (Clock::now() >= deadline)
         return Status(StatusCode::timeout, fmt::format("rank {} of the node has not sent its descriptor", other));
-      const Descriptor visitor(::accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (visitor.valid() && is_readable(visitor.get(), deadline)) take(visitor.get(), door.secret, all);
+      wait_for_any(socket.get(), visitors, deadline);
+      if (Descriptor visitor(::accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC)); visitor.valid())
+        visitors.push_back(std::move(visitor));
+      std::erase_if(visitors, [&](const Descriptor& visitor) { return take(visitor.get(), door.secret, all); });
+      if (visitors.size() > kVisitorsPerRank * all.size()) {
+        visitors.erase(visitors.begin());
+        count_refusal("cuda", "too many at a time");
+      }
     }
   }
   return all;

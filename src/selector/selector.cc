@@ -191,8 +191,10 @@ constexpr std::array kNetworkGbit{BandwidthClass{1.6, 1}, BandwidthClass{70, 8},
 constexpr std::array kNodeGbyte{BandwidthClass{25, 5}, BandwidthClass{kAnyMore, 200}};
 constexpr double kBytesPerUsOfAGigabit = 118;  // less headers, as in Topology's default
 constexpr double kBytesPerUsOfAGigabyte = 1000;
-constexpr double kBusyPart = 0.4;     // of a network's latency: what a send through the kernel takes
-constexpr double kBurstsFaster = 10;  // than what a token bucket lets pass for long
+constexpr double kBusyPart = 0.4;  // of a network's latency: what a send through the kernel takes
+// The slowest networks are taken to be shaped by a token bucket, as clouds' are, and to let pass so much faster what is sent
+// after a pause; the others are not. Whether one is seen depends on what else the machine does at start-up.
+constexpr double kBurstsFaster = 10;
 
 /// `cost` with the bandwidth of its class, and the rest `usual`.
 LinkCost of_class(std::span<const BandwidthClass> classes, double unit, const LinkCost& cost, LinkCost usual) {
@@ -213,7 +215,8 @@ Topology by_class(const Topology& topology) {
   LinkCost& network = same.cost[kNetwork];
   network = of_class(kNetworkGbit, kBytesPerUsOfAGigabit, topology.cost[kNetwork], usual.cost[kNetwork]);
   network.overhead_us = kBusyPart * network.latency_us;
-  if (topology.cost[kNetwork].burst_us_per_byte >= 0) network.burst_us_per_byte = network.us_per_byte / kBurstsFaster;
+  const bool slow = topology.cost[kNetwork].us_per_byte >= 1 / (kBytesPerUsOfAGigabit * kNetworkGbit.front().up_to);
+  if (slow) network.burst_us_per_byte = network.us_per_byte / kBurstsFaster;
   same.reduce_us_per_byte = usual.reduce_us_per_byte;
   return same;
 }

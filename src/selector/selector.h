@@ -33,8 +33,8 @@ enum class ChoiceCosts : std::uint8_t {
 };
 
 /// `topology` with the costs that all of its class are taken to have. The class is that of the network's bandwidth (up to 1.6
-/// Gbit/s less headers, up to 70, up to 700, above), whether a token bucket shapes it, and that of the bandwidth in a node (up
-/// to 25 GB/s, above). The borders lie in gaps between what cards, memory and NVLink have, so what start-up measures hardly
+/// Gbit/s less headers, then as if a token bucket shaped it, up to 70, up to 700, above) and that of the bandwidth in a node
+/// (up to 25 GB/s, above). The borders lie in gaps between what cards, memory and NVLink have, so what start-up measures hardly
 /// ever falls into another class from one run to the next. Everything else is as Topology's defaults are.
 Topology by_class(const Topology& topology);
 

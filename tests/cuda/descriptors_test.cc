@@ -1,0 +1,116 @@
+// Descriptors that ranks of a node hand each other, and strangers at their sockets.
+#include "src/cuda/descriptors.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "src/trust/refusals.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The Unix sockets of this network that have names of no file.
+std::set<std::string> nameless() {
+  std::set<std::string> names;
+  std::ifstream file("/proc/net/unix");
+  for (std::string line; std::getline(file, line);) {
+    if (const std::size_t at = line.find(" @"); at != std::string::npos) names.insert(line.substr(at + 2));
+  }
+  return names;
+}
+
+Descriptor connect_to(const std::string& name) {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy_n(name.begin(), std::min(name.size(), sizeof address.sun_path - 2), address.sun_path + 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) socket.reset();
+  return socket;
+}
+
+std::string hand_and_read(Communicator& c, const std::string& directory) {
+  const std::string path = fmt::format("{}/of.{}", directory, c.rank());
+  std::ofstream(path) << "of rank " << c.rank();
+  const Descriptor own(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const auto start = Clock::now();
+  const auto all =
+      hand_around(c, own.get(), std::vector<bool>(static_cast<std::size_t>(c.size()), true), std::chrono::seconds(20));
+  if (!all.ok()) return all.status().to_string();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  for (int rank = 0; rank < c.size(); ++rank) {
+    if (rank == c.rank()) continue;
+    std::string text(16, '\0');
+    const ssize_t got = ::pread((*all)[static_cast<std::size_t>(rank)].get(), text.data(), text.size(), 0);
+    if (got <= 0 || text.substr(0, static_cast<std::size_t>(got)) != fmt::format("of rank {}", rank)) return "wrong: " + text;
+  }
+  return seconds < 10 ? "" : fmt::format("after {:.1f} s", seconds);
+}
+
+TEST(Descriptors, AreOfTheRankThatGaveThem) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, {});
+    return c.ok() ? hand_and_read(**c, directory) : c.status().to_string();
+  });
+  testing::expect_all_well(outcomes);
+}
+
+// Rank 0's socket is open and rank 1 is late: meanwhile strangers come, and say nothing, or nonsense.
+TEST(Descriptors, StrangersHoldNobodyUp) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, {});
+    if (!c.ok()) return c.status().to_string();
+    if (rank == 1) {
+      ::usleep(1'000'000);
+      return hand_and_read(**c, directory);
+    }
+    const std::set<std::string> before = nameless();
+    std::size_t came = 0;
+    std::thread stranger([&] {
+      std::vector<Descriptor> held;
+      const auto until = Clock::now() + std::chrono::milliseconds(900);
+      while (Clock::now() < until && came == 0) {
+        for (const std::string& name : nameless()) {
+          if (before.contains(name)) continue;
+          for (int k = 0; k < 2; ++k) {
+            Descriptor visitor = connect_to(name);
+            if (!visitor.valid()) continue;
+            ++came;
+            if (k == 1) static_cast<void>(::send(visitor.get(), "let me in, I say", 16, MSG_NOSIGNAL));
+            held.push_back(std::move(visitor));
+          }
+        }
+        ::usleep(5'000);
+      }
+      ::usleep(2'000'000);  // held open
+    });
+    const std::uint64_t refused = refusals().count;
+    const std::string result = hand_and_read(**c, directory);
+    const std::uint64_t counted = refusals().count - refused;
+    stranger.join();
+    if (came == 0) return "no stranger found the socket";
+    if (counted == 0) return "nobody was refused";
+    return result;
+  });
+  testing::expect_all_well(outcomes);
+}
+
+}  // namespace
+}  // namespace shoal::cuda
