@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,7 +31,8 @@ std::string refusal(const Status& why) {
   return text += why.message().substr(0, kLongestWords);
 }
 
-// Safe for any bytes.
+}  // namespace
+
 Status parse_refusal(int rank, std::string_view text) {
   const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
   const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
@@ -40,7 +40,6 @@ Status parse_refusal(int rank, std::string_view text) {
   return {known ? static_cast<StatusCode>(code) : StatusCode::internal, fmt::format("rank {} has given up: {}", rank, words)};
 }
 
-// A rank and its refusal. Nothing where these are no such bytes.
 std::optional<Status> parse_cause(std::string_view text) {
   int rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
@@ -48,8 +47,6 @@ std::optional<Status> parse_cause(std::string_view text) {
   if (error != std::errc() || space == text.size() || text[space] != ' ') return std::nullopt;
   return parse_refusal(rank, text.substr(space + 1));
 }
-
-}  // namespace
 
 std::string Exchange::key(int rank) const { return fmt::format("step/{}/{}", step_, rank); }
 

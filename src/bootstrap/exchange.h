@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,11 @@ class Exchange {
   bool heard_ = false;  ///< and told rank 0 so
   bool told_ = false;   ///< the others that this rank gives up
 };
+
+/// What step() finds in place of a contribution of `rank`, as the reason why that one has given up. Safe for any bytes.
+Status parse_refusal(int rank, std::string_view text);
+/// What give_up() finds as the first reason of all: a rank and its refusal. Nothing where these are no such bytes.
+std::optional<Status> parse_cause(std::string_view text);
 
 /// Text that is equal for two processes exactly where they can share memory: same running kernel, same host name, same network
 /// namespace.

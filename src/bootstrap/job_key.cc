@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -36,6 +37,15 @@ Result<std::string> read_key_file(const std::string& path) {
   return key;
 }
 
+struct LauncherKey {
+  std::mutex mutex;
+  std::optional<JobKey> key;
+};
+LauncherKey& launcher_key() {
+  static LauncherKey one;
+  return one;
+}
+
 }  // namespace
 
 Result<std::optional<std::string>> job_key_text() {
@@ -57,10 +67,22 @@ Result<std::optional<std::string>> job_key_text() {
   return std::optional<std::string>(std::move(text));
 }
 
-Result<JobKey> job_key() {
+Result<JobKey> given_job_key() {
   const auto text = job_key_text();
   if (!text.ok()) return text.status();
   return JobKey{key_from_text(text->value_or("")), text->has_value()};
+}
+
+Result<JobKey> job_key() {
+  auto given = given_job_key();
+  if (!given.ok() || given->secret) return given;
+  const std::scoped_lock lock(launcher_key().mutex);
+  return launcher_key().key.value_or(*given);
+}
+
+void remember_job_key(const JobKey& key) {
+  const std::scoped_lock lock(launcher_key().mutex);
+  launcher_key().key = key;
 }
 
 }  // namespace shoal

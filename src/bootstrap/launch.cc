@@ -139,9 +139,13 @@ Result<Launch> detect_launch(const Environment& environment) {
 }
 
 Result<OpenedStore> open_store(const Launch& launch, std::chrono::steady_clock::time_point deadline) {
-  const auto key = job_key();
+  const auto key = given_job_key();
   if (!key.ok()) return key.status();
-  if (launch.master_host.empty() || launch.master_port == 0) return open_pmix_store(launch, *key, deadline);
+  if (launch.master_host.empty() || launch.master_port == 0) {
+    auto opened = open_pmix_store(launch, *key, deadline);
+    if (opened.ok()) remember_job_key(opened->key);
+    return opened;
+  }
   auto store = make_tcp_store(launch.master_host, launch.master_port, launch.rank == 0, launch.job, key->key, deadline);
   if (!store.ok()) return store.status();
   return OpenedStore{std::move(store).value(), *key};

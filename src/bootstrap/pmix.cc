@@ -100,9 +100,10 @@ Status publish(const PmixLibrary& library, std::string words) {
 // Rank 0 opens its store and tells the others where it is, or why there is none.
 Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& given, OpenedStore* opened,
              std::chrono::steady_clock::time_point deadline) {
-  // PMIx tells the ranks of this job only, so it may carry the key where there is no other.
+  // PMIx tells the ranks of this job only, so it may carry the key where there is no other. Who listens between its daemons
+  // hears it.
   const std::string secret = given.secret ? "-" : to_hex(random_key());
-  if (!given.secret) opened->key = {key_from_text(secret), true};
+  if (!given.secret) opened->key = {key_from_text(secret), true, true};
   const std::string host = own_address();
   auto served = serve_tcp_store(host, launch.job, opened->key.key, deadline);
   if (!served.ok()) {
@@ -180,7 +181,7 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
             "rank {} has {} key and rank 0 has {}; give SHOAL_JOB_KEY to all ranks (mpirun -x SHOAL_JOB_KEY) or to none",
             launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));
   }
-  if (!given.secret) opened.key = {key_from_text(secret), true};
+  if (!given.secret) opened.key = {key_from_text(secret), true, true};
   auto store = make_tcp_store(host, port, false, launch.job, opened.key.key, deadline);
   if (!store.ok()) return store.status();
   opened.store = std::move(store).value();

@@ -29,13 +29,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-Result<AddressList> resolve(const std::string& host, int port, int flags) {
+// `no_descriptors`, where given: whether it failed for want of them, which looks like a name that nobody knows.
+Result<AddressList> resolve(const std::string& host, int port, int flags, bool* no_descriptors = nullptr) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags;
   addrinfo* found = nullptr;
+  errno = 0;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int error = code != 0 ? errno : 0;
+  const bool denied = error == EMFILE || error == ENFILE;
+  if (no_descriptors != nullptr) *no_descriptors = denied;
+  if (denied) return descriptor_error(fmt::format("resolve '{}'", host), error);
   if (code != 0) return Status(StatusCode::system_error, fmt::format("resolve '{}': {}", host, ::gai_strerror(code)));
   return AddressList(found, &::freeaddrinfo);
 }
@@ -88,7 +94,7 @@ Result<Descriptor> listen_everywhere(int port) {
   four.sin_family = AF_INET;
   four.sin_port = six.sin6_port;
   const int error = listen_at(AF_INET, reinterpret_cast<const sockaddr*>(&four), sizeof four, &listener);
-  if (error != 0) return system_error(fmt::format("listen on *:{}", port), error);
+  if (error != 0) return descriptor_error(fmt::format("listen on *:{}", port), error);
   return listener;
 }
 
@@ -151,6 +157,16 @@ std::string own_address() {
   return best;
 }
 
+Status descriptor_error(std::string_view what, int error) {
+  Status status = system_error(what, error);
+  if (error != EMFILE && error != ENFILE) return status;
+  return {status.code(), status.message() + "; raise the limit of open files (ulimit -n)"};
+}
+
+bool is_short_of_descriptors(int error) noexcept {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 Result<int> free_port(const std::string& host) {
   const auto listener = listen_on(host, 0);
   if (!listener.ok()) return listener.status();
@@ -190,7 +206,7 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
                                 host, port));
     }
   }
-  return system_error(fmt::format("listen on {}:{}", host, port), error);
+  return descriptor_error(fmt::format("listen on {}:{}", host, port), error);
 }
 
 Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline) {
@@ -199,7 +215,9 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
   auto pause = std::chrono::milliseconds(2);
   std::string unresolved;
   do {
-    auto addresses = resolve(host, port, 0);
+    bool no_descriptors = false;
+    auto addresses = resolve(host, port, 0, &no_descriptors);
+    if (no_descriptors) return addresses.status();
     unresolved = addresses.ok() ? "" : addresses.status().message();  // a pod's name may appear a little later
     // It is this very host, where listen_on() takes the chosen address instead.
     if (addresses.ok() && for_others && address_is_chosen() && all_loopback(*addresses))
@@ -207,7 +225,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
     for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
          address = address->ai_next) {
       Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (socket.get() < 0) return system_error("socket", errno);
+      if (socket.get() < 0) return descriptor_error(fmt::format("a socket to {}:{}", host, port), errno);
       int attempt = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
       if (attempt == EINPROGRESS) {
         attempt = wait_for(socket.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)));

@@ -20,6 +20,11 @@ std::string own_address();
 /// A TCP port of `host` that nobody listens on right now.
 Result<int> free_port(const std::string& host);
 
+/// system_error(); where descriptors have run out it says what to do.
+Status descriptor_error(std::string_view what, int error);
+/// Whether no more descriptors or no more memory for them are to be had: it may pass.
+bool is_short_of_descriptors(int error) noexcept;
+
 /// The port that `socket` listens on.
 Result<int> port_of(const Descriptor& socket);
 

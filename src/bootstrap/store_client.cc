@@ -9,6 +9,7 @@
 
 #include "src/bootstrap/socket.h"
 #include "src/bootstrap/store_session.h"
+#include "src/status/printable.h"
 #include "src/trust/refusals.h"
 
 namespace shoal {
@@ -23,13 +24,6 @@ Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
 std::string request(StoreRequest kind, std::string_view key) {
   std::string text(1, static_cast<char>(kind));
   append_block(text, key);
-  return text;
-}
-
-// For a terminal: whoever answers must not write its own lines or colours there.
-std::string without_controls(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return text;
 }
 
@@ -52,7 +46,7 @@ Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view j
   if (answer == static_cast<char>(StoreAnswer::other_job)) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where,
-                              without_controls(std::move(other_job)), job));
+                              printable(std::move(other_job)), job));
   }
   if (answer != static_cast<char>(StoreAnswer::challenge))
     return Status(StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where));

@@ -2,6 +2,7 @@
 // in store_session.h.
 #include "src/bootstrap/tcp_store.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <list>
@@ -31,23 +33,26 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxConnections = 16384;
-constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; the oldest makes room for the next
+constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; one makes room for the next
 constexpr int kMaxReadsInARow = 16;         // so that one client keeps nobody waiting
 constexpr auto kStrangerPatience = std::chrono::seconds(10);
-constexpr auto kDescriptorPause = std::chrono::milliseconds(100);  // before accept is tried again after it failed
-constexpr auto kFirstRetry = std::chrono::milliseconds(5);         // of a client whose connection was closed in the handshake
+constexpr auto kPause = std::chrono::milliseconds(100);     // before what has failed for want of something is tried again
+constexpr auto kFirstRetry = std::chrono::milliseconds(5);  // of a client whose connection was closed in the handshake
 constexpr auto kLastRetry = std::chrono::milliseconds(200);
 
 class Server {
  public:
-  Server(Descriptor listener, std::string_view job, const Key& key)
+  // `wake`: an eventfd. `spare`: any descriptor.
+  Server(Descriptor listener, Descriptor wake, Descriptor spare, std::string_view job, const Key& key)
       : listener_(std::move(listener)),
         table_{std::string(job), key, {}},
-        stop_event_(::eventfd(0, EFD_CLOEXEC)),
+        wake_(std::move(wake)),
+        spare_(std::move(spare)),
         thread_(quiet_thread([this] { serve(); })) {}
   ~Server() {
+    over_ = true;
     const std::uint64_t one = 1;
-    while (::write(stop_event_.get(), &one, sizeof one) < 0 && errno == EINTR) {
+    while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
     }
     thread_.join();
   }
@@ -65,19 +70,18 @@ class Server {
 
   void serve() {
     std::vector<pollfd> descriptors;
-    for (;;) {
+    while (!over_) {
       const bool paused = Clock::now() < accept_again_;
-      descriptors.assign({{stop_event_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0}});
+      descriptors.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0}});
       for (const Client& client : clients_) {
         const bool talks = !client.session.unsent.empty();
         descriptors.push_back({client.socket.get(), static_cast<short>(talks ? POLLIN | POLLOUT : POLLIN), 0});
       }
-      const auto timeout = paused ? kDescriptorPause : std::chrono::milliseconds(1000);
+      const auto timeout = paused ? kPause : std::chrono::milliseconds(1000);
       if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
-        if (errno != EINTR) return;
-        continue;  // the answers of poll mean nothing now
+        if (errno != EINTR) std::this_thread::sleep_for(kPause);  // memory is short, say: without this thread no rank starts
+        continue;                                                 // the answers of poll mean nothing now
       }
-      if ((descriptors[0].revents & POLLIN) != 0) return;
       std::size_t i = 2;
       for (Client& client : clients_) {
         if (descriptors[i++].revents != 0) receive(client);
@@ -106,13 +110,14 @@ class Server {
   void accept_clients() {
     auto strangers = static_cast<std::size_t>(
         std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
-    // At most a crowd at a time: those who belong to the job are heard in between.
+    // At most a crowd at a time: those who belong to the job, and those who have just come, are heard in between.
     for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
       Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket.get() < 0) {
-        // Out of descriptors: the connection stays in the queue, and poll would report it over and over.
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-          accept_again_ = Clock::now() + kDescriptorPause;
+        if (!is_short_of_descriptors(errno)) return;
+        // The connection stays in the queue, and poll would report it over and over.
+        if (!spare_.valid()) accept_again_ = Clock::now() + kPause;
+        spare_.reset();
         return;
       }
       if (clients_.size() >= kMaxConnections) {
@@ -120,20 +125,26 @@ class Server {
         continue;
       }
       if (strangers >= kMaxStrangers)
-        drop_oldest_stranger();
+        drop_stranger();
       else
         ++strangers;
       clients_.emplace_back(std::move(socket), table_);
     }
   }
 
-  // One that has said nothing yet; else one whose greeting may be a recording.
-  void drop_oldest_stranger() {
-    auto oldest = std::find_if(clients_.begin(), clients_.end(), [](const Client& client) { return client.session.silent(); });
-    if (oldest == clients_.end()) {
-      oldest = std::find_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); });
+  // Of the kind that is more numerous, those who have said nothing or those whose greeting may be anybody's: neither can fill
+  // the room of the other, and who comes is younger than half of them and heard before it is its turn.
+  void drop_stranger() {
+    auto silent = clients_.end();
+    auto greeted = clients_.end();
+    std::ptrdiff_t more_silent = 0;
+    for (auto client = clients_.begin(); client != clients_.end(); ++client) {
+      if (client->session.trusted()) continue;
+      auto& oldest = client->session.silent() ? silent : greeted;
+      if (oldest == clients_.end()) oldest = client;
+      more_silent += client->session.silent() ? 1 : -1;
     }
-    clients_.erase(oldest);
+    clients_.erase(more_silent > 0 ? silent : greeted);
     count_refusal("store", "too many at a time");
   }
 
@@ -166,7 +177,9 @@ class Server {
 
   Descriptor listener_;
   StoreTable table_;
-  Descriptor stop_event_;
+  Descriptor wake_;
+  Descriptor spare_;  // for the first connection that finds none: it may be this process's own, which would wait for it in vain
+  std::atomic<bool> over_ = false;
   std::list<Client> clients_;  // oldest first
   Clock::time_point accept_again_{};
   std::thread thread_;  // last: starts when everything else is there
@@ -255,9 +268,14 @@ struct Served {
 Result<Served> serve(const std::string& host, int port, std::string_view job, const Key& key) {
   auto listener = listen_on(host, port);
   const auto taken = listener.ok() ? port_of(*listener) : Result<int>(listener.status());
-  if (!taken.ok())
-    return Status(taken.status().code(), fmt::format("rank 0 cannot serve its store: {}", taken.status().message()));
-  return Served{std::make_unique<Server>(std::move(listener).value(), job, key), *taken};
+  const auto cannot = [](const Status& why) {
+    return Status(why.code(), fmt::format("rank 0 cannot serve its store: {}", why.message()));
+  };
+  if (!taken.ok()) return cannot(taken.status());
+  Descriptor wake(::eventfd(0, EFD_CLOEXEC));
+  Descriptor spare(wake.valid() ? ::fcntl(wake.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (!spare.valid()) return cannot(descriptor_error("eventfd", errno));
+  return Served{std::make_unique<Server>(std::move(listener).value(), std::move(wake), std::move(spare), job, key), *taken};
 }
 
 Result<std::unique_ptr<Store>> connect_store(std::unique_ptr<Server> server, const std::string& host, int port,

@@ -14,6 +14,7 @@
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
 #include "src/status/deadline.h"
+#include "src/trust/refusals.h"
 
 namespace shoal::internal {
 namespace {
@@ -45,6 +46,14 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
       break;
   }
   return forced_by_call ? "the call" : "SHOAL_ALGORITHM";
+}
+
+/// Nothing has started: the call may be made again.
+Status no_memory(const CommunicatorImpl::Call& call, std::size_t bytes) {
+  return {StatusCode::system_error,
+          fmt::format("{} of {} x {}: no memory for the {} bytes that its algorithm keeps aside; make it in smaller parts, or "
+                      "set SHOAL_ALGORITHM",
+                      to_string(call.collective.kind), call.collective.count, to_string(call.collective.type), bytes)};
 }
 
 }  // namespace
@@ -80,6 +89,8 @@ CommunicatorImpl::~CommunicatorImpl() {
   fmt::print(stderr, "{}",
              statistics_->text(fmt::format("{} rank{} on {} over {}", topology.ranks(), topology.ranks() == 1 ? "" : "s",
                                            topology.shape(), transports_)));
+  // Of the process, since it started: strangers are not one communicator's.
+  if (const std::string refused = to_text(refusals()); !refused.empty()) fmt::print(stderr, "  {}\n", refused);
 }
 
 Status CommunicatorImpl::check_message(const Message& message, std::size_t count, const CallOptions& options) const {
@@ -173,7 +184,8 @@ Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
 namespace {
 
 Status aborted_by(const Executor& executor, const std::string& reason) {
-  return {StatusCode::aborted, fmt::format("rank {} aborted: {}", executor.rank(), reason)};
+  const Group& group = executor.group();
+  return {StatusCode::aborted, fmt::format("{} aborted: {}", group.name_of(executor.rank()), reason)};
 }
 
 }  // namespace
@@ -444,7 +456,9 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   if (owned == nullptr) {
     if (auto outcome = executor_->try_express(*plan, timeout, call.input, call.output)) return *std::move(outcome);
   }
+  const std::size_t scratch_bytes = plan->scratch_bytes;
   Operation* operation = executor_->acquire(plan, std::move(owned), deadline_after(timeout), call.input, call.output);
+  if (operation == nullptr) return no_memory(call, scratch_bytes);
   executor_->run(operation);
   Status outcome = operation->done() ? operation->outcome() : Status();  // not yet between group_begin() and group_end()
   operation->drop_reference();
@@ -461,7 +475,9 @@ Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& option
   const auto plan = plan_for(call, options, &owned);
   if (!plan.ok()) return plan.status();
   const auto deadline = deadline_after(options.timeout.value_or(options_.timeout));
+  const std::size_t scratch_bytes = (*plan)->scratch_bytes;
   Operation* operation = executor_->acquire(*plan, std::move(owned), deadline, call.input, call.output);
+  if (operation == nullptr) return no_memory(call, scratch_bytes);
   executor_->post(operation);
   return Work(operation);
 }

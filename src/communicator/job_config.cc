@@ -111,7 +111,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   if (!json.is_object()) return malformed();
   if (const auto error = json.find("error"); error != json.end()) {
     if (!error->is_string()) return malformed();
-    return Status(StatusCode::invalid_argument, "rank 0: " + error->get<std::string>());
+    return Status(StatusCode::invalid_argument, "rank 0: " + printable(error->get<std::string>()));
   }
   Reader read(json);
   JobConfig config;

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -103,14 +105,24 @@ class Prober {
   }
 
   bool follow() {
-    for (;;) {
+    while (Clock::now() < give_up_) {
       const auto wish = receive();
       if (!wish) return false;
       if (*wish == kStop) return true;
+      // To swap is to tell where our memory lies. Asked only now: who leads knows that all ranks have found out.
+      if (*wish > kSwapMemory || (*wish >= kSwapTiles && !transport_.reaches_all_memory()))
+        return refuse(fmt::format("it asked for what is not measured here ({})", *wish));
       if (*wish == kAnswerIt && !send(kSmall, kTakeIt)) return false;
       if (*wish == kSwapTiles && !(swap(kSwapTiles) && send(kSmall, kTakeIt))) return false;
       if (*wish == kSwapMemory && !answer_swap()) return false;
     }
+    return false;
+  }
+
+  /// Why it failed.
+  [[nodiscard]] std::string failure() const {
+    if (!link_.status().ok()) return link_.status().message();
+    return nonsense_.empty() ? "no answer" : nonsense_;
   }
 
  private:
@@ -144,7 +156,7 @@ class Prober {
     }
     std::size_t given = 0;
     std::size_t taken = 0;
-    return until([&] {
+    const bool all = until([&] {
       for (bool moved = true; moved;) {
         moved = false;
         if (const std::size_t size = std::min(tile_, kSwapBytes - given); size > 0) {
@@ -154,6 +166,7 @@ class Prober {
         }
         if (taken == kSwapBytes) continue;  // what comes next is no tile of this
         if (const Arrival* arrival = link_.peek()) {
+          if (!fits(*arrival, kSwapBytes - taken)) return true;
           std::ranges::copy(arrival->data, taken_.begin() + static_cast<std::ptrdiff_t>(taken));
           taken += arrival->data.size();
           link_.release();
@@ -162,6 +175,7 @@ class Prober {
       }
       return given == kSwapBytes && taken == kSwapBytes;
     });
+    return all && nonsense_.empty();
   }
 
   static double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
@@ -262,10 +276,21 @@ class Prober {
   std::optional<std::uint32_t> receive() {
     const Arrival* arrival = nullptr;
     if (!until([&] { return (arrival = link_.peek()) != nullptr; })) return std::nullopt;
+    if (!fits(*arrival, buffer_.size())) return std::nullopt;
     const std::uint32_t wish = arrival->header.edge;
     std::copy(arrival->data.begin(), arrival->data.end(), buffer_.begin());  // a reader touches the bytes
     link_.release();
     return wish;
+  }
+
+  /// A link lets through larger tiles than are measured by.
+  bool fits(const Arrival& arrival, std::size_t room) {
+    return arrival.data.size() <= room ||
+           refuse(fmt::format("a tile of {} bytes came where there is room for {}", arrival.data.size(), room));
+  }
+  bool refuse(std::string what) {
+    nonsense_ = std::move(what);
+    return false;
   }
 
   Transport& transport_;
@@ -277,6 +302,7 @@ class Prober {
   std::vector<std::byte> given_;  // of swaps
   std::vector<std::byte> taken_;
   bool copies_ = true;
+  std::string nonsense_;  // that the other end has sent
   const Clock::time_point give_up_;
 };
 
@@ -351,8 +377,8 @@ Status measure_links(Store& store, MeshParts& parts, Clock::time_point deadline)
     if (cost && wire == LinkClass::shared_memory && *gain == 0 && transport.reaches_all_memory())
       gain = prober.compare_copies();
     if (leads ? !cost || !gain || !prober.end() : !prober.follow())
-      return {StatusCode::peer_failed, fmt::format("start-up: measuring the link to rank {} failed: {}", peer,
-                                                   (*link)->status().ok() ? "no answer" : (*link)->status().message())};
+      return {StatusCode::peer_failed,
+              fmt::format("start-up: measuring the link to rank {} failed: {}", peer, prober.failure())};
     if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
     if (leads) topology.one_copy_gain = *gain;
   }

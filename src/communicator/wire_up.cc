@@ -261,6 +261,7 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
     case Network::ucx: {
       UcxOptions options;
       fill(options);
+      if (setting("SHOAL_RAILS").empty()) options.near = as_tcp.interface_or_address;
       return make_ucx_transport(options);
     }
     case Network::tcp:
@@ -277,7 +278,8 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
 Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, const std::vector<int>& progress_cores, int local_size) {
   const bool spare_cores = parts.cores >= 2 * local_size;
   auto mesh = std::make_shared<Mesh>(std::move(parts));
-  ProgressThread::instance().add(mesh, progress_cores, spare_cores);
+  if (Status status = mesh->status(); !status.ok()) return status;
+  if (Status status = ProgressThread::instance().add(mesh, progress_cores, spare_cores); !status.ok()) return status;
   Group everybody = Group::whole(*mesh);
   return Executor::create(std::move(mesh), std::move(everybody));
 }
@@ -338,6 +340,11 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
   const auto identities = exchange.step("node", node_identity());
   if (!identities.ok()) return identities.status();
   parts.topology = topology_from(*identities);
+  if (config->encryption && key.told && parts.topology.nodes() > 1) {
+    return Status(StatusCode::invalid_argument,
+                  "SHOAL_ENCRYPTION=on between hosts needs a key that mpirun has not made: its daemons carry that one "
+                  "unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE");
+  }
   const auto masks = exchange.step("cores", affinity_text());
   if (!masks.ok()) return masks.status();
   std::vector<std::string> local_masks;

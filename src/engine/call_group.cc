@@ -20,12 +20,21 @@ CallGroup::Collected& CallGroup::collected() {
 void CallGroup::add(Operation* operation, bool blocking) {
   operation->add_reference();  // ours
   operation->add_reference();  // the driver's
+  operation->put_into_group();
   collected().entries.push_back({operation, blocking});
   collected().unposted.push_back(operation);
 }
 
 void CallGroup::flush() {
   std::vector<Operation*>& unposted = collected().unposted;
+  std::erase_if(unposted, [](Operation* operation) { return !operation->take_from_group(); });
+  // Whose communicator has ended meanwhile; it may be destroyed, and then nobody drives it.
+  std::erase_if(unposted, [](Operation* operation) {
+    const std::shared_ptr<Executor> executor = operation->executor();
+    const bool late = executor->closed();
+    if (late) executor->post_late(operation);
+    return late;
+  });
   // Those of one Mesh at once: its driver sees all or none of them.
   while (!unposted.empty()) {
     Mesh* mesh = unposted.front()->executor()->mesh().get();

@@ -22,15 +22,14 @@ namespace {
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
 constexpr std::size_t kTilesInFlight = 64;        // that a link needs memory of; beyond, the queue grows once
 
-// That go to one link before what has come is looked at. Of a message that is larger than a cache one tile: what is sent and
-// what has come is moved on while it is warm.
-constexpr int kTilesPerPass = 16;
-constexpr std::size_t kWarmBytes = 1 << 20;
+constexpr int kTilesPerPass = 16;                 // that go to one link before what has come is looked at
 constexpr std::uint64_t kCallsBetweenLooks = 32;  // for signatures of calls that are over here
 constexpr std::size_t kFarewellCalls = 4;         // that a rank tells of when it leaves
 constexpr int kExpressLooks = 100;                // a microsecond or two
 
 using Clock = std::chrono::steady_clock;
+
+bool is_complete(const Operation& operation) { return operation.open_instructions == 0 && operation.open_links == 0; }
 
 }  // namespace
 
@@ -75,7 +74,6 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
       messages_(*mesh_, group_),
       ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
       watchdog_(mesh_->warn_after()),
-      message_watchdog_(mesh_->warn_after()),
       roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
   std::size_t network_tile = std::numeric_limits<std::size_t>::max();
@@ -128,6 +126,11 @@ void Executor::find_windows() {
 Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
                              void* output) {
   Operation* operation = Operation::acquire(plan, std::move(owned));
+  // Before it has a number: for one that never starts all later calls would wait.
+  if (!operation->take_scratch()) {
+    operation->release();
+    return nullptr;
+  }
   operation->reset(shared_from_this(), next_sequence_.fetch_add(1, std::memory_order_relaxed), deadline, input, output);
   return operation;
 }
@@ -143,6 +146,12 @@ void Executor::post(Operation* operation) {
   if (CallGroup::open()) return CallGroup::add(operation, false);
   operation->add_reference();
   mesh_->post(operation);
+}
+
+void Executor::post_late(Operation* operation) {
+  const std::shared_ptr<Executor> executor = operation->executor();  // it may be the last to hold it
+  if (!executor->closed()) return executor->mesh_->post(operation);
+  executor->finish(operation, executor->status());
 }
 
 void Executor::run(Operation* operation) {
@@ -183,7 +192,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     return Status();
   }
   // Somebody is late: an ordinary call from here on.
-  Operation* operation = Operation::acquire(&plan, nullptr);
+  Operation* operation = Operation::acquire(&plan, nullptr);  // without scratch: calls over windows use none
   operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
   operation->before = before;
   operation->signature = signature;
@@ -207,6 +216,8 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
   if (CallGroup::open()) CallGroup::flush();
   if (Operation::in_callback()) return;  // it would wait for itself
   if (mesh_->left_to_parent()) return;   // nothing here ends it
+  // Another thread may keep it in an open group, for ever: from here on deadline and abort() end it. It starts in its turn.
+  if (operation->take_from_group()) post_late(operation);
   while (!operation->done() && Clock::now() < deadline) {
     if (mesh_->seat_wanted()) {
       std::this_thread::yield();
@@ -261,11 +272,10 @@ bool Executor::start_and_send() {
   if (active_.empty()) return moved;
 
   moved |= advance_window_call();
-  if (closed()) return end_calls() || moved;  // not retire_completed(): links may still need memory of these calls
+  if (closed()) return end_calls() || moved;
   if (!on_links()) return retire_completed() || moved;
   for (LinkState& state : links_) {
-    state.passed_large = false;
-    for (int tiles = 0; tiles < kTilesPerPass && !state.passed_large; ++tiles) {
+    for (int tiles = 0; tiles < kTilesPerPass; ++tiles) {
       if (state.senders.empty() || !advance_send(state)) break;
       moved = true;
     }
@@ -280,10 +290,10 @@ bool Executor::receive_and_end() {
   if (!closed()) {
     for (LinkState& state : links_) {
       moved |= retire_sent(state);
-      while (!state.receivers.empty() && advance_receive(state)) moved = true;
+      for (int tiles = 0; tiles < kMostTilesInARow && !state.receivers.empty() && advance_receive(state); ++tiles) moved = true;
     }
     for (std::size_t i = 0; i < active_.size(); ++i) {
-      while (active_[i]->on_links && advance_local(active_[i])) moved = true;
+      for (int tiles = 0; tiles < kMostTilesInARow && active_[i]->on_links && advance_local(active_[i]); ++tiles) moved = true;
     }
   }
   // Calls that go well one after the other never wait for so long that check() looks.
@@ -291,7 +301,7 @@ bool Executor::receive_and_end() {
     strays_looked_for_ = next_start_;
     moved |= check_stray_calls();
   }
-  if (closed()) return end_calls() || moved;  // not retire_completed(): links may still need memory of these calls
+  if (closed()) return end_calls() || moved;
   return retire_completed() || moved;
 }
 
@@ -398,7 +408,8 @@ bool Executor::advance_receive(LinkState& state) {
 
 bool Executor::receive_signature(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
   const auto theirs = signature_in(head);
-  if (!theirs) return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature", name_of(state.peer))});
+  if (!theirs)
+    return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature{}", name_of(state.peer), while_in())});
   release(state);
   const PlanLink& link = operation->plan->links[plan_link];
   if (!(*theirs == operation->before.of(link.expected))) {
@@ -523,7 +534,11 @@ bool Executor::advance_window_call() {
                         ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
                         : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
   }
-  if (Status failure = window_calls_.take_failure(); !failure.ok()) return fail(std::move(failure));
+  if (Status failure = window_calls_.take_failure(); !failure.ok()) {
+    // Of a peer that has died its death is about to be heard of.
+    Status told(failure.code(), failure.message() + while_in());
+    return failure.code() == StatusCode::peer_failed ? await_words(std::move(told)) : fail(std::move(told));
+  }
   if (result.to_links != nullptr) start_on_links(result.to_links);
   return result.moved;
 }
@@ -540,12 +555,15 @@ bool Executor::finish_messages(const Status& outcome) {
 }
 
 void Executor::take_message(int job_rank, const Arrival& arrival) {
-  Status status =
-      messages_.take(links_[static_cast<std::size_t>(link_of_job_rank_[static_cast<std::size_t>(job_rank)])].peer, arrival);
+  LinkState& state = *link_to(job_rank);
+  state.gone_since = {};  // what was sent before a farewell still comes
+  Status status = messages_.take(state.peer, arrival);
   finish_messages({});
   if (!status.ok()) fail(std::move(status));
 }
 
+// Only those: a callback, or another thread, may close this communicator meanwhile, and links and windows need the memory of
+// the others until end_calls().
 bool Executor::retire_completed() {
   if (asking()) [[unlikely]]
     return false;  // somebody must drive until the answer comes
@@ -553,13 +571,12 @@ bool Executor::retire_completed() {
   // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
   for (std::size_t i = 0; i < active_.size();) {
     Operation* operation = active_[i];
-    const bool complete = operation->open_instructions == 0 && operation->open_links == 0;
-    if (!complete && !closed()) {
+    if (!is_complete(*operation)) {
       ++i;
       continue;
     }
     // Its turns on the links may still stand in the queues although nothing is left to do there; let them end first.
-    if (complete && operation->on_links && !closed()) {
+    if (operation->on_links) {
       bool queued = false;
       for (const PlanLink& link : operation->plan->links) {
         LinkState& state = links_[link.link];
@@ -578,8 +595,8 @@ bool Executor::retire_completed() {
     for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
     active_.pop();
     if (operation->on_links) --calls_on_links_;
-    if (complete) ledger_.end();
-    finish(operation, complete ? Status() : status());
+    ledger_.end();
+    finish(operation, Status());
     moved = true;
   }
   return moved;
@@ -638,7 +655,15 @@ bool Executor::end_calls() {
     state.outstanding.clear();
   }
   window_calls_.clear();
-  bool moved = retire_completed();
+  bool moved = !active_.empty();
+  while (!active_.empty()) {
+    Operation* operation = active_.front();
+    active_.pop();
+    if (operation->on_links) --calls_on_links_;
+    const bool complete = is_complete(*operation);
+    if (complete) ledger_.end();
+    finish(operation, complete ? Status() : status());
+  }
   for (Operation* operation : std::exchange(waiting_, {})) {
     finish(operation, status());
     moved = true;

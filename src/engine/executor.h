@@ -45,6 +45,12 @@ struct Group {
   /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
   /// same number alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.
   [[nodiscard]] Group subset(std::span<const int> ranks, std::uint32_t made_before) const;
+
+  // For reports.
+  /// "rank 2", with its place in the job where that is another one.
+  [[nodiscard]] std::string name_of(int member) const;
+  /// " of communicator 0 (4 ranks)".
+  [[nodiscard]] std::string in_words() const;
 };
 
 /// Runs calls in the order of their sequence numbers.
@@ -62,7 +68,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// An Operation for one call with `plan`, reset and referenced once; `owned` is set where the plan is not cached.
+  /// An Operation for one call with `plan`, reset and referenced once; `owned` is set where the plan is not cached. Null where
+  /// there is no memory for what the plan keeps aside: then nothing has happened.
   internal::Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned, std::chrono::steady_clock::time_point deadline,
                                const void* input, void* output);
   /// The same for a send or recv; these are numbered on their own.
@@ -74,6 +81,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// run() without an Operation, for a small call over windows, or one of a single rank, while nothing else is in flight. Its
   /// outcome; nothing where it cannot be done so, and then nothing has been done. `plan` is cached.
   std::optional<Status> try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output);
+  /// Posts an Operation that has just been taken from its group; ends it where the communicator has ended meanwhile.
+  static void post_late(internal::Operation* operation);
   /// Blocks until `operation` is done or `deadline`; drives if nobody does.
   void wait(internal::Operation* operation, std::chrono::steady_clock::time_point deadline);
 
@@ -145,7 +154,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// A call in flight waits for the link to `job_rank`, to send or to receive.
   [[nodiscard]] bool uses(int job_rank) const noexcept;
   /// The cause where `job_rank` has given up and a tile that it had lent is not intact any more.
-  [[nodiscard]] Status taken_back_by(int job_rank) const;
+  [[nodiscard]] Status taken_back_by(int job_rank);
   /// A call in flight would send to `job_rank`, which has asked it to pause.
   [[nodiscard]] bool is_paused(int job_rank) const noexcept;
 
@@ -156,9 +165,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
     Link* link = nullptr;
     Mesh::Wire* wire = nullptr;
     int peer = -1;
-    bool paused = false;        // the peer wants no more tiles of ours
-    bool passed_large = false;  // it has just taken a tile of a large message
-    Aside* aside = nullptr;     // tiles that have been moved off the link; null: never any
+    bool paused = false;     // the peer wants no more tiles of ours
+    Aside* aside = nullptr;  // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
@@ -219,7 +227,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   bool check_waits();
   bool check_deadlines();
   bool check_messages();
-  [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head) const;
+  [[nodiscard]] Status unexpected_tile(const LinkState& state, const Arrival& head);
   [[nodiscard]] Status mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const;
   [[nodiscard]] Status in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
                                        const std::optional<CallSignature>& theirs) const;
@@ -235,6 +243,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
   [[nodiscard]] std::string late_turn_report(const internal::Operation& operation);
+  [[nodiscard]] std::string before_its_turn(const internal::Operation& operation);
+  /// A line on standard error.
+  void warn(std::chrono::steady_clock::duration waited, const std::string& what, const std::string& why) const;
   [[nodiscard]] Late late_ranks(const internal::Operation& operation);
   void tell_wait(const internal::Operation& oldest, std::chrono::steady_clock::time_point now);
   /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".
@@ -243,8 +254,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// "; rank 3: " and what it is in instead, as its ledger or itself has said; empty where neither has.
   [[nodiscard]] std::string whereabouts(int rank) const;
   /// " of communicator 0 (4 ranks)"; of a group its ranks' places in the job as well.
-  [[nodiscard]] std::string of_communicator() const;
-  [[nodiscard]] std::string name_of(int rank) const;
+  [[nodiscard]] std::string of_communicator() const { return group_.in_words(); }
+  [[nodiscard]] std::string name_of(int member) const { return group_.name_of(member); }
+  [[nodiscard]] std::chrono::steady_clock::duration patience_with(const LinkState& state) const;
+  /// "; rank 0 was in call 4 (barrier) of communicator 0 (2 ranks)".
+  [[nodiscard]] std::string while_in();
 
   std::shared_ptr<Mesh> mesh_;
   Group group_;
@@ -275,7 +289,6 @@ class Executor : public std::enable_shared_from_this<Executor> {
   std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
   LedgerEntry ledger_;                   // the latest started calls
   Watchdog watchdog_;
-  Watchdog message_watchdog_;
   RollCall roll_call_;
   struct Question {
     Status otherwise;  ///< the cause, where no answer comes

@@ -15,6 +15,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kWordsPatience = std::chrono::milliseconds(250);  // with what peers may be about to say
+// With data of a peer on another host that has said farewell: what a network loses comes again after 0.2 s or more, and after
+// twice as long where it is lost again.
+constexpr auto kDataPatience = std::chrono::seconds(2);
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
 constexpr std::size_t kMostPlaces = 8;       // of a group's members that are named
 constexpr std::size_t kMostWhereabouts = 4;  // of late ranks whose whereabouts are told
@@ -102,10 +105,10 @@ Status Executor::died(int rank, const Status& how) {
   std::optional<Clock::duration> waited;
   if (active_.size() > 0) {
     what = describe_call(active_.front()->sequence(), active_.front()->signature);
-    waited = watchdog_.waited(active_.front()->sequence(), now);
+    waited = active_.front()->watch.waited(now);
   } else if (!messages_.live().empty()) {
     what = Messages::describe(*messages_.live().front());
-    waited = message_watchdog_.waited(messages_.live().front()->sequence(), now);
+    waited = messages_.live().front()->watch.waited(now);
   } else if (next_start_ > 0) {
     what += fmt::format(" after {}", describe_call(next_start_ - 1, ledger_.call(next_start_ - 1)));
   }
@@ -114,10 +117,11 @@ Status Executor::died(int rank, const Status& how) {
                       name_of(group_.rank), what, of_communicator(), for_so_long(waited), whereabouts(rank))};
 }
 
-Status Executor::taken_back_by(int job_rank) const {
+Status Executor::taken_back_by(int job_rank) {
   const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
-  return {StatusCode::aborted, fmt::format("{} has closed its communicator and taken back what it had lent to {}",
-                                           name_of(static_cast<int>(member - group_.members.begin())), name_of(group_.rank))};
+  return {StatusCode::aborted,
+          fmt::format("{} has closed its communicator and taken back what it had lent to {}{}",
+                      name_of(static_cast<int>(member - group_.members.begin())), name_of(group_.rank), while_in())};
 }
 
 // The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
@@ -125,17 +129,21 @@ Status Executor::or_mismatch(Status consequence) const {
   return asking() && question_->otherwise.code() == StatusCode::mismatch ? question_->otherwise : consequence;
 }
 
-std::string Executor::of_communicator() const {
-  std::string text = fmt::format(" of communicator {:x} ({} ranks", group_.id, group_.members.size());
-  for (std::size_t i = 0; group_.id != 0 && i < group_.members.size() && i < kMostPlaces; ++i)
-    text += fmt::format("{}{}", i == 0 ? ": " : ", ", group_.members[i]);
-  return text + (group_.id != 0 && group_.members.size() > kMostPlaces ? ", ...)" : ")");
+std::string Group::in_words() const {
+  std::string text = fmt::format(" of communicator {:x} ({} ranks", id, members.size());
+  for (std::size_t i = 0; id != 0 && i < members.size() && i < kMostPlaces; ++i)
+    text += fmt::format("{}{}", i == 0 ? ": " : ", ", members[i]);
+  return text + (id != 0 && members.size() > kMostPlaces ? ", ...)" : ")");
 }
 
-/// With its place in the job, where that is another one.
-std::string Executor::name_of(int rank) const {
-  const int job_rank = group_.members[static_cast<std::size_t>(rank)];
-  return job_rank == rank ? fmt::format("rank {}", rank) : fmt::format("rank {} (rank {} of the job)", rank, job_rank);
+std::string Group::name_of(int member) const {
+  const int job_rank = members[static_cast<std::size_t>(member)];
+  return job_rank == member ? fmt::format("rank {}", member) : fmt::format("rank {} (rank {} of the job)", member, job_rank);
+}
+
+std::string Executor::while_in() {
+  const std::string call = active_.empty() ? "no call" : describe_call(active_.front()->sequence(), active_.front()->signature);
+  return fmt::format("; {} was in {}{}", name_of(group_.rank), call, of_communicator());
 }
 
 // A signature waits for the first tile, but not for long: the peer must learn that this rank is in the call, and in which.
@@ -214,7 +222,7 @@ bool Executor::check_links() {
     const int peer = state.peer;
     const bool needed = !state.senders.empty() || !state.receivers.empty() || !state.outstanding.empty();
     if (!needed || (state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) {
-      if (!messages_.wants(peer)) state.gone_since = {};  // next_check() would wait for it
+      if (!messages_.needs(peer)) state.gone_since = {};  // next_check() would wait for it
       continue;
     }
     const auto now = Clock::now();
@@ -232,11 +240,20 @@ bool Executor::check_links() {
     }
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
     // may be about to bring the reason for a break.
-    if (now - state.gone_since < kWordsPatience && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < patience_with(state) && mesh_->control() != nullptr) continue;
     fail(has_left(peer) ? left_too_early(peer) : died(peer, state.link->status()));
     return true;
   }
   return false;
+}
+
+/// For how long a peer that is gone may be needed without a sign of it.
+Clock::duration Executor::patience_with(const LinkState& state) const {
+  const bool far = group_.topology.link_class(group_.rank, state.peer) == LinkClass::network;
+  if (!far || !state.link->status().ok()) return kWordsPatience;
+  const auto last = last_calls_.find(state.peer);  // it has not left in the midst of what it was to send
+  return last != last_calls_.end() && first_difference(*ledger_, last->second) ? Clock::duration(kWordsPatience)
+                                                                               : Clock::duration(kDataPatience);
 }
 
 /// In order, for all it knew: then it has made another call where it is needed.
@@ -260,11 +277,16 @@ bool Executor::check_deadlines() {
       for (const int rank : late.slow) page.slow.insert(rank);
     });
     tell_wait(oldest, now);
-    if (const auto waited = watchdog_.look(oldest.sequence(), oldest.deadline(), now)) {
-      fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
-                 std::chrono::duration<double>(*waited).count(), describe_call(oldest.sequence(), oldest.signature),
-                 of_communicator(), who_is_late(oldest));
-    }
+  }
+  watchdog_.begin();
+  for (std::size_t i = 0; i < active_.size(); ++i) {
+    Operation& call = *active_[i];
+    if (const auto waited = watchdog_.look(call.watch, call.deadline(), now))
+      warn(*waited, describe_call(call.sequence(), call.signature), who_is_late(call));
+  }
+  for (Operation* call : waiting_) {
+    if (const auto waited = watchdog_.look(call->watch, call->deadline(), now))
+      warn(*waited, describe_call(call->sequence(), call->plan->signature), before_its_turn(*call));
   }
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (now < roll_call_.verdict_at(active_[i]->deadline())) continue;
@@ -293,11 +315,11 @@ bool Executor::check_messages() {
       set_text(page.words, Messages::describe(oldest));
     };
     if (active_.size() == 0) ledger_.wait(oldest.sequence(), true, now, tell);
-    if (const auto waited = message_watchdog_.look(oldest.sequence(), oldest.deadline(), now)) {
-      fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
-                 std::chrono::duration<double>(*waited).count(), Messages::describe(oldest), of_communicator(),
-                 why_late(oldest));
-    }
+  }
+  watchdog_.begin();
+  for (Operation* message : messages_.live()) {
+    if (const auto waited = watchdog_.look(message->watch, message->deadline(), now))
+      warn(*waited, Messages::describe(*message), why_late(*message));
   }
   for (Operation* operation : messages_.live()) {
     const internal::Message& m = operation->message;
@@ -306,7 +328,7 @@ bool Executor::check_messages() {
       if (!closed())
         fail({StatusCode::timeout,
               fmt::format("{}{} timed out on {}{}{}", Messages::describe(*operation), of_communicator(), name_of(group_.rank),
-                          after(message_watchdog_.waited(operation->sequence(), now)), why_late(*operation))});
+                          after(operation->watch.waited(now)), why_late(*operation))});
       return true;
     }
     if (m.peer < 0 || m.peer == group_.rank) continue;
@@ -314,7 +336,7 @@ bool Executor::check_messages() {
     const bool left = left_[static_cast<std::size_t>(m.peer)];
     if ((state.link->status().ok() && !left) || state.link->peek() != nullptr) continue;
     if (state.gone_since == Clock::time_point{}) state.gone_since = now;
-    if (now - state.gone_since < kWordsPatience && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < patience_with(state) && mesh_->control() != nullptr) continue;
     fail(left ? Status(StatusCode::peer_failed,
                        fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(m.peer),
                                    name_of(group_.rank), Messages::describe(*operation), of_communicator()))
@@ -333,17 +355,18 @@ Clock::time_point Executor::next_check() const noexcept {
   if (question_) return question_->until;
   auto until = Clock::now() + std::chrono::seconds(1);
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
-  for (std::size_t i = 0; i < active.size(); ++i) until = std::min(until, roll_call_.verdict_at(active[i]->deadline()));
-  for (const Operation* operation : messages_.live()) until = std::min(until, operation->deadline());
-  for (const Operation* operation : waiting_) until = std::min(until, roll_call_.verdict_at(operation->deadline()));
+  for (std::size_t i = 0; i < active.size(); ++i)
+    until = std::min({until, roll_call_.verdict_at(active[i]->deadline()), active[i]->watch.next});
+  for (const Operation* operation : messages_.live()) until = std::min({until, operation->deadline(), operation->watch.next});
+  for (const Operation* operation : waiting_)
+    until = std::min({until, roll_call_.verdict_at(operation->deadline()), operation->watch.next});
   for (const Operation* operation : messages_.waiting()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
-    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + kWordsPatience);
+    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + patience_with(state));
   }
   if (window_gone_since_ != Clock::time_point{}) until = std::min(until, window_gone_since_ + kWordsPatience);
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
-  if (active_.size() > 0) until = std::min({until, roll_call_.next(), watchdog_.next()});
-  if (!messages_.live().empty()) until = std::min(until, message_watchdog_.next());
+  if (active_.size() > 0) until = std::min(until, roll_call_.next());
   return until;
 }
 
@@ -407,24 +430,31 @@ void Executor::peer_disagrees(int job_rank, std::span<const std::byte> its_calls
 
 std::string Executor::late_report(const Operation& operation) {
   return fmt::format("{}{} timed out on {}{}{}", describe_call(operation.sequence(), operation.signature), of_communicator(),
-                     name_of(group_.rank), after(watchdog_.waited(operation.sequence(), Clock::now())), who_is_late(operation));
+                     name_of(group_.rank), after(operation.watch.waited(Clock::now())), who_is_late(operation));
+}
+
+std::string Executor::late_turn_report(const Operation& operation) {
+  return fmt::format(
+      "{}{} timed out on {}{}{}",
+      operation.is_message() ? Messages::describe(operation) : describe_call(operation.sequence(), operation.plan->signature),
+      of_communicator(), name_of(group_.rank), after(operation.watch.waited(Clock::now())), before_its_turn(operation));
 }
 
 // Calls start in order, and so do messages: the one before is in flight, or another thread has its number and keeps it back.
-std::string Executor::late_turn_report(const Operation& operation) {
+std::string Executor::before_its_turn(const Operation& operation) {
   const bool message = operation.is_message();
-  std::string report =
-      fmt::format("{}{} timed out on {} before its turn",
-                  message ? Messages::describe(operation) : describe_call(operation.sequence(), operation.plan->signature),
-                  of_communicator(), name_of(group_.rank));
   if (!message && !active_.empty()) {
-    return report + fmt::format("; before it comes {}{}",
-                                describe_call(active_.front()->sequence(), active_.front()->signature),
-                                who_is_late(*active_.front()));
+    return fmt::format(" before its turn; before it comes {}{}",
+                       describe_call(active_.front()->sequence(), active_.front()->signature), who_is_late(*active_.front()));
   }
-  return report +
-         fmt::format("; the {} before it has not been started: is it between group_begin() and group_end() of another thread?",
-                     message ? "message" : "call");
+  return fmt::format(
+      " before its turn; the {} before it has not been started: is it between group_begin() and group_end() of another thread?",
+      message ? "message" : "call");
+}
+
+void Executor::warn(Clock::duration waited, const std::string& what, const std::string& why) const {
+  fmt::print(stderr, "shoal: rank {} has waited {:.1f} s in {}{}{}\n", group_.rank,
+             std::chrono::duration<double>(waited).count(), what, of_communicator(), why);
 }
 
 void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
@@ -532,9 +562,9 @@ std::string Executor::whereabouts(int rank) const {
                      wait->communicator);
 }
 
-Status Executor::unexpected_tile(const LinkState& state, const Arrival& head) const {
-  return {StatusCode::internal, fmt::format("{} sent an unexpected tile: edge {} offset {} size {}", name_of(state.peer),
-                                            head.header.edge, head.header.offset_bytes, head.data.size())};
+Status Executor::unexpected_tile(const LinkState& state, const Arrival& head) {
+  return {StatusCode::internal, fmt::format("{} sent an unexpected tile: edge {} offset {} size {}{}", name_of(state.peer),
+                                            head.header.edge, head.header.offset_bytes, head.data.size(), while_in())};
 }
 
 }  // namespace shoal

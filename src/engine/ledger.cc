@@ -16,6 +16,7 @@
 #include <functional>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -83,18 +84,40 @@ bool in_use(const fs::path& folder) {
   return false;
 }
 
-/// Removes the folders of jobs that have been dead for long, or that are too many.
+bool is_job_name(const std::string& name) {
+  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+bool is_rank_name(const std::string& name) {
+  constexpr std::string_view kPrefix = "rank.";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+}
+
+/// Removes a job's ledgers, and its folder unless something else lies there.
+void remove_ledgers(const fs::path& job) {
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(job, error)) {
+    const bool ours = is_rank_name(file.path().filename()) && file.is_regular_file(error) && !file.is_symlink(error);
+    if (ours) ::unlink(file.path().c_str());
+  }
+  ::rmdir(job.c_str());
+}
+
+/// Removes the ledgers of jobs that have been dead for long, or that are too many. The user may have named a folder in which
+/// other things lie: they stay.
 void clean(const std::string& root) {
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> jobs;
   for (const auto& job : fs::directory_iterator(root, error)) {
-    if (job.is_directory(error) && !job.is_symlink(error)) jobs.emplace_back(job.last_write_time(error), job.path());
+    const bool ours = is_job_name(job.path().filename()) && job.is_directory(error) && !job.is_symlink(error);
+    if (ours) jobs.emplace_back(job.last_write_time(error), job.path());
   }
   std::ranges::sort(jobs);
   const auto limit = fs::file_time_type::clock::now() - kKeepDeadJobs;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const bool old = jobs[i].first < limit || jobs.size() - i > kMaxDeadJobs;
-    if (old && !in_use(jobs[i].second)) fs::remove_all(jobs[i].second, error);
+    if (old && !in_use(jobs[i].second)) remove_ledgers(jobs[i].second);
   }
 }
 

@@ -70,6 +70,11 @@ Mesh::Mesh(MeshParts parts)
   running_.reserve(8);
 }
 
+Status Mesh::status() const {
+  return kick_fd_ >= 0 ? Status()
+                       : Status(StatusCode::system_error, "start-up: no file descriptor for an eventfd; raise ulimit -n");
+}
+
 Mesh::~Mesh() {
   if (kick_fd_ >= 0) ::close(kick_fd_);
 }
@@ -182,7 +187,17 @@ void Mesh::post(std::span<Operation* const> operations) {
   }
   // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
   wake_driver();
-  if (!seat_.load(std::memory_order_seq_cst)) ProgressThread::instance().notify(this);
+  if (!seat_.load(std::memory_order_seq_cst)) call_thread(true);
+}
+
+// Without one, what is in flight would hang without an end where nobody waits for it.
+void Mesh::call_thread(bool for_calls) {
+  const Status called = ProgressThread::instance().notify(this);
+  if (called.ok() || !for_calls) return;
+  take_seat();
+  drain_inbox();
+  for (Executor* executor : running_) executor->close(called);
+  leave_seat();
 }
 
 inline void Mesh::admit(Operation* operation) {
@@ -245,15 +260,17 @@ void Mesh::take_seat() {
 }
 
 void Mesh::leave_seat() {
+  bool calls = false;
   bool unfinished = false;
   do {
     if (attention_.load(std::memory_order_relaxed)) check();
-    unfinished = !running_.empty() || !words_.empty();
+    calls = !running_.empty();
+    unfinished = calls || !words_.empty();
     seat_.store(false, std::memory_order_seq_cst);
     // Again: whoever closed an executor and found the seat taken relies on us.
   } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());
   // seq_cst: either we see what has come into the inbox, or whoever put it there sees the free seat.
-  if (unfinished || inbox_.load(std::memory_order_seq_cst) != nullptr) ProgressThread::instance().notify(this);
+  if (unfinished || inbox_.load(std::memory_order_seq_cst) != nullptr) call_thread(calls);
 }
 
 void Mesh::tend_to_closed() {

@@ -51,6 +51,9 @@ struct MeshParts {
   bool moves_aside = true;
 };
 
+/// Tiles that come from one link, or are copied, before the clock is looked at.
+inline constexpr int kMostTilesInARow = 64;
+
 /// Whether each rank of this node can have a core, so that polling takes none from another.
 bool has_cores_to_spare(const MeshParts& parts);
 
@@ -162,6 +165,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool check_if_overdue() { return ++passes_ % kPassesBetweenLooks == 0 && check_after_pause(); }
   /// Takes in what peers have said on the control plane; an abort closes the communicator that it is about.
   bool poll_control();
+  /// Whether it can wake who drives it; else why not.
+  [[nodiscard]] Status status() const;
   /// Announces sleep to transports and posters. False: something is there already.
   bool prepare_wait();
   /// `polled`: append_wait_fds()'s descriptors, among others, as poll left them; empty where nobody has polled.
@@ -185,6 +190,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// What peers send matters now. Of several meshes that one thread drives some may be idle: a peer that is ahead sends to them
   /// what nobody here can take yet, and would keep the thread awake.
   [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty(); }
+  /// Has the progress thread see to what is left. Where there is none to be had, fails the calls in flight.
+  void call_thread(bool for_calls);
   void drain_inbox();
   void admit(internal::Operation* operation);
   void mark_running(Executor& executor);
@@ -250,7 +257,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
   std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
   bool control_due_ = true;                      // something may have come on the control plane since it was last asked
-  static constexpr std::uint32_t kPassesBetweenLooks = 64;  // at the clock
+  static constexpr std::uint32_t kPassesBetweenLooks = 16;  // at the clock
   std::uint32_t passes_ = 0;                                // in which something moved
   std::chrono::steady_clock::time_point checked_at_{};
   bool check_after_pause();

@@ -26,7 +26,7 @@ std::string amount(DataType type, std::size_t bytes) {
 }  // namespace
 
 Messages::Messages(Mesh& mesh, const Group& group)
-    : mesh_(mesh), number_on_wire_(group.id | kMessageBit), rank_(group.rank), members_(group.members) {
+    : mesh_(mesh), number_on_wire_(group.id | kMessageBit), rank_(group.rank), group_(group) {
   for (const int member : group.members) peers_.emplace_back().wire = mesh.wire_to(member);
 }
 
@@ -118,7 +118,8 @@ bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
 bool Messages::announce(Peer& peer) {
   Operation* operation = peer.to_announce.front();
   Message& m = operation->message;
-  const bool eager = m.size_bytes <= kEagerBytes && peer.eager_sent - peer.eager_taken < kEagerWindow;
+  // Of one without bytes nothing would be left to send after the announcement.
+  const bool eager = m.size_bytes == 0 || (m.size_bytes <= kEagerBytes && peer.eager_sent - peer.eager_taken < kEagerWindow);
   const Announcement announcement{m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type),
                                   eager ? std::uint8_t{1} : std::uint8_t{0}, 0};
   m.tile.resize(sizeof announcement + (eager ? m.size_bytes : 0));
@@ -186,8 +187,9 @@ Status Messages::match(Operation* receive, const Unexpected& message, std::span<
   if (theirs.size_bytes != m.size_bytes || theirs.type != static_cast<std::uint8_t>(m.type)) {
     // Both calls end with the communicator.
     return {StatusCode::mismatch,
-            fmt::format("rank {} sends {} with tag {}, but rank {} waits for {}; both must name the same type and count",
-                        message.peer, describe(theirs), theirs.tag, rank_, amount(m.type, m.size_bytes))};
+            fmt::format("{} sends {} with tag {}, but {} waits for {}, in a message{}; both must name the same type and count",
+                        group_.name_of(message.peer), describe(theirs), theirs.tag, group_.name_of(rank_),
+                        amount(m.type, m.size_bytes), group_.in_words())};
   }
   receive->source.store(message.peer, std::memory_order_relaxed);
   if (message.local != nullptr) {
@@ -211,7 +213,8 @@ Status Messages::take(int from, const Arrival& arrival) {
   Peer& sender = peer(from);
   const std::uint32_t number = arrival.header.sequence;
   const auto nonsense = [&] {
-    return Status(StatusCode::internal, fmt::format("rank {} sent an unexpected tile of message {}", from, number));
+    return Status(StatusCode::internal,
+                  fmt::format("{} sent an unexpected tile of message {}{}", group_.name_of(from), number, group_.in_words()));
   };
   const auto by_number = [&](std::vector<Operation*>& list) {
     return std::find_if(list.begin(), list.end(), [&](const Operation* each) { return each->message.number == number; });
@@ -284,6 +287,10 @@ void Messages::give_up() {
 bool Messages::wants(int rank) const noexcept {
   return std::any_of(live_.begin(), live_.end(),
                      [&](const Operation* each) { return each->message.peer == rank || each->message.peer < 0; });
+}
+
+bool Messages::needs(int rank) const noexcept {
+  return std::any_of(live_.begin(), live_.end(), [&](const Operation* each) { return each->message.peer == rank; });
 }
 
 }  // namespace shoal

@@ -49,6 +49,8 @@ class Messages {
 
   /// A call in flight waits for something from `peer` or for room to send to it.
   [[nodiscard]] bool wants(int peer) const noexcept;
+  /// As above, from or for that peer alone: without it the call cannot end.
+  [[nodiscard]] bool needs(int peer) const noexcept;
   [[nodiscard]] const std::vector<internal::Operation*>& live() const noexcept { return live_; }
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
   /// What a sender says first of a message.
@@ -117,7 +119,7 @@ class Messages {
   Mesh& mesh_;
   const std::uint32_t number_on_wire_;
   const int rank_;
-  const std::vector<int>& members_;
+  const Group& group_;
   std::vector<Peer> peers_;  // by rank
   std::vector<internal::Operation*> waiting_;
   std::uint64_t next_start_ = 0;

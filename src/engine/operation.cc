@@ -41,12 +41,21 @@ Operation::Operation(Plan* the_plan, std::unique_ptr<Plan> owned_plan, bool pool
       owned_plan_(std::move(owned_plan)),
       pooled_(pooled) {}
 
+bool Operation::take_scratch() {
+  if (plan->scratch_bytes > scratch_.size_bytes) scratch_ = ScratchPool::instance().take(plan->scratch_bytes);
+  return scratch_.size_bytes >= plan->scratch_bytes;
+}
+
+void Operation::release() noexcept {
+  if (pooled_) return in_use.store(false, std::memory_order_release);  // pairs with the acquire in the pool's search
+  delete this;
+}
+
 void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence,
                       std::chrono::steady_clock::time_point deadline, const void* input, void* output) {
   executor_ = std::move(executor);
   sequence_ = sequence;
   deadline_ = deadline;
-  if (plan->scratch_bytes > scratch_.size_bytes) scratch_ = ScratchPool::instance().take(plan->scratch_bytes);
   // Programs never write their input out of place, so casting the const away is safe.
   bases_ = {static_cast<std::byte*>(const_cast<void*>(input)), static_cast<std::byte*>(output), scratch_.memory.get()};
   std::fill(done_bytes.begin(), done_bytes.end(), 0);
@@ -59,6 +68,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   open_links = plan->links.size();
   next_local_step = 0;
   is_message_ = false;
+  watch = {};
   on_links = false;
   published = false;
   next_in_inbox = nullptr;
@@ -83,11 +93,7 @@ void Operation::drop_reference() {
   if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const std::shared_ptr<Executor> executor = std::move(executor_);  // keeps the pool alive while we return to it
   callback_ = nullptr;
-  if (!pooled_) {
-    delete this;
-    return;
-  }
-  in_use.store(false, std::memory_order_release);  // pairs with the acquire in the pool's search
+  release();
 }
 
 void Operation::sleep_until(std::chrono::steady_clock::time_point deadline) noexcept {

@@ -15,6 +15,7 @@
 
 #include "src/engine/plan.h"
 #include "src/engine/scratch_pool.h"
+#include "src/engine/watchdog.h"
 
 namespace shoal {
 class Executor;
@@ -62,11 +63,20 @@ class Operation {
   /// A free Operation of the plan's pool, or a new one.
   static Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned_plan);
 
-  /// Makes a pooled Operation ready for another call. One reference, held by the caller.
+  /// Memory for what its Plan keeps aside, until it ends. False where there is none.
+  bool take_scratch();
+  /// Gives back what acquire() gave and nobody has seen.
+  void release() noexcept;
+  /// Makes a pooled Operation ready for another call, after take_scratch(). One reference, held by the caller.
   void reset(std::shared_ptr<Executor> executor, std::uint64_t sequence, std::chrono::steady_clock::time_point deadline,
              const void* input, void* output);
 
   // Any thread.
+  /// It is in a group that has not ended. Whoever takes it out posts it.
+  void put_into_group() noexcept { in_group_.store(true, std::memory_order_release); }
+  bool take_from_group() noexcept {
+    return in_group_.load(std::memory_order_relaxed) && in_group_.exchange(false, std::memory_order_acq_rel);
+  }
   void add_reference() noexcept { references_.fetch_add(1, std::memory_order_relaxed); }
   void drop_reference();
   [[nodiscard]] bool done() const noexcept { return state_.load(std::memory_order_acquire) == kDone; }
@@ -103,6 +113,7 @@ class Operation {
   std::size_t open_instructions = 0;    ///< not finished yet
   std::size_t open_links = 0;           ///< whose signatures have not been exchanged both ways
   std::size_t next_local_step = 0;
+  Watch watch;             ///< once it has started
   bool on_links = false;   ///< runs over links, not over shared windows
   bool published = false;  ///< one_shot over windows: our contribution is visible
   Operation* next_in_inbox = nullptr;
@@ -116,6 +127,7 @@ class Operation {
   static thread_local int callbacks_;  ///< of this thread, one inside of the other
 
   bool is_message_ = false;
+  std::atomic<bool> in_group_{false};
   std::unique_ptr<Plan> owned_plan_;  // where the plan is not cached
   bool pooled_;
   std::atomic<int> references_{0};

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <system_error>
 
 #include "src/engine/drive.h"
 #include "src/engine/waiter.h"
@@ -41,14 +42,17 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 ProgressThread::~ProgressThread() = default;
 
-void ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores) {
+Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores) {
   const std::scoped_lock lock(mutex_);
+  if (wake_fd_ < 0) wake_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // there was none before
+  if (wake_fd_ < 0) return system_error("start-up: an eventfd for the communication thread", errno);
   meshes_.push_back(mesh);
   generation_.fetch_add(1);
   if (!started_.load()) {
     spare_cores_ = spare_cores;
     pin_to_cores_ = cores;
   }
+  return {};
 }
 
 void ProgressThread::remove(Mesh* mesh) {
@@ -64,18 +68,23 @@ void ProgressThread::remove(Mesh* mesh) {
   for (auto seen = seen_generation_.load(); seen < generation; seen = seen_generation_.load()) seen_generation_.wait(seen);
 }
 
-void ProgressThread::notify(Mesh* mesh) {
+Status ProgressThread::notify(Mesh* mesh) {
   mesh->wants_thread.store(true, std::memory_order_seq_cst);
   news_.store(true, std::memory_order_seq_cst);
   if (!started_.load(std::memory_order_acquire)) {
     const std::scoped_lock lock(mutex_);
     if (!started_.load()) {
-      thread_ = quiet_thread([this] { loop(); });
+      try {
+        thread_ = quiet_thread([this] { loop(); });
+      } catch (const std::system_error& error) {
+        return system_error("the communication thread cannot be started", error.code().value());
+      }
       started_.store(true, std::memory_order_release);
     }
   }
   // seq_cst: either the thread sees the news before it sleeps, or we see that it sleeps.
   if (sleeps_.load(std::memory_order_seq_cst)) wake();
+  return {};
 }
 
 void ProgressThread::wake() noexcept {

@@ -21,12 +21,13 @@ class ProgressThread {
   static ProgressThread& instance();
 
   /// The thread will run on `cores` (any where empty; see placing.h), and spin a little where there are `spare_cores`. The
-  /// first communicators of the process place it: it starts with the first call that needs it.
-  void add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores);
+  /// first communicators of the process place it: it starts with the first call that needs it. system_error where there is no
+  /// file descriptor to wake it by.
+  Status add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores);
   /// Returns when the thread no longer touches `mesh`.
   void remove(Mesh* mesh);
-  /// `mesh` has calls that need driving.
-  void notify(Mesh* mesh);
+  /// `mesh` has calls that need driving. system_error where no thread can be had for them.
+  Status notify(Mesh* mesh);
 
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;

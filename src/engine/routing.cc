@@ -31,7 +31,7 @@ bool Mesh::route(bool quiet) {
   stray_ = false;
   for (Wire& wire : wires_) {
     const Arrival* head = nullptr;
-    while ((head = wire.link->peek()) != nullptr) {
+    for (int tiles = 0; tiles < kMostTilesInARow && (head = wire.link->peek()) != nullptr; ++tiles) {
       const std::uint32_t number = head->header.communicator;
       if (number == kMeshTile) {
         hear(wire, head->header);

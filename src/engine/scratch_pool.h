@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,7 @@ class ScratchPool {
     return pool;
   }
 
-  /// At least `size_bytes`: the smallest that is kept, or new memory.
+  /// At least `size_bytes`: the smallest that is kept, or new memory; nothing where there is none.
   Scratch take(std::size_t size_bytes) {
     {
       const std::scoped_lock lock(mutex_);
@@ -38,8 +39,9 @@ class ScratchPool {
         return scratch;
       }
     }
-    return {std::unique_ptr<std::byte[]>(new std::byte[size_bytes]),
-            size_bytes};  // not cleared: Programs write before they read
+    std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[size_bytes]);  // not cleared: Programs write first
+    const bool there = memory != nullptr;
+    return {std::move(memory), there ? size_bytes : 0};
   }
 
   void give(Scratch scratch) {

@@ -300,8 +300,13 @@ void WindowCalls::enter(Operation* operation) {
   // What needs nobody, while the others look at that. Should the call have to take the links, it is done twice.
   move_ = 0;
   moved_bytes_ = 0;
+  std::size_t room = kLocalBytes;
   for (const auto& moves = plan.moves; move_ < moves.size() && moves[move_].way == WindowMove::Way::local; ++move_) {
-    static_cast<void>(move(operation, moves[move_], 0, moves[move_].size_bytes));  // cannot fail
+    moved_bytes_ = std::min(room, moves[move_].size_bytes);
+    static_cast<void>(move(operation, moves[move_], 0, moved_bytes_));  // cannot fail
+    room -= moved_bytes_;
+    if (moved_bytes_ < moves[move_].size_bytes) return;  // move_some() goes on
+    moved_bytes_ = 0;
   }
 }
 

@@ -104,6 +104,7 @@ class WindowCalls {
   static constexpr std::size_t kCachedBytes = 4 << 20;
   static constexpr int kLooksAtOnce = 32;                  // before the processor is told that this is a loop that waits
   static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two looks at deadlines and failures
+  static constexpr std::size_t kLocalBytes = 16 << 20;     // that a rank copies for itself when it enters: some milliseconds
 
   [[nodiscard]] static bool meets(const Plan& plan) noexcept { return plan.shared_fold || plan.shared_moves; }
   [[nodiscard]] std::span<std::byte> window(int rank) const noexcept { return windows_[static_cast<std::size_t>(rank)]; }

@@ -19,7 +19,9 @@ constexpr std::array kSettings{
     Setting{"SHOAL_JOB_KEY", "", "secret of the job, 16 characters or more, the same on all ranks (made by shoal run)", true},
     Setting{"SHOAL_JOB_KEY_FILE", "", "file that holds it instead; not for every user's eyes"},
     Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
-    Setting{"SHOAL_SOCKET_IFNAME", "", "network interface for all traffic, for example eth0"},
+    Setting{"SHOAL_SOCKET_IFNAME", "",
+            "network interface for all traffic, for example eth0; over ucx UCX_NET_DEVICES comes first, and cards over ofi are "
+            "named by SHOAL_RAILS"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
     Setting{"SHOAL_WARN_AFTER", "20",
             "seconds that a call waits for other ranks before a line on standard error says for whom; again each time that "
@@ -48,9 +50,9 @@ constexpr std::array kSettings{
             "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
     Setting{
         "SHOAL_INTEGRITY", "auto",
-        "on: payloads between hosts have check sums, and what was changed on the way is sent again; off: not; auto: over tcp "
-        "on where they cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s, over ofi "
-        "and ucx off, since cards check what they carry (rank 0's counts)"},
+        "on: payloads between hosts have check sums, and what was changed on the way is sent again; off: not; auto: on "
+        "where they cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s; where nothing "
+        "is measured over tcp alone, since cards check what they carry (rank 0's counts)"},
     Setting{
         "SHOAL_COMPRESSION", "off",
         "lossless: floats travel over TCP with their exponents packed, bit for bit the same, in 0.85 of the bytes (bfloat16: "
@@ -59,7 +61,8 @@ constexpr std::array kSettings{
     Setting{
         "SHOAL_ENCRYPTION", "off",
         "on: all that moves over TCP is encrypted with keys made of the job's key, which must be a secret one (SHOAL_JOB_KEY, "
-        "SHOAL_JOB_KEY_FILE, or made by shoal run or mpirun); off: nothing is, but what goes through rank 0's store"},
+        "SHOAL_JOB_KEY_FILE, or made by shoal run, or on one host by mpirun); off: nothing is, but what goes through rank 0's "
+        "store"},
     Setting{
         "SHOAL_SINGLE_COPY", "1",
         "0: never copy straight between the memories of two processes of a host, even where the system permits it; 1: what is "

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -11,12 +13,17 @@ namespace shoal {
 struct Refusals {
   std::uint64_t count = 0;
   std::string last;  ///< "store: it does not hold the job's key"; empty where there was none
+  std::map<std::string, std::uint64_t, std::less<>> by_listener;
 };
 
-/// Counts a connection that `listener` ("store", "tcp", "shm") has turned away. Thread rule: any thread. Memory does not grow.
+/// Counts a connection that `listener` ("store", "tcp", "shm") has turned away. Thread rule: any thread. Memory does not grow
+/// beyond a few listeners.
 void count_refusal(std::string_view listener, std::string_view why);
 
 /// What has been counted so far. Thread rule: any thread.
 Refusals refusals();
+
+/// For a report: "refused: 3 connections (store 1, tcp 2), last: tcp: it belongs to another job"; empty where there was none.
+std::string to_text(const Refusals& refusals);
 
 }  // namespace shoal

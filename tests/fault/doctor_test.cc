@@ -319,21 +319,32 @@ TEST(Ledger, AFullDiskIsNoReasonToStopAJobThatHasNotAskedForIt) {
   }
 }
 
-TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemoved) {
+// Also where the user has named a folder that holds other things, which stay, however old.
+TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemovedAndNothingElse) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     const std::string root = ledgers_in(directory);
     ::setenv("SHOAL_LEDGER", root.c_str(), 1);
+    const std::vector<std::string> others{"results/rank.0", "0123456789abcdef0/rank.0", "00000000000000a0/rank.0.txt",
+                                          "00000000000000a1/rank.0/part", "0123456789ABCDEF/rank.1"};
     if (rank == 0) {
-      ::mkdir(root.c_str(), 0700);
-      for (int job = 0; job < 100; ++job) {
-        fs::create_directory(fmt::format("{}/{:016x}", root, job));
-        std::ofstream(fmt::format("{}/{:016x}/rank.0", root, job)) << "what is left of a job";
-      }
+      const auto old = fs::file_time_type::clock::now() - std::chrono::hours(1000);
+      const auto write = [&](const std::string& name) {
+        const fs::path path = root + "/" + name;
+        fs::create_directories(path.parent_path());
+        std::ofstream(path) << "what is left of a job";
+        fs::last_write_time(path.parent_path(), old);
+      };
+      for (int job = 0; job < 100; ++job) write(fmt::format("{:016x}/rank.0", job));
+      for (const std::string& other : others) write(other);
+      for (const auto& folder : fs::directory_iterator(root)) fs::last_write_time(folder, old);
+      fs::permissions(root, fs::perms::owner_all);
     }
     auto communicator = testing::join(directory, rank, size, over("shm"));
     if (!communicator.ok()) return communicator.status().to_string();
+    for (const std::string& other : others)
+      if (!fs::exists(root + "/" + other)) return other + " is gone";
     const auto left = std::distance(fs::directory_iterator(root), fs::directory_iterator());
-    if (left > 40) return fmt::format("{} folders are left", left);
+    if (left != static_cast<std::ptrdiff_t>(others.size()) + 1) return fmt::format("{} folders are left", left);
     return (*communicator)->barrier().ok() ? "" : "no barrier";
   });
   testing::expect_all_well(outcomes);

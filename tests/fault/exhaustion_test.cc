@@ -1,15 +1,20 @@
 // Jobs over TCP on a system that is short of everything: interrupted calls, no memory for packets, send buffers of a few
-// kilobytes (so every write is short and every other one finds no room), no descriptors, and a wall clock that jumps by hours.
+// kilobytes (so every write is short and every other one finds no room), short reads, now and then no descriptor for a
+// connection, or none at all, no thread, and a wall clock that jumps by hours.
 // Every seed ends with right results or, where a job cannot start, with an error that says what is missing.
 //
 // The test puts itself in front of the system's functions. SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or
 // first:n, others than the usual ones.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -34,6 +39,7 @@ std::atomic<bool> faults{false};
 std::atomic<bool> memory_faults{false};    // not while connections are made: there a failed one is given up
 std::atomic<std::uint32_t> state{1};       // of the generator below
 std::atomic<int> no_descriptor_after{-1};  // sockets; negative: never
+std::atomic<bool> no_threads{false};
 std::atomic<std::uint64_t> injected{0};
 
 /// True once in `every`, by xorshift32 (Marsaglia 2003).
@@ -84,6 +90,7 @@ ssize_t send(int fd, const void* bytes, size_t size, int flags) {
 ssize_t recv(int fd, void* buffer, size_t bytes, int flags) {
   if (chance(40)) return fail_with(EINTR);
   if (memory_faults && chance(60)) return fail_with(ENOMEM);
+  if (chance(3)) bytes = std::min<size_t>(bytes, 1 + state.load(std::memory_order_relaxed) % 100);
   return ::syscall(SYS_recvfrom, fd, buffer, bytes, flags, nullptr, nullptr);
 }
 int socket(int domain, int type, int protocol) noexcept {
@@ -92,7 +99,12 @@ int socket(int domain, int type, int protocol) noexcept {
 }
 int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
   if (chance(4)) return fail_with(EINTR);
+  if (chance(4)) return fail_with(EMFILE);
   return small_buffers(static_cast<int>(::syscall(SYS_accept4, fd, address, length, flags)));
+}
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) noexcept {
+  static const auto real = reinterpret_cast<decltype(&pthread_create)>(::dlsym(RTLD_NEXT, "pthread_create"));
+  return no_threads.load() ? EAGAIN : real(thread, attributes, body, argument);
 }
 int setsockopt(int fd, int level, int name, const void* value, socklen_t length) noexcept {
   if (faults.load() && level == SOL_SOCKET && name == SO_SNDBUF) return 0;
@@ -173,6 +185,58 @@ TEST(Exhaustion, WithoutDescriptorsAJobDoesNotStartAndSaysWhy) {
     EXPECT_THAT(outcomes[0].output, ::testing::HasSubstr("Too many open files")) << "after " << after;
     EXPECT_THAT(outcomes[1].output, ::testing::HasSubstr("rank 0")) << "after " << after;
   }
+}
+
+// Whatever is made last: sockets, eventfds, epoll, timers, shared memory, the descriptors that ranks hand each other.
+TEST(Exhaustion, WithAnyNumberOfDescriptorsAJobStartsOrSaysWhy) {
+  for (const char* transports : {"shm", "tcp"}) {
+    bool started = false;
+    int few = 0;
+    for (; few < 60 && !started && !HasFailure(); ++few) {
+      const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
+        ::setenv("SHOAL_PROBE", "0", 1);
+        if (rank == 0) {
+          const int next = ::dup(0);
+          ::close(next);
+          const rlimit limit{static_cast<rlim_t>(next + few), static_cast<rlim_t>(next + few)};
+          if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return "no limit";
+        }
+        CommunicatorOptions options;
+        options.transports = transports;
+        options.timeout = std::chrono::milliseconds(1500);
+        auto c = testing::join(directory, rank, size, options);
+        if (!c.ok()) return c.status().to_string();
+        float one = 1;
+        auto work = (*c)->all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum);
+        return work.ok() ? work->wait().to_string() : work.status().to_string();
+      });
+      for (const auto& outcome : outcomes) EXPECT_EQ(testing::bad_end(outcome), "") << few << " over " << transports;
+      started = outcomes[0].output == "ok" && outcomes[1].output == "ok";
+      if (started) continue;
+      EXPECT_THAT(outcomes[0].output, ::testing::AnyOf(::testing::HasSubstr("Too many open files"),
+                                                       ::testing::HasSubstr("ulimit -n"), ::testing::HasSubstr("rank 1")))
+          << few << " over " << transports;
+      EXPECT_THAT(outcomes[1].output, ::testing::HasSubstr("rank 0")) << few << " over " << transports;
+    }
+    EXPECT_TRUE(started) << transports;
+    EXPECT_GT(few, 3) << transports;
+  }
+}
+
+// Nobody waits for it, so only the communication thread would drive it.
+TEST(Exhaustion, WithoutAThreadACallThatNobodyWaitsForEndsWithAnError) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, {});
+    if (!c.ok()) return c.status().to_string();
+    no_threads.store(rank == 0);
+    std::vector<float> data(1000);
+    auto work = (*c)->all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum);
+    if (!work.ok()) return work.status().to_string();
+    for (int k = 0; k < 5000 && !work->is_completed(); ++k) ::usleep(1000);
+    return work->is_completed() ? work->status().to_string() : "it hangs";
+  });
+  EXPECT_THAT(outcomes[0].output, ::testing::HasSubstr("the communication thread cannot be started"));
+  EXPECT_THAT(outcomes[1].output, ::testing::HasSubstr("the communication thread cannot be started"));
 }
 
 }  // namespace

@@ -328,10 +328,35 @@ TEST_P(Fault, HalfOfAShortDeadlineIsWarnedOf) {
   }
 }
 
+// The oldest may wait for long, the next one not.
+TEST_P(Fault, AYoungerCallThatEndsSoonerIsWarnedOf) {
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    auto made = testing::join(directory, rank, size, over(GetParam()));
+    if (!made.ok()) return made.status().to_string();
+    Communicator& c = **made;
+    if (const Status status = reduce(c, 1000); !status.ok()) return status.to_string();
+    if (rank == 1) ::sleep(2);
+    std::vector<float> data(300'000);
+    return heard_during(directory, rank, [&]() -> Status {
+      if (rank == 1) return c.barrier();  // told why
+      CallOptions late;
+      late.timeout = std::chrono::seconds(100);
+      CallOptions soon;
+      soon.timeout = std::chrono::milliseconds(1200);
+      auto first = c.all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum, late);
+      return first.ok() ? c.barrier(soon) : first.status();
+    });
+  });
+  EXPECT_THAT(outcomes[0].output, ContainsRegex("timeout.*call 2 \\(barrier\\) of communicator 0 \\(2 ranks\\) timed out on "
+                                                "rank 0 after [0-9.]+ s.*not in the call: rank 1"));
+  EXPECT_THAT(outcomes[0].output, ContainsRegex("shoal: rank 0 has waited [0-9.]+ s in call 2 \\(barrier\\)"));
+}
+
 // Two ranks make blocking calls in two groups of both, in opposite order. Where ledgers are off, or of another host, a rank
 // knows of the other's group by what that one says while it waits.
 TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
   for (const char* ledgers : {"", "off"}) {
+    const auto start = Clock::now();
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_LEDGER", ledgers, 1);
       auto made = testing::join(directory, rank, size, over(GetParam()));
@@ -357,6 +382,9 @@ TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
         << ledgers;
     EXPECT_THAT(outcomes[0].output, ContainsRegex("has waited .* in " + here + ".*" + there))
         << ledgers;  // before the deadline
+    // Whose own deadline is far: it hears that the other has gone.
+    EXPECT_THAT(outcomes[1].output, ContainsRegex("peer_failed.*rank 0 .*all_reduce float32 x 99999 max")) << ledgers;
+    EXPECT_LT(seconds_since(start), 5 * kSlack) << ledgers;
   }
 }
 

@@ -1,5 +1,8 @@
 // What must not happen to those who call: an ok before the call has ended, another's bytes, a wait without an end.
 #include <gmock/gmock.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +21,7 @@
 
 #include <shoal/store.h>
 
+#include "src/bootstrap/job_key.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
 
@@ -108,6 +112,136 @@ TEST_P(Guards, ACallBehindOneThatAnotherThreadKeepsBackTimesOut) {
       return status.message();
     return seconds < 1 * kSlack ? "" : fmt::format("after {:.2f} s", seconds);
   });
+}
+
+// Who waits for a call that another thread keeps in an open group does not wait for that thread.
+TEST_P(Guards, ACallThatAnotherThreadKeepsInItsGroupEndsAllTheSame) {
+  for (const bool aborts : {false, true}) {
+    const auto outcomes = testing::run_ranks(2, [aborts](int rank, int size, const std::string& directory) -> std::string {
+      auto made = testing::join(directory, rank, size, over(GetParam()));
+      if (!made.ok()) return made.status().to_string();
+      Communicator& c = **made;
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+      if (rank == 1) {
+        ::usleep(static_cast<useconds_t>(1'000'000 * kSlack));
+        return c.barrier().ok() ? "it is not told" : "";
+      }
+      float one = 1;
+      Work kept;
+      std::atomic<int> stage{0};
+      std::thread keeper([&] {
+        Communicator::group_begin();
+        auto work =
+            c.all_reduce_async(&one, &one, 1, DataType::float32, ReduceOp::sum, within(milliseconds(aborts ? 20'000 : 300)));
+        if (work.ok()) kept = std::move(work).value();
+        stage.store(1);
+        stage.notify_all();
+        stage.wait(1);
+        static_cast<void>(Communicator::group_end());
+      });
+      stage.wait(0);
+      std::thread aborter([&] {
+        ::usleep(200'000);
+        if (aborts) c.abort("enough");
+      });
+      const auto start = Clock::now();
+      const Status status = kept.wait();
+      const double seconds = seconds_since(start);
+      aborter.join();
+      stage.store(2);
+      stage.notify_all();
+      keeper.join();
+      if (status.code() != (aborts ? StatusCode::aborted : StatusCode::timeout)) return status.to_string();
+      return seconds < 1 * kSlack ? "" : fmt::format("after {:.2f} s", seconds);
+    });
+    testing::expect_all_well(outcomes, aborts ? "abort" : "deadline");
+  }
+}
+
+// The communicator of a collected call is destroyed before the group ends, alone or beside another one on the same links.
+TEST_P(Guards, AGroupThatEndsAfterItsCommunicatorEndsItsCalls) {
+  testing::expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    std::vector<float> data(1000);
+    for (const bool asks : {false, true}) {
+      auto group = c.split(0, 0);
+      if (!group.ok()) return group.status().to_string();
+      std::atomic<int> told{-1};
+      Communicator::group_begin();
+      {
+        auto work = (*group)->send_async(data.data(), data.size(), DataType::float32, 1 - c.rank());
+        if (!work.ok()) return work.status().to_string();
+        if (asks) {
+          const Status status = work->on_completion([&](const Status& outcome) { told = static_cast<int>(outcome.code()); });
+          if (!status.ok()) return status.to_string();
+        }
+      }
+      group->reset();
+      if (const Status status = Communicator::group_end(); !status.ok()) return status.to_string();
+      if (asks && told.load() != static_cast<int>(StatusCode::aborted)) return fmt::format("told {}", told.load());
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    }
+    return {};
+  });
+}
+
+/// The kernel takes a few kilobytes at a time, so tiles wait in the links.
+void shrink_socket_buffers() {
+  for (int fd = 3; fd < 1024; ++fd) {
+    int kind = 0;
+    socklen_t length = sizeof kind;
+    const int bytes = 4096;
+    if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &kind, &length) == 0 && kind == AF_INET)
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  }
+}
+
+// A callback that gives up is called while another call's memory is still in the hands of a link, to a rank that has not come:
+// it is the caller's again only when the link has let go of it.
+TEST_P(Guards, ACallbackThatAbortsLeavesTheBuffersOfOthersToTheLinks) {
+  static constexpr std::size_t kBytes = 16 << 20;
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    for (const char* name : {"SHOAL_SINGLE_COPY", "SHOAL_PROBE"}) ::setenv(name, "0", 1);
+    ::setenv("SHOAL_INTEGRITY", "off", 1);  // with sums everything is copied
+    auto made = testing::join(directory, rank, size, over(GetParam()));
+    if (!made.ok()) return made.status().to_string();
+    Communicator& c = **made;
+    if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    auto* const large =
+        static_cast<std::byte*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (large == MAP_FAILED) return "no memory";
+    std::fill_n(large, kBytes, std::byte{1});
+    shrink_socket_buffers();
+    std::vector<std::byte> mine(1000);
+    std::vector<std::byte> all(2 * mine.size());
+    if (rank == 1) ::usleep(300'000);  // rank 0 is in both calls, and the link is full of the second
+    auto older = c.gather_async(mine.data(), all.data(), mine.size(), DataType::uint8, 0);
+    if (!older.ok()) return older.status().to_string();
+    if (rank == 1) {
+      static_cast<void>(older->wait());
+      ::usleep(static_cast<useconds_t>(500'000 * kSlack));
+      const Status status = c.broadcast(large, kBytes, DataType::uint8, 0);
+      return status.code() == StatusCode::aborted ? "" : "rank 1: " + status.to_string();
+    }
+    std::atomic<int> told{-1};
+    static_cast<void>(older->on_completion([&](const Status& outcome) {
+      told = static_cast<int>(outcome.code());
+      c.abort("enough");
+    }));
+    auto younger = c.broadcast_async(large, kBytes, DataType::uint8, 0);
+    if (!younger.ok()) return younger.status().to_string();
+    std::atomic<bool> freed{false};
+    const Status asked = younger->on_completion([&](const Status&) {
+      ::munmap(large, kBytes);
+      freed = true;
+    });
+    if (!asked.ok()) return asked.to_string();
+    const Status status = younger->wait();
+    for (int k = 0; k < 1000 && !freed; ++k) ::usleep(1000);
+    if (told.load() != static_cast<int>(StatusCode::ok)) return "the gather has not ended: " + older->status().to_string();
+    if (!freed) return "its callback was not called";
+    return status.code() == StatusCode::aborted ? "" : status.to_string();
+  });
+  testing::expect_all_well(outcomes);
 }
 
 // What is lent lies in the sender's memory: where the sender gives up before the receiver has come, its buffer is its own
@@ -330,6 +464,33 @@ TEST(StartUp, EncryptionWithAKeyThatIsNoSecretIsRefusedByEveryRank) {
     EXPECT_EQ(testing::bad_end(outcome), "");
     EXPECT_THAT(outcome.output,
                 AllOf(HasSubstr("invalid_argument: "), HasSubstr("SHOAL_ENCRYPTION=on"), HasSubstr("SHOAL_JOB_KEY_FILE")));
+  }
+}
+
+// A key that mpirun's daemons have carried between hosts is known to who listened there.
+TEST(StartUp, EncryptionBetweenHostsWithAKeyThatMpirunHasCarriedIsRefusedByEveryRank) {
+  const auto start = [](bool two_hosts) {
+    return testing::run_ranks(2, [two_hosts](int rank, int size, const std::string& directory) -> std::string {
+      if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return "no UTS namespaces";
+      const std::string name = fmt::format("shoal-test-{}", two_hosts ? rank : 0);
+      if (::sethostname(name.data(), name.size()) != 0) return "no UTS namespaces";
+      ::setenv("SHOAL_ENCRYPTION", "on", 1);
+      remember_job_key({key_from_text("made by rank 0"), true, true});
+      auto made = testing::join(directory, rank, size, over("tcp"));
+      return made.ok() ? (*made)->barrier().to_string() : made.status().to_string();
+    });
+  };
+  for (const bool two_hosts : {false, true}) {
+    for (const auto& outcome : start(two_hosts)) {
+      if (outcome.output == "no UTS namespaces") GTEST_SKIP() << "this process may not have a host name of its own";
+      EXPECT_EQ(testing::bad_end(outcome), "");
+      if (two_hosts) {
+        EXPECT_THAT(outcome.output, AllOf(HasSubstr("invalid_argument: "), HasSubstr("a key that mpirun has not made"),
+                                          HasSubstr("SHOAL_JOB_KEY_FILE")));
+      } else {
+        EXPECT_EQ(outcome.output, "ok");
+      }
+    }
   }
 }
 

@@ -504,8 +504,9 @@ TEST_P(Abort, FromAnyThreadEndsEveryKindOfWaitWithinATenthOfASecond) {
         const Board::Rank& one = job.board().ranks[static_cast<std::size_t>(rank)];
         EXPECT_EQ(to_string(one.code), "aborted") << one.text.data();
         const int aborter = (other_thread ? 0 : 3);
-        const int in_group = name == "subgroup" ? 3 - aborter : aborter;
-        EXPECT_THAT(one.text.data(), HasSubstr(fmt::format("rank {} aborted: the loss is not a number", in_group)));
+        const std::string who = name == "subgroup" ? fmt::format("rank {} (rank {} of the job)", 3 - aborter, aborter)
+                                                   : fmt::format("rank {}", aborter);
+        EXPECT_THAT(one.text.data(), HasSubstr(who + " aborted: the loss is not a number"));
         if (rank == 3) continue;
         const double seconds = 1e-9 * static_cast<double>(one.told_ns - aborted_ns);
         const double held_up = 1e-9 * static_cast<double>(one.held_up_ns);

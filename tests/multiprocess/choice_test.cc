@@ -1,6 +1,7 @@
 // How real ranks come to their choice: by rank 0's table, wherever its file lies, and what SHOAL_EXPLAIN says of it afterwards.
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "src/communicator/communicator_impl.h"
 #include "src/selector/selector.h"
 #include "src/selector/tuning.h"
 #include "tests/multiprocess/ranks.h"
@@ -90,6 +92,42 @@ TEST_F(Choice, AllRanksGoByTheTableThatRankZeroHas) {
     }
     return (*c)->last_call().algorithm == "one_shot" ? "" : (*c)->last_call().algorithm;
   }));
+}
+
+// Sums of floats go by the class of the machine, unless SHOAL_NUMERICS=measured has them go by its exact costs. Those are the
+// model's here, so that the sizes at which it matters are the same in every run.
+TEST_F(Choice, NumericsSayWhichCostsDecide) {
+  for (const char* numerics : {"", "measured"}) {
+    testing::expect_all_well(
+        testing::run_ranks(4,
+                           [&](int rank, int size, const std::string& directory) -> std::string {
+                             if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0)
+                               return "no UTS namespaces";
+                             const std::string name = fmt::format("shoal-test-{}", rank / 2);
+                             if (::sethostname(name.data(), name.size()) != 0) return "no host name";
+                             ::setenv("SHOAL_NUMERICS", numerics, 1);
+                             ::setenv("SHOAL_PROBE", "0", 1);
+                             auto c = testing::join(directory, rank, size, {});
+                             if (!c.ok()) return c.status().to_string();
+                             const Topology& topology = internal::CommunicatorImpl::of(**c).executor().topology();
+                             int differ = 0;
+                             for (std::size_t count = 16; count <= std::size_t{4} << 20; count += count / 2) {
+                               const Collective sum{CollectiveKind::all_reduce, count, DataType::float32, ReduceOp::sum, 0};
+                               const auto by_class = select(topology, sum, {}, nullptr, ChoiceCosts::classes);
+                               const auto exactly = select(topology, sum, {}, nullptr, ChoiceCosts::exact);
+                               if (!by_class.ok() || !exactly.ok()) return "no choice";
+                               if (by_class->algorithm == exactly->algorithm) continue;
+                               ++differ;
+                               if (Status status = all_reduce(**c, count); !status.ok()) return status.to_string();
+                               const std::string_view wanted = (*numerics == '\0' ? by_class : exactly)->algorithm->name;
+                               if ((*c)->last_call().algorithm != wanted)
+                                 return fmt::format("{} elements by {} instead of {}", count, (*c)->last_call().algorithm,
+                                                    wanted);
+                             }
+                             return differ > 0 ? "" : "it never matters: choose another topology for this test";
+                           }),
+        numerics);
+  }
 }
 
 TEST_F(Choice, ATableOfOtherRanksIsLeftAlone) {

@@ -51,6 +51,30 @@ TEST_P(Messages, EverySizeArrivesAsItWasSent) {
   });
 }
 
+// More than a sender may have under way unasked, before the receiver takes any.
+TEST_P(Messages, ManyWithoutBytesArrive) {
+  expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    constexpr int kMany = 200;
+    std::int32_t none = 0;
+    for (int turn = 0; turn < 3; ++turn) {
+      std::vector<Work> works;
+      for (int k = 0; c.rank() == 0 && k < kMany; ++k) {
+        auto work = c.send_async(&none, 0, DataType::int32, 1, k % 7);
+        if (!work.ok()) return work.status().to_string();
+        works.push_back(std::move(work).value());
+      }
+      for (int k = 0; c.rank() == 1 && k < kMany; ++k) {
+        if (const Status status = c.recv(&none, 0, DataType::int32, 0, k % 7); !status.ok()) return status.to_string();
+      }
+      for (Work& work : works) {
+        if (const Status status = work.wait(); !status.ok()) return status.to_string();
+      }
+      if (const Status status = c.barrier(); !status.ok()) return status.to_string();
+    }
+    return {};
+  });
+}
+
 TEST_P(Messages, OfOneTagDoNotOvertakeAndTagsAreApart) {
   expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
     constexpr int kEach = 150;

@@ -46,6 +46,8 @@ TEST_F(Pmix, RanksMeetAtWhatRankZeroTells) {
     EXPECT_EQ(first->key.key.bytes, second->key.key.bytes);
     EXPECT_EQ(first->key.key.bytes == key_from_text("given").bytes, has_key);
     EXPECT_TRUE(first->key.secret && second->key.secret);
+    EXPECT_EQ(first->key.told, !has_key);
+    EXPECT_EQ(second->key.told, !has_key);
     ASSERT_TRUE(first->store->set("key", "value").ok());
     EXPECT_EQ(second->store->get("key", Clock::now() + std::chrono::seconds(30)).value(), "value");
   }

@@ -1,6 +1,7 @@
 // The measurement at start-up: all of many ranks get the same costs, and it stays short on slow links and for many ranks.
 #include "src/communicator/probe.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -24,6 +25,8 @@ namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // A link around another one.
 class LinkAround : public Link {
@@ -79,6 +82,29 @@ class ShapedLink final : public LinkAround {
   Clock::time_point filled_ = Clock::now();
 };
 
+// Whatever the peer sends, this is what has come.
+class LyingLink final : public LinkAround {
+ public:
+  LyingLink(std::unique_ptr<Link> link, std::size_t bytes, std::uint32_t edge)
+      : LinkAround(std::move(link)), bytes_(bytes), arrival_{TileHeader{}, bytes_} {
+    arrival_.header.edge = edge;
+    arrival_.header.size_bytes = static_cast<std::uint32_t>(bytes);
+  }
+  [[nodiscard]] const Arrival* peek() noexcept override { return &arrival_; }
+  void release() noexcept override {}
+
+ private:
+  std::vector<std::byte> bytes_;
+  Arrival arrival_;
+};
+
+/// What ranks find on their links that nobody has sent; rank 0 leads.
+struct Lie {
+  int rank;
+  std::size_t bytes;
+  std::uint32_t edge;
+};
+
 struct Outcome {
   std::vector<Topology> topologies;  // by rank
   std::vector<std::uint64_t> tiles;  // that each rank sent
@@ -97,7 +123,8 @@ std::vector<int> peers_of(int rank, const Pairs& pairs) {
 }
 
 // Every rank of `topology` in a thread. Only links between `pairs` exist: a use of any other would crash.
-Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOptions& wire, std::optional<Shape> shape = {}) {
+Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOptions& wire, std::optional<Shape> shape = {},
+              std::optional<Lie> lie = {}) {
   const auto size = static_cast<std::size_t>(topology.ranks());
   Outcome outcome{std::vector<Topology>(size, topology), std::vector<std::uint64_t>(size), std::vector<std::string>(size)};
   const std::string folder = fmt::format("{}/shoal-probe-{}", std::filesystem::temp_directory_path().string(), ::getpid());
@@ -130,6 +157,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       if (!links.ok()) return links.status();
       for (auto& link : *links) {
         if (shape) link = std::make_unique<ShapedLink>(std::move(link), *shape);
+        if (lie && lie->rank == rank) link = std::make_unique<LyingLink>(std::move(link), lie->bytes, lie->edge);
         parts.links.push_back(std::make_unique<CountingLink>(std::move(link), tiles[at]));
         parts.transport_of_link.push_back(0);
       }
@@ -137,6 +165,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
     }
     Status status = measure_costs(**store, parts, true, deadline);
     outcome.topologies[at] = parts.topology;
+    if (!status.ok()) return status;  // its links end with it, which its peer sees
     // Nobody leaves while its peer still takes the last tile.
     if (Status said = (*store)->set(fmt::format("done/{}", rank), ""); !said.ok()) return said;
     for (const int peer : peers_of(rank, pairs)) {
@@ -235,6 +264,20 @@ TEST(Probe, SeesWhatATokenBucketLetsThrough) {
   LinkCost bare = cost_of(Shape{1e7, 0});
   for (int tries = 1; tries < 10 && bare.burst_us_per_byte >= 0; ++tries) bare = cost_of(Shape{1e7, 0});
   EXPECT_LT(bare.burst_us_per_byte, 0);
+}
+
+// A link lets through tiles larger than those that are measured by, and a peer may ask for anything.
+TEST(Probe, NonsenseEndsItWithItsReason) {
+  constexpr std::size_t kMost = 64 << 10;
+  const auto error_of = [](Lie lie) {
+    return probe(Topology::uniform(2, 1), {{0, 1}}, {}, {}, lie).errors[static_cast<std::size_t>(lie.rank)];
+  };
+  EXPECT_THAT(error_of({1, kMost + 1, 0}), HasSubstr("a tile of 65537 bytes came where there is room for 65536"));
+  EXPECT_THAT(error_of({0, kMost + 1, 0}), HasSubstr("a tile of 65537 bytes came where there is room for 65536"));
+  for (const std::uint32_t wish : {3U, 4U, 5U, 4000000000U}) {  // the first two: to swap, which is for memory
+    EXPECT_THAT(error_of({1, 8, wish}), AllOf(HasSubstr("measuring the link to rank 0 failed"),
+                                              HasSubstr(fmt::format("asked for what is not measured here ({})", wish))));
+  }
 }
 
 TEST(Packing, IsForWiresThatTakeTheirTime) {

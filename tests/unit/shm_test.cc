@@ -3,14 +3,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <thread>
+#include <vector>
 
+#include "src/trust/refusals.h"
+#include "transports/descriptor.h"
+#include "transports/shm/message.h"
 #include "transports/shm/segment.h"
 
 namespace shoal {
@@ -91,17 +97,21 @@ TEST(Shm, AnEndedLeaderIsNoticedAtOnce) {
   EXPECT_THAT(links.status().message(), HasSubstr("rank 0"));
 }
 
-/// A connection to the socket of an address, from somebody who does not know the protocol.
-int stranger(const std::string& address) {
+/// Connects to the socket of an address.
+bool knock(const Descriptor& socket, const std::string& address) {
   const std::string name = address.substr(40);  // what precedes the name has a fixed size
   sockaddr_un to{};
   to.sun_family = AF_UNIX;
   std::memcpy(to.sun_path, name.data(), name.size());
-  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&to),
-                      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())),
-            0);
-  return fd;
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to),
+                   static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size())) == 0;
+}
+
+/// A connection to it, from somebody who does not know the protocol.
+int stranger(const std::string& address) {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  EXPECT_TRUE(knock(socket, address));
+  return socket.release();
 }
 
 TEST(Shm, StrangersDoNotDisturb) {
@@ -119,6 +129,76 @@ TEST(Shm, StrangersDoNotDisturb) {
   EXPECT_TRUE(first.ok()) << first.status().to_string();
   EXPECT_TRUE(second.ok()) << second.status().to_string();
   for (const int fd : strangers) ::close(fd);
+}
+
+TEST(Shm, StrangersDoNotPutOffTheDeadline) {
+  const auto zero = make({.rank = 0, .job_id = 5});
+  // However many have come and gone: at the deadline they may come faster than they are read.
+  constexpr int kStrangers = 100;
+  for (int i = 0; i < kStrangers; ++i) ::close(stranger(zero->address()));
+  const auto before = refusals().count;
+  const int peer = 1;
+  const std::string nowhere(50, 'x');
+  const Links links = zero->connect(std::span(&peer, 1), std::span(&nowhere, 1), in_seconds(0));
+  EXPECT_EQ(links.status().code(), StatusCode::timeout);
+  EXPECT_THAT(links.status().message(), HasSubstr("rank 1 did not come to rank 0 by the deadline"));
+  EXPECT_LT(refusals().count - before, kStrangers / 2U) << "it has heard all of them first";
+}
+
+TEST(Shm, WithoutDescriptorsTheLeaderWaitsForSomeAndNeedsNoCore) {
+  const auto zero = make({.rank = 0, .job_id = 5});
+  const std::string name = zero->address();
+  const Descriptor guest(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const auto start = std::chrono::steady_clock::now();
+  const int peer = 1;
+  const std::string nowhere(50, 'x');
+  Links links = Status(StatusCode::internal, "not run");
+  std::chrono::nanoseconds cpu{};
+  std::thread leader([&] {
+    links = zero->connect(std::span(&peer, 1), std::span(&nowhere, 1), start + std::chrono::milliseconds(1500));
+    timespec used{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    cpu = std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+  });
+  const Descriptor first(stranger(name));
+  char byte = 0;
+  EXPECT_EQ(::send(first.get(), &byte, 1, MSG_NOSIGNAL), 1);
+  EXPECT_EQ(::recv(first.get(), &byte, 1, 0), 0);  // so it is at work
+  rlimit before{};
+  EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit tight = before;
+  {
+    const Descriptor next(::dup(0));
+    tight.rlim_cur = static_cast<rlim_t>(next.get());
+  }
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  EXPECT_TRUE(knock(guest, name));
+  std::this_thread::sleep_until(start + std::chrono::seconds(2));
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);  // or it would never end where it spins
+  leader.join();
+  EXPECT_EQ(links.status().code(), StatusCode::timeout);
+  EXPECT_THAT(links.status().message(), HasSubstr("accept: Too many open files; raise the limit of open files (ulimit -n)"));
+  EXPECT_LT(cpu, std::chrono::milliseconds(300)) << "the leader spins";
+}
+
+TEST(Shm, WhoIsTooManyWhenAllHaveComeIsCounted) {
+  const auto zero = make({.rank = 0, .job_id = 5});
+  const auto one = make({.rank = 1, .job_id = 5});
+  const auto before = refusals().count;
+  std::vector<int> strangers;
+  for (int i = 0; i < 20; ++i) strangers.push_back(stranger(zero->address()));
+  const auto [first, second] = connect(*zero, *one);
+  EXPECT_TRUE(first.ok()) << first.status().to_string();
+  EXPECT_TRUE(second.ok()) << second.status().to_string();
+  EXPECT_EQ(refusals().count - before, 20U);
+  for (const int fd : strangers) ::close(fd);
+}
+
+TEST(Shm, WordsOfARefusalDrawNothingOnATerminal) {
+  const Status said(StatusCode::mismatch, "one\n\x1b[2J\x7ftwo");
+  const Status heard = shm::refusal_status(shm::make_refusal(said));
+  EXPECT_EQ(heard.code(), StatusCode::mismatch);
+  EXPECT_EQ(heard.message(), "one??[2J?two");
 }
 
 TEST(Shm, NothingAppearsInDevShm) {

@@ -21,6 +21,25 @@ namespace {
 
 class TcpStore : public StoreServer {};
 
+/// Leaves so few descriptors to this process, for as long as it is there.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int free) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    std::vector<Descriptor> room;
+    for (int i = 0; i <= free; ++i) room.emplace_back(::dup(0));
+    rlimit tight = before_;
+    tight.rlim_cur = static_cast<rlim_t>(room.back().get());
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  }
+  ~FewDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
 TEST_F(TcpStore, IsADictionaryForAllThreads) { expect_a_dictionary_for_all_threads(factory()); }
 TEST_F(TcpStore, TimeoutsNameTheKey) { expect_timeouts_that_name_the_key(factory()); }
 TEST_F(TcpStore, RanksExchangeAndNameWhoIsMissing) { expect_ranks_to_exchange_and_name_who_is_missing(factory()); }
@@ -107,6 +126,59 @@ TEST_F(TcpStore, AServerWithoutDescriptorsGoesOnWithThoseItHasAndNeedsNoCore) {
   const auto late = make(false);
   ASSERT_TRUE(late.ok()) << late.status().to_string();
   expect_service(**server, **late, "late");
+}
+
+TEST_F(TcpStore, WhereDescriptorsEndThereIsAStoreOrOneClearErrorAtOnce) {
+  constexpr int kNeeded = 4;                             // listener, the server's eventfd, both ends of the own connection
+  for (const std::string host : {kHost, "localhost"}) {  // a name is looked up, which may take more
+    for (int free = 0; free <= 6; ++free) {
+      SCOPED_TRACE(host + " with " + std::to_string(free) + " descriptors");
+      const auto start = Clock::now();
+      Result<ServedStore> served = Status(StatusCode::internal, "not run");
+      {
+        const FewDescriptors few(free);
+        served = serve_tcp_store(host, "job", kNoKey, in(kPatience));
+      }
+      EXPECT_LT(Clock::now() - start, kPatience / 4);
+      if (host == kHost) {
+        EXPECT_EQ(served.ok(), free >= kNeeded) << served.status().to_string();
+      }
+      if (served.ok()) {
+        EXPECT_GE(free, kNeeded);
+        EXPECT_TRUE(served->store->set("key", "value").ok());
+        EXPECT_EQ(served->store->get("key", in(kPatience)).value(), "value");
+        continue;
+      }
+      EXPECT_EQ(served.status().code(), StatusCode::system_error);
+      EXPECT_THAT(served.status().message(), HasSubstr("rank 0"));
+      EXPECT_THAT(served.status().message(), HasSubstr("Too many open files; raise the limit of open files (ulimit -n)"));
+    }
+  }
+}
+
+TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
+  auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  const auto client = make(false);
+  ASSERT_TRUE(client.ok());
+  // The system refuses to wait for more descriptors than that, and so for those of the server.
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit tight = before;
+  tight.rlim_cur = 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const Status told = (*client)->set("one", "which wakes the server");
+  std::this_thread::sleep_for(milliseconds(50));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(told.ok()) << told.to_string();
+  const auto start = Clock::now();
+  EXPECT_EQ((*client)->get("one", in(kPatience / 4)).status().to_string(), "ok");
+  // Nor does it outlive its store then.
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  static_cast<void>((*client)->set("two", "which wakes it again"));
+  server->reset();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(Clock::now() - start, kPatience / 4);
 }
 
 TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {

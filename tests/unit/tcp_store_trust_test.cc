@@ -1,11 +1,14 @@
 // The store that rank 0 serves, among strangers: who is let in, and what of it others hear, change or repeat.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -96,6 +99,84 @@ TEST_F(StoreTrust, MoreSilentStrangersThanAllowedMakeRoom) {
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   expect_service(**server, **client, "key");
   EXPECT_TRUE(is_closed(silent.front()));
+}
+
+/// Connects to the store without waiting for it.
+void knock(const Descriptor& socket, int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  ::inet_pton(AF_INET, kHost, &address.sin_addr);
+  static_cast<void>(!::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address));
+}
+
+std::vector<Descriptor> sockets(std::size_t count) {
+  std::vector<Descriptor> made;
+  for (std::size_t i = 0; i < count; ++i) made.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  return made;
+}
+
+constexpr std::size_t kRoomForStrangers = 256;
+
+TEST_F(StoreTrust, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  std::vector<Descriptor> greeted;  // for which nobody needs the key
+  for (std::size_t i = 0; i < kRoomForStrangers; ++i) ASSERT_TRUE(enter(greeted.emplace_back(dial()), "job", kNoKey, false));
+  // The server can accept nobody while a crowd gathers before its door, and the client within.
+  const std::vector<Descriptor> first = sockets(10);
+  const std::vector<Descriptor> last = sockets(100);
+  const std::vector<Descriptor> client = sockets(1);
+  const Descriptor next(::dup(0));
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(next.get());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  for (const Descriptor& one : first) knock(one, port_);
+  knock(client[0], port_);
+  bool heard = false;
+  std::thread introduction([&] {
+    auto entered = enter(client[0], "job", kNoKey);
+    heard = entered.has_value();
+    if (entered) say(client[0], entered->sealed('\x01' + block("key") + block("from the middle")));
+  });
+  std::this_thread::sleep_for(milliseconds(50));  // so that it has greeted; the test holds without it as well
+  for (const Descriptor& one : last) knock(one, port_);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  introduction.join();
+  ASSERT_TRUE(heard) << "it was thrown out before it was heard";
+  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "from the middle");
+}
+
+TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_cur < 900) GTEST_SKIP() << "needs 900 file descriptors, " << before.rlim_cur << " are allowed";
+  const auto server = make(true);
+  ASSERT_TRUE(server.ok());
+  std::vector<Descriptor> greeted;
+  for (std::size_t i = 0; i < kRoomForStrangers; ++i) ASSERT_TRUE(enter(greeted.emplace_back(dial()), "job", kNoKey, false));
+  std::atomic<bool> over = false;
+  std::thread flood([&] {
+    const std::string words = hello(3, "job");
+    for (std::vector<Descriptor> held; !over;) {
+      held = sockets(100);
+      for (const Descriptor& one : held) knock(one, port_);
+      for (std::size_t i = 0; i < held.size(); i += 2)  // every other one greets, too
+        static_cast<void>(!::send(held[i].get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+    }
+  });
+  const auto start = Clock::now();
+  for (int i = 0; i < 10; ++i) {
+    const auto client = make(false);
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    if (client.ok()) expect_service(**server, **client, "key" + std::to_string(i));
+  }
+  over = true;
+  flood.join();
+  EXPECT_LT(Clock::now() - start, kPatience / 2);
 }
 
 TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {

@@ -4,13 +4,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <numeric>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
+
+#include <shoal/communicator.h>
+#include <shoal/store.h>
 
 #include "src/bootstrap/job_key.h"
 #include "src/communicator/job_config.h"
@@ -63,6 +69,56 @@ TEST(Refusals, AreCountedWithTheLastReason) {
   EXPECT_EQ(refusals().last, "shm: second");
 }
 
+TEST(Refusals, AreToldByListener) {
+  EXPECT_EQ(to_text(Refusals{}), "");
+  EXPECT_EQ(to_text({1, "store: it closed", {{"store", 1}}}), "refused: 1 connection (store 1), last: store: it closed");
+  EXPECT_EQ(to_text({5, "tcp: it closed", {{"tcp", 2}, {"store", 3}}}),
+            "refused: 5 connections (store 3, tcp 2), last: tcp: it closed");
+  const auto counted = [](const char* listener) {
+    const auto all = refusals().by_listener;
+    return all.contains(listener) ? all.find(listener)->second : 0;
+  };
+  const auto tcp = counted("tcp");
+  const auto shm = counted("shm");
+  count_refusal("tcp", "first");
+  count_refusal("tcp", "second");
+  EXPECT_EQ(counted("tcp"), tcp + 2);
+  EXPECT_EQ(counted("shm"), shm);
+}
+
+/// There is one rank, which never waits.
+class NoStore final : public Store {
+ public:
+  Status set(std::string_view key, std::string_view value) override {
+    said_[std::string(key)] = value;
+    return {};
+  }
+  Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point /*deadline*/) override {
+    return said_[std::string(key)];
+  }
+
+ private:
+  std::map<std::string, std::string> said_;
+};
+
+TEST(Refusals, StandInTheReportOfRankZero) {
+  count_refusal("tcp", "it belongs to another job");
+  for (const bool asked : {true, false}) {
+    ::setenv("SHOAL_EXPLAIN", asked ? "1" : "0", 1);
+    NoStore store;
+    ::testing::internal::CaptureStderr();
+    auto communicator = Communicator::create(store, 0, 1);
+    const Status status = communicator.ok() ? Status() : communicator.status();
+    if (communicator.ok()) communicator->reset();
+    const std::string report = ::testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    const std::string line = "  " + to_text(refusals()) + "\n";
+    EXPECT_EQ(report.ends_with(line), asked) << report;
+    EXPECT_EQ(report.empty(), !asked) << report;
+  }
+  ::unsetenv("SHOAL_EXPLAIN");
+}
+
 class JobKeySource : public ::testing::Test {
  protected:
   JobKeySource() {
@@ -93,6 +149,18 @@ TEST_F(JobKeySource, NoneIsNoSecretAndTheSameForAll) {
   ASSERT_TRUE(key.ok());
   EXPECT_FALSE(key->secret);
   EXPECT_EQ(key->key.bytes, job_key()->key.bytes);
+}
+
+TEST_F(JobKeySource, WhatTheLauncherHasMadeServesWhereNoneIsGiven) {
+  const JobKey none = job_key().value();
+  remember_job_key({key_from_text("made by rank 0 under mpirun"), true, true});
+  EXPECT_EQ(job_key()->key.bytes, key_from_text("made by rank 0 under mpirun").bytes);
+  EXPECT_TRUE(job_key()->secret && job_key()->told);
+  EXPECT_EQ(given_job_key()->key.bytes, none.key.bytes);
+  ::setenv("SHOAL_JOB_KEY", "the key that the user has given", 1);
+  EXPECT_EQ(job_key()->key.bytes, key_from_text("the key that the user has given").bytes);
+  EXPECT_FALSE(job_key()->told);
+  remember_job_key(none);
 }
 
 TEST_F(JobKeySource, VariableAndFileMeanTheSame) {
@@ -178,6 +246,8 @@ TEST(JobConfig, RefusalsArriveAsRankZerosWords) {
   const auto read = parse_job_config(refusal_text(Status(StatusCode::internal, "words \xff of a file")), Key{});
   EXPECT_EQ(read.status().code(), StatusCode::invalid_argument);
   EXPECT_THAT(read.status().message(), HasSubstr("rank 0: words"));
+  const auto drawn = parse_job_config(refusal_text(Status(StatusCode::internal, "one\n\x1b[2J\x7ftwo")), Key{});
+  EXPECT_EQ(drawn.status().message(), "rank 0: one??[2J?two");
 }
 
 TEST(JobConfig, EveryFieldIsChecked) {

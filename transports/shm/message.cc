@@ -34,10 +34,13 @@ Message make_refusal(const Status& status) {
 }
 
 Status refusal_status(const Message& message) {
-  const auto end = std::find(message.text.begin(), message.text.end(), '\0');
+  std::string words(message.text.begin(), std::find(message.text.begin(), message.text.end(), '\0'));
+  // For a terminal: whoever refuses must not write its own lines or colours there.
+  std::replace_if(
+      words.begin(), words.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   const bool known = message.code > static_cast<std::int32_t>(StatusCode::ok) &&
                      message.code <= static_cast<std::int32_t>(StatusCode::internal);
-  return {known ? static_cast<StatusCode>(message.code) : StatusCode::internal, std::string(message.text.begin(), end)};
+  return {known ? static_cast<StatusCode>(message.code) : StatusCode::internal, std::move(words)};
 }
 
 bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors) {

@@ -22,6 +22,7 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 /// Connections of which no hello has been seen yet. More than this at once are not ranks of ours: the oldest is dropped.
 constexpr std::size_t kMaxUnknown = 64;
+constexpr auto kDescriptorPause = std::chrono::milliseconds(50);  // before accept is tried again after it failed
 
 /// address(): fixed size, then the name of the socket.
 struct AddressHead {
@@ -144,24 +145,41 @@ class Leader {
   Status gather() {
     std::vector<pollfd> items;
     while (!missing().empty()) {
-      items.assign(1, {listener_, POLLIN, 0});
+      const bool paused = std::chrono::steady_clock::now() < accept_again_;
+      items.assign(1, {listener_, static_cast<short>(paused ? 0 : POLLIN), 0});
       for (const Descriptor& socket : unknown_) items.push_back({socket.get(), POLLIN, 0});
       for (std::size_t i = 1; i < sockets_.size(); ++i) {
         if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
       }
-      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(deadline_));
+      const int count =
+          ::poll(items.data(), items.size(), poll_timeout_ms(paused ? std::min(deadline_, accept_again_) : deadline_));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
       if (Status status = read_unknown(); !status.ok()) return status;
       if (count > 0 && (items[0].revents & POLLIN) != 0) accept_one();
-      if (count == 0 && std::chrono::steady_clock::now() >= deadline_) {
-        std::string text =
-            "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
-        if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
-        return {StatusCode::timeout, text};
-      }
+      // However much there was to do: strangers may come faster than they are read.
+      if (std::chrono::steady_clock::now() >= deadline_ && !missing().empty()) return late();
     }
+    refuse_rest();
     return {};
+  }
+
+  [[nodiscard]] Status late() const {
+    std::string text =
+        "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
+    if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
+    return {StatusCode::timeout, text + note_};
+  }
+
+  /// All ranks are there: whoever else has come, or still waits to be taken in, is none of them.
+  void refuse_rest() {
+    for (std::size_t i = 0; i < kMaxUnknown; ++i) {
+      const Descriptor waiting(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!waiting.valid()) break;
+      count_stranger("all ranks had come");
+    }
+    for (std::size_t i = 0; i < unknown_.size(); ++i) count_stranger("all ranks had come");
+    unknown_.clear();
   }
 
   void count_stranger(std::string_view why) {
@@ -178,13 +196,22 @@ class Leader {
 
   void accept_one() {
     Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket.valid()) return;  // it went away again, or descriptors are short for the moment
-    if (!same_user(socket.get())) return count_stranger("it belongs to another user");
-    if (unknown_.size() == kMaxUnknown) {
-      unknown_.erase(unknown_.begin());
-      count_stranger("too many at a time");
+    if (!socket.valid()) {
+      // It went away again, or it stays in the queue, and poll would report it over and over.
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      note_ = "; " + system_error("accept", errno).message() + "; raise the limit of open files (ulimit -n)";
+      accept_again_ = std::chrono::steady_clock::now() + kDescriptorPause;
+      return drop_oldest();
     }
+    if (!same_user(socket.get())) return count_stranger("it belongs to another user");
+    if (unknown_.size() == kMaxUnknown) drop_oldest();
     unknown_.push_back(std::move(socket));
+  }
+
+  void drop_oldest() {
+    if (unknown_.empty()) return;
+    unknown_.erase(unknown_.begin());
+    count_stranger("too many at a time");
   }
 
   /// Looks for hellos. A stranger's connection is closed and forgotten; only a rank of ours with other settings is an error.
@@ -303,11 +330,11 @@ class Leader {
       const int count = ::poll(items.data(), items.size(), poll_timeout_ms(deadline_));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
-      if (count == 0 && std::chrono::steady_clock::now() >= deadline_) {
-        std::vector<int> late;
-        for (std::size_t i = 1; i < ready_.size(); ++i) {
-          if (!ready_[i]) late.push_back(ranks_[i]);
-        }
+      std::vector<int> late;
+      for (std::size_t i = 1; i < ready_.size(); ++i) {
+        if (!ready_[i]) late.push_back(ranks_[i]);
+      }
+      if (!late.empty() && std::chrono::steady_clock::now() >= deadline_) {
         return {StatusCode::timeout, "shm: " + list_ranks(late) + " did not map the shared memory by the deadline"};
       }
     }
@@ -322,12 +349,14 @@ class Leader {
   std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
   std::vector<bool> ready_;
   std::vector<Descriptor> unknown_;
+  Deadline accept_again_;
   int strangers_ = 0;
+  std::string note_;  ///< what else was in the way
   Group group_;
 };
 
 /// Connects to the leader; waits while its queue of connections is full.
-Result<Descriptor> dial(const std::string& name, int leader, Deadline deadline) {
+Result<Descriptor> dial(std::string_view name, int leader, Deadline deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, name.data(), name.size());
@@ -391,6 +420,24 @@ std::string Listener::address() const {
   return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + name_;
 }
 
+Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uint64_t job_id) {
+  const std::string leader_text = "rank " + std::to_string(leader);
+  AddressHead head;
+  if (bytes.size() <= sizeof(head) || bytes.size() > sizeof(head) + sizeof(sockaddr_un::sun_path)) {
+    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is no address of this transport");
+  }
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
+    return Status(StatusCode::invalid_argument,
+                  "shm: the address of " + leader_text + " is none of this version of the transport");
+  }
+  if (head.rank != leader || head.job_id != job_id) {
+    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " +
+                                            std::to_string(head.rank) + (head.job_id == job_id ? "" : " of another job"));
+  }
+  return LeaderAddress{bytes.substr(sizeof(head)), head.secret};
+}
+
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                          Deadline deadline) {
   Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline);
@@ -403,30 +450,17 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
                          const std::vector<int>& ranks, Member self, Deadline deadline) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
-  AddressHead head;
-  const std::size_t longest = sizeof(head) + sizeof(sockaddr_un::sun_path);
-  if (leader_address.size() <= sizeof(head) || leader_address.size() > longest) {
-    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is no address of this transport");
-  }
-  std::memcpy(&head, leader_address.data(), sizeof(head));
-  if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
-    return Status(StatusCode::invalid_argument,
-                  "shm: the address of " + leader_text + " is none of this version of the transport");
-  }
-  if (head.rank != leader || head.job_id != settings.job_id) {
-    return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " +
-                                            std::to_string(head.rank) +
-                                            (head.job_id == settings.job_id ? "" : " of another job"));
-  }
+  const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
+  if (!where.ok()) return where.status();
 
-  Result<Descriptor> dialled = dial(leader_address.substr(sizeof(head)), leader, deadline);
+  Result<Descriptor> dialled = dial(where->name, leader, deadline);
   if (!dialled.ok()) return dialled.status();
   const int socket = dialled->get();
   if (!same_user(socket))
     return Status(StatusCode::peer_failed, "shm: the socket of " + leader_text + " belongs to another user");
   Message hello = make_message(MessageKind::hello);
   hello.job_id = settings.job_id;
-  hello.secret = head.secret;
+  hello.secret = where->secret;
   hello.rank = rank;
   hello.ranks_hash = hash_ranks(ranks);
   hello.tile_bytes = settings.ring.tile_bytes;

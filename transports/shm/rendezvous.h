@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <shoal/status.h>
@@ -69,6 +70,14 @@ class Listener {
   std::int32_t rank_ = 0;
   std::uint64_t job_id_ = 0;
 };
+
+/// What Listener::address() tells, where the bytes are that of rank `leader` of this job.
+struct LeaderAddress {
+  std::string_view name;  ///< of the socket; a part of the bytes
+  std::array<std::byte, 16> secret{};
+};
+/// Safe for any bytes. Errors: invalid_argument where they are no address of this version; mismatch, another rank's or job's.
+Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uint64_t job_id);
 
 /// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the others, makes the memory, hands it out.
 /// Strangers that connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ;
