@@ -250,6 +250,8 @@ struct Bursts {
 std::optional<Bursts> in_bursts(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   const LinkCost& wire = topology.cost[static_cast<std::size_t>(LinkClass::network)];
   if (wire.burst_us_per_byte < 0 || topology.nodes() == 1) return {};
+  // Some node sends one rank's share at least: asked before the Program is gone through.
+  if (static_cast<double>(collective.input_bytes()) > kBurstBytes * topology.ranks()) return {};
   Bursts bursts{topology};
   for (LinkCost& cost : bursts.topology.cost) cost.overhead_us = 0;
   bursts.tokens_us = busy_us(algorithm, bursts.topology, collective);

@@ -20,6 +20,9 @@ look() { for family in tcp tcp6; do awk -v f=$family 'FNR > 1 {print f, $2, $4}'
 kill $watcher; wait $watcher 2>/dev/null; sort -u /dev/shm/sockets; exit $status
 """
 DOWN_S = 11  # longer than the least that SHOAL_LOST_AFTER may be, shorter than its default
+# Most of a shorter patience. What the kernel sends again comes after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s, or somewhat later.
+SHORT_LOST_AFTER_S = 12
+SHORT_DOWN_S = 8.5
 LISTENS = "0A"
 
 
@@ -45,11 +48,11 @@ def address_of(text):
 
 @unittest.skipIf(cases.cluster_complaint(), cases.cluster_complaint())
 class Network(unittest.TestCase):
-    def run_sums(self, shape, seconds, *options, script='exec "$@"'):
+    def run_sums(self, shape, seconds, *options, script='exec "$@"', environment=None):
         """(sums, over what, seconds of the slowest, all output) of a job whose ranks run `script` with the program as arguments."""
         done = subprocess.run([CLUSTER, shape, *options, "--timeout", "60", "--", "sh", "-c", script, "sh", SUMS, str(seconds)],
                               capture_output=True, text=True, timeout=90, stdin=subprocess.DEVNULL, check=False,
-                              env=os.environ | {"PATH": PATH})
+                              env=os.environ | {"PATH": PATH} | (environment or {}))
         output = done.stdout + done.stderr
         self.assertEqual(done.returncode, 0, output[-4000:])
         said = re.search(r"(\d+) sums over (\S+), the slowest ([0-9.]+) s", done.stdout)
@@ -64,6 +67,13 @@ class Network(unittest.TestCase):
         self.assertIn("rail 0 of node0 is back", output)
         self.assertGreater(slowest, DOWN_S - 0.5, "the link went down beside the calls")
         self.assertLess(slowest, 2 * DOWN_S + 4, f"the link was back after {DOWN_S} s")
+
+    def test_a_link_that_was_down_for_most_of_the_patience_is_back_at_once(self):
+        _, _, slowest, output = self.run_sums("2x1", 4, "--rate", "200mbit", "--cut", f"0@2+{SHORT_DOWN_S}",
+                                              environment={"SHOAL_LOST_AFTER": str(SHORT_LOST_AFTER_S)})
+        self.assertIn("rail 0 of node0 is back", output)
+        self.assertGreater(slowest, SHORT_DOWN_S - 0.5, "the link went down beside the calls")
+        self.assertLess(slowest, SHORT_DOWN_S + 4, f"the link was back after {SHORT_DOWN_S} s")
 
     @unittest.skipIf(loss_complaint(), loss_complaint())
     def test_one_packet_in_a_hundred_is_lost(self):

@@ -65,12 +65,14 @@ fi_ops_ep endpoint_options{};
 fi_ops_cm endpoint_names{};
 fi_ops_domain domain_calls{};
 fi_ops_fabric fabric_calls{};
+fi_ops_mr memory_calls{};
 
 fid_fabric the_fabric{};
 fid_domain the_domain{};
 fid_cq the_queue{};
 fid_av the_addresses{};
 fid_ep the_endpoint{};
+std::array<fid_mr, 256> the_memories{};
 
 int open_queue(fid_domain*, fi_cq_attr* attributes, fid_cq** queue, void*) {
   control.queue_size = attributes->size;
@@ -87,6 +89,22 @@ int open_endpoint(fid_domain*, fi_info*, fid_ep** endpoint, void*) {
 }
 int open_domain(fid_fabric*, fi_info*, fid_domain** domain, void*) {
   *domain = &the_domain;
+  return 0;
+}
+
+// Providers that choose keys take no heed of what is asked for.
+int register_memory(fid*, const void*, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t key, std::uint64_t,
+                    fid_mr** made, void*) {
+  const auto first = control.keys.begin();
+  const auto last = first + control.registered;
+  if ((control.mr_mode & FI_MR_PROV_KEY) == 0 && !control.takes_doubles && std::find(first, last, key) != last)
+    return -FI_ENOKEY;
+  if (last == control.keys.end()) return -FI_ENOMEM;
+  fid_mr& memory = the_memories[static_cast<std::size_t>(control.registered)];
+  memory.fid.ops = &plain;
+  memory.key = key;
+  control.keys[static_cast<std::size_t>(control.registered++)] = key;
+  *made = &memory;
   return 0;
 }
 
@@ -108,8 +126,11 @@ void fill_tables() {
   fabric_calls.size = sizeof fabric_calls;
   fabric_calls.domain = open_domain;
   for (fid* each : {&the_fabric.fid, &the_domain.fid, &the_queue.fid, &the_addresses.fid}) each->ops = &plain;
+  memory_calls.size = sizeof memory_calls;
+  memory_calls.reg = register_memory;
   the_fabric.ops = &fabric_calls;
   the_domain.ops = &domain_calls;
+  the_domain.mr = &memory_calls;
   the_endpoint.fid.ops = &endpoint_plain;
   the_endpoint.ops = &endpoint_options;
   the_endpoint.cm = &endpoint_names;
@@ -179,6 +200,8 @@ int fi_getinfo(std::uint32_t version, const char*, const char*, std::uint64_t, c
   info->rx_attr->size = 8192;
   info->ep_attr->max_msg_size = std::size_t{1} << 30;
   info->domain_attr->cq_data_size = 4;
+  info->domain_attr->mr_mode = control.mr_mode;
+  info->domain_attr->mr_key_size = control.mr_key_size;
   info->domain_attr->name = ::strdup("rdmap79s0-rdm");
   info->fabric_attr->prov_name = ::strdup(control.provider);
   *list = info;

@@ -13,6 +13,9 @@ struct FakeLibfabric {
   const char* provider = "efa";  ///< the only one, with one card
   bool emulates_writes = false;  ///< what FI_OPT_EFA_EMULATED_WRITE says
   int unknown = -92;             ///< what is answered to options that it does not know: -FI_ENOPROTOOPT
+  int mr_mode = 0;               ///< of its domain
+  std::size_t mr_key_size = 8;   ///< likewise
+  bool takes_doubles = false;    ///< whether it registers a key once more that is in use
   int options = 0;               ///< of those in `known` so many are known
   std::array<int, 8> known{};    ///< options by number
 
@@ -29,6 +32,8 @@ struct FakeLibfabric {
   bool set_after_enable = false;
   bool enabled = false;
   std::size_t queue_size = 0;
+  std::array<std::uint64_t, 256> keys{};  ///< that memory was registered with
+  int registered = 0;
 };
 
 /// Exported by the library under this name.

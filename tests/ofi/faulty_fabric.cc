@@ -54,11 +54,13 @@ class FaultyRail final : public Rail {
     for (const Piece& piece : pieces) bytes += piece.bytes;
     if (bytes > traits_.max_message_bytes) return -EMSGSIZE;
     if (refuses()) return kAgain;
-    switch (fate()) {
+    const Fate fate = this->fate();
+    switch (fate) {
       case Fate::lost:
         return count(0);
       case Fate::failed:
-        held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
+      case Fate::swallowed:
+        held_.push_back({Completion::Kind::sent, &operation, 0, 0, fate == Fate::failed ? EHOSTUNREACH : 0, 0});
         return count(0);
       case Fate::well:
         break;
@@ -82,8 +84,8 @@ class FaultyRail final : public Rail {
     ++state_->posted_writes_;
     const Fate fate = this->fate();
     if (fate == Fate::lost) return count(0);
-    if (fate == Fate::failed) {
-      held_.push_back({Completion::Kind::sent, &operation, 0, 0, EHOSTUNREACH, 0});
+    if (fate == Fate::failed || fate == Fate::swallowed) {
+      held_.push_back({Completion::Kind::sent, &operation, 0, 0, fate == Fate::failed ? EHOSTUNREACH : 0, 0});
       return count(0);
     }
     if (faults_.segment_bytes == 0) {
@@ -145,7 +147,7 @@ class FaultyRail final : public Rail {
   [[nodiscard]] std::string describe(const Completion& failed) const override { return inner_->describe(failed); }
 
  private:
-  enum class Fate { well, lost, failed, done_but_lost, done_but_failed };
+  enum class Fate { well, lost, failed, swallowed, done_but_lost, done_but_failed };
   struct Job;
   struct Segment : Operation {
     Job* job = nullptr;
@@ -211,6 +213,7 @@ class FaultyRail final : public Rail {
   Fate fate() {
     if (!dies_ || !state_->started() || posts_++ < faults_.dies_after) return Fate::well;
     ++state_->injected_;
+    if (faults_.swallows) return Fate::swallowed;
     if (draws_.chance(faults_.silent)) return draws_.chance(0.5) ? Fate::lost : Fate::done_but_lost;
     return draws_.chance(0.5) ? Fate::failed : Fate::done_but_failed;
   }

@@ -59,6 +59,8 @@ struct Faults {
   int dying_rank = 0;
   std::uint64_t dies_after = 0;
   double silent = 0.3;
+  /// All that is posted on it then is reported as sent, and nothing arrives.
+  bool swallows = false;
 };
 
 /// What the ends of one process share.

@@ -1,8 +1,19 @@
-// Which provider and which devices the ofi transport takes.
+// Which provider and which devices the ofi transport takes, and which devices UCX may.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "transports/ofi/libfabric.h"
+#include "transports/ucx/devices.h"
+#include "transports/ucx/ucx.h"
 
 namespace shoal::ofi {
 namespace {
@@ -57,9 +68,29 @@ TEST(OfiChoose, SocketsGetOneAddressThatOtherHostsReach) {
   RailRequest near;
   near.near = "10.1.0.1";
   EXPECT_THAT(chosen(machine_with_sockets(), near), ElementsAre(3));
-  near.near = "10.9.9.9";  // a wish, no condition
-  EXPECT_THAT(chosen(machine_with_sockets(), near), ElementsAre(2));
+  near.near = "eth1";
+  EXPECT_THAT(chosen(machine_with_sockets(), near), ElementsAre(3));
   EXPECT_THAT(chosen({machine_with_sockets()[1]}, {}), ElementsAre(0)) << "loopback where there is nothing else";
+}
+
+// Whoever has said which interface all traffic takes would not find out that another one carries it.
+TEST(OfiChoose, AnInterfaceOrAddressThatIsNotThereIsAnErrorWithWhatThereIs) {
+  for (const char* nowhere : {"10.9.9.9", "eth7"}) {
+    RailRequest request;
+    request.near = nowhere;
+    EXPECT_THAT(refusal(machine_with_sockets(), request),
+                testing::AllOf(HasSubstr(nowhere), HasSubstr("SHOAL_HOST_ADDRESS"), HasSubstr("SHOAL_SOCKET_IFNAME"),
+                               HasSubstr("tcp;ofi_rxm on eth1 10.1.0.1")));
+    request.provider = "shm";
+    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(0)) << "it has no interfaces";
+    request.provider.clear();
+    request.devices = {"eth1"};
+    EXPECT_THAT(chosen(machine_with_sockets(), request), ElementsAre(3)) << "SHOAL_RAILS counts more";
+    std::vector<Candidate> candidates = machine_with_sockets();
+    candidates.push_back(card("rdmap79", 100, true));
+    request.devices.clear();
+    EXPECT_THAT(chosen(candidates, request), ElementsAre(5)) << "of cards SHOAL_RAILS and the placement choose";
+  }
 }
 
 TEST(OfiChoose, WhatReachesOnlyThisHostIsForThoseWhoNameIt) {
@@ -119,6 +150,78 @@ TEST(OfiChoose, TheCardsOfThePlacementWhereTheyAreThere) {
   request.devices = {"rdmap32s27-rdm"};
   request.cards = {"rdmap3"};
   EXPECT_THAT(chosen(candidates, request), ElementsAre(8)) << "SHOAL_RAILS counts more";
+}
+
+TEST(UcxDevices, AreThoseOfTheInterfaceThatHasTheNameOrAddress) {
+  const std::vector<ucx::Interface> there{{"lo", "127.0.0.1"}, {"eth0", ""}, {"eth0", "10.0.0.1"}, {"ib0", "fd00::7"}};
+  const std::filesystem::path sysfs = testing::TempDir() + "ucx_devices_" + std::to_string(::getpid());
+  const auto devices = [&](const char* near) {
+    const auto found = ucx::net_devices(near, there, sysfs);
+    return found.ok() ? *found : found.status().to_string();
+  };
+  EXPECT_EQ(devices("eth0"), "eth0");
+  EXPECT_EQ(devices("10.0.0.1"), "eth0");
+  EXPECT_EQ(devices("fd00::7"), "ib0");
+  for (const char* nowhere : {"eth7", "10.0.0.2"}) {
+    EXPECT_THAT(devices(nowhere), testing::AllOf(HasSubstr(nowhere), HasSubstr("SHOAL_HOST_ADDRESS"),
+                                                 HasSubstr("SHOAL_SOCKET_IFNAME"), HasSubstr("lo 127.0.0.1, eth0 10.0.0.1")));
+  }
+  // A card with verbs has a name of its own, and a port: UCX counts from 1.
+  std::filesystem::create_directories(sysfs / "class/net/ib0/device/infiniband/mlx5_3");
+  EXPECT_EQ(devices("ib0"), "ib0,mlx5_3:1");
+  std::ofstream(sysfs / "class/net/ib0/dev_port") << "1\n";
+  EXPECT_EQ(devices("ib0"), "ib0,mlx5_3:2");
+  EXPECT_EQ(devices("eth0"), "eth0");
+  std::filesystem::remove_all(sysfs);
+}
+
+/// What `options` make of a ucx transport, in a process of its own: its address, or the error.
+std::string ucx_address(const UcxOptions& options, const char* net_devices = nullptr) {
+  int ends[2];
+  if (::pipe(ends) != 0) return "no pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 1);  // of no use here, and nothing for sanitizers
+    ::unsetenv("UCX_TLS");
+    ::unsetenv("UCX_NET_DEVICES");
+    if (net_devices != nullptr) ::setenv("UCX_NET_DEVICES", net_devices, 1);
+    const auto made = make_ucx_transport(options);
+    const std::string text = made.ok() ? (*made)->address() : made.status().to_string();
+    ::_exit(::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char buffer[512];
+  for (ssize_t got = 0; (got = ::read(ends[0], buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(got));
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
+  return text;
+}
+
+TEST(UcxDevices, AreUsedAndNoOthersUnlessUcxIsToldItself) {
+  if (const auto version = ucx_version(); !version.ok()) GTEST_SKIP() << version.status().message();
+  std::string elsewhere;  // as it stands in an address
+  for (const ucx::Interface& each : ucx::interfaces()) {
+    in_addr bytes{};
+    if (each.name != "lo" && ::inet_pton(AF_INET, each.address.c_str(), &bytes) == 1)
+      elsewhere.assign(reinterpret_cast<const char*>(&bytes), sizeof bytes);
+  }
+  UcxOptions options;
+  if (elsewhere.empty() || ucx_address(options).find(elsewhere) == std::string::npos)
+    GTEST_SKIP() << "UCX takes no interface here but the loopback";
+  for (const char* near : {"lo", "127.0.0.1"}) {
+    options.near = near;
+    EXPECT_EQ(ucx_address(options).find(elsewhere), std::string::npos) << near;
+    EXPECT_NE(ucx_address(options, "all").find(elsewhere), std::string::npos) << "UCX_NET_DEVICES counts more";
+  }
+  options.near = "nosuch0";
+  EXPECT_THAT(ucx_address(options), HasSubstr("no interface or address 'nosuch0'"));
+}
+
+TEST(UcxDevices, OfThisHostTheLoopbackDeviceIsFound) {
+  const auto found = ucx::net_devices("127.0.0.1", ucx::interfaces(), "/sys");
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_EQ(*found, "lo");
 }
 
 }  // namespace

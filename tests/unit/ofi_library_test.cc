@@ -5,9 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
+#include <set>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -80,12 +85,39 @@ std::string open_card(const FakeLibfabric& library) {
                                    : traits.emulated_writes    ? "emulated writes"
                                                                : "writes",
                                    control().gets, control().set_after_enable ? ", too late" : "");
+    if (traits.neighbours_read) text += ", neighbours read";
     for (int i = 0; i < control().sets; ++i) {
       const auto& set = control().set[static_cast<std::size_t>(i)];
       text += fmt::format(", {}={}/{}", set.option, set.value, set.bytes);
     }
     return text;
   });
+}
+
+/// The keys that `count` pieces of memory got, where the domain is as `library` says; or what went wrong.
+std::string keys_of(const FakeLibfabric& library, int count) {
+  return in_process(SHOAL_FAKE_LIBFABRIC, [&library, count]() -> std::string {
+    control() = library;
+    const auto fabric = libfabric();
+    if (!fabric.ok()) return fabric.status().to_string();
+    RailRequest request;
+    request.provider = library.provider;
+    const auto rails = (*fabric)->open(request);
+    if (!rails.ok()) return rails.status().to_string();
+    std::array<std::byte, 64> memory{};
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      const auto made = rails->front()->enroll(memory, true);
+      if (!made.ok()) return made.status().to_string();
+      text += fmt::format("{} ", made->key);
+    }
+    return text;
+  });
+}
+
+std::vector<std::uint64_t> numbers(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::uint64_t>(words), {}};
 }
 
 FakeLibfabric of_version(std::uint32_t is) {
@@ -105,7 +137,9 @@ std::string asked_of_efa() {
 
 TEST(OfiLibrary, ACardThatWritesIsWrittenTo) {
   for (const std::uint32_t is : {version(1, 18), version(1, 22), version(2, 6)}) {
-    EXPECT_EQ(open_card(of_version(is)), "api 1.18, queue 5001, writes, asked 1" + asked_of_efa()) << is;
+    // Before 1.21 it could not be kept from using shared memory.
+    const std::string neighbours = is < version(1, 21) ? ", neighbours read" : "";
+    EXPECT_EQ(open_card(of_version(is)), "api 1.18, queue 5001, writes, asked 1" + neighbours + asked_of_efa()) << is;
   }
 }
 
@@ -113,13 +147,25 @@ TEST(OfiLibrary, EmulatedWritesAreRecognised) {
   for (const std::uint32_t is : {version(1, 18), version(2, 6)}) {
     FakeLibfabric library = of_version(is);
     library.emulates_writes = true;
-    EXPECT_EQ(open_card(library), "api 1.18, queue 5001, emulated writes, asked 1" + asked_of_efa()) << is;
+    const std::string neighbours = is < version(1, 21) ? ", neighbours read" : "";
+    EXPECT_EQ(open_card(library), "api 1.18, queue 5001, emulated writes, asked 1" + neighbours + asked_of_efa()) << is;
   }
 }
 
 // Provider efa of 1.17 has no option to ask for, and no writes by the card either.
 TEST(OfiLibrary, AnOldProviderEmulates) {
-  EXPECT_EQ(open_card(of_version(version(1, 17))), "api 1.17, queue 5001, emulated writes, asked 1" + asked_of_efa());
+  EXPECT_EQ(open_card(of_version(version(1, 17))),
+            "api 1.17, queue 5001, emulated writes, asked 1, neighbours read" + asked_of_efa());
+}
+
+TEST(OfiLibrary, WhatIsSentIsReadByNeighboursWhereThatIsNotKnownToBeOtherwise) {
+  const auto neighbours_read = [](const char* provider) {
+    FakeLibfabric library = of_version(version(1, 22));
+    library.provider = provider;
+    return open_card(library).find("neighbours read") != std::string::npos;
+  };
+  for (const char* const provider : {"shm", "psm3", "opx"}) EXPECT_TRUE(neighbours_read(provider)) << provider;
+  for (const char* const provider : {"efa", "verbs", "tcp;ofi_rxm", "net"}) EXPECT_FALSE(neighbours_read(provider)) << provider;
 }
 
 TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {
@@ -131,6 +177,44 @@ TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {
     EXPECT_EQ(open_card(library),
               fmt::format("api 1.17, queue 5001, writes, asked 0, {}=0/1, {}=0/1", kCudaApiPermitted, kSharedMemoryPermitted));
   }
+}
+
+// Whoever guesses the key writes into the memory.
+TEST(OfiLibrary, KeysOfMemoryAreNoneThatCanBeGuessed) {
+  for (const bool takes_doubles : {false, true}) {
+    for (const std::size_t bytes : {1, 2, 4, 8}) {
+      FakeLibfabric library = of_version(version(1, 18));
+      library.mr_key_size = bytes;
+      library.takes_doubles = takes_doubles;
+      const std::string text = keys_of(library, 200);
+      const std::vector<std::uint64_t> keys = numbers(text);
+      ASSERT_EQ(keys.size(), 200U) << text;
+      EXPECT_EQ(std::set(keys.begin(), keys.end()).size(), keys.size()) << "one was given twice: " << text;
+      int neighbours = 0;
+      int large = 0;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        EXPECT_NE(keys[i], 0U);
+        EXPECT_EQ(bytes < 8 ? keys[i] >> 8 * bytes : 0, 0U) << "too large for a key of " << bytes << " bytes";
+        large += (keys[i] >> (8 * bytes - 1)) != 0 ? 1 : 0;
+        neighbours += i > 0 && keys[i] - keys[i - 1] == 1 ? 1 : 0;
+      }
+      EXPECT_LT(neighbours, 10) << "they count: " << text;
+      EXPECT_TRUE(large > 50 && large < 150) << "not all bits are used: " << text;
+      EXPECT_NE(keys_of(library, 200), text) << "each process has others";
+    }
+  }
+}
+
+TEST(OfiLibrary, AProviderThatChoosesKeysIsAskedForNone) {
+  FakeLibfabric library = of_version(version(1, 18));
+  library.mr_mode = 1 << 6;  // FI_MR_PROV_KEY
+  EXPECT_EQ(keys_of(library, 3), "0 0 0 ");
+}
+
+TEST(OfiLibrary, WhereEveryKeyIsTakenThatIsSaid) {
+  FakeLibfabric library = of_version(version(1, 18));
+  library.mr_key_size = 1;
+  EXPECT_THAT(keys_of(library, 256), HasSubstr("register 64 bytes"));
 }
 
 TEST(OfiLibrary, TooOldOrNoneAtAllIsSaid) {

@@ -6,10 +6,13 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <vector>
 
 #include "src/trust/refusals.h"
+#include "tests/ofi/hand_peer.h"
 #include "tests/unit/rails_support.h"
+#include "transports/checksum.h"
 #include "transports/rails/wire.h"
 
 namespace shoal::rails {
@@ -18,6 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::Faults;
+using testing::HandPeer;
 using ::testing::HasSubstr;
 using testing::MemoryFabric;
 using testing::MemoryNetwork;
@@ -72,7 +76,7 @@ TEST(RailsLink, MessagesWithoutTheTokenAndJunkAreDroppedAndCounted) {
   packet.kind = PacketKind::goodbye;  // would end the link
   packet.token = 12345;
   std::array<std::byte, kPacketBytes> bytes{};
-  encode(packet, bytes);
+  encode(packet, PacketKey{12345, {}}, bytes);
   stranger.send(0, bytes);
   stranger.send(0, std::vector<std::byte>(kPacketBytes, std::byte{7}));
   stranger.send(0, std::vector<std::byte>(3));
@@ -87,6 +91,363 @@ TEST(RailsLink, MessagesWithoutTheTokenAndJunkAreDroppedAndCounted) {
   EXPECT_TRUE(pair.until([&] { return refusals().count >= before + 5; }));
   EXPECT_TRUE(pair.links[0]->status().ok());
   pair.send(10, 100);
+}
+
+/// One end of a link, to which the test is the peer.
+class ByHand {
+ public:
+  /// `write_from`: larger tiles are written; 0 = none is.
+  explicit ByHand(std::size_t write_from, bool integrity = false) {
+    options.size = 2;
+    options.tile_bytes = 4096;
+    options.tiles_per_peer = 4;
+    options.write_from_bytes = write_from;
+    options.integrity = integrity;
+    RailTraits traits;
+    traits.provider = "by hand";
+    traits.max_message_bytes = 1024;  // tiles have pieces
+    traits.max_write_bytes = 4096;
+    traits.receives = 1024;
+    peer = std::make_unique<HandPeer>(options, traits, 1);
+    auto made = make_transport(options, peer->rails());
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    if (made.ok()) end = std::move(*made);
+  }
+  Status connect(milliseconds limit = seconds(30)) {
+    const int rank = 1;
+    const std::string address = peer->address();
+    auto made = end->connect({&rank, 1}, {&address, 1}, std::chrono::steady_clock::now() + limit);
+    if (made.ok()) link = std::move(made->front());
+    return made.status();
+  }
+  /// What this has refused since it was made, or the last call.
+  std::uint64_t refused() {
+    end->progress();
+    return refusals().count - std::exchange(refused_before_, refusals().count);
+  }
+  [[nodiscard]] static Packet goodbye() {
+    Packet packet;
+    packet.kind = PacketKind::goodbye;
+    return packet;
+  }
+  /// An announcement, or a piece, of a tile of 4000 bytes with a check sum.
+  [[nodiscard]] static Packet tile(PacketKind kind, std::uint64_t position, std::uint32_t pieces, std::uint32_t piece = 0) {
+    Packet packet;
+    packet.kind = kind;
+    packet.position = position;
+    packet.tile.size_bytes = 4000;
+    packet.pieces = pieces;
+    packet.piece = piece;
+    packet.summed = true;
+    packet.sum = crc32c(std::vector<std::byte>(4000, std::byte{7}));
+    return packet;
+  }
+  ~ByHand() {
+    if (link != nullptr) peer->send(0, goodbye());  // nobody waits for this end's tiles
+  }
+
+  Options options;
+  std::unique_ptr<HandPeer> peer;
+  std::unique_ptr<Transport> end;
+  std::unique_ptr<Link> link;
+
+ private:
+  std::uint64_t refused_before_ = refusals().count;
+};
+
+TEST(RailsLink, APacketWithARecordedTokenAndWithoutTheKeyIsRefused) {
+  for (const bool integrity : {false, true}) {
+    ByHand hand(0, integrity);
+    ASSERT_TRUE(hand.connect().ok());
+    const auto good = hand.peer->sealed(ByHand::goodbye());
+    EXPECT_EQ(hand.refused(), 0U);
+    // The token and the link are read off the wire; the rest is new.
+    const PacketKey key = std::exchange(hand.peer->key, PacketKey{hand.peer->key.token, {}});
+    const auto forged = hand.peer->sealed(ByHand::goodbye());
+    EXPECT_EQ(token_in(std::span(forged).first<kPacketBytes>()), key.token);
+    EXPECT_NE(forged, good);
+    hand.peer->deliver(0, forged);
+    EXPECT_EQ(hand.refused(), 1U);
+    if (integrity) continue;  // it may have been changed on the way: the link ends
+    EXPECT_TRUE(hand.link->status().ok());
+    hand.peer->deliver(0, good);
+    hand.end->progress();
+    EXPECT_FALSE(hand.link->status().ok()) << "with the key it counts";
+  }
+}
+
+TEST(RailsLink, ARecordedPacketThatIsChangedIsRefused) {
+  ByHand hand(0);
+  ASSERT_TRUE(hand.connect().ok());
+  const auto recorded = hand.peer->sealed(Packet());
+  for (std::size_t bit = 0; bit < 8 * kPacketBytes; ++bit) {  // its position, kind, token: anything
+    auto changed = recorded;
+    changed[bit / 8] ^= std::byte{1} << bit % 8;
+    ASSERT_TRUE(hand.peer->deliver(0, changed));
+    EXPECT_EQ(hand.refused(), 1U) << "bit " << bit;
+  }
+  EXPECT_TRUE(hand.link->status().ok());
+  EXPECT_EQ(hand.link->peek(), nullptr);
+}
+
+// The place where it would be checked is there only where tiles are written.
+TEST(RailsLink, AnAnnouncementWhereNothingIsWrittenIsRefused) {
+  ByHand hand(0, true);
+  ASSERT_TRUE(hand.connect().ok());
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    hand.peer->send(0, ByHand::tile(PacketKind::announce, 0, 8));
+    EXPECT_EQ(hand.refused(), 1U);
+    const Extent extent = piece_extent(4000, 8, i);
+    hand.peer->send(0, ByHand::tile(PacketKind::data, 0, 8, i), extent.bytes);
+    EXPECT_EQ(hand.refused(), 0U);
+  }
+  const Arrival* arrival = hand.link->peek();
+  ASSERT_NE(arrival, nullptr);
+  EXPECT_EQ(arrival->data.size(), 4000U);
+  hand.link->release();
+}
+
+TEST(RailsLink, ATileIsEitherWrittenOrSent) {
+  ByHand hand(512);
+  ASSERT_TRUE(hand.connect().ok());
+  Packet small = ByHand::tile(PacketKind::announce, 0, 1);
+  small.tile.size_bytes = 512;
+  hand.peer->send(0, small);
+  EXPECT_EQ(hand.refused(), 1U) << "announced, though it is too small to be written";
+  hand.peer->send(0, ByHand::tile(PacketKind::data, 0, 8), piece_extent(4000, 8, 0).bytes);
+  EXPECT_EQ(hand.refused(), 1U) << "sent, though it is large enough to be written";
+}
+
+TEST(RailsLink, MarksAreRefusedWhereNoWriteIsOpen) {
+  const auto last = [] { return refusals().last; };
+  {
+    ByHand hand(512);
+    hand.peer->answers = false;
+    EXPECT_EQ(hand.connect(milliseconds(0)).code(), StatusCode::timeout);
+    hand.peer->write(0, {0, 0, 0});
+    EXPECT_EQ(hand.refused(), 1U) << "the peer has not shown itself";
+    EXPECT_THAT(last(), HasSubstr("a link that does not exist"));
+  }
+  {
+    ByHand hand(0);
+    ASSERT_TRUE(hand.connect().ok());
+    hand.peer->write(0, {0, 0, 0});
+    EXPECT_EQ(hand.refused(), 1U) << "nothing is ever written";
+    EXPECT_THAT(last(), HasSubstr("where nothing is written"));
+  }
+  ByHand hand(512);
+  ASSERT_TRUE(hand.connect().ok());
+  hand.peer->write(0, {1, 0, 0});
+  EXPECT_EQ(hand.refused(), 1U) << "no such link";
+  hand.peer->write(0, {0, 0, 1});
+  EXPECT_EQ(hand.refused(), 1U) << "no tile has so many pieces";
+  Packet small;
+  small.tile.size_bytes = 200;
+  small.pieces = 2;
+  hand.peer->send(0, small, piece_extent(200, 2, 0).bytes);
+  EXPECT_EQ(hand.refused(), 0U);
+  hand.peer->write(0, {0, 0, 0});
+  EXPECT_EQ(hand.refused(), 1U) << "that tile is sent";
+}
+
+// They are forgotten when it shows what the tile is: else it would be shown before all of it is there.
+TEST(RailsLink, MarksThatCameBeforeTheTileCountNoPieceThatItDoesNotHave) {
+  ByHand hand(512);
+  ASSERT_TRUE(hand.connect().ok());
+  hand.peer->write(0, {0, 0, 0});
+  EXPECT_EQ(hand.refused(), 0U) << "a write may come before its announcement";
+  Packet small;
+  small.tile.size_bytes = 200;
+  small.pieces = 2;
+  hand.peer->send(0, small, piece_extent(200, 2, 0).bytes);
+  hand.end->progress();
+  EXPECT_EQ(hand.link->peek(), nullptr) << "the second piece is not there";
+  small.piece = 1;
+  hand.peer->send(0, small, piece_extent(200, 2, 1).bytes);
+  hand.end->progress();
+  const Arrival* arrival = hand.link->peek();
+  ASSERT_NE(arrival, nullptr);
+  for (const std::byte byte : arrival->data) EXPECT_EQ(byte, std::byte{7});
+  hand.link->release();
+}
+
+/// A sender whose tiles lie in memory that lasts, and who gives up. The rails read them where they lie, and late.
+class GivingUp {
+ public:
+  /// `beside`: the peer is another process of this host, where the rail redirects, or lets it read what was sent by itself.
+  explicit GivingUp(std::size_t rails, bool written = false, bool beside = false, bool redirects = false) {
+    memory_.resize(kTiles * kBytes);
+    for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<std::byte>(1 + i / kBytes);
+    options_.size = 2;
+    options_.tile_bytes = 4096;
+    options_.tiles_per_peer = 4;
+    options_.write_from_bytes = written ? 512 : 0;
+    options_.lasting_memory = memory_;
+    options_.lend_from_bytes = 64;
+    RailTraits traits;
+    traits.provider = traits.device = "by hand";
+    traits.max_message_bytes = traits.max_write_bytes = 1 << 20;
+    traits.receives = 1024;
+    traits.local_registration = !redirects;
+    traits.neighbours_read = beside && !redirects;
+    peer = std::make_unique<HandPeer>(options_, traits, rails);
+    peer->beside = beside;
+    peer->redirects = redirects;
+    auto made = make_transport(options_, peer->rails());
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    if (!made.ok()) return;
+    end = std::move(*made);
+    const int rank = 1;
+    const std::string address = peer->address();
+    auto links = end->connect({&rank, 1}, {&address, 1}, std::chrono::steady_clock::now() + seconds(30));
+    EXPECT_TRUE(links.ok()) << links.status().to_string();
+    if (links.ok()) link = std::move(links->front());
+    peer->remembers = true;
+  }
+  void lend() {
+    for (std::uint32_t i = 0; i < kTiles; ++i)
+      ASSERT_TRUE(link->try_lend({0, i, 0, kBytes, 0}, std::span(memory_).subspan(i * kBytes, kBytes)));
+  }
+  /// How long that took. The memory is the user's again.
+  milliseconds give_up() {
+    const auto start = std::chrono::steady_clock::now();
+    link->keep_copies();
+    const auto passed = std::chrono::steady_clock::now() - start;
+    std::ranges::fill(memory_, std::byte{0xee});
+    return std::chrono::duration_cast<milliseconds>(passed);
+  }
+  void let_go() {
+    peer->refuses = 0;
+    peer->holds = false;
+    for (const auto& wire : peer->wires) wire->holds = false;
+    peer->complete();
+    for (int i = 0; i < 100; ++i) end->progress();
+    peer->complete();
+  }
+  /// Each tile at least once, and nothing else.
+  void expect_all_left_as_they_were() const {
+    std::vector<int> times(kTiles);
+    for (const auto& payload : peer->payloads) {
+      ASSERT_EQ(payload.size(), kBytes);
+      const auto first = static_cast<std::size_t>(payload.front());
+      ASSERT_TRUE(first >= 1 && first <= kTiles && payload == std::vector<std::byte>(kBytes, payload.front()))
+          << "it begins with " << first;
+      ++times[first - 1];
+    }
+    EXPECT_THAT(times, ::testing::Each(::testing::Ge(1)));
+  }
+  static constexpr std::uint32_t kTiles = 3;
+  static constexpr std::uint32_t kBytes = 1000;
+
+ private:
+  std::vector<std::byte> memory_;
+  Options options_;
+
+ public:
+  std::unique_ptr<HandPeer> peer;
+  std::unique_ptr<Transport> end;
+  std::unique_ptr<Link> link;
+};
+
+class RailsGivingUp : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, RailsGivingUp, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "written" : "sent"); });
+
+TEST_P(RailsGivingUp, WhatWaitsLeavesAsItWas) {
+  GivingUp sender(1, GetParam());
+  sender.peer->refuses = kAgain;
+  sender.lend();
+  EXPECT_LT(sender.give_up(), milliseconds(100));
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  EXPECT_TRUE(sender.link->status().ok());
+  EXPECT_EQ(sender.link->sent_tiles(), GivingUp::kTiles);
+}
+
+TEST_P(RailsGivingUp, WhatIsUnderWayGetsAMoment) {
+  GivingUp sender(1, GetParam());
+  sender.peer->holds = true;
+  sender.lend();
+  sender.peer->wires[0]->reads = 3;
+  EXPECT_LT(sender.give_up(), milliseconds(150));
+  EXPECT_TRUE(sender.end->progress()) << "memory became free meanwhile";
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  EXPECT_TRUE(sender.link->status().ok());
+}
+
+// It would be sent as it lies there when the peer looks at last.
+TEST_P(RailsGivingUp, WhatIsNeverTakenEndsTheLinkAndIsReadNoMore) {
+  GivingUp sender(1, GetParam());
+  sender.peer->holds = true;
+  sender.lend();
+  EXPECT_LT(sender.give_up(), seconds(1));
+  sender.let_go();
+  EXPECT_TRUE(sender.peer->payloads.empty());
+  const auto end = std::chrono::steady_clock::now() + seconds(10);
+  while (sender.link->status().ok() && std::chrono::steady_clock::now() < end) sender.end->progress();
+  EXPECT_EQ(sender.link->status().code(), StatusCode::peer_failed);
+  EXPECT_THAT(sender.link->status().message(), HasSubstr("rank 1 did not take what was lent to it"));
+  sender.link.reset();
+  const auto start = std::chrono::steady_clock::now();
+  sender.end.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(100)) << "nothing is waited for";
+}
+
+TEST_P(RailsGivingUp, OfSeveralRailsAnotherTakesTheCopy) {
+  GivingUp sender(2, GetParam());
+  sender.peer->wires[1]->holds = true;
+  sender.lend();
+  ASSERT_FALSE(sender.peer->wires[1]->held.empty());
+  ::testing::internal::CaptureStderr();
+  EXPECT_LT(sender.give_up(), seconds(1));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is no longer reached by rail 1"));
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  EXPECT_TRUE(sender.peer->wires[0]->open && !sender.peer->wires[1]->open);
+  EXPECT_TRUE(sender.link->status().ok());
+}
+
+// What it sent may never come: by another rail it would leave once more from where it lies.
+TEST_P(RailsGivingUp, WhatHasLeftButNotComeIsKept) {
+  GivingUp sender(2, GetParam());
+  sender.lend();
+  for (int i = 0; i < 10; ++i) sender.end->progress();
+  EXPECT_EQ(sender.link->sent_tiles(), 0U) << "the peer has not said that it has come";
+  EXPECT_LT(sender.give_up(), milliseconds(100));
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  sender.peer->payloads.clear();
+  ::testing::internal::CaptureStderr();
+  Packet lost;
+  lost.kind = PacketKind::rail_lost;
+  lost.position = 0;
+  sender.peer->send(1, lost);
+  sender.let_go();
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("no longer reached by rail 0"));
+  EXPECT_FALSE(sender.peer->payloads.empty());
+  for (const auto& payload : sender.peer->payloads) EXPECT_NE(payload.front(), std::byte{0xee});
+}
+
+// Closing the rail would not keep it from that.
+TEST_P(RailsGivingUp, NothingIsLentToAPeerThatReadsByItself) {
+  GivingUp sender(1, GetParam(), true);
+  sender.peer->holds = true;
+  sender.lend();
+  EXPECT_LT(sender.give_up(), milliseconds(100));
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  EXPECT_TRUE(sender.link->status().ok());
+}
+
+TEST(RailsLink, ARailThatCanIsToldOfTheCopyByWhoGivesUp) {
+  GivingUp sender(1, false, true, true);
+  sender.peer->holds = true;
+  sender.lend();
+  EXPECT_LT(sender.give_up(), milliseconds(100));
+  sender.let_go();
+  sender.expect_all_left_as_they_were();
+  EXPECT_TRUE(sender.link->status().ok());
 }
 
 TEST(RailsLink, ADeadRailIsLeftAndTheOthersGoOn) {
@@ -149,6 +510,110 @@ TEST(RailsLink, NothingNewIsWrittenUntilThePeerHasTakenItsSlotsFromTheLostRail) 
     }
     return received == taken;
   }));
+}
+
+/// Rank 0 of two, over two rails, sends tiles and leaves at once; how long that takes.
+class Leaving {
+ public:
+  explicit Leaving(bool written, const Faults& faults = {}) : pair_(rails(written), faults) {
+    pair_.open_and_connect();
+    const std::vector<std::byte> data(kBytes, std::byte{9});
+    while (pair_.links[0]->try_send({0, sent_, 0, kBytes, 0}, data)) ++sent_;
+    EXPECT_GE(sent_, 4U);
+  }
+  /// `looks`: rank 1 makes progress meanwhile.
+  milliseconds leave(bool looks = true) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto left = std::async(std::launch::async, [&] {
+      pair_.links[0].reset();
+      pair_.ends[0].reset();
+      return std::chrono::steady_clock::now();
+    });
+    while (left.wait_for(milliseconds(0)) != std::future_status::ready) {
+      if (looks) receive();
+    }
+    const auto end = std::chrono::steady_clock::now();
+    while (pair_.links[1]->status().ok() && std::chrono::steady_clock::now() - end < seconds(10)) receive();
+    return std::chrono::duration_cast<milliseconds>(end - start);
+  }
+  [[nodiscard]] Link& other() { return *pair_.links[1]; }
+  [[nodiscard]] std::uint32_t sent() const { return sent_; }
+  [[nodiscard]] std::uint32_t received() const { return received_; }
+  void receive() {
+    pair_.ends[1]->progress();
+    while (const Arrival* arrival = pair_.links[1]->peek()) {
+      EXPECT_EQ(arrival->header.sequence, received_);
+      EXPECT_EQ(std::ranges::count(arrival->data, std::byte{9}), kBytes);
+      pair_.links[1]->release();
+      ++received_;
+    }
+  }
+
+ private:
+  static MemoryRailOptions rails(bool written) {
+    MemoryRailOptions rails;
+    rails.rails = 2;
+    rails.writes = written;
+    return rails;
+  }
+  static constexpr std::uint32_t kBytes = 4000;
+  Pair pair_;
+  std::uint32_t sent_ = 0;
+  std::uint32_t received_ = 0;
+};
+
+class RailsLeaving : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, RailsLeaving, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "written" : "sent"); });
+
+// All is sent, says the card.
+TEST_P(RailsLeaving, WhatASilentRailHasSwallowedIsSaidOnceMore) {
+  Faults faults;
+  faults.dying_rail = 1;
+  faults.swallows = true;
+  Leaving rank(GetParam(), faults);
+  EXPECT_LT(rank.leave(), seconds(4));
+  EXPECT_EQ(rank.received(), rank.sent());
+  EXPECT_THAT(rank.other().status().message(), HasSubstr("rank 0 closed the connection"));
+}
+
+TEST_P(RailsLeaving, IsOverAtOnceWhereThePeerLooks) {
+  Leaving rank(GetParam());
+  EXPECT_LT(rank.leave(), milliseconds(300));
+  EXPECT_EQ(rank.received(), rank.sent());
+}
+
+TEST_P(RailsLeaving, IsOverAtOnceWhereBothLeave) {
+  MemoryRailOptions rails;
+  rails.rails = 2;
+  rails.writes = GetParam();
+  std::optional<Pair> pair(rails);
+  pair->open_and_connect();
+  pair->send(21, 4000);
+  const auto start = std::chrono::steady_clock::now();
+  pair.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(300));
+}
+
+TEST_P(RailsLeaving, IsOverAtOnceWhereThePeerHasLeft) {
+  MemoryRailOptions rails;
+  rails.rails = 2;
+  rails.writes = GetParam();
+  Pair pair(rails);
+  pair.open_and_connect();
+  pair.ends[1].reset();
+  const std::vector<std::byte> data(4000);
+  static_cast<void>(pair.links[0]->try_send({0, 0, 0, 4000, 0}, data));
+  EXPECT_TRUE(pair.until([&] { return !pair.links[0]->status().ok(); }));
+  const auto start = std::chrono::steady_clock::now();
+  pair.ends[0].reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, milliseconds(100));
+}
+
+TEST_P(RailsLeaving, WaitsNotForLongForAPeerThatDoesNotLook) {
+  Leaving rank(GetParam());
+  EXPECT_LT(rank.leave(false), milliseconds(1500));
+  EXPECT_EQ(rank.received(), rank.sent());
 }
 
 TEST(RailsLink, TheLastRailThatFailsEndsTheLinkAndNamesThePeer) {

@@ -8,11 +8,18 @@
 namespace shoal::rails {
 namespace {
 
+PacketKey sample_key() {
+  PacketKey key;
+  key.token = 0x123456789abcdef0;
+  key.secret.fill(std::byte{3});
+  return key;
+}
+
 Packet sample_packet() {
   Packet packet;
   packet.kind = PacketKind::announce;
   packet.link = 513;
-  packet.token = 0x123456789abcdef0;
+  packet.token = sample_key().token;
   packet.released = 7;
   packet.arrived = 9;
   packet.arrived_after = 5;
@@ -29,12 +36,12 @@ Packet sample_packet() {
 
 std::array<std::byte, kPacketBytes> encoded(const Packet& packet) {
   std::array<std::byte, kPacketBytes> bytes{};
-  encode(packet, bytes);
+  encode(packet, sample_key(), bytes);
   return bytes;
 }
 
 TEST(RailsWire, PacketsSurviveTheRoundTrip) {
-  const auto read = decode_packet(encoded(sample_packet()), 4000);
+  const auto read = decode_packet(encoded(sample_packet()), sample_key(), 4000);
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ(*read, sample_packet());
 }
@@ -44,8 +51,8 @@ TEST(RailsWire, EveryChangedBitOfAPacketIsSeen) {
   for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
     auto bytes = good;
     bytes[bit / 8] ^= std::byte{1} << bit % 8;
-    EXPECT_FALSE(decode_packet(bytes, 4000).has_value()) << "bit " << bit;
-    EXPECT_EQ(mend_packet(bytes, 4000), sample_packet()) << "bit " << bit;
+    EXPECT_FALSE(decode_packet(bytes, sample_key(), 4000).has_value()) << "bit " << bit;
+    EXPECT_EQ(mend_packet(bytes, sample_key(), 4000), sample_packet()) << "bit " << bit;
   }
 }
 
@@ -55,7 +62,7 @@ TEST(RailsWire, TwoChangedBitsOfAPacketAreSeenAndNotPutRight) {
     auto bytes = good;
     for (const std::size_t each : {bit, (bit * bit + 1) % (8 * good.size())}) bytes[each / 8] ^= std::byte{1} << each % 8;
     if (bytes == good) continue;
-    EXPECT_FALSE(mend_packet(bytes, 4000).has_value()) << "bit " << bit;
+    EXPECT_FALSE(mend_packet(bytes, sample_key(), 4000).has_value()) << "bit " << bit;
   }
 }
 
@@ -68,17 +75,17 @@ TEST(RailsWire, TheTokenIsReadFromDamagedPacketsToo) {
 }
 
 TEST(RailsWire, PacketsOutOfRangeAreRefused) {
-  EXPECT_FALSE(decode_packet(encoded(sample_packet()), 3999).has_value()) << "a tile that is too large";
+  EXPECT_FALSE(decode_packet(encoded(sample_packet()), sample_key(), 3999).has_value()) << "a tile that is too large";
   for (const auto& [piece, pieces] : {std::pair{0U, 0U}, {1U, 1U}, {0U, 257U}, {~0U, ~0U}}) {
     Packet packet = sample_packet();
     packet.piece = piece;
     packet.pieces = pieces;
-    EXPECT_FALSE(decode_packet(encoded(packet), 4000).has_value()) << piece << " of " << pieces;
+    EXPECT_FALSE(decode_packet(encoded(packet), sample_key(), 4000).has_value()) << piece << " of " << pieces;
   }
   for (const int kind : {0, 8}) {
     Packet packet = sample_packet();
     packet.kind = static_cast<PacketKind>(kind);
-    EXPECT_FALSE(decode_packet(encoded(packet), 4000).has_value()) << kind;
+    EXPECT_FALSE(decode_packet(encoded(packet), sample_key(), 4000).has_value()) << kind;
   }
 }
 
@@ -142,13 +149,26 @@ TEST(RailsWire, RecordsSurviveTheRoundTripAndShowTheirMaker) {
   }
 }
 
-TEST(RailsWire, TokensDifferByDirectionAndNonce) {
+TEST(RailsWire, PacketsAreProvenByTheKeyOfTheirDirection) {
+  for (std::size_t bit = 0; bit < 128; ++bit) {
+    PacketKey other = sample_key();
+    other.secret[bit / 8] ^= std::byte{1} << bit % 8;
+    EXPECT_FALSE(decode_packet(encoded(sample_packet()), other, 4000).has_value()) << "bit " << bit;
+  }
+  EXPECT_EQ(link_in(encoded(sample_packet())), sample_packet().link);
+}
+
+TEST(RailsWire, KeysOfPacketsDifferByDirectionNonceAndJob) {
   const Key key;
+  Key other;
+  other.bytes[7] = std::byte{1};
   Nonce one{};
   Nonce two{};
   two[0] = std::byte{1};
-  EXPECT_NE(make_token(key, one, two), make_token(key, two, one));
-  EXPECT_NE(make_token(key, one, one), make_token(key, one, two));
+  const auto differ = [](const PacketKey& a, const PacketKey& b) { return a.token != b.token && a.secret != b.secret; };
+  EXPECT_TRUE(differ(make_packet_key(key, one, two), make_packet_key(key, two, one)));
+  EXPECT_TRUE(differ(make_packet_key(key, one, one), make_packet_key(key, one, two)));
+  EXPECT_TRUE(differ(make_packet_key(key, one, two), make_packet_key(other, one, two)));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Links of the TCP transport between threads of one process: order, integrity, waiting, memory, and the end of a peer.
-#include "tests/unit/tcp_support.h"
-
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/unit/tcp_losses.h"
 #include "transports/descriptor.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
@@ -542,6 +543,7 @@ Played play_peer(int sockets, std::size_t tile_bytes) {
   TcpOptions options = options_of(0, 2);
   options.sockets_per_peer = sockets;
   options.tile_bytes = tile_bytes;
+  options.lost_after = std::chrono::seconds(5);
   played.end.transport = std::move(*make_tcp_transport(options));
   const auto where = tcp::parse_address(played.end.transport->address());
   std::thread rank([&] { connect(played.end, 0, {"127.0.0.1:1", "127.0.0.1:1"}, kPatience); });
@@ -683,6 +685,64 @@ TEST(TcpLink, HalfATileIsNeverShown) {
   played.peer.clear();
   expect_failed(played.end, 1);
   EXPECT_EQ(played.end.link(1).peek(), nullptr);
+}
+
+// Says goodbye on the socket for words, and closes all.
+void leave(Played& played) {
+  std::array<std::byte, tcp::kWordBytes> goodbye;
+  tcp::encode({tcp::Word::Kind::goodbye, 0, 0}, goodbye);
+  play(played.peer.back(), goodbye);
+  played.peer.clear();
+}
+
+void drive_for(End& end, std::chrono::milliseconds time) {
+  const auto until = Clock::now() + time;
+  EXPECT_TRUE(drive(end, [&] { return static_cast<void>(end.link(1).peek()), Clock::now() >= until; }));
+}
+
+// The peer is done with everything and leaves; one of its sockets has brought all, the other cannot yet.
+TEST(TcpLink, AReceiverThatIsBusyForLongLosesNothingOfAPeerThatLeaves) {
+  Played played = play_peer(2, 4096);
+  constexpr std::uint64_t kTiles = 61;
+  const int room = 1 << 20;
+  ::setsockopt(played.peer[1].get(), SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  for (std::uint64_t i = 0; i < kTiles; ++i) {
+    const auto bytes = frame(i, 4000, 4000);
+    const int socket = played.peer[i == 0 ? 0 : 1].get();
+    ASSERT_EQ(::send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT), static_cast<ssize_t>(bytes.size()));
+  }
+  drive_for(played.end, std::chrono::milliseconds(100));
+  int under_way = 0;
+  ASSERT_EQ(::ioctl(played.peer[1].get(), SIOCOUTQ, &under_way), 0);
+  ASSERT_GT(under_way, 0) << "all of it has come, so this shows nothing";
+  leave(played);
+  drive_for(played.end, std::chrono::milliseconds(1000));
+  Link& link = played.end.link(1);
+  EXPECT_TRUE(link.status().ok()) << link.status().to_string();
+  std::uint64_t arrived = 0;
+  EXPECT_TRUE(drive(played.end, [&] {
+    for (; link.peek() != nullptr; ++arrived) link.release();
+    return !link.status().ok();
+  }));
+  EXPECT_EQ(arrived, kTiles);
+}
+
+// The network is down when the peer leaves, for longer than it takes to send a lost packet again once.
+TEST(TcpLink, WhatIsLostWhenAPeerLeavesComesAgain) {
+  Played played = play_peer(2, 4096);
+  const auto receiver = sockets_between(played.end.transport->address(), name_of(played.peer[1].get()));
+  ASSERT_EQ(receiver.size(), 1U);
+  play(played.peer[0], frame(0, 100, 100));
+  silence(receiver);
+  play(played.peer[1], frame(1, 100, 100));
+  leave(played);
+  drive_for(played.end, std::chrono::milliseconds(1000));
+  hear_again(receiver);
+  Link& link = played.end.link(1);
+  ASSERT_NE(link.peek(), nullptr);
+  link.release();
+  EXPECT_TRUE(drive(played.end, [&] { return link.peek() != nullptr || !link.status().ok(); }));
+  EXPECT_NE(link.peek(), nullptr) << link.status().to_string();
 }
 
 TEST(TcpLink, OneSocketThatEndsAloneBreaksTheLinkAfterWhatArrivedOnTheOthers) {

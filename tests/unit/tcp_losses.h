@@ -95,6 +95,13 @@ inline std::vector<int> sockets_between(const std::string& here, const std::stri
   return found;
 }
 
+inline std::string name_of(int socket) {
+  tcp::SocketAddress own;
+  socklen_t length = sizeof own.storage;
+  EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&own.storage), &length), 0);
+  return own.to_string();
+}
+
 /// From now on nothing arrives at them: neither data nor acknowledgements nor new connections.
 inline void silence(const std::vector<int>& ones) {
   EXPECT_FALSE(ones.empty());
@@ -106,6 +113,12 @@ inline void silence(const std::vector<int>& ones) {
 inline void shut(const std::vector<int>& ones) {
   EXPECT_FALSE(ones.empty());
   for (const int socket : ones) EXPECT_EQ(::shutdown(socket, SHUT_RDWR), 0);
+}
+
+/// What silence() began is over.
+inline void hear_again(const std::vector<int>& ones) {
+  const int unused = 0;
+  for (const int socket : ones) EXPECT_EQ(::setsockopt(socket, SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused), 0);
 }
 
 inline int option_of(int socket, int level, int name) {
@@ -141,9 +154,7 @@ struct Pair {
     other.join();
     for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
   }
-  ~Pair() {
-    for (End& end : ends) end.destroy();
-  }
+  ~Pair() { destroy_together(ends); }
   [[nodiscard]] bool connected() const { return ends[0].status.ok() && ends[1].status.ok(); }
 
   void pack_if(bool packing) {

@@ -1,6 +1,9 @@
 // Links whose connections cannot be made anew: who is gone is named in time, who is only busy or silent is waited for.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -252,6 +255,97 @@ std::vector<End> straight_pair(std::chrono::seconds lost_after) {
   auto ends = make_group(options);
   for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
   return ends;
+}
+
+// The connections stay silent, the way is open again: a new one need not wait until the system tries the old one.
+TEST(TcpLostPeer, AConnectionThatIsSilentForSecondsIsMadeAnew) {
+  auto ends = straight_pair(std::chrono::seconds(20));
+  silence(sockets_between(ends[0].transport->address(), kAnybody));
+  silence(sockets_between(kAnybody, ends[0].transport->address()));
+  const auto message = random_bytes(100'000, 8);
+  const auto start = Clock::now();
+  EXPECT_EQ(exchange_messages(ends, message, message, 4096), "");
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(8));
+  destroy_together(ends);
+}
+
+// Neither can a tile be acknowledged nor a socket be made anew.
+TEST(TcpLostPeer, APeerThatCannotBeToldWhatHasComeIsLost) {
+  const Door door(Door::kNobodyListens);
+  constexpr std::chrono::seconds kLostAfter{5};
+  Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address, kLostAfter);
+  ASSERT_TRUE(pair.connected());
+  const auto both = sockets_between(pair.ends[0].transport->address(), kAnybody);
+  ASSERT_EQ(both.size(), 2U);
+  shut({both.back()});
+  expect_lost(pair.ends[0], 1, "", kLostAfter + std::chrono::seconds(2));
+}
+
+/// While it lives this process opens nothing.
+struct NoDescriptors {
+  rlimit before{};
+  NoDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit none{3, before.rlim_max};  // those of standard input and output
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+  ~NoDescriptors() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0); }
+};
+
+TEST(TcpLostPeer, WhoHasNoDescriptorsLosesNobodyForIt) {
+  constexpr std::chrono::seconds kLostAfter{5};
+  auto ends = straight_pair(kLostAfter);
+  {
+    const NoDescriptors none;
+    shut(sockets_between(kAnybody, ends[0].transport->address()));
+    const auto until = Clock::now() + kLostAfter + std::chrono::seconds(1);
+    EXPECT_TRUE(drive(ends[1], [&] { return Clock::now() >= until || !ends[1].link(0).status().ok(); }));
+    EXPECT_EQ(::dup(0), -1) << "there were descriptors, so this shows nothing";
+  }
+  const auto message = random_bytes(100'000, 8);
+  EXPECT_EQ(exchange_messages(ends, message, message, 4096), "");
+  destroy_together(ends);
+}
+
+TEST(TcpLostPeer, AStrangerThatCannotBeAcceptedKeepsNobodyAwake) {
+  auto ends = straight_pair(std::chrono::seconds(30));
+  const auto where = *tcp::parse_address(ends[0].transport->address());
+  const Descriptor stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const NoDescriptors none;
+  ASSERT_EQ(::connect(stranger.get(), where.raw(), where.length()), 0);
+  int looks = 0;
+  const auto until = Clock::now() + std::chrono::milliseconds(500);
+  EXPECT_TRUE(drive(ends[0], [&] { return ++looks, Clock::now() >= until; }));
+  EXPECT_GT(looks, 5) << "it is tried again";
+  EXPECT_LT(looks, 300);
+  destroy_together(ends);
+}
+
+// A child's copy of the timer is the parent's, who looks after a lost peer by it.
+TEST(TcpLostPeer, AForkedChildThatExitsLeavesTheTimerAlone) {
+  const SilentDoor door;
+  Pair pair(1, 4096, true, pass_all(), false, "127.0.0.1", false, door.address);
+  ASSERT_TRUE(pair.connected());
+  pair.proxy.reset();
+  pair.ends[1].destroy();
+  const auto drive_for = [&](std::chrono::milliseconds time) {
+    const auto until = Clock::now() + time;
+    int looks = 0;
+    EXPECT_TRUE(drive(pair.ends[0], [&] { return ++looks, Clock::now() >= until; }));
+    return looks;
+  };
+  drive_for(std::chrono::milliseconds(200));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    pair.ends[0].destroy();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_GT(drive_for(std::chrono::milliseconds(1000)), 20) << "the timer ticks once a second";
 }
 
 /// As the system does after a quarter of an hour.

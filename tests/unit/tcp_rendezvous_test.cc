@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 
 #include "src/trust/refusals.h"
 #include "transports/descriptor.h"
@@ -120,6 +121,87 @@ TEST(TcpRendezvous, MoreSilentStrangersThanAllowedMakeRoomForThePeer) {
   other.join();
   EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+}
+
+/// A greeting of rank 1 of 2 for rank 0, as somebody who listens has it from another time.
+Hello greeting_of_one(std::uint16_t socket_index) {
+  Hello hello;
+  hello.job_id = options_of(0, 2).job_id;
+  hello.from_rank = 1;
+  hello.size = 2;
+  hello.sockets = static_cast<std::uint16_t>(options_of(0, 2).sockets_per_peer);
+  hello.socket_index = socket_index;
+  hello.tile_bytes = static_cast<std::uint32_t>(options_of(0, 2).tile_bytes);
+  return hello;
+}
+
+/// Takes a record; empty where the connection ends first.
+std::optional<Hello> hear(const Descriptor& socket, std::string& records) {
+  tcp::HelloRecord record;
+  if (::recv(socket.get(), record.data(), record.size(), MSG_WAITALL) != static_cast<ssize_t>(record.size())) return {};
+  records += as_text(record);
+  return tcp::decode_hello(record);
+}
+
+/// Rank 1's part of a handshake, behind its greeting; what was in its way.
+std::string prove_to_be_one(const Descriptor& socket, Hello hello) {
+  std::string records(as_text(tcp::encode(hello, kKey)));
+  const auto reply = hear(socket, records);
+  if (!reply || reply->kind != HelloKind::reply) return "no reply";
+  hello.kind = HelloKind::confirm;
+  const auto confirm = tcp::encode(hello, kKey, records);
+  say(socket, confirm);
+  records += as_text(confirm);
+  const auto accept = hear(socket, records);
+  return accept && accept->kind == HelloKind::accept ? "" : "not accepted";
+}
+
+constexpr int kRoomForOthers = 64;
+
+TEST(TcpRendezvous, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
+  End end;
+  end.transport = std::move(*make_tcp_transport(options_of(0, 2)));
+  const std::string address = end.transport->address();
+  std::vector<Descriptor> open;
+  for (int i = 0; i < 2 * kRoomForOthers; ++i) say(open.emplace_back(dial(address)), tcp::encode(greeting_of_one(0), kKey));
+  std::vector<Descriptor> peer;
+  for (std::uint16_t index = 0; index < 3; ++index)
+    say(peer.emplace_back(dial(address)), tcp::encode(greeting_of_one(index), kKey));
+  for (int i = 0; i < kRoomForOthers; ++i) open.push_back(dial(address));
+  std::thread rank([&] { connect(end, 0, {address, "127.0.0.1:1"}, kPatience / 6); });
+  for (std::uint16_t index = 0; index < 3; ++index)
+    EXPECT_EQ(prove_to_be_one(peer[index], greeting_of_one(index)), "") << index;
+  rank.join();
+  EXPECT_TRUE(end.status.ok()) << end.status.to_string();
+}
+
+TEST(TcpRendezvous, APeerComesInAmongGreetingsAndAFlood) {
+  std::vector<End> ends(2);
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    ends[static_cast<std::size_t>(rank)].transport = std::move(*make_tcp_transport(options_of(rank, 2)));
+    addresses.push_back(ends[static_cast<std::size_t>(rank)].transport->address());
+  }
+  std::vector<Descriptor> greeted;
+  const auto greeting = tcp::encode(greeting_of_one(0), kKey);
+  for (int i = 0; i < 2 * kRoomForOthers; ++i) say(greeted.emplace_back(dial(addresses[0])), greeting);
+  std::atomic<bool> over = false;
+  std::thread flood([&] {
+    for (int i = 0; !over; ++i) {
+      Descriptor one = dial(addresses[0]);
+      if (i % 2 == 0) say(one, greeting);
+      greeted[static_cast<std::size_t>(i) % greeted.size()] = std::move(one);
+    }
+  });
+  const auto start = Clock::now();
+  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
+  connect(ends[0], 0, addresses, kPatience);
+  over = true;
+  flood.join();
+  other.join();
+  EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
+  EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
+  EXPECT_LT(Clock::now() - start, kPatience / 2);
 }
 
 TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {

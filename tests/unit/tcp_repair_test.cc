@@ -3,10 +3,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <span>
 #include <thread>
@@ -181,6 +183,110 @@ TEST(TcpRepair, ATileThatIsWrongEachTimeEndsTheLink) {
   pair.ends[0].destroy();
   enough = true;
   sender.join();
+}
+
+// Who leaves
+// -----------------------------------------------------------------------------------------------------------------
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Its call has succeeded, and it destroys its end at once; then what it has sent is lost on the way, or changed.
+TEST(TcpRepair, TheLastTileOfWhoLeavesComesAllTheSame) {
+  const auto message = random_bytes(4000, 1);
+  for (const bool encryption : {false, true}) {
+    for (const bool cut : {true, false}) {
+      for (const int sender : {0, 1}) {
+        const int receiver = 1 - sender;
+        std::atomic<bool> done = false;
+        const auto judge = [&](const Passage& passage) -> std::size_t {
+          const bool tile = passage.back == (sender == 0) && passage.connection == 0 && passage.offset >= kHandshake;
+          if (!tile || done.exchange(true)) return passage.bytes.size();
+          if (cut) return 0;
+          passage.bytes[500] ^= std::byte{1};
+          return passage.bytes.size();
+        };
+        Pair pair(1, 4096, true, judge, false, "127.0.0.1", encryption);
+        ASSERT_TRUE(pair.connected());
+        bool arrived = false;
+        std::thread other(
+            [&] { arrived = receive_message(pair.ends[static_cast<std::size_t>(receiver)], sender, message, 4096); });
+        EXPECT_TRUE(send_message(pair.ends[static_cast<std::size_t>(sender)], receiver, message, 4096));
+        const double seconds = seconds_of([&] { pair.ends[static_cast<std::size_t>(sender)].destroy(); });
+        other.join();
+        EXPECT_TRUE(done);
+        EXPECT_TRUE(arrived) << (cut ? "cut" : "changed") << (encryption ? ", encrypted" : "") << ", sent by rank " << sender;
+        EXPECT_LT(seconds, 0.9 * static_cast<double>(kSlowdown)) << "it has waited for nothing";
+      }
+    }
+  }
+}
+
+/// Ranks 0, 1 and 2; rank 1 reaches rank 0 by the proxy.
+std::vector<End> three_through(std::unique_ptr<Proxy>& proxy) {
+  std::vector<End> ends(3);
+  std::vector<std::string> addresses;
+  for (std::size_t i = 0; i < 3; ++i) {
+    ends[i].transport = std::move(*make_tcp_transport(options_for(3)[i]));
+    addresses.push_back(ends[i].transport->address());
+  }
+  proxy = std::make_unique<Proxy>(addresses[0], pass_all());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    auto known = addresses;
+    if (i == 1) known[0] = proxy->address();
+    threads.emplace_back([&ends, i, known] { connect(ends[static_cast<std::size_t>(i)], i, known, kPatience); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
+  return ends;
+}
+
+TEST(TcpRepair, WhoLeavesWaitsForNobodyWhoCannotAnswer) {
+  const auto data = random_bytes(4000, 1);
+  const auto send = [&](End& end, Link& link) {
+    EXPECT_TRUE(drive(end, [&] { return link.try_send({0, 0, 0, 4000, 0}, data); }));
+    EXPECT_TRUE(drive(end, [&] { return link.sent_tiles() == 1; }));
+  };
+  const double limit = 0.04 * static_cast<double>(kSlowdown);
+  std::array<std::vector<double>, 2> together;  // with nothing to be told, and with a tile each way
+  for (int i = 0; i < 22; ++i) {
+    auto ends = make_group(options_for(2));
+    if (i % 2 == 1) send(ends[0], ends[0].link(1));
+    if (i % 2 == 1) send(ends[1], ends[1].link(0));
+    together[static_cast<std::size_t>(i) % 2].push_back(seconds_of([&] { destroy_together(ends); }));
+  }
+  for (std::vector<double>& times : together) {
+    std::sort(times.begin(), times.end());
+    std::printf("two that leave together take %.2f ms (%.2f .. %.2f)\n", 1e3 * times[5], 1e3 * times[0], 1e3 * times[10]);
+  }
+  EXPECT_LT(together[1][5], limit);
+  {
+    auto ends = make_group(options_for(2));
+    send(ends[0], ends[0].link(1));
+    ends[0].link(1).keep_copies();
+    EXPECT_LT(seconds_of([&] { ends[0].destroy(); }), limit) << "for a call that has been given up";
+    send(ends[1], ends[1].link(0));
+    EXPECT_LT(seconds_of([&] { ends[1].destroy(); }), limit) << "for one that has left";
+  }
+  {
+    std::unique_ptr<Proxy> proxy;
+    auto ends = three_through(proxy);
+    send(ends[0], ends[0].link(1));
+    send(ends[0], ends[0].link(2));
+    proxy.reset();
+    ends[1].destroy();
+    expect_lost(ends[0], 1, "", std::chrono::seconds(5));
+    EXPECT_LT(seconds_of([&] { ends[0].destroy(); }), limit) << "after a failure";
+  }
+  auto ends = make_group(options_for(2));
+  send(ends[0], ends[0].link(1));
+  const double seconds = seconds_of([&] { ends[0].destroy(); });
+  std::printf("who does not look is waited for %.1f ms\n", 1e3 * seconds);
+  EXPECT_LT(seconds, 0.4 * static_cast<double>(kSlowdown)) << "for one that computes and has everything";
 }
 
 // What says of which width the words of the first tile are, on a connection that carries tiles, so that it is no packing.

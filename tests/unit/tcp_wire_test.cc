@@ -174,7 +174,8 @@ TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
 }
 
 TEST(TcpWire, WordsSurviveTheRoundTripAndNoChangedBit) {
-  for (const Word& word : {Word{Word::Kind::received, 7, 0x0102030405060708}, Word{Word::Kind::goodbye, 0, 0}}) {
+  for (const Word& word :
+       {Word{Word::Kind::received, 7, 0x0102030405060708}, Word{Word::Kind::goodbye, 0, 0}, Word{Word::Kind::asks, 0, 0}}) {
     std::array<std::byte, kWordBytes> good;
     encode(word, good);
     EXPECT_EQ(decode_word(good), word);

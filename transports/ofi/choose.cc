@@ -119,6 +119,12 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
   for (const std::size_t i : usable) {
     if (is_called(candidates[i], request.near)) return std::vector{i};
   }
+  // Who has chosen where traffic goes gets no other way. Providers with addresses of their own have no interface.
+  const bool has_addresses = std::any_of(usable.begin(), usable.end(), [&](auto i) { return !candidates[i].address.empty(); });
+  if (!request.near.empty() && has_addresses) {
+    return refuse(fmt::format("provider {} has no interface or address '{}' (SHOAL_HOST_ADDRESS, or else SHOAL_SOCKET_IFNAME)",
+                              provider, request.near));
+  }
   for (const std::size_t i : usable) {
     if (!candidates[i].loopback) return std::vector{i};
   }

@@ -34,7 +34,10 @@ Result<std::vector<OfiProvider>> libfabric_providers() { return not_built(); }
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <utility>
+
+#include "src/trust/proof.h"
 
 namespace shoal::ofi {
 namespace {
@@ -48,6 +51,7 @@ static_assert(sizeof(fi_context2) <= sizeof(Operation::provider));
 constexpr std::uint32_t kOldestApi = FI_VERSION(1, 17);
 constexpr std::uint32_t kNewestApi = FI_VERSION(1, 18);
 constexpr std::size_t kMinQueue = 1024;
+constexpr int kKeyTries = 1000;  // some keys may be taken
 
 // Options of endpoints by number, which is part of libfabric's binary interface: as enumerators no preprocessor sees whether
 // the headers have them, and the library may be newer than those.
@@ -201,6 +205,14 @@ bool writes_are_emulated(const fi_info& info, fid_ep* endpoint) {
   return result != 0 || emulated;
 }
 
+/// Sockets, and cards that are used for peers on this host, too, are done with a message when their endpoint is closed. Others
+/// may let such peers read it where it lies, as provider "shm" does: they did so after the sender had closed its endpoint.
+bool neighbours_read(const fi_info& info) {
+  const std::string_view name(info.fabric_attr->prov_name);
+  const auto others = {"tcp", "net", "sockets", "udp", "verbs", "cxi"};
+  return std::none_of(others.begin(), others.end(), [name](const char* each) { return name.starts_with(each); });
+}
+
 /// As far as that is known before the endpoint is open.
 RailTraits traits_of(const fi_info& info) {
   RailTraits traits;
@@ -248,9 +260,14 @@ class LibfabricRail final : public Rail {
   Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
     const std::uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | (for_peers ? FI_REMOTE_WRITE : 0);
     const int mode = info_->domain_attr->mr_mode;
-    const std::uint64_t key = (mode & FI_MR_PROV_KEY) != 0 ? 0 : ++last_key_;
     fid_mr* region = nullptr;
-    int result = ::fi_mr_reg(domain_.get(), memory.data(), memory.size(), access, 0, key, 0, &region, nullptr);
+    int result = -FI_ENOKEY;
+    for (int tries = 0; result == -FI_ENOKEY && tries < kKeyTries; ++tries) {
+      const bool ours = (mode & FI_MR_PROV_KEY) == 0;
+      const std::uint64_t key = ours ? random_key() : 0;
+      if (ours && (key == 0 || keys_.contains(key))) continue;
+      result = ::fi_mr_reg(domain_.get(), memory.data(), memory.size(), access, 0, key, 0, &region, nullptr);
+    }
     if (result != 0)
       return failed(fmt::format("register {} bytes (is the limit of locked memory, ulimit -l, too low?)", memory.size()),
                     result);
@@ -263,12 +280,16 @@ class LibfabricRail final : public Rail {
       }
     }
     Registration made{region, ::fi_mr_desc(region), ::fi_mr_key(region), 0};
+    keys_.insert(made.key);
     if ((mode & FI_MR_VIRT_ADDR) != 0) made.base = reinterpret_cast<std::uintptr_t>(memory.data());
     return made;
   }
 
   void dismiss(Registration& registration) noexcept override {
-    if (registration.handle != nullptr) ::fi_close(&static_cast<fid_mr*>(registration.handle)->fid);
+    if (registration.handle != nullptr) {
+      ::fi_close(&static_cast<fid_mr*>(registration.handle)->fid);
+      keys_.erase(registration.key);
+    }
     registration = {};
   }
 
@@ -351,6 +372,15 @@ class LibfabricRail final : public Rail {
   }
 
  private:
+  // The key is all that keeps strangers from writing there: none that can be guessed, as large as the provider takes it.
+  [[nodiscard]] std::uint64_t random_key() const {
+    std::uint64_t key = 0;
+    const std::size_t bytes = info_->domain_attr->mr_key_size;
+    const Nonce random = random_nonce();
+    std::memcpy(&key, random.data(), sizeof key);
+    return bytes == 0 || bytes >= sizeof key ? key : key & ((std::uint64_t{1} << 8 * bytes) - 1);
+  }
+
   explicit LibfabricRail(const fi_info& chosen) : info_(library()->dupinfo(&chosen)) {}
 
   Status open_queues(const RailRequest& request, std::size_t operations) {
@@ -401,22 +431,24 @@ class LibfabricRail final : public Rail {
     result = ::fi_ep_bind(endpoint, &av_->fid, 0);
     if (result == 0) result = ::fi_ep_bind(endpoint, &queue_->fid, FI_TRANSMIT | FI_RECV);
     if (result != 0) return failed("fi_ep_bind", result);
-    set_options(endpoint);
+    const bool no_shared_memory = set_options(endpoint, *info_);
     if (result = ::fi_enable(endpoint); result != 0) return failed("fi_enable", result);
     traits_ = traits_of(*info_);
+    traits_.neighbours_read = neighbours_read(*info_) && !(is_efa(*info_) && no_shared_memory);
     traits_.emulated_writes = writes_are_emulated(*info_, endpoint);
     return {};
   }
 
-  // A library, provider or card that has no such option says so (FI_ENOPROTOOPT, FI_ENOSYS), and nothing depends on it. To be
-  // called before the endpoint is enabled.
-  void set_options(fid_ep* endpoint) {
+  // A library, provider or card that has no such option says so (FI_ENOPROTOOPT, FI_ENOSYS). To be called before the endpoint
+  // is enabled. True where it has promised to use no shared memory.
+  static bool set_options(fid_ep* endpoint, const fi_info& info) {
     const auto set = [&](int option, const auto& value) {
-      static_cast<void>(::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &value, sizeof value));
+      return ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &value, sizeof value) == 0;
     };
     set(kCudaApiPermitted, false);
-    set(kSharedMemoryPermitted, false);
-    if (is_efa(*info_)) set(kEfaRnrRetry, std::size_t{7});  // for ever: a slow receiver is waited for
+    const bool promised = set(kSharedMemoryPermitted, false);
+    if (is_efa(info)) set(kEfaRnrRetry, std::size_t{7});  // for ever: a slow receiver is waited for
+    return promised;
   }
 
   static Completion completion(void* context, std::uint64_t flags, std::size_t bytes, std::uint64_t data) {
@@ -452,7 +484,7 @@ class LibfabricRail final : public Rail {
   Owned<fid_ep> endpoint_;
   RailTraits traits_;
   int wait_fd_ = -1;
-  std::uint64_t last_key_ = 0;
+  std::set<std::uint64_t> keys_;  // of what is registered
 };
 
 class Libfabric final : public Fabric {

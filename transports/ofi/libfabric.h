@@ -36,7 +36,7 @@ struct Candidate {
 /// Which candidates to open, best first: indices. `candidates` has the order of libfabric's preference.
 /// By capability: cards before sockets, the fastest, those that write before those that do not, then libfabric's order. One
 /// provider; without `request.devices` those of its equally fast cards that are among `request.cards`, where none is the part
-/// of them that falls to this rank; or one address for sockets.
+/// of them that falls to this rank; or one address for sockets, that of `request.near` where it is set.
 /// Errors: unsupported, naming what there is.
 Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates, const RailRequest& request);
 

@@ -19,7 +19,7 @@ struct OfiOptions : rails::Options {
   std::string provider;              ///< "efa", "tcp;ofi_rxm"; empty: by capability
   std::vector<std::string> devices;  ///< by name ("eth0", "rdmap79s0-rdm") or numeric address, one rail each, at most 8; empty:
                                      ///< by capability
-  std::string near;                  ///< where devices are not named: an interface or address of this host to prefer
+  std::string near;                  ///< where devices are not named: the interface or address of this host for sockets
   std::vector<std::string> cards;    ///< likewise, of network cards, by the names that the kernel gives them ("rdmap79s0")
   int share = 0;  ///< of cards, where those are not there, this rank takes the share-th of `shares` equal parts
   int shares = 1;

@@ -225,10 +225,11 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
   auto* const posted = static_cast<Posted*>(completion.operation);
   if (completion.kind == Completion::Kind::written && completion.error == 0) {
     const Mark mark = to_mark(completion.data);
-    if (mark.link < lanes_.size()) {
-      lanes_[mark.link]->on_written(mark, rail);
-    } else {
-      count_refusal(options_.transport, "it wrote for a link that does not exist");
+    Lane* const lane = met_lane(mark.link);
+    if (lane == nullptr || !lane->on_written(mark, rail)) {
+      ++strangers_;
+      count_refusal(options_.transport,
+                    lane == nullptr ? "it wrote for a link that does not exist" : "it wrote where nothing is written");
     }
     if (!rails_[rail]->traits().writes_take_receives || posted == nullptr || posted->role != Posted::Role::receive) return;
     posted->under_way = false;
@@ -255,37 +256,41 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
 void Hub::on_message(Receive& receive, std::size_t bytes) {
   const std::span<const std::byte> message = receive.memory.first(std::min(bytes, receive.memory.size()));
   bool held = false;
-  const auto packet = read_packet(message);
-  if (packet && packet->link < lanes_.size() && lanes_[packet->link]->token_in != 0 &&
-      lanes_[packet->link]->token_in == packet->token) {
-    held = lanes_[packet->link]->on_packet(*packet, receive, message.subspan(kPacketBytes));
-  } else if (!packet && looks_like_record(message)) {
+  const auto [lane, packet] = read_packet(message);
+  if (packet) {
+    held = lane->on_packet(*packet, receive, message.subspan(kPacketBytes));
+  } else if (looks_like_record(message)) {
     on_record(message.first<kRecordBytes>());
   } else {
     ++strangers_;
-    count_refusal(options_.transport, packet ? "its message does not have the token of a link" : "its message makes no sense");
+    count_refusal(options_.transport, lane == nullptr ? "its message makes no sense" : "its message does not prove its link");
   }
   if (!held) take_back(receive);
 }
 
+Lane* Hub::met_lane(std::size_t index) const noexcept {
+  return index < lanes_.size() && lanes_[index]->meeting.proven() ? lanes_[index].get() : nullptr;
+}
+
 // With check sums a front that was changed on the way is put right, or ends the link: what it belongs to would never come. Only
 // a peer's, which bears the token of its link but for a bit: strangers cost no time.
-std::optional<Packet> Hub::read_packet(std::span<const std::byte> message) {
+std::pair<Lane*, std::optional<Packet>> Hub::read_packet(std::span<const std::byte> message) {
   if (message.size() < kPacketBytes) return {};
   const auto front = message.first<kPacketBytes>();
-  auto packet = decode_packet(front, options_.tile_bytes);
-  if (packet || !sums_) return packet;
+  Lane* const named = met_lane(link_in(front));
+  auto packet = named == nullptr ? std::nullopt : decode_packet(front, named->key_in, options_.tile_bytes);
+  if (packet || !sums_) return {named, packet};
   const std::uint64_t token = token_in(front);
   const auto lane = std::find_if(lanes_.begin(), lanes_.end(), [token](const auto& each) {
-    return each->token_in != 0 && std::popcount(each->token_in ^ token) <= 1;
+    return each->meeting.proven() && std::popcount(each->key_in.token ^ token) <= 1;
   });
-  if (lane == lanes_.end()) return {};
-  packet = mend_packet(front, options_.tile_bytes);
+  if (lane == lanes_.end()) return {named, {}};
+  packet = mend_packet(front, (*lane)->key_in, options_.tile_bytes);
   if (!packet) {
     (*lane)->fail({StatusCode::peer_failed,
                    fmt::format("rank {} sent a message that was changed on the way and cannot be put right", (*lane)->peer())});
   }
-  return packet;
+  return {lane->get(), packet};
 }
 
 bool Hub::progress() {
@@ -300,8 +305,7 @@ bool Hub::progress() {
 
 // What no completion brings: lanes that end, rails that are silent, processes that are gone.
 void Hub::look_at_clock() {
-  static thread_local unsigned looks = 0;
-  if (++looks % kLooksBetweenEvents == 0) serve_events();
+  if (++looks_ % kLooksBetweenEvents == 0) serve_events();
   if (!watching_ && rails_.size() == 1) return;
   const Clock::time_point now = this->now();
   if (now - last_watch_ < kWatchPeriod) return;
@@ -330,19 +334,31 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   moved_ = true;
 }
 
-void Hub::close() {
-  if (left_to_parent_ || !in_owner()) return;
-  for (const auto& lane : lanes_) lane->leave();
-  const Clock::time_point until = Clock::now() + kCloseTime;
-  const auto quiet = [&] {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->is_quiet(); });
-  };
-  while (!quiet() && Clock::now() < until) {
-    if (progress() || quiet()) continue;
+// By the system's clock: it must end.
+void Hub::move_until(const std::function<bool()>& done, milliseconds limit) {
+  const Clock::time_point until = Clock::now() + limit;
+  while (!done() && Clock::now() < until) {
+    if (progress() || done()) continue;
     const bool sleeps = prepare_wait();
     pollfd item{epoll_.get(), POLLIN, 0};
     finish_wait(!sleeps || ::poll(&item, 1, 10) != 0);
   }
+  moved_ = true;
+}
+
+void Hub::close() {
+  if (left_to_parent_ || !in_owner()) return;
+  for (const auto& lane : lanes_) lane->leave();
+  const auto all = [&](auto is) {
+    return std::all_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return is(*lane); });
+  };
+  const Clock::time_point until = Clock::now() + kCloseTime;
+  move_until(
+      [&] {
+        if (all([](const Lane& lane) { return lane.is_quiet(); })) return true;
+        return Clock::now() >= until && all([](const Lane& lane) { return !lane.is_mending(); });
+      },
+      kMendingTime);
   for (const auto& rail : rails_) {
     if (rail != nullptr) rail->stop();
   }

@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <shoal/status.h>
@@ -59,6 +61,9 @@ class Hub {
   void dismiss_one(Memory& memory, std::size_t rail) noexcept;
   /// progress() will say that something moved.
   void note_move() noexcept { moved_ = true; }
+  /// Moves what can be moved, and sleeps between, until it is done or for so long. The next progress() says that something
+  /// moved.
+  void move_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
   /// The lane has something to send in the next progress() or prepare_wait().
   void want_pump(Lane& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
@@ -85,7 +90,9 @@ class Hub {
   bool read_rail(std::size_t index);
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
-  std::optional<Packet> read_packet(std::span<const std::byte> message);
+  /// Of a peer that has shown itself; null for a number that stands for none.
+  [[nodiscard]] Lane* met_lane(std::size_t index) const noexcept;
+  std::pair<Lane*, std::optional<Packet>> read_packet(std::span<const std::byte> message);
   void pump_lanes();
   int post_receives(std::size_t rail);
   void look_at_clock();
@@ -127,6 +134,7 @@ class Hub {
   bool timer_set_ = false;
   std::chrono::microseconds pause_{0};  // between looks where nothing wakes
   Clock::time_point last_watch_{};
+  unsigned looks_ = 0;
   bool watching_ = false;
   bool moved_ = false;
   bool sums_;

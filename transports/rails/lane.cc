@@ -178,10 +178,14 @@ void Lane::lose_rail(std::size_t rail, const std::string& why) {
     begin_end(fmt::format("rank {} cannot be reached: {}", peer_, why));
     return;
   }
-  if (!status_.ok() || !ending_.empty() || leaving_) return;
-  const Rail* lost = hub_.rail(rail);
-  fmt::print(stderr, "shoal: {}: rank {} is no longer reached by rail {} ({}): {}; going on without it\n", hub_.name(), peer_,
-             rail, lost == nullptr ? "closed" : lost->traits().device, why);
+  if (!status_.ok() || !ending_.empty()) return;
+  if (leaving_) {
+    said_goodbye_ = false;  // it may have left by that rail
+  } else {
+    const Rail* lost = hub_.rail(rail);
+    fmt::print(stderr, "shoal: {}: rank {} is no longer reached by rail {} ({}): {}; going on without it\n", hub_.name(), peer_,
+               rail, lost == nullptr ? "closed" : lost->traits().device, why);
+  }
   resend_from(rail);
   want_word();
 }
@@ -212,12 +216,17 @@ void Lane::begin_end(std::string why) {
   drop_queue();
 }
 
-void Lane::on_death(const std::string& why) { begin_end(fmt::format("rank {} ended: {}", peer_, why)); }
+void Lane::on_death(const std::string& why) {
+  peer_died_ = true;
+  begin_end(fmt::format("rank {} ended: {}", peer_, why));
+}
 
 bool Lane::watch(Clock::time_point now) {
   if (!status_.ok()) return false;
   if (!ending_.empty()) {
-    if (now - ending_since_ >= kEndingPatience) fail({StatusCode::peer_failed, ending_});
+    // Who has left by itself may have to notice that a rail is silent, and say once more what was lost there.
+    const bool mends = several_rails() && goodbye_at_ && arrived_ < *goodbye_at_ && !peer_died_ && any_rail_left();
+    if (now - ending_since_ >= (mends ? kMendingTime : kEndingPatience)) fail({StatusCode::peer_failed, ending_});
     return true;
   }
   if (!several_rails()) return false;
@@ -257,17 +266,29 @@ void Lane::fail(Status status) {
 void Lane::leave() {
   if (leaving_) return;
   leaving_ = true;
+  // Where more than the goodbye is to come the peer should be heard soon, be it by one rail: a silent one may take the goodbye.
+  for (std::size_t r = 0; several_rails() && peer_arrived_ != taken_ && r < shape_.rails; ++r) {
+    if (!rails_[r].lost) rails_to_ask_ |= 1U << r;
+  }
   want_word();
 }
 
+// Completions are no proof: with check sums what was changed on the way is asked for again, and of several rails one may be
+// silent, which is noticed late. With one rail that is not told from a peer that does not look, and nothing could be done.
+bool Lane::confirms_end() const noexcept { return hub_.sums() || several_rails(); }
+
 bool Lane::is_quiet() const noexcept {
-  // With check sums who leaves waits for the other's word: what was changed on the way is asked for again.
+  // Who leaves may wait for the other's word.
   const bool owes_word = any_rail_left() && (word_under_way() || (word_due_ && status_.ok()));
-  const bool awaited = hub_.sums() && goodbye_at_ && owes_word;
+  const bool awaited = confirms_end() && goodbye_at_ && owes_word;
   if (!status_.ok() || !ending_.empty()) return !awaited;
   const bool all_left = std::all_of(out_.begin(), out_.end(), [](const Outgoing& out) { return out.unfinished == 0; });
-  const bool all_came = !hub_.sums() || peer_arrived_ == taken_;
+  const bool all_came = !confirms_end() || peer_arrived_ == taken_;
   return queue_.empty() && all_left && all_came && said_goodbye_ && !word_under_way();
+}
+
+bool Lane::is_mending() const noexcept {
+  return several_rails() && answered_leaving_ && peer_arrived_ != taken_ && status_.ok() && ending_.empty();
 }
 
 }  // namespace shoal::rails

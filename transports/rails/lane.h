@@ -25,6 +25,9 @@ namespace shoal::rails {
 class Hub;
 using Clock = std::chrono::steady_clock;
 
+/// Who leaves tells a peer that answers what a rail has lost in the last moment: time to notice that it is silent, and more.
+inline constexpr std::chrono::milliseconds kMendingTime{2500};
+
 /// Sizes that both ends of a lane share.
 struct LaneShape {
   std::size_t tile_bytes = 0;
@@ -101,7 +104,8 @@ class Lane {
   // What the Hub tells ------------------------------------------------------------------------------------------------------
   /// A message of this lane; true where the receive is held until the tile is released.
   bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
-  void on_written(const Mark& mark, std::size_t rail);
+  /// False where nothing is written to what it names.
+  [[nodiscard]] bool on_written(const Mark& mark, std::size_t rail);
   void on_sent(Part& part, const Completion& completion);
   void on_word_sent(Short& word, const Completion& completion);
   /// The rail is closed: what was under way on it is over.
@@ -115,8 +119,10 @@ class Lane {
   void fail(Status status);
 
   [[nodiscard]] bool has_news() const noexcept { return arrived_ > released_ && shown_ <= released_; }
-  /// Everything has left, the goodbye too.
+  /// Everything has left, the goodbye too, and has come where that may be asked.
   [[nodiscard]] bool is_quiet() const noexcept;
+  /// This rank leaves, and the peer, which answers, does not have all yet.
+  [[nodiscard]] bool is_mending() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size() + checked_.size(); }
 
@@ -134,16 +140,18 @@ class Lane {
     Short answer;
     std::string last_error;
     [[nodiscard]] bool done() const noexcept { return answered && has_answer; }
+    [[nodiscard]] bool proven() const noexcept { return peer_nonce.has_value(); }  ///< the peer has shown itself
   };
   Meeting meeting;
   std::uint16_t index = 0;       ///< as this end counts
   std::uint16_t peer_index = 0;  ///< as the peer counts
-  std::uint64_t token_out = 0;
-  std::uint64_t token_in = 0;
+  PacketKey key_out;
+  PacketKey key_in;
   std::vector<std::uint64_t> addresses;               ///< of the peer, by rail
   std::array<Record::Slots, kMaxRails> peer_slots{};  ///< where to write, by rail
   std::size_t peer_write_from = 0;
   int pidfd = -1;
+  bool is_neighbour = false;  ///< on this host, as far as is known
   bool queued_for_pump = false;
   [[nodiscard]] Record::Slots own_slots(std::size_t rail) const noexcept;
 
@@ -158,7 +166,7 @@ class Lane {
     std::uint32_t sum = 0;
     bool arrived = true;
     const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
-    bool may_move = false;            ///< what is lent does not last
+    bool may_move = false;            ///< the rail that carries what is lent can be told of a copy
     std::array<RegistrationCache::Entry*, kMaxRails> entries{};
   };
   struct Incoming {
@@ -198,6 +206,8 @@ class Lane {
   [[nodiscard]] bool may_lend_any() const noexcept;
   bool register_lent(Outgoing& out, std::span<const std::byte> data);
   void unregister_lent(Outgoing& out);
+  void leave_lent(std::size_t slot);
+  [[nodiscard]] bool is_read(const Part& part) const noexcept;
   int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
   [[nodiscard]] double best_speed() const noexcept;
   int post(Part& part, std::size_t rail);
@@ -228,6 +238,7 @@ class Lane {
   [[nodiscard]] bool is_sound(Incoming& incoming, std::size_t slot);
   void ask_again(Incoming& incoming, std::uint64_t position);
   void end_if_all_came(bool peer_knows);
+  [[nodiscard]] bool confirms_end() const noexcept;
   void want_word();
   void forget(Incoming& incoming) noexcept;
   void begin_end(std::string why);
@@ -239,6 +250,7 @@ class Lane {
   std::string ending_;  ///< why; not empty: nothing more is sent, and the lane fails when nothing more comes
   Clock::time_point ending_since_{};
   std::optional<std::uint64_t> goodbye_at_;  ///< the peer has sent so many tiles and left
+  bool peer_died_ = false;
 
   // Outgoing
   std::size_t parts_per_slot_ = 0;
@@ -259,6 +271,7 @@ class Lane {
   std::array<Word, kMaxRails> words_;  // one by each rail, so that a rail that swallows one holds up no others
   bool word_due_ = false;
   bool leaving_ = false;
+  bool answered_leaving_ = false;  ///< the peer was heard since
   bool said_goodbye_ = false;
   std::uint32_t rails_lost_ = 0;       ///< bits: here
   std::uint32_t peer_rails_lost_ = 0;  ///< there, and the peer has taken its slots from them

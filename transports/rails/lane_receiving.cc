@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "src/trust/refusals.h"
 #include "transports/checksum.h"
 #include "transports/rails/hub.h"
 #include "transports/rails/lane.h"
@@ -22,6 +23,7 @@ constexpr std::uint32_t kMostWrong = 16;  // what comes damaged so many times in
 void Lane::take_acknowledgements(const Packet& packet, std::size_t rail) {
   if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
   peer_arrived_ = std::max(peer_arrived_, packet.arrived);
+  answered_leaving_ |= leaving_;
   if (several_rails()) {
     const Clock::time_point now = hub_.now();
     rails_[rail].heard = now;
@@ -90,10 +92,10 @@ void Lane::ask_again(Incoming& incoming, std::uint64_t position) {
   want_word();
 }
 
-// The peer has left. With check sums it waits to hear that nothing is wanted again.
+// The peer has left. It may wait to hear that nothing is wanted again.
 void Lane::end_if_all_came(bool peer_knows) {
   if (!goodbye_at_ || arrived_ < *goodbye_at_) return;
-  if (!hub_.sums() || peer_knows) {
+  if (!confirms_end() || peer_knows) {
     fail({StatusCode::peer_failed, ending_});
   } else {
     want_word();
@@ -126,9 +128,14 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
       return false;
     case PacketKind::data:
     case PacketKind::announce:
-      ++come_[receive.rail];
       break;
   }
+  const bool announces = packet.kind == PacketKind::announce;
+  if (announces != shape_.is_written(packet.tile.size_bytes)) {  // both ends have agreed on which tiles are written
+    count_refusal(hub_.name(), announces ? "it announced a tile that is not written" : "it sent a tile that is to be written");
+    return false;
+  }
+  ++come_[receive.rail];
   Incoming* incoming = incoming_for(packet.position);
   if (incoming == nullptr) {
     if (several_rails()) want_word();  // the sender does not know that it has come
@@ -139,11 +146,14 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
     incoming->tile = packet.tile;
     incoming->summed = packet.summed;
     incoming->sum = packet.sum;
+    // Pieces that the tile does not have were nobody's.
+    incoming->have &= ~std::bitset<kMaxPieces>{} >> (kMaxPieces - (announces ? packet.pieces : 0));
+    incoming->got = static_cast<std::uint32_t>(incoming->have.count());
   }
   const bool fits = incoming->pieces == packet.pieces && incoming->tile == packet.tile;
   bool held = false;
-  if (packet.kind == PacketKind::announce) {
-    if (!fits || slots_.size() == 0) return false;
+  if (announces) {
+    if (!fits) return false;
     incoming->announced = true;
   } else {
     const Extent extent = piece_extent(packet.tile.size_bytes, packet.pieces, packet.piece);
@@ -163,15 +173,20 @@ bool Lane::on_packet(const Packet& packet, Receive& receive, std::span<const std
   return held;
 }
 
-void Lane::on_written(const Mark& mark, std::size_t rail) {
-  if (!status_.ok()) return;
-  ++come_[rail];
+// The key of the slots is all that guards a write: its mark proves nothing. It may come before the announcement.
+bool Lane::on_written(const Mark& mark, std::size_t rail) {
+  if (!status_.ok()) return true;
+  if (shape_.write_from == 0 || mark.piece >= shape_.max_pieces()) return false;
   const std::uint64_t ahead = (mark.position + kMarkPositions - released_ % kMarkPositions) % kMarkPositions;
   Incoming* incoming = incoming_for(released_ + ahead);
-  if (incoming == nullptr || incoming->have[mark.piece]) return;
+  const bool known = incoming != nullptr && incoming->pieces != 0;
+  if (known && (!incoming->announced || mark.piece >= incoming->pieces)) return false;
+  ++come_[rail];
+  if (incoming == nullptr || incoming->have[mark.piece]) return true;  // once more
   incoming->have[mark.piece] = true;
   ++incoming->got;
   finish_incoming(*incoming, released_ + ahead);
+  return true;
 }
 
 const Arrival* Lane::peek() noexcept {

@@ -2,14 +2,23 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
+#include <chrono>
 #include <cstring>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "transports/checksum.h"
 #include "transports/rails/hub.h"
 #include "transports/rails/lane.h"
 
 namespace shoal::rails {
+namespace {
+
+// Who gives up waits so long for rails that read what it has lent, before it closes them.
+constexpr std::chrono::milliseconds kGivingUpTime{200};
+
+}  // namespace
 
 std::uint32_t Lane::pieces_of(std::size_t bytes) const noexcept {
   std::size_t alive = 0;
@@ -23,10 +32,15 @@ bool Lane::may_lend_any() const noexcept { return pidfd >= 0 && !several_rails()
 // Where that is not possible the tile is copied.
 bool Lane::register_lent(Outgoing& out, std::span<const std::byte> data) {
   if (!hub_.worth_lending(data)) return false;
-  out.may_move = !hub_.lasts(data);
-  if (out.may_move) return may_lend_any();
+  out.may_move = may_lend_any();
+  if (!hub_.lasts(data)) return out.may_move;
   for (std::size_t r = 0; r < shape_.rails; ++r) {
-    RegistrationCache* const cache = hub_.rail(r) == nullptr ? nullptr : hub_.registrations(r);
+    const Rail* const rail = hub_.rail(r);
+    if (rail != nullptr && is_neighbour && rail->traits().neighbours_read) {
+      unregister_lent(out);
+      return false;
+    }
+    RegistrationCache* const cache = rail == nullptr ? nullptr : hub_.registrations(r);
     if (cache == nullptr) continue;
     out.entries[r] = cache->acquire(data.data(), data.size(), hub_.lasting_changes());
     if (out.entries[r] != nullptr) continue;
@@ -82,17 +96,44 @@ bool Lane::take(const TileHeader& header, std::span<const std::byte> data, bool 
   return true;
 }
 
+// From now on its parts leave from a copy. Those under way go on from there where the rail can be told.
+void Lane::leave_lent(std::size_t slot) {
+  Outgoing& out = out_[slot];
+  std::memcpy(payload_of(slot), std::exchange(out.lent, nullptr), out.tile.size_bytes);
+  bool read = false;
+  for (std::uint32_t i = 0; i < out.pieces; ++i) {
+    Part& part = part_of(slot, i);
+    if (!part.under_way) continue;
+    const std::size_t offset = piece_extent(out.tile.size_bytes, out.pieces, i).offset;
+    if (out.may_move) hub_.rail(part.rail)->redirect(part, payload_of(slot) + offset);
+    part.lent = !out.may_move;
+    read |= part.lent;
+  }
+  if (!read) unregister_lent(out);
+}
+
+// A peer that is gone shows nobody what it gets.
+bool Lane::is_read(const Part& part) const noexcept { return part.under_way && part.lent && !peer_died_ && !goodbye_at_; }
+
+// What a rail goes on reading it may send as it lies there then, and the peer would take it for the tile: such a rail gets a
+// moment, and is closed. That alone ends it for sure, though it is for all peers; by others the tile leaves from the copy.
 void Lane::keep_copies() {
   for (std::uint64_t p = sent_; p < taken_; ++p) {
-    const std::size_t slot = p % shape_.window;
-    Outgoing& out = out_[slot];
-    if (out.lent == nullptr || !out.may_move) continue;
-    std::memcpy(payload_of(slot), std::exchange(out.lent, nullptr), out.tile.size_bytes);
-    for (std::uint32_t i = 0; i < out.pieces; ++i) {
-      Part& part = part_of(slot, i);
-      const std::size_t offset = piece_extent(out.tile.size_bytes, out.pieces, i).offset;
-      if (part.under_way && hub_.rail(part.rail) != nullptr) hub_.rail(part.rail)->redirect(part, payload_of(slot) + offset);
-    }
+    if (out_[p % shape_.window].lent != nullptr) leave_lent(p % shape_.window);
+  }
+  count_sent();
+  const auto read = [this](std::size_t rail) {
+    return std::any_of(parts_.begin(), parts_.end(), [&](const Part& part) { return part.rail == rail && is_read(part); });
+  };
+  const auto any_read = [this] {
+    return std::any_of(parts_.begin(), parts_.end(), [this](const Part& p) { return is_read(p); });
+  };
+  if (!any_read()) return;
+  hub_.move_until([&] { return !any_read(); }, kGivingUpTime);
+  for (std::size_t r = 0; r < shape_.rails; ++r) {
+    if (read(r))
+      hub_.close_rail(r,
+                      fmt::format("it was closed on this side, since rank {} did not take what was lent to it in time", peer_));
   }
 }
 
@@ -121,7 +162,7 @@ Packet Lane::front(PacketKind kind) noexcept {
   Packet packet;
   packet.kind = kind;
   packet.link = peer_index;
-  packet.token = token_out;
+  packet.token = key_out.token;
   packet.released = released_;
   packet.arrived = arrived_;
   if (several_rails()) {
@@ -142,7 +183,8 @@ int Lane::post(Part& part, std::size_t rail) {
   Rail& on = *hub_.rail(rail);
   void* const descriptor = outbox_.descriptor(rail);
   const std::byte* const payload = out.lent != nullptr ? out.lent : payload_of(part.slot);
-  void* const payload_descriptor = out.entries[rail] != nullptr ? out.entries[rail]->registration.descriptor : descriptor;
+  const bool registered = out.lent != nullptr && out.entries[rail] != nullptr;
+  void* const payload_descriptor = registered ? out.entries[rail]->registration.descriptor : descriptor;
   const Extent extent = piece_extent(out.tile.size_bytes, out.pieces, part.announces ? 0 : part.piece);
   const std::size_t bytes = part.announces ? 0 : extent.bytes;
   int result = 0;
@@ -161,7 +203,7 @@ int Lane::post(Part& part, std::size_t rail) {
     packet.summed = out.summed;
     packet.sum = out.sum;
     std::byte* const header = header_of(part.slot, part.piece);
-    encode(packet, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
+    encode(packet, key_out, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
     if (bytes == 0 || (out.pieces == 1 && out.lent == nullptr)) {  // the header lies in front of the payload
       const Piece whole{header, kPacketBytes + bytes, descriptor};
       result = on.post_send(part, addresses[rail], {&whole, 1});
@@ -175,6 +217,7 @@ int Lane::post(Part& part, std::size_t rail) {
   part.rail = static_cast<std::uint8_t>(rail);
   part.under_way = true;
   part.again = false;
+  part.lent = out.lent != nullptr && !part.announces;
   if (several_rails()) {
     RailState& state = rails_[rail];
     if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();

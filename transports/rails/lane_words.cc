@@ -65,7 +65,7 @@ int Lane::post_word() {
   Word& word = words_[rail];
   Packet packet = front(kind);
   packet.position = position;
-  encode(packet, std::span<std::byte, kPacketBytes>(word.memory, kPacketBytes));
+  encode(packet, key_out, std::span<std::byte, kPacketBytes>(word.memory, kPacketBytes));
   const Piece piece{word.memory, word.bytes, outbox_.descriptor(rail)};
   const int result = hub_.rail(rail)->post_send(word, addresses[rail], {&piece, 1});
   if (result == kAgain) return result;
@@ -101,7 +101,8 @@ void Lane::take_back_word(Word& word) {
 }
 
 bool Lane::word_under_way() const noexcept {
-  return std::any_of(words_.begin(), words_.end(), [](const Word& word) { return word.under_way; });
+  return std::any_of(words_.begin(), words_.end(),
+                     [](const Word& word) { return word.under_way && word.kind != PacketKind::ask; });
 }
 
 void Lane::on_word_sent(Short& sent, const Completion& completion) {

@@ -193,8 +193,8 @@ void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
     lane.peer_index = said->link;
     for (std::size_t r = 0; r < rails_.size(); ++r) lane.peer_slots[r] = said->slots[r];
     lane.peer_write_from = said->write_from;
-    lane.token_out = make_token(options_.key, lane.meeting.nonce, said->nonce);
-    lane.token_in = make_token(options_.key, said->nonce, lane.meeting.nonce);
+    lane.key_out = make_packet_key(options_.key, lane.meeting.nonce, said->nonce);
+    lane.key_in = make_packet_key(options_.key, said->nonce, lane.meeting.nonce);
     watch_process(lane, *said);
   }
   if (said->kind == RecordKind::hello) {
@@ -224,6 +224,7 @@ bool Hub::check_settings(const Record& record) {
 
 void Hub::watch_process(Lane& lane, const Record& record) {
   const Record own = own_record(lane, RecordKind::hello);
+  lane.is_neighbour = record.host == own.host;
   if (own.host == 0 || record.host != own.host || record.process == own.process) return;
 #ifdef SYS_pidfd_open
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(record.process), 0)));

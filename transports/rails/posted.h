@@ -31,6 +31,7 @@ struct Part : Posted {
   bool announces = false;
   bool queued = false;
   bool again = false;  ///< leaves once more when it has completed
+  bool lent = false;   ///< under way from memory of the user's, which the rail reads until it has completed
 };
 
 /// A short message from memory of its own.

@@ -61,6 +61,9 @@ struct RailTraits {
   std::size_t receives = 0;           ///< that may be posted
   bool local_registration = false;    ///< memory must be registered before it is sent from or received into
   bool writes_take_receives = false;  ///< each write takes a posted receive of its target
+  /// Peers on this host may read what is sent to them by themselves, even when this end has been closed: nothing is lent to
+  /// them.
+  bool neighbours_read = false;
 };
 
 /// A post did not happen because a queue is full: read completions, then try again. All posts return 0, this, or -errno.
@@ -119,7 +122,7 @@ class Rail {
 struct RailRequest {
   std::string provider;              ///< only this one; empty: the best that there is
   std::vector<std::string> devices;  ///< by name or numeric address, one rail each; empty: the provider's choice
-  std::string near;                  ///< where devices are not named: of several, the one of this name or address
+  std::string near;                  ///< where devices are not named: of sockets, the one of this name or address and no other
   std::vector<std::string> cards;    ///< where devices are not named: cards to prefer, by the names that the kernel gives them
   int share = 0;  ///< of cards, where none is preferred, this rank takes the share-th of `shares` equal parts
   int shares = 1;

@@ -12,7 +12,7 @@
 
 namespace shoal::rails {
 
-inline constexpr std::uint16_t kWireVersion = 3;
+inline constexpr std::uint16_t kWireVersion = 4;
 inline constexpr std::size_t kMaxRails = 8;
 inline constexpr std::size_t kMaxPieces = 256;  ///< of one tile
 inline constexpr std::size_t kMaxWindow = 64;   ///< tiles under way on a link
@@ -32,7 +32,7 @@ enum class PacketKind : std::uint8_t {
 struct Packet {
   PacketKind kind = PacketKind::data;
   std::uint16_t link = 0;                       ///< as the receiver counts its links
-  std::uint64_t token = 0;                      ///< known to the two ends alone
+  std::uint64_t token = 0;                      ///< tells whose packet it is where the rest was changed on the way; no secret
   std::uint64_t released = 0;                   ///< tiles below have been released: there is room for as many more
   std::uint64_t arrived = 0;                    ///< tiles below have arrived
   std::uint64_t arrived_after = 0;              ///< bit i: tile arrived + 1 + i has arrived as well
@@ -49,15 +49,24 @@ struct Packet {
 };
 inline constexpr std::size_t kPacketBytes = 128;
 
-void encode(const Packet& packet, std::span<std::byte, kPacketBytes> bytes) noexcept;
-/// Empty where the bytes are no packet or make no sense: wrong check sum or kind, a piece or size out of range.
-[[nodiscard]] std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> bytes,
+/// Of one direction of a link, made of what both ends said when they met.
+struct PacketKey {
+  std::uint64_t token = 0;             ///< travels in the clear
+  std::array<std::byte, 16> secret{};  ///< proves each packet, its position included: SipHash-2-4 of all of it
+};
+/// Who does not hold the job's key does not know it, and no other meeting has the same.
+[[nodiscard]] PacketKey make_packet_key(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept;
+
+void encode(const Packet& packet, const PacketKey& key, std::span<std::byte, kPacketBytes> bytes) noexcept;
+/// Empty where the bytes are no packet or make no sense: not proven by that key, a wrong kind, a piece or size out of range.
+[[nodiscard]] std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
                                                   std::size_t max_tile_bytes) noexcept;
 /// A packet of which one bit was changed on the way, as it was: all are tried. Empty where more was changed. Takes 0.1 ms: only
 /// for bytes that bear the token of a link, but for a bit.
-[[nodiscard]] std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes,
+[[nodiscard]] std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
                                                 std::size_t max_tile_bytes) noexcept;
-/// What stands in the place of the token, whatever else the bytes are.
+/// What stands in the place of the link and of the token, whatever else the bytes are.
+[[nodiscard]] std::uint16_t link_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
 [[nodiscard]] std::uint64_t token_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
 
 /// Where the pieces of a tile start: equal parts, rounded up to cache lines.
@@ -120,8 +129,5 @@ using RecordBytes = std::array<std::byte, kRecordBytes>;
 [[nodiscard]] bool is_proven(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept;
 /// Whether a message is meant to be a record, by its first bytes.
 [[nodiscard]] bool looks_like_record(std::span<const std::byte> message) noexcept;
-
-/// What the packets of one direction carry: who has not seen the handshake does not know it.
-[[nodiscard]] std::uint64_t make_token(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept;
 
 }  // namespace shoal::rails

@@ -58,6 +58,13 @@ bool same_user(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
 }
 
+/// Why a rank gives up; what the system said to it names nobody.
+Status told_by(int rank, const Message& refusal) {
+  Status status = refusal_status(refusal);
+  if (status.message().find("rank ") != std::string::npos) return status;
+  return {status.code(), "rank " + std::to_string(rank) + " has given up: " + status.message()};
+}
+
 SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) {
   return {ranks, settings.ring, settings.window_bytes};
 }
@@ -274,7 +281,7 @@ class Leader {
       const Received received = receive_message(sockets_[i].get());
       if (received.outcome == ReceiveOutcome::nothing) continue;
       if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::refusal) {
-        return refusal_status(received.message);
+        return told_by(ranks_[i], received.message);
       }
       if (received.outcome == ReceiveOutcome::message && received.message.kind == MessageKind::ready &&
           group_.segment.mapped()) {
@@ -491,7 +498,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
         missing = missing_in(received.message, ranks);
         break;
       case MessageKind::refusal:
-        return refusal_status(received.message);
+        return told_by(ranks[0], received.message);
       case MessageKind::welcome: {
         if (received.descriptors.size() != 1) return gone;
         Result<Segment> segment = Segment::attach(layout_of(settings, ranks.size()), settings.job_id, received.descriptors[0]);

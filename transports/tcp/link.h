@@ -149,6 +149,14 @@ class TcpLink final : public Link {
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   /// Ends the link from this side. Tiles that have arrived can still be peeked.
   void close(Status reason);
+  /// This side is about to leave: tells the peer what has come, and asks it for the same where it has not said so of all that
+  /// this side may promise its caller: not of calls that have not come to their end.
+  void ask();
+  /// What was asked is not answered, and may still be: bytes are on their way or lost, or the peer has not had time to look.
+  [[nodiscard]] bool awaits_answer(std::chrono::steady_clock::time_point now) noexcept;
+  void ask_no_more() noexcept;
+  /// The peer is gone, and not in order.
+  [[nodiscard]] bool failed() const noexcept { return !left_ && (closing_ || gone_); }
 
  private:
   // Tiles up to this size wait for others.
@@ -164,6 +172,8 @@ class TcpLink final : public Link {
   // What a socket pulls at once: one tile of any size, or several small ones up to these limits.
   static constexpr std::size_t kPullTiles = 16;
   static constexpr std::size_t kPullBytes = 64 << 10;
+  // Who waits for a tile that its kernel has looks at it within this time.
+  static constexpr std::chrono::milliseconds kLookPatience{50};
   // Less comes in one or two packets: telling the kernel would cost more than it saves.
   static constexpr std::size_t kWorthwhileLowWater = 4 << 10;
   // What a socket reads at once where its front tile is not larger.
@@ -198,7 +208,7 @@ class TcpLink final : public Link {
   bool pull_again(Flow& flow) noexcept;
   Flow* first_idle_flow() noexcept;
   Flow* soonest_flow() noexcept;
-  [[nodiscard]] std::size_t tell_after_bytes() const noexcept { return memory_.size() / (shape_.rails ? 4 : 2); }
+  [[nodiscard]] std::size_t tell_after_bytes() const noexcept { return asked_ ? 0 : memory_.size() / (shape_.rails ? 4 : 2); }
   void adopt(Flow& flow, Connection connection);
   void write(Flow& flow);
   void write_sealed(Flow& flow);
@@ -224,11 +234,15 @@ class TcpLink final : public Link {
   /// A lost socket is worth looking for another.
   [[nodiscard]] bool may_resume() const noexcept;
   [[nodiscard]] Status silent_for(std::chrono::milliseconds time) const;
+  [[nodiscard]] std::chrono::milliseconds silence_of(const Flow& flow) const noexcept;
   void end_flow(Flow& flow, int error);
-  void drop(Flow& flow);
+  void drop(Flow& flow, std::chrono::milliseconds silent = {});
   static void cut_short(Flow& flow) noexcept;
   void distrust(Flow& flow, const std::string& what);
+  [[nodiscard]] bool is_ending() const noexcept;
   void start_closing();
+  bool watch_closing();
+  [[nodiscard]] bool is_under_way() const noexcept;
   void set_broken();
   void stop_flow(Flow& flow) noexcept;
 
@@ -243,9 +257,13 @@ class TcpLink final : public Link {
   Status status_;
   bool closing_ = false;  ///< at least one socket has ended: nothing is sent any more, what has arrived is still delivered
   int closing_error_ = 0;
-  bool left_ = false;    ///< the peer has said goodbye
-  bool gone_ = false;    ///< it cannot be reached
-  std::string trouble_;  ///< what it did before
+  bool left_ = false;                                     ///< the peer has said goodbye
+  bool gone_ = false;                                     ///< it cannot be reached
+  std::string trouble_;                                   ///< what it did before
+  std::chrono::steady_clock::time_point silent_since_{};  ///< it has not been heard of; zero: it has
+  bool asked_ = false;                                    ///< the peer wants to leave: it hears of each tile at once
+  bool asking_ = false;                                   ///< so does this side
+  std::chrono::steady_clock::time_point quiet_since_{};   ///< all that was sent is in the kernel of the peer
 
   // Tiles are numbered from 0. Order of the counters: forgotten_ <= sent_ <= pulled_ <= taken_ <= forgotten_ + kQueueTiles.
   std::vector<Outgoing> queue_;
@@ -256,6 +274,7 @@ class TcpLink final : public Link {
   std::uint64_t pulled_ = 0;
   std::uint64_t sent_ = 0;
   std::uint64_t forgotten_ = 0;  ///< acknowledged, as all before
+  std::uint64_t given_up_ = 0;   ///< of what was taken before, some belongs to calls that have failed
   std::size_t lent_tiles_ = 0;
   bool again_ = false;    ///< some flow may have tiles to send again
   bool refused_ = false;  ///< a tile was refused for want of room
@@ -272,7 +291,7 @@ class TcpLink final : public Link {
   Arrival arrival_;
   bool news_ = false;
   std::uint64_t received_bytes_ = 0;
-  std::uint64_t watched_bytes_ = 0;
+  std::uint64_t watched_bytes_ = 0;  ///< received, and in the kernel
   std::chrono::steady_clock::time_point watched_since_;
 };
 

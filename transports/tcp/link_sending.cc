@@ -262,6 +262,7 @@ bool TcpLink::keep_sent() noexcept {
 void TcpLink::keep_copies() {
   for (std::uint64_t i = sent_; i < taken_; ++i) keep(outgoing(i));
   advance_sent();
+  given_up_ = taken_;
 }
 
 bool TcpLink::send_more(Flow& flow) {

@@ -50,9 +50,10 @@ bool TcpLink::receive_words(Flow& flow) {
 void TcpLink::hear(const Word& word) {
   if (word.kind == Word::Kind::goodbye) {
     left_ = true;
-    const bool ending =
-        std::any_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.hung_up || f.down; });
-    if (ending) start_closing();
+    if (is_ending()) start_closing();
+  } else if (word.kind == Word::Kind::asks) {
+    asked_ = true;
+    tell_received();
   } else if (word.socket < tile_flows().size()) {
     acknowledge(word.socket, word.position);
     if (!closing_ && pulled_ < taken_) pull_tiles();

@@ -1,5 +1,6 @@
 #include "transports/tcp/reactor.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
@@ -7,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <utility>
 
 #include "transports/tcp/link.h"
 
@@ -24,6 +26,9 @@ constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
 constexpr long kSoonMs = 10;  // for what the kernel had no memory for a moment ago
 constexpr long kRejoiningWatchMs = 20;
+// How long a side that leaves stays for the sake of what is on its way or has been lost, and how often it looks at that.
+constexpr std::chrono::milliseconds kAnswerPatience{1000};
+constexpr int kMostPauseMs = 10;
 
 }  // namespace
 
@@ -90,20 +95,20 @@ TcpLink* Reactor::link_to(int rank) const noexcept {
   return found == links_.end() ? nullptr : *found;
 }
 
-void Reactor::lost(TcpLink& link, std::size_t flow) {
-  const std::pair<TcpLink*, std::size_t> one(&link, flow);
-  if (std::find(lost_.begin(), lost_.end(), one) == lost_.end()) lost_.push_back(one);
+void Reactor::lost(TcpLink& link, std::size_t flow, std::chrono::steady_clock::time_point silent_since) {
+  const auto same = [&](const Lost& one) { return one.link == &link && one.flow == flow; };
+  if (std::none_of(lost_.begin(), lost_.end(), same)) lost_.push_back({&link, flow, silent_since});
 }
 
 void Reactor::forget_lost(TcpLink& link) {
-  std::erase_if(lost_, [&](const auto& one) { return one.first == &link; });
+  std::erase_if(lost_, [&](const Lost& one) { return one.link == &link; });
   if (rendezvous_ != nullptr) rendezvous_->forget(link.peer());
 }
 
 void Reactor::rejoin() {
-  for (const auto& [link, index] : std::exchange(lost_, {})) {
+  for (const auto& [link, index, silent_since] : std::exchange(lost_, {})) {
     const Flow& flow = link->flows()[index];
-    if (flow.down || flow.hung_up) rendezvous_->lose(link->peer(), index);
+    if (flow.down || flow.hung_up) rendezvous_->lose(link->peer(), index, silent_since);
   }
   rendezvous_->step(*this);
   set_timer(watch_period_ms());
@@ -140,7 +145,31 @@ void Reactor::forget(Flow& flow) noexcept {
   if (in_owner()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, flow.socket.get(), nullptr);
 }
 
+void Reactor::await_answers() {
+  if (!in_owner() || !reconnects()) return;
+  const auto failed = [this] {
+    return std::any_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->failed(); });
+  };
+  send_held();
+  if (failed()) return;
+  for (TcpLink* link : links_) link->ask();
+  const auto start = std::chrono::steady_clock::now();
+  for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kMostPauseMs)) {
+    while (progress() && std::chrono::steady_clock::now() - start < kAnswerPatience) {
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const bool waits = std::any_of(links_.begin(), links_.end(), [&](TcpLink* link) { return link->awaits_answer(now); });
+    if (!waits || failed() || now - start >= kAnswerPatience) break;
+    // Unlike prepare_wait() this does not mind tiles that nobody will take any more.
+    pollfd waiting{epoll_.get(), POLLIN, 0};
+    ::poll(&waiting, 1, pause_ms);
+    collect();
+  }
+  for (TcpLink* link : links_) link->ask_no_more();
+}
+
 void Reactor::close_all() {
+  await_answers();
   const std::vector<TcpLink*> links = links_;
   for (TcpLink* link : links) {
     link->close(Status(StatusCode::aborted, "the transport was closed on this side"));
@@ -321,7 +350,7 @@ bool Reactor::watch_links() {
 }
 
 void Reactor::set_timer(long period_ms) noexcept {
-  if (period_ms == timer_period_ms_) return;
+  if (period_ms == timer_period_ms_ || !in_owner()) return;  // a forked child shares it with its parent
   timer_period_ms_ = period_ms;
   itimerspec spec{};
   spec.it_interval = {period_ms / 1000, period_ms % 1000 * 1'000'000};

@@ -1,12 +1,12 @@
 // The Reactor of a TCP transport: knows which sockets can move bytes, and waits for them.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <shoal/status.h>
@@ -37,12 +37,15 @@ class Reactor final : private Rejoining {
   void forget(Flow& flow) noexcept;
   /// Reports about a socket again, which is new; false where the system does not.
   [[nodiscard]] bool watch(Flow& flow) noexcept;
-  /// The socket of this flow is lost, or about to be.
-  void lost(TcpLink& link, std::size_t flow);
+  /// The socket of this flow is lost, or about to be. `silent_since`: its host has said nothing from then on.
+  void lost(TcpLink& link, std::size_t flow, std::chrono::steady_clock::time_point silent_since = {});
   /// The link is over: nothing is looked for any more.
   void forget_lost(TcpLink& link);
   /// In a child of fork(): closes its copies of the sockets.
   void leave_to_parent() noexcept;
+  /// Before this side leaves: lets the peers say that all has come, and sends again what they have lost, which afterwards
+  /// nobody could. For a moment, and not where one of them is gone otherwise than in order.
+  void await_answers();
   /// Ends all links from this side: their owner, the transport, is being destroyed.
   void close_all();
 
@@ -101,7 +104,12 @@ class Reactor final : private Rejoining {
   std::vector<TcpLink*> lending_;
   std::vector<TcpLink*> wanted_;
   std::unique_ptr<Rendezvous> rendezvous_;
-  std::vector<std::pair<TcpLink*, std::size_t>> lost_;  // that the rendezvous does not know of yet
+  struct Lost {
+    TcpLink* link = nullptr;
+    std::size_t flow = 0;
+    std::chrono::steady_clock::time_point silent_since{};
+  };
+  std::vector<Lost> lost_;  // that the rendezvous does not know of yet
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
   unsigned idle_calls_ = 0;  ///< of progress(), in a row

@@ -97,10 +97,10 @@ class RealRendezvous final : public Rendezvous {
   RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
                  std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
   Result<std::vector<PeerSockets>> connect_all(std::chrono::steady_clock::time_point deadline) override;
-  void lose(int rank, std::size_t index) override;
+  void lose(int rank, std::size_t index, std::chrono::steady_clock::time_point silent_since) override;
   void forget(int rank) override;
   [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
-  [[nodiscard]] bool busy() const noexcept override { return !outbounds_.empty() || !inbounds_.empty(); }
+  [[nodiscard]] bool busy() const noexcept override { return !outbounds_.empty() || !inbounds_.empty() || paused_; }
   void step(Rejoining& links) override;
   void leave_to_parent() noexcept override;
 
@@ -120,7 +120,9 @@ class RealRendezvous final : public Rendezvous {
   // Listening side: rendezvous_accepting.cc
   void accept_all();
   void accept_from(int listener);
-  void drop_oldest_inbound();
+  void pause_listening();
+  void listen_again();
+  void drop_inbound();
   void count_stranger(std::string_view why);
   void serve_inbounds();
   bool serve(Inbound& inbound, Clock::time_point now);
@@ -133,6 +135,7 @@ class RealRendezvous final : public Rendezvous {
   void leave_address(Outbound& outbound) noexcept;
   void start(Outbound& outbound);
   void retry(Outbound& outbound, int error, std::string why);
+  void postpone(Outbound& outbound, std::string why);
   [[nodiscard]] std::chrono::milliseconds patience_with(const Peer& peer) const noexcept;
   void retry_lost(Outbound& outbound, int error);
   void deny(Peer& peer, std::size_t place);
@@ -172,6 +175,7 @@ class RealRendezvous final : public Rendezvous {
   std::size_t missing_ = 0;
   std::size_t inbound_limit_ = 0;
   Clock::time_point listen_after_;
+  bool paused_ = false;  // until then wait_fd() says nothing of the listeners
   bool may_accept_ = false;
   std::size_t strangers_ = 0;
   std::string stranger_;

@@ -89,7 +89,7 @@ Result<std::vector<PeerSockets>> RealRendezvous::connect_all(Clock::time_point d
   return connected;
 }
 
-void RealRendezvous::lose(int rank, std::size_t index) {
+void RealRendezvous::lose(int rank, std::size_t index, Clock::time_point silent_since) {
   const std::size_t at = find(rank);
   if (at == peers_.size() || peers_[at].over) return;
   peers_[at].lost[index] = true;
@@ -102,6 +102,7 @@ void RealRendezvous::lose(int rank, std::size_t index) {
   outbound.index = index;
   outbound.knock = knock;
   outbound.until = Clock::now();
+  outbound.failing_since = silent_since;
 }
 
 void RealRendezvous::forget(int rank) {
@@ -114,6 +115,7 @@ void RealRendezvous::forget(int rank) {
 
 void RealRendezvous::step(Rejoining& links) {
   links_ = &links;
+  listen_again();
   start_outbounds();
   wait(false);
   accept_all();
@@ -234,6 +236,10 @@ void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, st
   if (rejoining()) {
     peer.lost[index] = false;
     peer.denied.clear();
+    // Its host has been heard: what was silent before counts from now on.
+    for (Outbound& other : outbounds_) {
+      if (&peers_[other.peer] == &peer) other.failing_since = {};
+    }
     count_repaired_connection();
     links_->resume(peer.where.rank, index, std::move(made), received);
     return;

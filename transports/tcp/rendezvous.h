@@ -75,8 +75,8 @@ class Rendezvous {
   // Afterwards; nothing blocks.
 
   /// A socket is lost: connects again, or waits for the peer to do so and meanwhile makes sure that it is alive. No effect
-  /// where that is under way.
-  virtual void lose(int rank, std::size_t socket_index) = 0;
+  /// where that is under way. `silent_since`: the peer's host has said nothing from then on.
+  virtual void lose(int rank, std::size_t socket_index, std::chrono::steady_clock::time_point silent_since) = 0;
   /// The link to `rank` is over.
   virtual void forget(int rank) = 0;
   /// Readable where step() has something to do.

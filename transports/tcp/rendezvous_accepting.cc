@@ -17,9 +17,9 @@ using std::chrono::milliseconds;
 // A stranger costs one descriptor for this long.
 constexpr milliseconds kGreetTimeout{2000};
 constexpr milliseconds kConfirmTimeout{5000};
-// Beyond the connections that are expected so many others are heard at a time; the oldest makes room for the next.
+// Beyond the connections that are expected so many others are heard at a time; one makes room for the next.
 constexpr std::size_t kMaxStrangers = 64;
-constexpr int kMaxAcceptsInARow = 64;  // so that those who are known are heard in between
+constexpr std::size_t kMaxAcceptsInARow = 64;  // so that those who are known are heard in between
 constexpr milliseconds kDescriptorPause{50};
 
 }  // namespace
@@ -30,17 +30,20 @@ void RealRendezvous::accept_all() {
 }
 
 void RealRendezvous::accept_from(int listener) {
-  for (int i = 0; i < kMaxAcceptsInARow; ++i) {
+  const std::size_t limit = inbound_limit_ + kMaxStrangers;
+  // All listeners together take less than half of that: who has just come is heard before it may have to make room.
+  const std::size_t most = std::min(kMaxAcceptsInARow, limit / 4) / listeners_.size();
+  for (std::size_t i = 0; i < std::max<std::size_t>(most, 1); ++i) {
     Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(errno));
-        listen_after_ = Clock::now() + kDescriptorPause;
-        drop_oldest_inbound();
+        pause_listening();
+        drop_inbound();
       }
       return;  // the queue is empty, or a connection was gone before it was accepted: poll() will tell
     }
-    if (inbounds_.size() >= inbound_limit_ + kMaxStrangers) drop_oldest_inbound();
+    if (inbounds_.size() >= limit) drop_inbound();
     Inbound& inbound = inbounds_.emplace_back();
     inbound.socket = std::move(socket);
     inbound.until = Clock::now() + kGreetTimeout;
@@ -48,13 +51,29 @@ void RealRendezvous::accept_from(int listener) {
   }
 }
 
-// Strangers first; then those whose greeting may be a recording. A peer that is dropped comes again.
-void RealRendezvous::drop_oldest_inbound() {
-  auto oldest = std::find_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return !i.confirming; });
-  if (oldest == inbounds_.end()) oldest = inbounds_.begin();
-  if (oldest == inbounds_.end()) return;
+// What nobody can accept would keep wait_fd() readable, and whoever waits for it awake, until there are descriptors again.
+void RealRendezvous::pause_listening() {
+  listen_after_ = Clock::now() + kDescriptorPause;
+  if (std::exchange(paused_, true)) return;
+  for (const Descriptor& listener : listeners_) report_no_more(listener);
+}
+
+void RealRendezvous::listen_again() {
+  if (!paused_ || Clock::now() < listen_after_) return;
+  paused_ = false;
+  for (const Descriptor& listener : listeners_) report(listener, EPOLLIN);
+}
+
+// Of the kind that is more numerous, those who have said nothing or those whose greeting may be a recording, the oldest:
+// neither can fill the room of the other, and who comes is younger than half of them. A peer that is dropped all the same comes
+// again.
+void RealRendezvous::drop_inbound() {
+  if (inbounds_.empty()) return;
+  const auto greeted = std::count_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return i.confirming; });
+  const bool confirming = 2 * static_cast<std::size_t>(greeted) > inbounds_.size();
   count_stranger("too many at a time");
-  inbounds_.erase(oldest);
+  inbounds_.erase(
+      std::find_if(inbounds_.begin(), inbounds_.end(), [=](const Inbound& i) { return i.confirming == confirming; }));
 }
 
 void RealRendezvous::count_stranger(std::string_view why) {

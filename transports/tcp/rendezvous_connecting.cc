@@ -23,6 +23,9 @@ constexpr milliseconds kReplyTimeout{3000};
 // Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long an address may
 // take connections and close them at once before it leads to nobody. A host that answers and whose rank is busy is waited for.
 constexpr milliseconds kUnansweredTry{3000};
+// Where there are no rails to choose among, the next try comes before the system would send again for the second time (after
+// 3 s): a way that is open again is found at once.
+constexpr milliseconds kSilentTry{1000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
 // A knock that has met nothing but silence for so long says something.
@@ -33,6 +36,9 @@ constexpr milliseconds kQuietKnock{100};
 bool is_answer(int error) noexcept {
   return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
 }
+
+// This host is out of something that the peer has nothing to do with.
+bool is_shortage(int error) noexcept { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
 // Makes the socket leave by the interface of that address where the system routes by it. The number of an error, or 0.
 int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
@@ -74,6 +80,7 @@ void RealRendezvous::start(Outbound& outbound) {
   outbound.spoke = outbound.reached = false;
   outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!outbound.socket.valid()) {
+    if (rejoining() && is_shortage(errno)) return postpone(outbound, words(errno));
     if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
     failure_ =
         Status(StatusCode::system_error, fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
@@ -91,7 +98,11 @@ void RealRendezvous::start(Outbound& outbound) {
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
   // At the start a rail that is left is left for good; later the others go on while one is silent.
   const bool several_rails = rails_.size() > 1;
-  if (rejoining() != several_rails) outbound.until = Clock::now() + kUnansweredTry;
+  if (rejoining() != several_rails) outbound.until = Clock::now() + (rejoining() ? kSilentTry : kUnansweredTry);
+  // The last try ends when the host counts as lost.
+  const auto lost_at = outbound.failing_since + lost_after_;
+  if (outbound.failing_since != Clock::time_point{} && lost_at > Clock::now())
+    outbound.until = std::min(outbound.until, lost_at);
   if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
     retry(outbound, errno, words(errno));
   } else {
@@ -115,6 +126,13 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   if (more_addresses) return;
   outbound.until += outbound.retry;
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
+}
+
+// Nothing was tried, so that nothing is known of the peer.
+void RealRendezvous::postpone(Outbound& outbound, std::string why) {
+  peers_[outbound.peer].last_error = std::move(why);
+  outbound.failing_since = {};
+  outbound.until = Clock::now() + kLastRetry;
 }
 
 // For how long a host may be silent that has taken a connection: where another address may answer, as short as one that does
@@ -144,7 +162,8 @@ void RealRendezvous::retry_lost(Outbound& outbound, int error) {
   if (closed && outbound.closed_since == Clock::time_point{}) outbound.closed_since = outbound.since;
   const bool denied = refused || (closed && now - outbound.closed_since >= kClosedLimit);
   if (denied) deny(peer, outbound.place);
-  if (now - outbound.failing_since >= lost_after_) unreachable_.emplace_back(peer.where.rank, peer.last_error);
+  // Or will be before it can be tried again.
+  if (now + outbound.retry - outbound.failing_since >= lost_after_) unreachable_.emplace_back(peer.where.rank, peer.last_error);
   if (denied || silent) leave_address(outbound);
   outbound.until = refused ? now : now + outbound.retry;
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);

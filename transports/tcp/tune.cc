@@ -13,7 +13,6 @@ namespace {
 // wait.
 constexpr int kUnsentBytes = 1 << 20;
 constexpr int kUnsentBytesOfSeveral = 128 << 10;
-constexpr int kProbeAfterS = 2;
 constexpr int kMostProbes = 127;  // that Linux takes
 
 void set_option(int socket, int level, int name, int value) noexcept {

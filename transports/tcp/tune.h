@@ -5,6 +5,8 @@
 
 namespace shoal::tcp {
 
+inline constexpr int kProbeAfterS = 2;  ///< where nothing is under way
+
 /// Tuning only: a kernel that refuses an option still moves the bytes.
 /// A host that has vanished while nothing is under way is known to be silent, and the connection ends, soon after `lost_after`.
 /// `shares`: others carry tiles of the same link.

@@ -37,7 +37,9 @@ T load(const std::byte* at) noexcept {
 constexpr bool is_frame_magic(std::uint32_t magic) { return magic == kFrameMagic || magic == kSummedMagic; }
 static_assert(std::popcount(kFrameMagic ^ kSummedMagic) >= 2);
 
-// Folds whole 8-byte words. Any single changed bit changes the result: each step is a bijection of the running value.
+// Folds whole 8-byte words. A changed bit changes the sum of 64 bits for certain, as each step is a bijection of the running
+// value, but not the 32 that are left of it: those of one change in four billion are the same. CRC-32C would be certain up to
+// five bits; even by the processor's instructions a tile would take 1,744 instead of 1,667 (tests/cost).
 std::uint32_t check_of(const std::byte* words, std::size_t count) noexcept {
   std::uint64_t sum = 0x9e3779b97f4a7c15;
   for (std::size_t i = 0; i < count; ++i) {
@@ -193,7 +195,7 @@ std::optional<Word> decode_word(std::span<const std::byte, kWordBytes> bytes) no
   const std::byte* at = bytes.data();
   if (load<std::uint32_t>(at) != kWordMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kWordBytes)) return {};
   const auto kind = load<std::uint32_t>(at + 8);
-  if (kind < 1 || kind > 2) return {};
+  if (kind < 1 || kind > 3) return {};
   return Word{static_cast<Word::Kind>(kind), load<std::uint32_t>(at + 12), load<std::uint64_t>(at + 16)};
 }
 

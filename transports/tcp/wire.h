@@ -15,7 +15,7 @@
 
 namespace shoal::tcp {
 
-inline constexpr std::uint16_t kWireVersion = 6;
+inline constexpr std::uint16_t kWireVersion = 7;
 
 /// The four records of the handshake: the connecting side greets, the listening side replies, the connecting side confirms, the
 /// listening side accepts. Each ends in a proof that covers it and all records before it. A greeting may have been recorded
@@ -99,6 +99,7 @@ struct Word {
   enum class Kind : std::uint32_t {
     received = 1,  ///< all tiles below `position` that were sent on `socket` have come: their sender may forget them
     goodbye = 2,   ///< this end leaves in order: do not look for it
+    asks = 3,      ///< this end is about to leave: say what has come, and from now on of each tile at once
   };
   Kind kind = Kind::received;
   std::uint32_t socket = 0;

@@ -32,6 +32,8 @@ Result<std::string> ucx_version() { return no_ucx(); }
 #include <deque>
 #include <type_traits>
 
+#include "transports/ucx/devices.h"
+
 namespace shoal {
 namespace ucx {
 namespace {
@@ -137,9 +139,10 @@ static_assert(sizeof(Parts) <= 4 * sizeof(void*));
 /// Operation has for its provider.
 class UcxRail final : public Rail {
  public:
-  static Result<std::unique_ptr<Rail>> open() {
+  /// `devices`: UCX's names of those that it may use; empty: its choice.
+  static Result<std::unique_ptr<Rail>> open(const std::string& devices) {
     std::unique_ptr<UcxRail> rail(new UcxRail());
-    if (Status status = rail->start(); !status.ok()) return status;
+    if (Status status = rail->start(devices); !status.ok()) return status;
     return std::unique_ptr<Rail>(std::move(rail));
   }
   ~UcxRail() override {
@@ -271,13 +274,20 @@ class UcxRail final : public Rail {
  private:
   UcxRail() = default;
 
-  Status start() {
+  Status start(const std::string& devices) {
     ucp_config_t* configuration = nullptr;
     ucs_status_t status = library()->ucp_config_read(nullptr, nullptr, &configuration);
     if (status != UCS_OK) return failed("ucp_config_read (is a UCX_ variable malformed?)", status);
     // Rendezvous costs each tile a round trip and, over TCP, a third of the rate of 1 Gbit/s; there is always a receive here.
     if (std::getenv("UCX_RNDV_THRESH") == nullptr)
       static_cast<void>(library()->ucp_config_modify(configuration, "RNDV_THRESH", "inf"));
+    if (!devices.empty()) {
+      status = library()->ucp_config_modify(configuration, "NET_DEVICES", devices.c_str());
+      if (status != UCS_OK) {
+        library()->ucp_config_release(configuration);
+        return failed("ucp_config_modify of NET_DEVICES", status);
+      }
+    }
     ucp_params_t parameters{};
     parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
     parameters.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
@@ -392,7 +402,13 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& wanted) 
   options.write_from_bytes = 0;
   if (Status status = rails::check(options); !status.ok()) return status;
   if (!ucx::library().ok()) return ucx::library().status();
-  auto rail = ucx::UcxRail::open();
+  std::string devices;
+  if (!options.near.empty() && std::getenv("UCX_NET_DEVICES") == nullptr) {
+    auto found = ucx::net_devices(options.near, ucx::interfaces(), "/sys");
+    if (!found.ok()) return found.status();
+    devices = std::move(*found);
+  }
+  auto rail = ucx::UcxRail::open(devices);
   if (!rail.ok()) return rail.status();
   std::vector<std::unique_ptr<rails::Rail>> rails;
   rails.push_back(std::move(*rail));
