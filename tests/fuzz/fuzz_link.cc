@@ -67,8 +67,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const std::size_t bytes = input.byte() * 16U;
       static_cast<void>((*link)->try_send({0, 0, 0, static_cast<std::uint32_t>(bytes), 0}, std::span(tile).first(bytes)));
       std::array<std::byte, tcp::kWordBytes> word{};
-      tcp::encode({(choice & 128) != 0 ? tcp::Word::Kind::goodbye : tcp::Word::Kind::received, input.byte(), input.byte()},
-                  word);
+      using Kind = tcp::Word::Kind;
+      const Kind last = (choice & 16) != 0 ? Kind::asks : Kind::goodbye;
+      tcp::encode({(choice & 128) != 0 ? last : Kind::received, input.byte(), input.byte()}, word);
       const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();
       static_cast<void>(!::send(theirs.back().get(), word.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
     }
