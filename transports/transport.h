@@ -13,6 +13,8 @@
 
 #include <shoal/status.h>
 
+#include "transports/patience.h"
+
 namespace shoal {
 
 /// What travels in front of every tile.
@@ -100,10 +102,10 @@ class Transport {
   [[nodiscard]] virtual std::string address() const = 0;
 
   /// Connects to every rank of `peers` (without this rank; each of them calls connect with this rank among its peers).
-  /// `addresses[i]` is address() of peers[i]. Fails as a whole: the error names the peer that did not come by the deadline.
-  /// Called once.
+  /// `addresses[i]` is address() of peers[i]. Fails as a whole: the error names the peer that did not come by the deadline, or
+  /// is what ends the patience before. Called once.
   virtual Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                             std::chrono::steady_clock::time_point deadline) = 0;
+                                                             Patience patience) = 0;
 
   /// Moves what can be moved on all links without blocking. True where anything moved (a tile arrived, room or memory
   /// became free, a link broke).

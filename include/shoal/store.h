@@ -25,6 +25,30 @@ class Store {
   /// Waits until `key` exists, at most until `deadline`.
   /// Errors: timeout (the message names the key), system_error when the store is gone.
   virtual Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point deadline) = 0;
+
+  // What follows is for stores that can notice the end of a process, as both below can. Over another one, who waits for a rank
+  // that has died waits until the deadline.
+
+  /// This process is `rank`, from now until leave(): where it ends before that, or loses the store, the others hear of it.
+  virtual Status enter(int rank) {
+    static_cast<void>(rank);
+    return {};
+  }
+  virtual void leave() {}
+  /// get() of what `rank` will set. Errors besides, at once: peer_failed where that one has entered and ended without it;
+  /// aborted where this process has entered and somebody has set kGivenUp, with what that holds as the message.
+  virtual Result<std::string> get_from(int rank, std::string_view key, std::chrono::steady_clock::time_point deadline) {
+    static_cast<void>(rank);
+    return get(key, deadline);
+  }
+  /// Without waiting for anybody: ok; peer_failed where a rank has entered and ended, naming it; aborted as above; timeout
+  /// where the store itself does not answer.
+  virtual Status look(std::chrono::steady_clock::time_point deadline) {
+    static_cast<void>(deadline);
+    return {};
+  }
+  /// The key by which a rank says that it gives up, and why.
+  static constexpr std::string_view kGivenUp = "given up";
 };
 
 /// A Store in a directory that all ranks see: one file a key, created atomically.

@@ -16,8 +16,9 @@ namespace shoal {
 namespace {
 
 constexpr auto kRefusalPatience = std::chrono::seconds(1);
+constexpr auto kLatePatience = std::chrono::milliseconds(300);
 constexpr auto kCausePatience = std::chrono::milliseconds(50);  // with a store that may be far away
-constexpr const char* kFirstCause = "given up";
+constexpr auto kAnswerPatience = std::chrono::seconds(1);
 constexpr std::size_t kLongestWords = 4096;
 
 // A contribution, or a status code and words.
@@ -55,13 +56,11 @@ Result<std::vector<std::string>> Exchange::step(std::string_view name, std::stri
   said_ = true;
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) {
-    auto value = store_.get(key(rank), deadline_);
-    if (!value.ok()) {
-      return Status(value.status().code(),
-                    fmt::format("start-up ({}): rank {} of {} has not come: {}", name, rank, size_, value.status().message()));
-    }
+    const auto value = hear(name, rank, key(rank));
+    if (!value.ok()) return value.status();
     if (value->empty() || value->front() != kSays) {
       if (rank == 0) hear_refusal();
+      hears_ = true;
       return parse_refusal(rank, *value);
     }
     all.push_back(value->substr(1));
@@ -71,16 +70,50 @@ Result<std::vector<std::string>> Exchange::step(std::string_view name, std::stri
   return all;
 }
 
+Status Exchange::part() {
+  const auto key = [](int rank) { return fmt::format("left/{}", rank); };
+  if (rank_ != 0) {
+    static_cast<void>(store_.set(key(rank_), ""));  // rank 0 sees as well that who was connected is not any more
+    return {};
+  }
+  for (int rank = 1; rank < size_; ++rank) {
+    const auto left = hear("left", rank, key(rank));
+    if (!left.ok() && left.status().code() != StatusCode::peer_failed) return left.status();
+  }
+  return {};
+}
+
+Status Exchange::look() {
+  const Status status = store_.look(std::min(deadline_, std::chrono::steady_clock::now() + kAnswerPatience));
+  return status.ok() || status.code() == StatusCode::timeout ? Status() : cause_of(status);
+}
+
+Status Exchange::cause_of(const Status& of_store) {
+  if (of_store.code() != StatusCode::aborted) return of_store;
+  hears_ = true;
+  return parse_cause(of_store.message()).value_or(Status(StatusCode::aborted, "a rank has given up the start"));
+}
+
+Result<std::string> Exchange::hear(std::string_view name, int rank, std::string_view key) {
+  auto value = store_.get_from(rank, key, deadline_);
+  if (value.ok()) return value;
+  if (value.status().code() == StatusCode::aborted) return cause_of(value.status());
+  const bool late = value.status().code() == StatusCode::timeout;
+  const std::string who = late ? fmt::format("rank {} of {} has not come: ", rank, size_) : "";
+  return Status(value.status().code(), fmt::format("start-up ({}): {}{}", name, who, value.status().message()));
+}
+
 Status Exchange::give_up(const Status& why) {
   Status cause = why;
-  if (why.code() == StatusCode::peer_failed) {
+  if (why.code() == StatusCode::peer_failed && !hears_) {
     const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCausePatience);
-    if (const auto told = store_.get(kFirstCause, until); told.ok()) cause = parse_cause(*told).value_or(why);
+    if (const auto told = store_.get(Store::kGivenUp, until); told.ok()) cause = parse_cause(*told).value_or(why);
   }
   if (said_) ++step_;  // that is not taken back: it is missing in the next
   const std::string text = refusal(cause);
   told_ = store_.set(key(rank_), text).ok();
-  if (told_ && cause.message() == why.message()) static_cast<void>(store_.set(kFirstCause, fmt::format("{} {}", rank_, text)));
+  if (told_ && !hears_ && cause.message() == why.message())
+    static_cast<void>(store_.set(Store::kGivenUp, fmt::format("{} {}", rank_, text)));
   return cause;
 }
 
@@ -90,12 +123,17 @@ void Exchange::leave() {
 }
 
 void Exchange::hear_refusal() {
+  hears_ = true;
   if (!std::exchange(heard_, true)) static_cast<void>(store_.set(heard_by(rank_), ""));
 }
 
 void Exchange::wait_until_heard() {
-  const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kRefusalPatience);
-  for (int rank = 1; rank < size_ && store_.get(heard_by(rank), until).ok(); ++rank) {
+  // Those whose deadline passes now, too, are to hear it.
+  const auto now = std::chrono::steady_clock::now();
+  const auto until = std::max(std::min(deadline_, now + kRefusalPatience), now + kLatePatience);
+  store_.leave();  // it gives up itself: that another does is no news
+  for (int rank = 1; rank < size_ && store_.get_from(rank, heard_by(rank), until).status().code() != StatusCode::timeout;
+       ++rank) {
   }
 }
 

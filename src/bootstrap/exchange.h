@@ -23,8 +23,19 @@ class Exchange {
       : store_(store), rank_(rank), size_(size), deadline_(deadline) {}
 
   /// All contributions, by rank. `name`: of the step, for messages. Errors: timeout, naming the first rank that is missing;
-  /// whatever made a rank give up, naming it.
+  /// peer_failed, naming one that has died; whatever made a rank give up, naming it.
   Result<std::vector<std::string>> step(std::string_view name, std::string_view mine);
+  /// Outside of the steps: something that one rank says and others hear. Errors of hear() as above.
+  Status say(std::string_view key, std::string_view value) { return store_.set(key, value); }
+  Result<std::string> hear(std::string_view name, int rank, std::string_view key);
+  /// When all of this must have come to its end.
+  [[nodiscard]] Deadline deadline() const noexcept { return deadline_; }
+  /// Whether to wait any longer, for who waits otherwise than in a step. Errors: peer_failed, naming a rank that has died; what
+  /// made one give up.
+  Status look();
+  /// The end of all steps: rank 0, which may serve the store, stays until the others need it no longer. Who dies now is noticed
+  /// in the first call. Errors: timeout, naming who still needs it.
+  Status part();
   /// Tells the others `why` they need not wait for this rank. Returns what is to be reported: where it has lost a rank that had
   /// told before, that one's reason. To be called while the connections to others still are there: so who loses them finds
   /// out why.
@@ -39,6 +50,7 @@ class Exchange {
 
  private:
   [[nodiscard]] std::string key(int rank) const;
+  [[nodiscard]] Status cause_of(const Status& of_store);
 
   Store& store_;
   int rank_;
@@ -48,6 +60,7 @@ class Exchange {
   bool said_ = false;   ///< in that step
   bool heard_ = false;  ///< and told rank 0 so
   bool told_ = false;   ///< the others that this rank gives up
+  bool hears_ = false;  ///< why another has given up
 };
 
 /// What step() finds in place of a contribution of `rank`, as the reason why that one has given up. Safe for any bytes.

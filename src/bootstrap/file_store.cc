@@ -1,16 +1,20 @@
-// A Store in a directory: each key is a file, written under another name and renamed, so that it appears whole.
+// A Store in a directory: each key is a file, written under another name and renamed, so that it appears whole. A rank that has
+// entered is a file that it holds a lock on, which the kernel gives up when its process ends.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include <fmt/format.h>
 #include <shoal/store.h>
@@ -37,34 +41,118 @@ class FileStore final : public Store {
   FileStore(std::string directory, Descriptor watch) : directory_(std::move(directory)), watch_(std::move(watch)) {}
 
   Status set(std::string_view key, std::string_view value) override {
-    const std::string path = directory_ + "/" + file_name(key);
-    const std::string temporary = fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), file_name(key));
-    // For this user's eyes only: some values are secrets of the job. Never what lies there already, which others may have open
-    // or which leads elsewhere; a process with this number that has ended may have left it.
-    if (::unlink(temporary.c_str()) != 0 && errno != ENOENT)
-      return system_error(fmt::format("file store: remove {}", temporary), errno);
-    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    if (file.get() < 0) return system_error(fmt::format("file store: create {}", temporary), errno);
+    const std::string name = file_name(key);
+    const auto file = create(name);
+    if (!file.ok()) return file.status();
     for (std::size_t written = 0; written < value.size();) {
-      const ssize_t some = ::write(file.get(), value.data() + written, value.size() - written);
-      if (some < 0 && errno != EINTR) return system_error(fmt::format("file store: write {}", temporary), errno);
+      const ssize_t some = ::write(file->get(), value.data() + written, value.size() - written);
+      if (some < 0 && errno != EINTR) return system_error(fmt::format("file store: write {}", temporary(name)), errno);
       written += static_cast<std::size_t>(std::max<ssize_t>(some, 0));
     }
-    if (std::rename(temporary.c_str(), path.c_str()) != 0)
-      return system_error(fmt::format("file store: rename to {}", path), errno);
-    return {};
+    return show(name);
   }
 
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
-    const std::string path = directory_ + "/" + file_name(key);
+    return wait_for(key, nullptr, deadline);
+  }
+
+  Result<std::string> get_from(int rank, std::string_view key, Clock::time_point deadline) override {
+    return wait_for(key, &rank, deadline);
+  }
+
+  Status enter(int rank) override {
+    leave();
+    const std::string name = presence_of(rank);
+    auto file = create(name);
+    if (!file.ok()) return file.status();
+    // Before others see it. A file system without locks cannot notice who dies.
+    if (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
+      ::unlink(temporary(name).c_str());
+      return {};
+    }
+    if (Status status = show(name); !status.ok()) return status;
+    presence_ = std::move(file).value();
+    entered_as_ = directory_ + "/" + name;
+    return {};
+  }
+
+  Status look(Clock::time_point /*deadline*/) override {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
+      const std::string name = entry.path().filename();
+      int rank = 0;
+      if (name.starts_with(kPresence) &&
+          std::from_chars(name.data() + kPresence.size(), name.data() + name.size(), rank).ec == std::errc() && has_died(rank))
+        return death_of(rank);
+    }
+    return given_up();
+  }
+
+  void leave() override {
+    if (!presence_.valid()) return;
+    ::unlink(entered_as_.c_str());  // before the lock is given up: who finds it free looks whether the file is there
+    presence_.reset();
+  }
+
+ private:
+  static constexpr std::string_view kPresence = "rank-";
+  static std::string presence_of(int rank) { return fmt::format("{}{}", kPresence, rank); }
+  [[nodiscard]] Status death_of(int rank) const {
+    return {StatusCode::peer_failed, fmt::format("rank {} died, as file store {} shows", rank, directory_)};
+  }
+  // ok where nobody has, or where this process does not take part.
+  [[nodiscard]] Status given_up() const {
+    auto why = presence_.valid() ? read(kGivenUp) : std::nullopt;
+    return why ? Status(StatusCode::aborted, std::move(*why)) : Status();
+  }
+  [[nodiscard]] std::optional<std::string> read(std::string_view key) const {
+    std::ifstream file(directory_ + "/" + file_name(key), std::ios::binary);
+    if (!file) return std::nullopt;
+    return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  [[nodiscard]] std::string temporary(const std::string& name) const {
+    return fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), name);
+  }
+
+  // A file that nobody else sees until show(). For this user's eyes only: some values are secrets of the job. Never what lies
+  // there already, which others may have open or which leads elsewhere; a process with this number that has ended may have left
+  // it.
+  [[nodiscard]] Result<Descriptor> create(const std::string& name) const {
+    const std::string path = temporary(name);
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) return system_error(fmt::format("file store: remove {}", path), errno);
+    Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+    if (file.get() < 0) return system_error(fmt::format("file store: create {}", path), errno);
+    return file;
+  }
+
+  [[nodiscard]] Status show(const std::string& name) const {
+    const std::string path = directory_ + "/" + name;
+    if (std::rename(temporary(name).c_str(), path.c_str()) == 0) return {};
+    return system_error(fmt::format("file store: rename to {}", path), errno);
+  }
+
+  // Whether it has entered and its process has ended: its lock is free, and its file is where it was.
+  [[nodiscard]] bool has_died(int rank) const {
+    const std::string path = directory_ + "/" + presence_of(rank);
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!file.valid() || ::flock(file.get(), LOCK_SH | LOCK_NB) != 0) return false;
+    struct stat locked {};
+    struct stat there {};
+    return ::fstat(file.get(), &locked) == 0 && ::lstat(path.c_str(), &there) == 0 && locked.st_ino == there.st_ino;
+  }
+
+  // `rank`: who sets it, or null.
+  Result<std::string> wait_for(std::string_view key, const int* rank, Clock::time_point deadline) {
     for (;;) {
-      if (std::ifstream file(path, std::ios::binary); file) {
-        return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-      }
+      const bool died = rank != nullptr && has_died(*rank);  // before the look at what it may have set last
+      if (auto value = read(key)) return std::move(*value);
+      if (died) return death_of(*rank);
+      if (Status over = rank != nullptr ? given_up() : Status(); !over.ok()) return over;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
       if (left <= 0)
         return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' did not come in time", directory_, key));
-      // inotify says when a file appears; a network file system tells nothing of other hosts, hence the slices.
+      // inotify says when a file appears or the one of a rank that dies is closed; a network file system tells nothing of other
+      // hosts, hence the slices.
       pollfd descriptor{watch_.get(), POLLIN, 0};
       if (::poll(&descriptor, 1, static_cast<int>(std::min<long long>(left, 200))) > 0) {
         char events[4096];
@@ -74,9 +162,10 @@ class FileStore final : public Store {
     }
   }
 
- private:
   std::string directory_;
   Descriptor watch_;
+  Descriptor presence_;     // where this process has entered
+  std::string entered_as_;  // its file
 };
 
 // Makes `directory` where it is missing. Who else may write there could read what is put there, or put his own in its place.
@@ -108,7 +197,7 @@ Status own_directory(const std::string& directory) {
 Result<std::unique_ptr<Store>> make_file_store(const std::string& directory) {
   if (Status status = own_directory(directory); !status.ok()) return status;
   Descriptor watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
-  if (watch.get() < 0 || ::inotify_add_watch(watch.get(), directory.c_str(), IN_MOVED_TO) < 0) {
+  if (watch.get() < 0 || ::inotify_add_watch(watch.get(), directory.c_str(), IN_MOVED_TO | IN_CLOSE_WRITE) < 0) {
     return system_error(fmt::format("file store: watch {}", directory), errno);
   }
   return std::unique_ptr<Store>(std::make_unique<FileStore>(directory, std::move(watch)));

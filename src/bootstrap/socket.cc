@@ -22,6 +22,7 @@
 
 #include "src/settings/settings.h"
 #include "transports/interfaces.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal {
 namespace {
@@ -120,9 +121,17 @@ bool connected_to_itself(int fd) {
          std::memcmp(&own, &other, own_length) == 0;
 }
 
-Status stream_error(const char* what, int error) {
+// Of wait_for().
+Status wait_error(const char* what, int error) {
   if (error == ETIMEDOUT) return {StatusCode::timeout, fmt::format("{}: no answer before the deadline", what)};
   return system_error(what, error);
+}
+
+// Of the connection itself, which the kernel gives up as well: no deadline of ours has passed then.
+Status stream_error(const char* what, int error) {
+  Status status = system_error(what, error);
+  const bool by_other_side = error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == EHOSTUNREACH;
+  return by_other_side ? Status(StatusCode::peer_failed, status.message()) : status;
 }
 
 }  // namespace
@@ -238,6 +247,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
       if (attempt == 0) {
         const int on = 1;
         ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        tcp::tune_handshake(socket.get(), silence_limit());
         return socket;
       }
     }
@@ -250,6 +260,11 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
   return Status(StatusCode::timeout, system_error(fmt::format("connect to {}:{}", host, port), error).message());
 }
 
+std::chrono::milliseconds silence_limit() {
+  const auto limit = time_setting("SHOAL_LOST_AFTER");
+  return limit.ok() ? *limit : std::chrono::seconds(30);  // wire_up() says what is wrong with it
+}
+
 Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point deadline) {
   const auto* next = static_cast<const char*>(data);
   while (bytes > 0) {
@@ -258,7 +273,7 @@ Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point d
       next += sent;
       bytes -= static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (const int error = wait_for(fd, POLLOUT, deadline); error != 0) return stream_error("send", error);
+      if (const int error = wait_for(fd, POLLOUT, deadline); error != 0) return wait_error("send", error);
     } else if (errno != EINTR) {
       return stream_error("send", errno);
     }
@@ -281,7 +296,7 @@ Result<std::size_t> receive_some(int fd, std::span<std::byte> target, Clock::tim
     if (got > 0) return static_cast<std::size_t>(got);
     if (got == 0) return Status(StatusCode::peer_failed, "the other side closed the connection");
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (const int error = wait_for(fd, POLLIN, deadline); error != 0) return stream_error("receive", error);
+      if (const int error = wait_for(fd, POLLIN, deadline); error != 0) return wait_error("receive", error);
     } else if (errno != EINTR) {
       return stream_error("receive", errno);
     }

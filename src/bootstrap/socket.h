@@ -36,7 +36,11 @@ Result<Descriptor> listen_on(const std::string& host, int port);
 /// Connects, retrying while the other side is not there yet, until the deadline (timeout).
 Result<Descriptor> connect_to(const std::string& host, int port, std::chrono::steady_clock::time_point deadline);
 
-/// Moves exactly so many bytes or fails: timeout at the deadline, peer_failed at the end of the stream.
+/// For how long the other host may be silent before a connection here ends: SHOAL_LOST_AFTER. connect_to() sees to it.
+std::chrono::milliseconds silence_limit();
+
+/// Moves exactly so many bytes or fails: timeout at the deadline, peer_failed at the end of the stream or where the other side
+/// or its host is gone.
 Status send_all(int fd, const void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
 Status receive_all(int fd, void* data, std::size_t bytes, std::chrono::steady_clock::time_point deadline);
 /// Fills a part of `target`, at least a byte, or fails as above; how much it was.

@@ -21,11 +21,7 @@ Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
   return send_all(fd, text.data(), text.size(), deadline);
 }
 
-std::string request(StoreRequest kind, std::string_view key) {
-  std::string text(1, static_cast<char>(kind));
-  append_block(text, key);
-  return text;
-}
+std::string request(StoreRequest kind) { return std::string(1, static_cast<char>(kind)); }
 
 }  // namespace
 
@@ -66,7 +62,8 @@ Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view j
 }
 
 Status StoreConnection::tell(std::string_view key, std::string_view value, StoreDeadline deadline) {
-  std::string text = request(StoreRequest::set, key);
+  std::string text = request(StoreRequest::set);
+  append_block(text, key);
   append_block(text, value);
   char answer = 0;
   Status status = send(text, deadline);
@@ -75,17 +72,53 @@ Status StoreConnection::tell(std::string_view key, std::string_view value, Store
   return status;
 }
 
-Result<std::string> StoreConnection::ask(std::string_view key, StoreDeadline deadline) {
+Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::get);
+  append_number(text, rank);
+  append_block(text, key);
   std::uint32_t length = 0;
-  Status status = send(request(StoreRequest::get, key), deadline);
+  Status status = send(text, deadline);
   if (status.ok()) status = receive(&length, sizeof length, deadline);
-  if (status.ok() && length > kMaxStoreValueBytes) status = no_store();
   if (!status.ok()) return status;
+  if (rank != kStoreNoRank && length == kStoreRankDied) return News{{}, rank, false};
+  if (rank != kStoreNoRank && length == kStoreGivenUp) return receive_reason(deadline);
+  auto value = receive_value(length, deadline);
+  if (!value.ok()) return value.status();
+  return News{std::move(value).value(), kStoreNoRank, false};
+}
+
+Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
+  std::uint32_t answer = 0;
+  Status status = send(request(StoreRequest::look), deadline);
+  if (status.ok()) status = receive(&answer, sizeof answer, deadline);
+  if (!status.ok()) return status;
+  if (answer == kStoreGivenUp) return receive_reason(deadline);
+  return News{{}, answer, false};
+}
+
+// Why somebody has given up.
+Result<StoreConnection::News> StoreConnection::receive_reason(StoreDeadline deadline) {
+  std::uint32_t length = 0;
+  if (Status status = receive(&length, sizeof length, deadline); !status.ok()) return status;
+  auto value = receive_value(length, deadline);
+  if (!value.ok()) return value.status();
+  return News{std::move(value).value(), kStoreNoRank, true};
+}
+
+Result<std::string> StoreConnection::receive_value(std::uint32_t length, StoreDeadline deadline) {
+  if (length > kMaxStoreValueBytes) return no_store();
   std::string value(length, '\0');
-  status = receive(value.data(), value.size(), deadline);
-  if (!status.ok()) return status;
+  if (Status status = receive(value.data(), length, deadline); !status.ok()) return status;
   return value;
 }
+
+Status StoreConnection::enter(std::uint32_t rank, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::enter);
+  append_number(text, rank);
+  return send(text, deadline);
+}
+
+Status StoreConnection::leave(StoreDeadline deadline) { return send(request(StoreRequest::leave), deadline); }
 
 Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
   std::string records;

@@ -7,12 +7,14 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include <shoal/status.h>
 
+#include "src/bootstrap/store_session.h"
 #include "src/trust/proof.h"
 #include "src/trust/sealing.h"
 #include "transports/descriptor.h"
@@ -26,14 +28,27 @@ class StoreConnection {
  public:
   /// What `key` holds from now on. At most kMaxStoreKeyBytes and kMaxStoreValueBytes.
   Status tell(std::string_view key, std::string_view value, StoreDeadline deadline);
-  /// What `key` holds, as soon as it holds anything.
-  Result<std::string> ask(std::string_view key, StoreDeadline deadline);
+  /// How a request ended other than by an error: with what was asked for, or because of what has happened to the others.
+  struct News {
+    std::string value;                  ///< or what Store::kGivenUp holds
+    std::uint32_t died = kStoreNoRank;  ///< that rank
+    bool given_up = false;              ///< somebody has
+  };
+  /// What `key` holds, as soon as it holds anything. `rank`: who sets it, or kStoreNoRank, who neither dies nor gives up.
+  Result<News> ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline);
+  /// What there is now.
+  Result<News> look(StoreDeadline deadline);
+  /// That this is `rank`, until leave(), or until the connection ends, by which the others hear that it has died.
+  Status enter(std::uint32_t rank, StoreDeadline deadline);
+  Status leave(StoreDeadline deadline);
 
  private:
   friend Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
                                                     const std::string& where, StoreDeadline deadline);
   StoreConnection(Descriptor socket, Sealing sealing) : socket_(std::move(socket)), sealing_(std::move(sealing)) {}
   Status send(std::string_view text, StoreDeadline deadline);
+  Result<News> receive_reason(StoreDeadline deadline);
+  Result<std::string> receive_value(std::uint32_t length, StoreDeadline deadline);
   Status receive(void* data, std::size_t bytes, StoreDeadline deadline);
   Status receive_record(StoreDeadline deadline);
 

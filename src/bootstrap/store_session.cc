@@ -4,6 +4,8 @@
 #include <cstring>
 #include <span>
 
+#include <shoal/store.h>
+
 namespace shoal {
 namespace {
 
@@ -146,6 +148,7 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
 
 // One whole message; false where there is none.
 bool StoreSession::handle(bool* set) {
+  if (wanted_ && received_.starts_with(static_cast<char>(StoreRequest::leave))) wanted_.reset();
   if (over() || wanted_) return false;
   std::size_t taken = 0;
   const bool whole = state_ == State::stranger     ? handle_hello(received_, &taken)
@@ -201,38 +204,80 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
 
 bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bool* set) {
   Parser parser(bytes);
-  const auto request = parser.byte();
-  if (!request) return false;
-  const bool sets = *request == static_cast<char>(StoreRequest::set);
-  if (!sets && *request != static_cast<char>(StoreRequest::get)) return end(), false;
-  const auto key = parser.block(kMaxStoreKeyBytes);
-  const auto value = key && sets ? parser.block(kMaxStoreValueBytes) : std::nullopt;
+  const auto byte = parser.byte();
+  if (!byte) return false;
+  const auto request = static_cast<StoreRequest>(*byte);
+  const bool sets = request == StoreRequest::set;
+  const bool gets = request == StoreRequest::get;
+  const bool enters = request == StoreRequest::enter;
+  const bool looks = request == StoreRequest::look;
+  if (!sets && !gets && !enters && !looks && request != StoreRequest::leave) return end(), false;
+  const auto rank = gets || enters ? parser.number() : kStoreNoRank;
+  const auto key = rank && (sets || gets) ? parser.block(kMaxStoreKeyBytes) : std::string_view();
+  const auto value = key && sets ? parser.block(kMaxStoreValueBytes) : std::string_view();
   if (parser.hostile()) return end(), false;
-  if (!key || (sets && !value)) return false;
+  if (!rank || !key || !value) return false;
   *taken = parser.taken();
   if (sets) {
     table_.values.insert_or_assign(std::string(*key), std::string(*value));
     const char done = static_cast<char>(StoreAnswer::done);
     say({&done, 1});
     *set = true;
-  } else {
-    wanted_ = std::string(*key);
+  } else if (gets) {
+    wanted_ = {std::string(*key), *rank};
     look_again();
+  } else if (enters) {
+    rank_ = rank;
+    table_.died.erase(*rank);  // one that has lost its connection may come again
+  } else if (looks) {
+    if (!table_.died.empty())
+      say(*table_.died.begin());
+    else if (!say_why_given_up())
+      say(kStoreNoRank);
+  } else {
+    rank_.reset();
   }
   return true;
 }
 
 void StoreSession::look_again() {
   if (!wanted_ || over()) return;
-  const auto found = table_.values.find(*wanted_);
-  if (found == table_.values.end()) return;
-  std::string answer;
-  append_block(answer, found->second);
-  say(answer);
+  if (const auto found = table_.values.find(wanted_->key); found != table_.values.end()) {
+    std::string answer;
+    append_block(answer, found->second);
+    say(answer);
+  } else if (table_.died.contains(wanted_->rank)) {
+    say(kStoreRankDied);
+  } else if (wanted_->rank == kStoreNoRank || !say_why_given_up()) {
+    return;
+  }
   wanted_.reset();
 }
 
+bool StoreSession::say_why_given_up() {
+  const auto found = table_.values.find(Store::kGivenUp);
+  if (!rank_ || found == table_.values.end()) return false;
+  std::string answer;
+  append_number(answer, kStoreGivenUp);
+  append_block(answer, found->second);
+  say(answer);
+  return true;
+}
+
+bool StoreSession::lost() {
+  if (!rank_) return false;
+  table_.died.insert(*rank_);
+  rank_.reset();
+  return true;
+}
+
 void StoreSession::say(std::string_view text) { append_sealed(unsent, *sealing_, text); }
+
+void StoreSession::say(std::uint32_t number) {
+  std::string text;
+  append_number(text, number);
+  say(text);
+}
 
 void StoreSession::refuse(std::string_view why) {
   if (!trusted()) refused_ = why;

@@ -10,14 +10,24 @@
 // most kMaxStoreRecordBytes, the text by ChaCha20-Poly1305, 16 bytes that authenticate both. Each direction has a key of this
 // connection, derived from the job's key, the client's hello and the server's nonce; a record's number is its nonce. One that
 // does not open ends the connection. The records' texts, one after the other, whatever lies in which record, are
-//   client  requests: 1 byte (1 = set, 2 = get), key (block)[, value (block)]
-//   server  to set: 1 byte 0; to get: the value (block), when the key exists
+//   client  requests: 1 byte and
+//             1 = set: key (block), value (block)
+//             2 = get: the rank that sets it (32 bits; kStoreNoRank), key (block)
+//             3 = enter: the rank that the client is (32 bits)
+//             4 = leave: also ends a get that still waits, without an answer
+//             5 = look
+//   server  to set: 1 byte 0
+//           to get: the value (block), when the key exists; in place of its length kStoreRankDied, when the connection of that
+//             rank has ended though it had not left, or kStoreGivenUp and what Store::kGivenUp holds (block), when a client
+//             that has entered asks and that key exists
+//           to look: a rank that has died so (32 bits), else kStoreGivenUp as above, else kStoreNoRank
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -27,14 +37,17 @@
 namespace shoal {
 
 inline constexpr std::uint32_t kStoreMagic = 0x54534853;  // "SHST"
-inline constexpr std::uint32_t kStoreVersion = 3;
+inline constexpr std::uint32_t kStoreVersion = 4;
 inline constexpr std::uint32_t kMaxStoreJobBytes = 256;
 inline constexpr std::uint32_t kMaxStoreKeyBytes = 4096;
 inline constexpr std::uint32_t kMaxStoreValueBytes = 1 << 20;
 inline constexpr std::size_t kMaxStoreRecordBytes = 4096;
+inline constexpr std::uint32_t kStoreNoRank = ~std::uint32_t{0};
+inline constexpr std::uint32_t kStoreRankDied = ~std::uint32_t{0};
+inline constexpr std::uint32_t kStoreGivenUp = ~std::uint32_t{1};
 
 enum class StoreAnswer : char { done = 0, other_job = 1, other_version = 2, challenge = 3 };
-enum class StoreRequest : char { set = 1, get = 2 };
+enum class StoreRequest : char { set = 1, get = 2, enter = 3, leave = 4, look = 5 };
 
 void append_number(std::string& out, std::uint32_t value);
 void append_block(std::string& out, std::string_view bytes);
@@ -53,6 +66,7 @@ struct StoreTable {
   std::string job;
   Key key;
   std::map<std::string, std::string, std::less<>> values;
+  std::set<std::uint32_t> died{};  ///< ranks that had entered, and whose connections ended
 };
 
 /// One client, from the server's point of view. Thread rule: one thread for a table and all its sessions.
@@ -63,8 +77,11 @@ class StoreSession {
   /// Takes what the client has sent. Memory stays below one request, a few records and what it has not read of its answers.
   /// True where a value was set, so that others may wait no longer.
   bool receive(std::string_view bytes);
-  /// Answers a get that waits, where its key exists by now.
+  /// Answers a get that waits, where its key exists by now or its rank has died.
   void look_again();
+  /// To be called when the connection has ended. True where that means that a rank has died, of whom others may wait for
+  /// something.
+  bool lost();
 
   /// Whether the client has proven that it belongs to the job.
   [[nodiscard]] bool trusted() const noexcept { return state_ == State::trusted; }
@@ -85,7 +102,9 @@ class StoreSession {
   bool handle_hello(std::string_view bytes, std::size_t* taken);
   bool handle_proof(std::string_view bytes, std::size_t* taken);
   bool handle_request(std::string_view bytes, std::size_t* taken, bool* set);
+  [[nodiscard]] bool say_why_given_up();
   void say(std::string_view text);
+  void say(std::uint32_t number);
   void refuse(std::string_view why);
   void end();
 
@@ -93,8 +112,13 @@ class StoreSession {
   State state_ = State::stranger;
   std::string_view refused_;
   std::string received_;  // what has been said and not been heeded; where the client is trusted, the text of its records
-  std::unique_ptr<Sealing> sealing_;   // where the client is trusted
-  std::optional<std::string> wanted_;  // key of a get that waits
+  std::unique_ptr<Sealing> sealing_;  // where the client is trusted
+  struct Wanted {
+    std::string key;
+    std::uint32_t rank;
+  };
+  std::optional<Wanted> wanted_;       // by a get that waits
+  std::optional<std::uint32_t> rank_;  // of a client that has entered and not left
   Nonce theirs_{};
   Nonce mine_{};
 };

@@ -26,6 +26,7 @@
 #include "src/bootstrap/store_session.h"
 #include "src/status/quiet_thread.h"
 #include "src/trust/refusals.h"
+#include "transports/tcp/tune.h"
 
 namespace shoal {
 namespace {
@@ -94,7 +95,8 @@ class Server {
 
   void drop_useless() {
     const auto now = Clock::now();
-    clients_.remove_if([now](Client& client) {
+    bool died = false;
+    clients_.remove_if([now, &died](Client& client) {
       const StoreSession& session = client.session;
       if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kStrangerPatience)
         client.lost = "it did not introduce itself in time";
@@ -103,8 +105,14 @@ class Server {
         count_refusal("store", session.refused());
       else if (!session.trusted() && !session.over())
         count_refusal("store", client.lost);
+      died |= client.session.lost();
       return true;
     });
+    if (died) look_again();
+  }
+
+  void look_again() {
+    for (Client& client : clients_) client.session.look_again();
   }
 
   void accept_clients() {
@@ -128,6 +136,7 @@ class Server {
         drop_stranger();
       else
         ++strangers;
+      tcp::tune_handshake(socket.get(), silence_limit_);
       clients_.emplace_back(std::move(socket), table_);
     }
   }
@@ -157,8 +166,7 @@ class Server {
       if (got <= 0) break;
       set |= client.session.receive({buffer.data(), static_cast<std::size_t>(got)});
     }
-    if (!set) return;
-    for (Client& other : clients_) other.session.look_again();
+    if (set) look_again();
   }
 
   static void send_unsent(Client& client) {
@@ -179,6 +187,7 @@ class Server {
   StoreTable table_;
   Descriptor wake_;
   Descriptor spare_;  // for the first connection that finds none: it may be this process's own, which would wait for it in vain
+  std::chrono::milliseconds silence_limit_ = silence_limit();
   std::atomic<bool> over_ = false;
   std::list<Client> clients_;  // oldest first
   Clock::time_point accept_again_{};
@@ -195,33 +204,54 @@ class TcpStore final : public Store {
       return {StatusCode::invalid_argument,
               fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
     }
-    const auto deadline = Clock::now() + kAnswerPatience;
+    const auto deadline = in_time();
     Status status = connect(deadline);
     if (status.ok()) status = connection_->tell(key, value, deadline);
-    return explain(status, key);
+    return explain(status, quoted(key));
   }
 
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
-    if (key.size() > kMaxStoreKeyBytes) {
-      return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
-    }
-    const Status status = connect(deadline);
-    if (!status.ok()) return explain(status, key);
-    auto value = connection_->ask(key, deadline);
-    if (!value.ok()) return explain(value.status(), key);
-    return value;
+    return ask(kStoreNoRank, key, deadline);
+  }
+
+  Result<std::string> get_from(int rank, std::string_view key, Clock::time_point deadline) override {
+    return ask(static_cast<std::uint32_t>(rank), key, deadline);
+  }
+
+  Status enter(int rank) override {
+    leave();
+    rank_ = static_cast<std::uint32_t>(rank);
+    const bool new_connection = !connection_;
+    const auto deadline = in_time();
+    Status status = connect(deadline);
+    if (status.ok() && !new_connection) status = connection_->enter(*rank_, deadline);
+    return explain(status, "entering");
+  }
+
+  void leave() override {
+    // What cannot be said to the server any more it sees.
+    if (rank_ && connection_) static_cast<void>(connection_->leave(in_time()));
+    rank_.reset();
+  }
+
+  Status look(Clock::time_point deadline) override {
+    if (Status status = connect(deadline); !status.ok()) return explain(status, "looking");
+    const auto news = connection_->look(deadline);
+    return news.ok() ? status_of(*news) : explain(news.status(), "looking");
   }
 
   /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || connection_) return lost_;
+    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // who does not listen any more is gone
     for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
       auto socket = connect_to(host_, port_, deadline);
       if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
       auto made = introduce_to_store(std::move(socket).value(), job_, key_, random_nonce(), where_, deadline);
       if (made.ok()) {
         connection_.emplace(std::move(made).value());
-        return {};
+        reached_ = true;
+        return rank_ ? connection_->enter(*rank_, deadline) : Status();
       }
       const Status& status = made.status();
       // A server that is flooded by strangers may have taken this for one of them.
@@ -233,14 +263,38 @@ class TcpStore final : public Store {
 
  private:
   static constexpr auto kAnswerPatience = std::chrono::seconds(60);
+  static constexpr auto kReturnPatience = std::chrono::seconds(5);
+  static Clock::time_point in_time() { return Clock::now() + kAnswerPatience; }
+  static std::string quoted(std::string_view key) { return fmt::format("key '{}'", key); }
+
+  Result<std::string> ask(std::uint32_t rank, std::string_view key, Clock::time_point deadline) {
+    if (key.size() > kMaxStoreKeyBytes) {
+      return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
+    }
+    const Status status = connect(deadline);
+    if (!status.ok()) return explain(status, quoted(key));
+    auto value = connection_->ask(rank, key, deadline);
+    if (!value.ok()) return explain(value.status(), quoted(key));
+    if (Status bad = status_of(*value); !bad.ok()) return bad;
+    return std::move(value->value);
+  }
+
+  [[nodiscard]] Status status_of(const StoreConnection::News& news) const {
+    if (news.given_up) return {StatusCode::aborted, news.value};
+    if (news.died == kStoreNoRank) return {};
+    return {StatusCode::peer_failed,
+            fmt::format("rank {} died, or lost its connection to rank 0's store at {}", news.died, where_)};
+  }
 
   // An answer that came too late would be taken for that to the next request, so a call that has failed ends the connection.
   // After a timeout the next call makes another one; a server that is gone stays gone.
-  [[nodiscard]] Status explain(const Status& status, std::string_view key) {
+  [[nodiscard]] Status explain(const Status& status, const std::string& what) {
     if (status.ok()) return status;
+    const bool comes_again = status.code() == StatusCode::timeout;
+    if (comes_again && rank_ && connection_) static_cast<void>(connection_->leave(Clock::now()));
     connection_.reset();
-    if (status.code() != StatusCode::timeout) lost_ = status;
-    return {status.code(), fmt::format("store at {}, key '{}': {}", where_, key, status.message())};
+    if (!comes_again) lost_ = status;
+    return {status.code(), fmt::format("rank 0's store at {}, {}: {}", where_, what, status.message())};
   }
 
   std::unique_ptr<Server> server_;  // on the rank that serves
@@ -250,6 +304,8 @@ class TcpStore final : public Store {
   Key key_;
   std::string where_;
   std::optional<StoreConnection> connection_;
+  std::optional<std::uint32_t> rank_;  // that this process has entered as
+  bool reached_ = false;
   Status lost_;
 };
 

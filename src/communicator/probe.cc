@@ -336,18 +336,18 @@ int probe_partner(const Topology& topology, int rank, LinkClass wire) {
 
 // Those who lead on a network begin together: whose pair finds the machine or the network to itself measures what no collective
 // will see. Where there is one pair nobody waits.
-Status begin_together(Store& store, const Topology& topology, int rank, Clock::time_point deadline) {
+Status begin_together(Exchange& exchange, const Topology& topology, int rank) {
   if (topology.nodes() < 4) return {};
   constexpr std::string_view kGo = "probe/go";
   if (rank != 0) {
-    if (Status status = store.set(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
-    return store.get(kGo, deadline).status();
+    if (Status status = exchange.say(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
+    return exchange.hear("probe", 0, kGo).status();
   }
   for (int node = 2; node + 1 < topology.nodes(); node += 2) {
     const int leader = std::min(topology.ranks_of_node(node).front(), topology.ranks_of_node(node + 1).front());
-    if (const auto there = store.get(fmt::format("probe/{}", leader), deadline); !there.ok()) return there.status();
+    if (const auto there = exchange.hear("probe", leader, fmt::format("probe/{}", leader)); !there.ok()) return there.status();
   }
-  return store.set(kGo, "");
+  return exchange.say(kGo, "");
 }
 
 // What takes so long for each byte, beside the time that the network takes for it.
@@ -357,7 +357,7 @@ bool is_little(double us_per_byte, const Topology& topology) {
 }
 
 // What this rank has part in.
-Status measure_links(Store& store, MeshParts& parts, Clock::time_point deadline) {
+Status measure_links(Exchange& exchange, MeshParts& parts) {
   Topology& topology = parts.topology;
   for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
     const int peer = probe_partner(topology, parts.rank, wire);
@@ -366,10 +366,10 @@ Status measure_links(Store& store, MeshParts& parts, Clock::time_point deadline)
     const auto index = static_cast<std::size_t>(link - parts.links.begin());
     const bool leads = parts.rank < peer;
     if (leads && wire == LinkClass::network) {
-      if (Status status = begin_together(store, topology, parts.rank, deadline); !status.ok()) return status;
+      if (Status status = begin_together(exchange, topology, parts.rank); !status.ok()) return status;
     }
     // Who follows does not know what the others' leader waits for.
-    const auto give_up = leads ? Clock::now() + kPatience : deadline;
+    const auto give_up = leads ? Clock::now() + kPatience : exchange.deadline();
     auto& transport = *parts.transports[parts.transport_of_link[index]];
     Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
     const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
@@ -388,18 +388,17 @@ Status measure_links(Store& store, MeshParts& parts, Clock::time_point deadline)
 
 }  // namespace
 
-Status measure_costs(Store& store, MeshParts& parts, bool measure, Clock::time_point deadline) {
+Status measure_costs(Exchange& exchange, MeshParts& parts, bool measure) {
   constexpr char kRefusal = '!';
-  Status measured = measure ? measure_links(store, parts, deadline) : Status();
+  Status measured = measure ? measure_links(exchange, parts) : Status();
   if (parts.rank == 0) {
     const Status said =
-        store.set("costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
+        exchange.say("costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
     return measured.ok() ? said : measured;
   }
   if (!measured.ok()) return measured;
-  const auto text = store.get("costs", deadline);
-  if (!text.ok())
-    return {text.status().code(), fmt::format("start-up: rank 0 has not measured the links: {}", text.status().message())};
+  const auto text = exchange.hear("costs", 0, "costs");
+  if (!text.ok()) return text.status();
   if (text->starts_with(kRefusal)) return {StatusCode::peer_failed, "rank 0 has given up: " + printable(text->substr(1))};
   return read_costs(*text, parts.topology);
 }

@@ -1,11 +1,9 @@
 // Start-up measurement of the links between the actual ranks, for the cost model.
 #pragma once
 
-#include <chrono>
-
 #include <shoal/status.h>
-#include <shoal/store.h>
 
+#include "src/bootstrap/exchange.h"
 #include "src/engine/mesh.h"
 
 namespace shoal {
@@ -15,7 +13,7 @@ namespace shoal {
 /// nodes make some as well, two by two, because in a collective all talk at once. About 25 ms at 1 Gbit/s, and bounded by
 /// giving up precision on slower links (less than 200 ms down to about 10 Mbit/s), for any number of ranks. With `measure`
 /// false only the defaults are agreed on. Collective. Needs the links unused so far.
-Status measure_costs(Store& store, MeshParts& parts, bool measure, std::chrono::steady_clock::time_point deadline);
+Status measure_costs(Exchange& exchange, MeshParts& parts, bool measure);
 
 /// Whether check sums on all payloads between nodes cost less than 3 % of the time that the wire takes.
 bool check_sums_cost_little(const Topology& topology);

@@ -25,21 +25,18 @@ Result<TuningTable> read_tuning_file(const std::string& path) {
   return table;
 }
 
-Result<std::optional<TunedShape>> agree_on_tuning(Store& store, int rank, const TuningTable& table, const Topology& topology,
-                                                  const std::string& transports,
-                                                  std::chrono::steady_clock::time_point deadline) {
+Result<std::optional<TunedShape>> agree_on_tuning(Exchange& exchange, int rank, const TuningTable& table,
+                                                  const Topology& topology, const std::string& transports) {
   constexpr const char* kKey = "tuning";
   if (rank == 0) {
     const TunedShape* tuned = table.find(topology, transports);
-    if (Status status = store.set(kKey, tuned == nullptr ? std::string() : to_json(*tuned).dump()); !status.ok()) return status;
+    if (Status status = exchange.say(kKey, tuned == nullptr ? std::string() : to_json(*tuned).dump()); !status.ok())
+      return status;
     if (tuned == nullptr) return std::optional<TunedShape>();
   }
   // Rank 0 reads its own words as well: the text has rounded the times, and all must have the same.
-  const auto text = store.get(kKey, deadline);
-  if (!text.ok()) {
-    return Status(text.status().code(),
-                  fmt::format("start-up: rank 0 has not published its tuning table: {}", text.status().message()));
-  }
+  const auto text = exchange.hear("tuning", 0, kKey);
+  if (!text.ok()) return text.status();
   if (text->empty()) return std::optional<TunedShape>();
   auto tuned = parse_tuned_shape(*text);
   if (!tuned.ok()) {

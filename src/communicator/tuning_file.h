@@ -1,13 +1,12 @@
 // The table of measured times: read by one rank, known to all.
 #pragma once
 
-#include <chrono>
 #include <optional>
 #include <string>
 
 #include <shoal/status.h>
-#include <shoal/store.h>
 
+#include "src/bootstrap/exchange.h"
 #include "src/selector/tuning.h"
 
 namespace shoal {
@@ -18,9 +17,8 @@ Result<TuningTable> read_tuning_file(const std::string& path);
 
 /// Tells every rank which part of rank 0's table to choose by, if any of it matches `topology` and `transports`. Ranks never
 /// read the file themselves: where it lies on one host only, or is an older one on another, they would choose differently.
-/// Collective. `table` counts on rank 0 only. Errors: those of the store.
-Result<std::optional<TunedShape>> agree_on_tuning(Store& store, int rank, const TuningTable& table, const Topology& topology,
-                                                  const std::string& transports,
-                                                  std::chrono::steady_clock::time_point deadline);
+/// Collective. `table` counts on rank 0 only. Errors: those of the exchange.
+Result<std::optional<TunedShape>> agree_on_tuning(Exchange& exchange, int rank, const TuningTable& table,
+                                                  const Topology& topology, const std::string& transports);
 
 }  // namespace shoal

@@ -151,11 +151,10 @@ Result<Decision> decide(const CommunicatorOptions& options) {
 }
 
 // Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
-Result<Decision> agree_on_config(Store& store, Exchange& exchange, int rank, const CommunicatorOptions& options, const Key& key,
-                                 Clock::time_point deadline) {
+Result<Decision> agree_on_config(Exchange& exchange, int rank, const CommunicatorOptions& options, const Key& key) {
   if (rank != 0) {
-    const auto text = store.get("config", deadline);
-    if (!text.ok()) return Status(text.status().code(), fmt::format("rank 0 has not come: {}", text.status().message()));
+    const auto text = exchange.hear("config", 0, "config");
+    if (!text.ok()) return text.status();
     auto config = parse_job_config(*text, key);
     if (!config.ok()) {
       exchange.hear_refusal();
@@ -165,7 +164,7 @@ Result<Decision> agree_on_config(Store& store, Exchange& exchange, int rank, con
   }
   auto decision = decide(options);
   const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
-  if (Status status = store.set("config", text); !status.ok()) return status;
+  if (Status status = exchange.say("config", text); !status.ok()) return status;
   if (!decision.ok()) exchange.wait_until_heard();
   return decision;
 }
@@ -190,10 +189,10 @@ struct Wiring {
 };
 
 Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::vector<std::string>& addresses,
-                                                   Clock::time_point deadline) {
+                                                   Patience patience) {
   std::vector<std::string> theirs;
   for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
-  return wiring.transport->connect(wiring.peers, theirs, deadline);
+  return wiring.transport->connect(wiring.peers, theirs, std::move(patience));
 }
 
 // Control and data links must not be taken for each other: neither by their number nor by their key.
@@ -316,13 +315,12 @@ struct Opened {
   Wiring network;
 };
 
-// `exchange` is through `store`.
-Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
-                                 const std::string& job, CommunicatorOptions& options, Clock::time_point deadline) {
+Result<WiredRanks> wire_up_ranks(Exchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
+                                 const std::string& job, CommunicatorOptions& options) {
   MeshParts& parts = opened.parts;
   const auto lost_after = begin(parts, rank);
   if (!lost_after.ok()) return lost_after.status();
-  const auto decision = agree_on_config(*store, exchange, rank, options, key.key, deadline);
+  const auto decision = agree_on_config(exchange, rank, options, key.key);
   if (!decision.ok()) return decision.status();
   const JobConfig* config = &decision->config;
   if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
@@ -436,12 +434,13 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
   const auto network_addresses = exchange.step("network", address_of(network));
   if (!network_addresses.ok()) return network_addresses.status();
 
-  auto control_links = connect(control, *control_addresses, deadline);
+  const auto patience = [&] { return Patience(exchange.deadline(), [&exchange] { return exchange.look(); }); };
+  auto control_links = connect(control, *control_addresses, patience());
   if (!control_links.ok()) return control_links.status();
   parts.control = std::make_unique<ControlPlane>(std::move(control.transport), std::move(control_links).value());
   const auto add = [&](Wiring& wiring, const std::vector<std::string>& addresses) -> Status {
     if (wiring.transport == nullptr) return {};
-    auto links = connect(wiring, addresses, deadline);
+    auto links = connect(wiring, addresses, patience());
     if (!links.ok()) return links.status();
     for (auto& link : *links) {
       parts.links.push_back(std::move(link));
@@ -455,7 +454,7 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
 
   if (decision->single_copy_always)
     parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
-  if (Status status = measure_costs(*store, parts, config->probe, deadline); !status.ok()) return status;
+  if (Status status = measure_costs(exchange, parts, config->probe); !status.ok()) return status;
   // Of a wire that was not measured nobody knows whether it is slow. Sockets' own sums are weak, whereas cards check what they
   // carry.
   const bool sums_pay = config->probe ? check_sums_cost_little(parts.topology) : config->network == Network::tcp;
@@ -469,24 +468,15 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
 
   WiredRanks wired{{}, transports_between(parts.topology, config->use_shm, to_string(config->network)), config->numerics, {}};
   if (config->tuned) {
-    auto tuned = agree_on_tuning(*store, rank, decision->table, parts.topology, wired.transports, deadline);
+    auto tuned = agree_on_tuning(exchange, rank, decision->table, parts.topology, wired.transports);
     if (!tuned.ok()) return tuned.status();
     wired.tuned = std::move(tuned).value();
   }
 
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
   // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
-  const auto ready = exchange.step("ready", "");
-  if (ready.ok() && rank == 0) {
-    for (int peer = 1; peer < size; ++peer) {
-      if (const auto left = store->get(fmt::format("left/{}", peer), deadline); !left.ok())
-        return Status(left.status().code(),
-                      fmt::format("start-up (left): rank {} of {} has not come: {}", peer, size, left.status().message()));
-    }
-  } else if (ready.ok()) {
-    if (Status status = store->set(fmt::format("left/{}", rank), ""); !status.ok()) return status;
-  }
-  if (!ready.ok()) return ready.status();
+  if (const auto ready = exchange.step("ready", ""); !ready.ok()) return ready.status();
+  if (Status status = exchange.part(); !status.ok()) return status;
   auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
   if (!executor.ok()) return executor.status();
   wired.executor = std::move(executor).value();
@@ -498,12 +488,20 @@ Result<WiredRanks> wire_up_ranks(Store* store, Exchange& exchange, Opened& opene
 Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                            CommunicatorOptions& options) {
   if (size == 1) return wire_up_alone(options);
-  const auto deadline = deadline_after(options.timeout);
-  Exchange exchange(*store, rank, size, deadline);
+  if (Status status = store->enter(rank); !status.ok()) return status;
+  Exchange exchange(*store, rank, size, deadline_after(options.timeout));
   auto opened = std::make_unique<Opened>();
-  auto wired = wire_up_ranks(store, exchange, *opened, rank, size, key, job, options, deadline);
-  if (wired.ok()) return wired;
+  auto wired = wire_up_ranks(exchange, *opened, rank, size, key, job, options);
+  if (wired.ok()) {
+    store->leave();
+    return wired;
+  }
   const Status cause = exchange.give_up(wired.status());
+  // Who was faster has all that it needs from the store, and reads it no longer.
+  if (ControlPlane* const control = opened->parts.control.get(); control != nullptr)
+    control->send_abort(Group::kWhole, opened->control.peers,
+                        {cause.code(), fmt::format("rank {} has given up: {}", rank, cause.message())});
+  store->leave();  // in order, as all can read
   opened.reset();  // not before: who loses a connection asks why
   exchange.leave();
   return cause;

@@ -34,7 +34,7 @@ bool is_complete(const Operation& operation) { return operation.open_instruction
 }  // namespace
 
 Group Group::whole(const Mesh& mesh) {
-  Group group{0, mesh.rank(), {}, mesh.topology(), 0};
+  Group group{kWhole, mesh.rank(), {}, mesh.topology(), 0};
   for (int rank = 0; rank < group.topology.ranks(); ++rank) group.members.push_back(rank);
   return group;
 }

@@ -42,6 +42,7 @@ struct Group {
 
   /// All ranks of `mesh`.
   static Group whole(const Mesh& mesh);
+  static constexpr std::uint32_t kWhole = 0;  ///< its `id`
   /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
   /// same number alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.
   [[nodiscard]] Group subset(std::span<const int> ranks, std::uint32_t made_before) const;

@@ -41,8 +41,8 @@ class Restless final : public Transport {
   [[nodiscard]] bool tiles_are_costly() const noexcept override { return inner_->tiles_are_costly(); }
   [[nodiscard]] std::string address() const override { return inner_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Clock::time_point deadline) override {
-    return inner_->connect(peers, addresses, deadline);
+                                                     Patience patience) override {
+    return inner_->connect(peers, addresses, std::move(patience));
   }
   bool progress() override { return inner_->progress(); }
   [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }

@@ -34,6 +34,7 @@
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/socket.h"
 #include "src/cli/diagnosis.h"
 #include "src/cli/job_view.h"
 #include "tests/fault/victims.h"
@@ -274,6 +275,11 @@ bool names_victim(const Board::Rank& one, int victim) {
   return std::regex_search(one.text.data(), std::regex(fmt::format("ranks? ([0-9]+, )*{}([^0-9]|$)", victim)));
 }
 
+/// A free port; in a place of the jobs' own one that none of their connections takes.
+int store_port(std::uint64_t seed, const OwnPlace* place) {
+  return place != nullptr ? 20'000 + static_cast<int>(seed % 10'000) : free_port("127.0.0.1").value();
+}
+
 constexpr std::chrono::milliseconds kStartTimeout{static_cast<int>(3000 * kSlack)};
 
 Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
@@ -284,14 +290,19 @@ Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
   const int ranks = 2 + static_cast<int>(random() % 5);
   doomed.victim = static_cast<int>(random() % static_cast<std::uint64_t>(ranks));
   const bool probes = random() % 2 == 0;
+  const bool served = random() % 2 == 0;  // the store, by rank 0
   // Most of start-up is short, and the measuring of links, where there is any, is long.
   const auto moment = std::chrono::microseconds(random() % (random() % 2 == 0 ? 8'000 : 80'000));
-  doomed.story = fmt::format("seed {}: {} ranks over {}{}, rank {} killed {} us after its fork", seed, ranks, doomed.wire,
-                             probes ? ", links are measured" : "", doomed.victim, moment.count());
+  doomed.story = fmt::format("seed {}: {} ranks over {}, a store {}{}, rank {} killed {} us after its fork", seed, ranks,
+                             doomed.wire, served ? "that rank 0 serves" : "in a folder", probes ? ", links are measured" : "",
+                             doomed.victim, moment.count());
   doomed.job = std::make_unique<Victims>(
       ranks, doomed.wire, kStartTimeout, [seed](Communicator& c, Board& board) { return call_until_it_fails(c, board, seed); },
-      testing::Surroundings{
-          .environment = {{"SHOAL_PROBE", probes ? "1" : "0"}}, .place = place, .dies = doomed.victim, .dies_after = moment});
+      testing::Surroundings{.environment = {{"SHOAL_PROBE", probes ? "1" : "0"}},
+                            .place = place,
+                            .store_port = served ? store_port(seed, place) : 0,
+                            .dies = doomed.victim,
+                            .dies_after = moment});
   return doomed;
 }
 
@@ -306,6 +317,7 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
   Victims& job = *doomed.job;
   EXPECT_EQ(job.wait(20 * kSlack, {doomed.victim}), "");
   const double limit = std::chrono::duration<double>(kStartTimeout).count() + kInNodeSeconds * kSlack;
+  const bool entered = job.board().ranks[static_cast<std::size_t>(doomed.victim)].entered.load();
   bool somebody_names = false;
   for (int rank = 0; rank < job.size(); ++rank) {
     if (rank == doomed.victim) continue;
@@ -319,8 +331,8 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
     somebody_names |= names;
     if (!names) std::cout << doomed.story << ": rank " << rank << " says " << words << "\n";
     EXPECT_TRUE(names || says_where_it_stands(words)) << "rank " << rank << ": " << words;
-    // Who has joined is told at once.
-    if (words.find("in call") != std::string::npos) {
+    // Who has come is missed at once by all who have come, and who has joined is told so.
+    if ((entered && one.entered.load()) || words.find("in call") != std::string::npos) {
       EXPECT_TRUE(names_victim(one, doomed.victim)) << "rank " << rank << ": " << words;
       EXPECT_LT(seconds, bound_of(doomed.wire)) << "rank " << rank << ": " << words;
     }

@@ -14,10 +14,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <new>
+#include <string_view>
 #include <thread>
 
 #include <fmt/format.h>
+#include <shoal/store.h>
 
 #include "tests/multiprocess/ranks.h"
 
@@ -29,6 +32,37 @@ using Clock = std::chrono::steady_clock;
 bool dying = false;  // this process, soon
 
 std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
+/// Tells when its rank has entered.
+class WatchedStore final : public Store {
+ public:
+  WatchedStore(std::unique_ptr<Store> store, std::atomic<bool>& entered) : store_(std::move(store)), entered_(entered) {}
+  Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override { return store_->get(key, deadline); }
+  Status enter(int rank) override {
+    Status status = store_->enter(rank);
+    entered_.store(status.ok());
+    return status;
+  }
+  void leave() override { store_->leave(); }
+  Status look(Clock::time_point deadline) override { return store_->look(deadline); }
+  Result<std::string> get_from(int rank, std::string_view key, Clock::time_point deadline) override {
+    return store_->get_from(rank, key, deadline);
+  }
+
+ private:
+  std::unique_ptr<Store> store_;
+  std::atomic<bool>& entered_;
+};
+
+Result<std::unique_ptr<Communicator>> join_by(int store_port, const std::string& folder, int rank, int size,
+                                              const CommunicatorOptions& options, std::atomic<bool>& entered) {
+  auto store = store_port == 0 ? make_file_store(folder)
+                               : make_tcp_store("127.0.0.1", store_port, rank == 0, "victims", Clock::now() + options.timeout);
+  if (!store.ok()) return store.status();
+  WatchedStore watched(std::move(store).value(), entered);
+  return Communicator::create(watched, rank, size, options);
+}
 
 bool rename_host(const std::string& name) {
   if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return false;
@@ -53,7 +87,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
   if (status.ok() && wire == "mixed" && !rename_host(fmt::format("shoal-test-{}", rank % 2)))
     status = Status(StatusCode::unsupported, "the host keeps its name");
   mine.began_ns = now_ns();
-  auto communicator = status.ok() ? join(folder, rank, size, options) : status;
+  auto communicator = status.ok() ? join_by(around.store_port, folder, rank, size, options, mine.entered) : status;
   if (communicator.ok()) {
     board.joined.fetch_add(1);
     status = body(**communicator, board);

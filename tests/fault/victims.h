@@ -29,6 +29,7 @@ struct Board {
   std::atomic<std::int64_t> mark_ns{0};  ///< steady clock: a moment that the body tells
   std::atomic<bool> enough{false};       ///< set by the watcher: rank 0 ends the job
   struct Rank {
+    std::atomic<bool> entered{false};  ///< the store: from then on the others hear of its end
     std::atomic<bool> ended{false};
     StatusCode code = StatusCode::internal;  ///< until the rank has told
     std::int64_t began_ns = 0;               ///< steady clock, when it began to join
@@ -45,6 +46,7 @@ struct Surroundings {
   bool ledgers = true;  ///< without them ranks know of each other what they say, as those of several hosts
   std::map<std::string, std::string> environment{};
   const OwnPlace* place = nullptr;  ///< null: where the test itself is
+  int store_port = 0;               ///< of this host's 127.0.0.1: rank 0 serves the store there; 0: a folder
   int dies = -1;                    ///< this rank dies so long after its fork(), as by die_after()
   std::chrono::microseconds dies_after{0};
 };

@@ -42,8 +42,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     session.look_again();
     rest.remove_prefix(std::min(piece, rest.size()));
   }
-  // Without the seal nobody changes or learns anything.
+  // Without the seal nobody changes or learns anything, and who has not entered has not died.
   if (!seals && table.values.size() != 1) std::abort();
+  if ((session.lost() && !seals) || table.died.size() > 1) std::abort();
   if (member && !seals && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
   // What is answered opens.
   while (seals && !session.unsent.empty()) {

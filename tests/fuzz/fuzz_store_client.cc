@@ -50,8 +50,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const Status told = connection->tell("key", "value", deadline);
       if (told.ok() && !seals) std::abort();
     } else {
-      const auto value = connection->ask("key", deadline);
-      if (value.ok() && (value->size() > size || !seals)) std::abort();
+      const std::uint32_t rank = call % 4 == 1 ? 3 : kStoreNoRank;
+      const auto value = connection->ask(rank, "key", deadline);
+      if (value.ok() && (value->value.size() > size || !seals)) std::abort();
+      if (value.ok() && rank == kStoreNoRank && (value->died != kStoreNoRank || value->given_up)) std::abort();
+      if (call == 7 && connection->look(deadline).ok() && !seals) std::abort();
     }
   }
   // All that came has an end, so that nothing waits for more.

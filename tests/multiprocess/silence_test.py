@@ -1,5 +1,6 @@
 """A host that vanishes without a word: its only link is cut while all_reduces run, and while the others wait for it."""
 import os
+import re
 import subprocess
 import time
 import unittest
@@ -12,6 +13,7 @@ CUT_S = 6
 LOST_AFTER_S = 6
 NOTICED_S = 9
 ROUNDS = ["--rounds", "10000"]  # more than there is time for
+ONE_IS_LATE = '[ "$SHOAL_RANK" != 2 ] || sleep 15; exec "$0" "$@"'
 STOPPED = 'if [ "$SHOAL_RANK" = 0 ]; then (sleep 3; kill -STOP $$) & fi; exec "$0" "$@"'
 
 
@@ -32,10 +34,11 @@ class Silence(unittest.TestCase):
         self.assertEqual(running.returncode, 1, heard)
         return heard
 
-    def check_that_rank_0_is_named(self, *command):
+    def check_that_rank_0_is_named(self, *command, by=(1, 2)):
         heard = self.lines_after_cut(*command)
-        for rank in (1, 2):
-            named = [(seconds, line) for seconds, line in heard if f"[node{rank} rank {rank}]" in line and "peer_failed: rank 0 " in line]
+        for rank in by:
+            named = [(seconds, line) for seconds, line in heard
+                     if f"[node{rank} rank {rank}]" in line and re.search("peer_failed: (start-up .*: )?rank 0", line)]
             self.assertTrue(named, heard)
             print(f"rank {rank} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
             self.assertLess(named[0][0], NOTICED_S, heard)
@@ -49,6 +52,9 @@ class Silence(unittest.TestCase):
 
     def test_while_the_others_wait_for_it(self):
         self.check_that_rank_0_is_named("sh", "-c", STOPPED, PERF, "-b", "4M", "-e", "4M", *ROUNDS)
+
+    def test_while_the_job_starts(self):
+        self.check_that_rank_0_is_named("sh", "-c", ONE_IS_LATE, PERF, "-b", "8", "-e", "8", by=[1])
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ TEST_F(FileStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_hea
 TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
   expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
 }
+TEST_F(FileStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
+TEST_F(FileStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
 
 TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
   const auto store = factory()();

@@ -163,7 +163,8 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       }
       parts.transports.push_back(std::move(transports[at]));
     }
-    Status status = measure_costs(**store, parts, true, deadline);
+    Exchange exchange(**store, rank, topology.ranks(), deadline);
+    Status status = measure_costs(exchange, parts, true);
     outcome.topologies[at] = parts.topology;
     if (!status.ok()) return status;  // its links end with it, which its peer sees
     // Nobody leaves while its peer still takes the last tile.

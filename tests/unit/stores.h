@@ -145,10 +145,94 @@ inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const Store
   const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
   EXPECT_EQ(exchange_of(*store, 0).give_up(own).message(), own.message());
   for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
-    ASSERT_TRUE(store->set("given up", told).ok());
+    ASSERT_TRUE(store->set(Store::kGivenUp, told).ok());
     const Status reported = exchange_of(*store, 0).give_up(second);
     EXPECT_THAT(reported.message(), ::testing::AnyOf(second.message(), HasSubstr("has given up: "))) << told;
   }
+}
+
+inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& make) {
+  const auto waits = make();
+  const auto waits_for_another = make();
+  auto ends = make();
+  auto leaves = make();
+  ASSERT_TRUE(ends->enter(2).ok());
+  ASSERT_TRUE(leaves->enter(3).ok());
+  // Who lives is waited for, also after a call of its own that has come to its deadline.
+  EXPECT_EQ(ends->get("absent", in(milliseconds(20))).status().code(), StatusCode::timeout);
+  ASSERT_TRUE(ends->set("legacy", "x").ok());
+  EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
+
+  const auto start = Clock::now();
+  Status of_the_dead;
+  Status of_the_living;
+  std::thread first([&] { of_the_dead = waits->get_from(2, "absent", in(kPatience)).status(); });
+  std::thread second([&] { of_the_living = waits_for_another->get_from(3, "absent", in(milliseconds(400))).status(); });
+  std::this_thread::sleep_for(milliseconds(20));
+  ends.reset();
+  first.join();
+  EXPECT_LT(Clock::now() - start, kPatience / 4);
+  second.join();
+  EXPECT_EQ(of_the_dead.code(), StatusCode::peer_failed) << of_the_dead.to_string();
+  EXPECT_THAT(of_the_dead.message(), ::testing::StartsWith("rank 2 died"));
+  EXPECT_EQ(of_the_living.code(), StatusCode::timeout) << of_the_living.to_string();
+  EXPECT_EQ(waits->get_from(2, "legacy", in(kPatience)).value(), "x");
+  EXPECT_EQ(waits->get_from(2, "second", in(kPatience)).status().code(), StatusCode::peer_failed);
+  EXPECT_EQ(waits->get("second", in(milliseconds(50))).status().code(), StatusCode::timeout) << "nobody has to set it";
+  EXPECT_EQ(waits->look(in(kPatience)).message(), of_the_dead.message());
+
+  leaves->leave();
+  leaves.reset();
+  EXPECT_EQ(waits->get_from(3, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
+  const auto comes_again = make();
+  ASSERT_TRUE(comes_again->enter(2).ok());
+  ASSERT_TRUE(comes_again->set("third", "x").ok());
+  EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
+  EXPECT_EQ(waits->look(in(kPatience)).to_string(), "ok");
+
+  // Who has entered and waits for a rank hears that another gives up.
+  ASSERT_TRUE(waits->enter(4).ok());
+  Status of_who_entered;
+  std::thread third([&] { of_who_entered = waits->get_from(2, "absent", in(kPatience)).status(); });
+  std::this_thread::sleep_for(milliseconds(20));
+  ASSERT_TRUE(comes_again->set(Store::kGivenUp, "why").ok());
+  third.join();
+  EXPECT_EQ(of_who_entered.to_string(), "aborted: why");
+  EXPECT_EQ(waits->look(in(kPatience)).code(), StatusCode::aborted);
+  EXPECT_EQ(waits->get(Store::kGivenUp, in(kPatience)).value(), "why");
+  EXPECT_EQ(waits->get("absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  EXPECT_EQ(waits_for_another->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
+  waits->leave();
+  EXPECT_EQ(waits->look(in(kPatience)).to_string(), "ok");
+}
+
+// Rank 2 ends after the first step. The others name it, and rank 0 does not wait for it to hear so.
+inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) {
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int r = 0; r < 3; ++r) stores.push_back(make());
+  std::vector<std::string> seen(3);
+  Clock::duration parting{};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      auto& store = stores[static_cast<std::size_t>(r)];
+      Status status = store->enter(r);
+      Exchange exchange(*store, r, 3, in(kPatience));
+      if (status.ok()) status = exchange.step("first", "x").status();
+      if (r == 2) return store.reset();
+      if (status.ok()) status = exchange.step("second", "y").status();
+      seen[static_cast<std::size_t>(r)] = exchange.give_up(status).to_string();
+      const auto start = Clock::now();
+      store->leave();
+      exchange.leave();
+      if (r == 0) parting = Clock::now() - start;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto names_it = HasSubstr("start-up (second): rank 2 died");
+  for (const int r : {0, 1})
+    EXPECT_THAT(seen[static_cast<std::size_t>(r)], ::testing::AllOf(HasSubstr("peer_failed"), names_it));
+  EXPECT_LT(parting, milliseconds(900));
 }
 
 }  // namespace shoal

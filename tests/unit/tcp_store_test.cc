@@ -47,6 +47,8 @@ TEST_F(TcpStore, RanksThatGiveUpAreHeard) { expect_ranks_that_give_up_to_be_hear
 TEST_F(TcpStore, WhoLosesARankReportsWhatThatOneHasLost) {
   expect_who_loses_a_rank_to_report_what_that_one_has_lost(factory());
 }
+TEST_F(TcpStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
+TEST_F(TcpStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
 
 TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
   std::unique_ptr<Store> client;
@@ -167,16 +169,19 @@ TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
   rlimit tight = before;
   tight.rlim_cur = 1;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  const Status told = (*client)->set("one", "which wakes the server");
+  Status told;
+  std::thread teller([&] { told = (*client)->set("one", "which wakes the server, if it waits already"); });
   std::this_thread::sleep_for(milliseconds(50));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  teller.join();
   EXPECT_TRUE(told.ok()) << told.to_string();
   const auto start = Clock::now();
   EXPECT_EQ((*client)->get("one", in(kPatience / 4)).status().to_string(), "ok");
   // Nor does it outlive its store then.
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  static_cast<void>((*client)->set("two", "which wakes it again"));
+  std::thread again([&] { static_cast<void>((*client)->set("two", "which wakes it again")); });
   server->reset();
+  again.join();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_LT(Clock::now() - start, kPatience / 4);
 }

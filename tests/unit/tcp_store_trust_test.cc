@@ -42,19 +42,19 @@ TEST_F(StoreTrust, HostileClientsAreDroppedWhileRealOnesWork) {
   const std::string to_drop[] = {
       junk,
       "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-      "SHST" + number(3) + number(0xffffffff),  // a job name of 4 GiB
-      "SHST" + number(3) + number(257),
-      hello(3, "another job"),
-      hello(2, "job"),
-      hello(3, "job") + std::string(32, 'p'),  // no proof at all
-      hello(3, "job") + std::string(3000, 'p'),
+      "SHST" + number(kStoreVersion) + number(0xffffffff),  // a job name of 4 GiB
+      "SHST" + number(kStoreVersion) + number(257),
+      hello(kStoreVersion, "another job"),
+      hello(kStoreVersion - 1, "job"),
+      hello(kStoreVersion, "job") + std::string(32, 'p'),  // no proof at all
+      hello(kStoreVersion, "job") + std::string(3000, 'p'),
   };
   const std::string to_drop_of_a_member[] = {
-      "\x07",                       // no such request
-      '\x02' + number(0x80000000),  // a key of 2 GiB
+      "\x07",                                              // no such request
+      '\x02' + number(kStoreNoRank) + number(0x80000000),  // a key of 2 GiB
       '\x01' + block("k") + number(0x7fffffff),
       '\x01' + block("k") + number((1 << 20) + 1),
-      '\x02' + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
+      '\x02' + number(kStoreNoRank) + block("absent") + std::string(3 << 20, 'x'),  // far more than any request while it waits
   };
   std::vector<Descriptor> half_open;
   half_open.push_back(dial());  // says nothing
@@ -160,7 +160,7 @@ TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
   for (std::size_t i = 0; i < kRoomForStrangers; ++i) ASSERT_TRUE(enter(greeted.emplace_back(dial()), "job", kNoKey, false));
   std::atomic<bool> over = false;
   std::thread flood([&] {
-    const std::string words = hello(3, "job");
+    const std::string words = hello(kStoreVersion, "job");
     for (std::vector<Descriptor> held; !over;) {
       held = sockets(100);
       for (const Descriptor& one : held) knock(one, port_);

@@ -274,7 +274,7 @@ class LoopbackTransport final : public Transport {
   [[nodiscard]] std::string address() const override { return "loopback:" + std::to_string(rank_); }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     std::chrono::steady_clock::time_point deadline) override {
+                                                     Patience patience) override {
     if (connected_) return Status(StatusCode::invalid_argument, "loopback: connect() was called twice");
     if (peers.size() != addresses.size()) {
       return Status(StatusCode::invalid_argument, "loopback: connect() got " + std::to_string(peers.size()) + " peers but " +
@@ -297,7 +297,7 @@ class LoopbackTransport final : public Transport {
     const auto missing = [&] {
       return std::find_if(peers.begin(), peers.end(), [&](int p) { return !state_->at(p).connected; });
     };
-    if (!state_->arrivals.wait_until(lock, deadline, [&] { return missing() == peers.end(); })) {
+    if (!state_->arrivals.wait_until(lock, patience.deadline(), [&] { return missing() == peers.end(); })) {
       std::string text = "loopback: these ranks did not come by the deadline:";
       for (const int peer : peers) {
         if (!state_->at(peer).connected) text += " " + std::to_string(peer);

@@ -16,6 +16,7 @@
 #include <shoal/status.h>
 
 #include "transports/descriptor.h"
+#include "transports/patience.h"
 #include "transports/rails/lane.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"
@@ -35,8 +36,7 @@ class Hub {
   [[nodiscard]] std::string_view name() const noexcept { return options_.transport; }
   [[nodiscard]] std::string address() const;
   /// Until every peer has proven itself. Errors: timeout naming who is missing; mismatch for other settings.
-  Result<std::vector<Lane*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                     Clock::time_point deadline);
+  Result<std::vector<Lane*>> connect(std::span<const int> peers, std::span<const std::string> addresses, Patience patience);
   bool progress();
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
   bool prepare_wait();

@@ -238,8 +238,7 @@ void Hub::watch_process(Lane& lane, const Record& record) {
 #endif
 }
 
-Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                        Clock::time_point deadline) {
+Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses, Patience patience) {
   const auto bad = [&](const std::string& text) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: connect: {}", options_.transport, text));
   };
@@ -256,8 +255,9 @@ Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<co
   };
   while (!met()) {
     const Clock::time_point now = Clock::now();
-    if (now >= deadline) return late(start, deadline);
-    Clock::time_point next = deadline;
+    if (now >= patience.deadline()) return late(start, patience.deadline());
+    if (Status status = patience.check(); !status.ok()) return status;
+    Clock::time_point next = patience.next();
     for (const auto& lane : lanes_) {
       greet(*lane, now);
       const bool refused = !lane->meeting.hello.under_way && !lane->meeting.answered && lane->meeting.next_hello <= now;

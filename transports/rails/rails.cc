@@ -41,8 +41,8 @@ class RailsTransport final : public Transport {
   [[nodiscard]] std::string_view name() const noexcept override { return hub_->name(); }
   [[nodiscard]] std::string address() const override { return hub_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     std::chrono::steady_clock::time_point deadline) override {
-    auto lanes = hub_->connect(peers, addresses, deadline);
+                                                     Patience patience) override {
+    auto lanes = hub_->connect(peers, addresses, std::move(patience));
     if (!lanes.ok()) return lanes.status();
     std::vector<std::unique_ptr<Link>> links;
     for (Lane* lane : *lanes) links.push_back(std::make_unique<RailsLink>(hub_, *lane));

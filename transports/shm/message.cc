@@ -85,8 +85,8 @@ Received receive_message(int socket) {
   };
   receive();
   // The kernel says that the peer has closed also where it found nothing, and then the peer has sent its last message and
-  // closed.
-  if (size == 0) receive();
+  // closed; or, once, before what waits, where the peer closed without having read all.
+  if (size == 0 || (size < 0 && errno == ECONNRESET)) receive();
   if (size < 0) {
     received.outcome = errno == EAGAIN || errno == EWOULDBLOCK ? ReceiveOutcome::nothing : ReceiveOutcome::closed;
     return received;

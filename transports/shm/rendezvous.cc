@@ -103,12 +103,12 @@ void wait_readable(int fd, Deadline deadline) {
 class Leader {
  public:
   Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
-         Member self, Deadline deadline)
+         Member self, Patience patience)
       : listener_(listener),
         secret_(secret),
         settings_(settings),
         ranks_(ranks),
-        deadline_(deadline),
+        patience_(std::move(patience)),
         sockets_(ranks.size()),
         ready_(ranks.size(), false) {
     group_.members.resize(ranks.size());
@@ -158,14 +158,16 @@ class Leader {
       for (std::size_t i = 1; i < sockets_.size(); ++i) {
         if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
       }
-      const int count =
-          ::poll(items.data(), items.size(), poll_timeout_ms(paused ? std::min(deadline_, accept_again_) : deadline_));
+      const Deadline until = paused ? std::min(patience_.next(), accept_again_) : patience_.next();
+      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(until));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
       if (Status status = read_unknown(); !status.ok()) return status;
       if (count > 0 && (items[0].revents & POLLIN) != 0) accept_one();
       // However much there was to do: strangers may come faster than they are read.
-      if (std::chrono::steady_clock::now() >= deadline_ && !missing().empty()) return late();
+      if (missing().empty()) break;
+      if (std::chrono::steady_clock::now() >= patience_.deadline()) return late();
+      if (Status status = patience_.check(); !status.ok()) return status;
     }
     refuse_rest();
     return {};
@@ -322,10 +324,11 @@ class Leader {
   template <typename Send>
   bool send_patiently(int socket, Send send) const {
     while (!send()) {
-      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) || std::chrono::steady_clock::now() >= deadline_)
+      if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) ||
+          std::chrono::steady_clock::now() >= patience_.deadline())
         return false;
       pollfd item{socket, POLLOUT, 0};
-      ::poll(&item, 1, std::min(poll_timeout_ms(deadline_), 10));
+      ::poll(&item, 1, std::min(poll_timeout_ms(patience_.deadline()), 10));
     }
     return true;
   }
@@ -334,16 +337,18 @@ class Leader {
     while (std::find(ready_.begin(), ready_.end(), false) != ready_.end()) {
       std::vector<pollfd> items;
       for (std::size_t i = 1; i < sockets_.size(); ++i) items.push_back({sockets_[i].get(), POLLIN, 0});
-      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(deadline_));
+      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(patience_.next()));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
       std::vector<int> late;
       for (std::size_t i = 1; i < ready_.size(); ++i) {
         if (!ready_[i]) late.push_back(ranks_[i]);
       }
-      if (!late.empty() && std::chrono::steady_clock::now() >= deadline_) {
+      if (late.empty()) break;
+      if (std::chrono::steady_clock::now() >= patience_.deadline()) {
         return {StatusCode::timeout, "shm: " + list_ranks(late) + " did not map the shared memory by the deadline"};
       }
+      if (Status status = patience_.check(); !status.ok()) return status;
     }
     return {};
   }
@@ -352,7 +357,7 @@ class Leader {
   const std::array<std::byte, 16>& secret_;
   const GroupSettings& settings_;
   const std::vector<int>& ranks_;
-  Deadline deadline_;
+  Patience patience_;
   std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
   std::vector<bool> ready_;
   std::vector<Descriptor> unknown_;
@@ -446,21 +451,21 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
 }
 
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                         Deadline deadline) {
-  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), deadline);
+                         Patience patience) {
+  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), std::move(patience));
   auto group = leader.run();
   if (!group.ok()) listener.refused_ = leader.take_sockets();
   return group;
 }
 
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, Deadline deadline) {
+                         const std::vector<int>& ranks, Member self, Patience patience) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
   const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
   if (!where.ok()) return where.status();
 
-  Result<Descriptor> dialled = dial(where->name, leader, deadline);
+  Result<Descriptor> dialled = dial(where->name, leader, patience.deadline());
   if (!dialled.ok()) return dialled.status();
   const int socket = dialled->get();
   if (!same_user(socket))
@@ -483,13 +488,16 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   for (;;) {
     Received received = receive_message(socket);
     if (received.outcome == ReceiveOutcome::nothing) {
-      if (std::chrono::steady_clock::now() >= deadline) {
+      Status vain = patience.check();
+      if (std::chrono::steady_clock::now() >= patience.deadline()) {
         if (missing.empty()) missing.push_back(leader);
-        const Status late(StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline");
-        send_message(socket, make_refusal(late));  // so that the others name the same ranks, not the first that gave up
-        return late;
+        vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline"};
       }
-      wait_readable(socket, deadline);
+      if (!vain.ok()) {
+        send_message(socket, make_refusal(vain));  // so that the others name the same ranks, not the first that gave up
+        return vain;
+      }
+      wait_readable(socket, patience.next());
       continue;
     }
     if (received.outcome != ReceiveOutcome::message) return gone;

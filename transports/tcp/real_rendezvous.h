@@ -96,7 +96,7 @@ class RealRendezvous final : public Rendezvous {
  public:
   RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
                  std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
-  Result<std::vector<PeerSockets>> connect_all(std::chrono::steady_clock::time_point deadline) override;
+  Result<std::vector<PeerSockets>> connect_all(Patience patience) override;
   void lose(int rank, std::size_t index, std::chrono::steady_clock::time_point silent_since) override;
   void forget(int rank) override;
   [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
@@ -115,7 +115,7 @@ class RealRendezvous final : public Rendezvous {
   void report(const Descriptor& socket, std::uint32_t events) noexcept;
   void report_no_more(const Descriptor& socket) noexcept { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr); }
   bool may_start(const Outbound& outbound) const noexcept;
-  void wait(bool block);
+  void wait(bool block, Clock::time_point until);
 
   // Listening side: rendezvous_accepting.cc
   void accept_all();

@@ -62,13 +62,14 @@ RealRendezvous::RealRendezvous(const Identity& self, const Key& key, std::vector
   }
 }
 
-Result<std::vector<PeerSockets>> RealRendezvous::connect_all(Clock::time_point deadline) {
+Result<std::vector<PeerSockets>> RealRendezvous::connect_all(Patience patience) {
   start_ = Clock::now();
-  deadline_ = deadline;
+  deadline_ = patience.deadline();
   while (missing_ > 0 && failure_.ok()) {
     if (Clock::now() >= deadline_) return late();
+    if (Status status = patience.check(); !status.ok()) return status;
     start_outbounds();
-    wait(true);
+    wait(true, patience.next());
     accept_all();
     serve_inbounds();
     serve_outbounds();
@@ -117,7 +118,7 @@ void RealRendezvous::step(Rejoining& links) {
   links_ = &links;
   listen_again();
   start_outbounds();
-  wait(false);
+  wait(false, Clock::time_point::max());
   accept_all();
   serve_inbounds();
   serve_outbounds();
@@ -174,11 +175,10 @@ bool RealRendezvous::may_start(const Outbound& outbound) const noexcept {
   return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
 }
 
-void RealRendezvous::wait(bool block) {
+void RealRendezvous::wait(bool block, Clock::time_point until) {
   polled_.clear();
   bool listening = false;
   const auto now = Clock::now();
-  auto until = deadline_;
   if (now >= listen_after_) {
     listening = true;
     for (const Descriptor& listener : listeners_) polled_.push_back({listener.get(), POLLIN, 0});

@@ -14,6 +14,7 @@
 
 #include "src/trust/sealing.h"
 #include "transports/descriptor.h"
+#include "transports/patience.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
 
@@ -70,7 +71,7 @@ class Rendezvous {
   /// Until every socket has finished its handshake. Connections that are refused or dropped are tried again until the deadline.
   /// The result has the order of `peers`.
   /// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
-  virtual Result<std::vector<PeerSockets>> connect_all(std::chrono::steady_clock::time_point deadline) = 0;
+  virtual Result<std::vector<PeerSockets>> connect_all(Patience patience) = 0;
 
   // Afterwards; nothing blocks.
 
