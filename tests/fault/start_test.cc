@@ -1,0 +1,194 @@
+// Tests of start-up that ends otherwise than well: what every rank is told.
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <shoal/store.h>
+
+#include "src/bootstrap/job_key.h"
+#include "tests/multiprocess/ranks.h"
+
+namespace shoal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kSlack = 5;
+#else
+constexpr double kSlack = 1;
+#endif
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+CommunicatorOptions over_tcp() {
+  CommunicatorOptions options;
+  options.transports = "tcp";
+  options.timeout = std::chrono::seconds(20);
+  return options;
+}
+
+/// What each of three ranks is told at start-up, or in its first call, and after how long.
+struct Told {
+  std::string words;
+  double seconds = 0;
+};
+std::vector<Told> start_up(const std::function<std::unique_ptr<Store>(int rank, std::unique_ptr<Store>)>& prepare) {
+  const auto outcomes = testing::run_ranks(3, [&](int rank, int size, const std::string& directory) -> std::string {
+    auto store = make_file_store(directory);
+    if (!store.ok()) return store.status().to_string();
+    const auto start = Clock::now();
+    auto prepared = prepare(rank, std::move(*store));
+    CommunicatorOptions options;
+    options.transports = "shm,tcp";
+    options.timeout = std::chrono::seconds(20);
+    const auto made = Communicator::create(*prepared, rank, size, options);
+    const Status status = made.ok() ? (*made)->barrier() : made.status();
+    return fmt::format("{}|{}", seconds_since(start), status.to_string());
+  });
+  std::vector<Told> told;
+  for (const auto& outcome : outcomes) {
+    EXPECT_EQ(testing::bad_end(outcome), "");
+    const std::size_t bar = outcome.output.find('|');
+    if (bar == std::string::npos) {
+      ADD_FAILURE() << outcome.output;
+      told.emplace_back();
+    } else {
+      told.push_back({outcome.output.substr(bar + 1), std::stod(outcome.output)});
+    }
+  }
+  return told;
+}
+
+TEST(StartUp, NobodyWaitsForARankThatHasGivenUp) {
+  const auto told = start_up([](int rank, std::unique_ptr<Store> store) {
+    if (rank == 1) ::setenv("SHOAL_LOST_AFTER", "soon", 1);
+    return store;
+  });
+  for (const Told& one : told) {
+    EXPECT_THAT(one.words, HasSubstr("SHOAL_LOST_AFTER"));
+    EXPECT_LT(one.seconds, 2 * kSlack);  // the deadline is 20 s
+  }
+  EXPECT_THAT(told[0].words, HasSubstr("rank 1 has given up: "));
+  EXPECT_THAT(told[2].words, HasSubstr("rank 1 has given up: "));
+}
+
+/// A Store through which rank 0 seems to be of another release.
+class OtherRelease final : public Store {
+ public:
+  explicit OtherRelease(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+  Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    auto value = store_->get(key, deadline);
+    constexpr std::string_view kField = "\"version\":\"";
+    if (const std::size_t at = value.ok() ? value->find(kField) : std::string::npos; at != std::string::npos)
+      value->replace(at + kField.size(), value->find('"', at + kField.size()) - at - kField.size(), "99.1.2");
+    return value;
+  }
+
+ private:
+  std::unique_ptr<Store> store_;
+};
+
+// Who encrypts with a key that anybody can derive only believes to be safe.
+TEST(StartUp, EncryptionWithAKeyThatIsNoSecretIsRefusedByEveryRank) {
+  const auto start = [](bool has_key) {
+    return testing::run_ranks(2, [has_key](int rank, int size, const std::string& directory) -> std::string {
+      ::setenv("SHOAL_ENCRYPTION", "on", 1);
+      if (has_key) ::setenv("SHOAL_JOB_KEY", "of sixteen letters and more", 1);
+      auto made = testing::join(directory, rank, size, over_tcp());
+      if (!made.ok()) return made.status().to_string();
+      const Status status = (*made)->barrier();
+      return status.ok() ? "" : status.to_string();
+    });
+  };
+  testing::expect_all_well(start(true));
+  for (const auto& outcome : start(false)) {
+    EXPECT_EQ(testing::bad_end(outcome), "");
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("invalid_argument: "), HasSubstr("SHOAL_ENCRYPTION=on"), HasSubstr("SHOAL_JOB_KEY_FILE")));
+  }
+}
+
+// A key that mpirun's daemons have carried between hosts is known to who listened there.
+TEST(StartUp, EncryptionBetweenHostsWithAKeyThatMpirunHasCarriedIsRefusedByEveryRank) {
+  const auto start = [](bool two_hosts) {
+    return testing::run_ranks(2, [two_hosts](int rank, int size, const std::string& directory) -> std::string {
+      if (::unshare(CLONE_NEWUTS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWUTS) != 0) return "no UTS namespaces";
+      const std::string name = fmt::format("shoal-test-{}", two_hosts ? rank : 0);
+      if (::sethostname(name.data(), name.size()) != 0) return "no UTS namespaces";
+      ::setenv("SHOAL_ENCRYPTION", "on", 1);
+      remember_job_key({key_from_text("made by rank 0"), true, true});
+      auto made = testing::join(directory, rank, size, over_tcp());
+      return made.ok() ? (*made)->barrier().to_string() : made.status().to_string();
+    });
+  };
+  for (const bool two_hosts : {false, true}) {
+    for (const auto& outcome : start(two_hosts)) {
+      if (outcome.output == "no UTS namespaces") GTEST_SKIP() << "this process may not have a host name of its own";
+      EXPECT_EQ(testing::bad_end(outcome), "");
+      if (two_hosts) {
+        EXPECT_THAT(outcome.output, AllOf(HasSubstr("invalid_argument: "), HasSubstr("a key that mpirun has not made"),
+                                          HasSubstr("SHOAL_JOB_KEY_FILE")));
+      } else {
+        EXPECT_EQ(outcome.output, "ok");
+      }
+    }
+  }
+}
+
+TEST(StartUp, AnotherReleaseOnOneRankIsToldToAll) {
+  const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
+    if (rank != 2) return store;
+    return std::make_unique<OtherRelease>(std::move(store));
+  });
+  for (const Told& one : told) {
+    EXPECT_THAT(one.words, AllOf(HasSubstr("mismatch"), HasSubstr("rank 0 runs shoal 99.1.2, this rank "),
+                                 HasSubstr("install the same version")));
+    EXPECT_LT(one.seconds, 2 * kSlack);
+  }
+  EXPECT_THAT(told[0].words, HasSubstr("rank 2 has given up: "));
+}
+
+/// A Store that rank 0 loses when all have their links, and the others have all that they need.
+class LostAtTheEnd final : public Store {
+ public:
+  explicit LostAtTheEnd(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+  Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    if (key.starts_with("left/")) return Status(StatusCode::system_error, "the store is lost");
+    return store_->get(key, deadline);
+  }
+
+ private:
+  std::unique_ptr<Store> store_;
+};
+
+TEST(StartUp, WhoHasJoinedIsToldOfOneThatGivesUpAtTheEnd) {
+  const auto told = start_up([](int rank, std::unique_ptr<Store> store) -> std::unique_ptr<Store> {
+    if (rank != 0) return store;
+    return std::make_unique<LostAtTheEnd>(std::move(store));
+  });
+  for (const Told& one : told) {
+    EXPECT_THAT(one.words, AllOf(HasSubstr("system_error"), HasSubstr("the store is lost")));
+    EXPECT_LT(one.seconds, 2 * kSlack);
+  }
+  EXPECT_THAT(told[1].words, HasSubstr("rank 0 has given up: "));
+  EXPECT_THAT(told[2].words, HasSubstr("rank 0 has given up: "));
+}
+
+}  // namespace
+}  // namespace shoal
