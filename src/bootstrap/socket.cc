@@ -70,6 +70,9 @@ bool is_name_of_other_hosts(const std::string& host) {
 // The user has said which of this host's addresses is the one to use.
 bool address_is_chosen() { return !setting("SHOAL_HOST_ADDRESS").empty() || !setting("SHOAL_SOCKET_IFNAME").empty(); }
 
+// A port that the ranks have agreed on may have been given to a connection of this host's, for as long as that lasts.
+constexpr auto kPortPatience = std::chrono::seconds(1);
+
 // A socket that listens on this address, or an errno.
 int listen_at(int family, const sockaddr* address, socklen_t length, Descriptor* listener) {
   Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -80,7 +83,12 @@ int listen_at(int family, const sockaddr* address, socklen_t length, Descriptor*
   // Every address is those of IPv4, too, whatever the system's default.
   if (family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr))
     ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  if (::bind(socket.get(), address, length) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) return errno;
+  const auto until = Clock::now() + kPortPatience;
+  while (::bind(socket.get(), address, length) != 0) {
+    if (errno != EADDRINUSE || Clock::now() >= until) return errno;
+    ::poll(nullptr, 0, 20);  // nobody tells when it is free
+  }
+  if (::listen(socket.get(), SOMAXCONN) != 0) return errno;
   *listener = std::move(socket);
   return 0;
 }

@@ -15,7 +15,8 @@ PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "s
 PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli|discovery)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
 # What two transports have in common lies beside them.
-COMMON_OF_TRANSPORTS = ("transports/transport.h", "transports/descriptor.h", "transports/checksum.h", "transports/interfaces.h")
+COMMON_OF_TRANSPORTS = ("transports/transport.h", "transports/patience.h", "transports/descriptor.h", "transports/checksum.h",
+                        "transports/interfaces.h")
 SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transports/rails"}
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "src/bootstrap/socket.h"
@@ -174,6 +175,23 @@ TEST_F(Addresses, APortThatIsTakenIsNamed) {
   ASSERT_TRUE(listener.ok());
   const int port = port_of(*listener).value();
   EXPECT_EQ(listen_on("", port).status().message(), "listen on *:" + std::to_string(port) + ": Address already in use");
+}
+
+// The kernel gives connections ports that others may mean to listen on.
+TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
+  const auto server = listen_on("127.0.0.1", 0);
+  ASSERT_TRUE(server.ok());
+  auto connection = connect_to("127.0.0.1", port_of(*server).value(), soon());
+  ASSERT_TRUE(connection.ok());
+  const int port = port_of(*connection).value();
+  std::thread closer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    connection->reset();
+  });
+  const auto listener = listen_on("127.0.0.1", port);
+  closer.join();
+  ASSERT_TRUE(listener.ok()) << listener.status().to_string();
+  EXPECT_EQ(port_of(*listener).value(), port);
 }
 
 TEST_F(Addresses, AServedStoreSaysItsPort) {
