@@ -179,13 +179,14 @@ TEST_F(Addresses, APortThatIsTakenIsNamed) {
 
 // The kernel gives connections ports that others may mean to listen on.
 TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
-  const auto server = listen_on("127.0.0.1", 0);
+  auto server = listen_on("127.0.0.1", 0);
   ASSERT_TRUE(server.ok());
   auto connection = connect_to("127.0.0.1", port_of(*server).value(), soon());
   ASSERT_TRUE(connection.ok());
   const int port = port_of(*connection).value();
   std::thread closer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    server->reset();  // who has not accepted it ends it at both ends
     connection->reset();
   });
   const auto listener = listen_on("127.0.0.1", port);

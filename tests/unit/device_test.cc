@@ -92,7 +92,7 @@ std::string run(const Case& c, std::mt19937_64& random) {
     buffers.emplace_back(bytes, random() % 64);
     std::vector<T>& elements = operands.emplace_back(c.count);
     for (T& element : elements) element = random_element<T>(random);
-    std::memcpy(buffers.back().data(), elements.data(), bytes);
+    if (bytes > 0) std::memcpy(buffers.back().data(), elements.data(), bytes);
   }
   std::vector<const std::byte*> pointers;
   for (std::size_t k = 0; k < c.operand_count; ++k) pointers.push_back(buffers[k].data());
@@ -114,7 +114,7 @@ std::string run(const Case& c, std::mt19937_64& random) {
   }
   for (std::size_t k = 0; k <= c.operand_count; ++k) {
     if (!buffers[k].intact()) return describe(c) + ": wrote outside buffer " + std::to_string(k);
-    if (k != target && std::memcmp(buffers[k].data(), operands[k].data(), bytes) != 0) {
+    if (k != target && bytes > 0 && std::memcmp(buffers[k].data(), operands[k].data(), bytes) != 0) {
       return describe(c) + ": changed operand " + std::to_string(k);
     }
   }

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/unit/beside.h"
 #include "tests/unit/store_server.h"
 
 namespace shoal {
@@ -163,26 +164,29 @@ TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
   ASSERT_TRUE(server.ok());
   const auto client = make(false);
   ASSERT_TRUE(client.ok());
+  ASSERT_TRUE((*client)->set("zero", "").ok());
+  Status told;
+  testing::Beside first([&] { told = (*client)->set("one", "which wakes the server, if it waits already"); });
   // The system refuses to wait for more descriptors than that, and so for those of the server.
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   rlimit tight = before;
   tight.rlim_cur = 1;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  Status told;
-  std::thread teller([&] { told = (*client)->set("one", "which wakes the server, if it waits already"); });
+  first.begin();
   std::this_thread::sleep_for(milliseconds(50));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  teller.join();
-  EXPECT_TRUE(told.ok()) << told.to_string();
+  first.end();
+  EXPECT_EQ(told.to_string(), "ok");
   const auto start = Clock::now();
   EXPECT_EQ((*client)->get("one", in(kPatience / 4)).status().to_string(), "ok");
   // Nor does it outlive its store then.
+  testing::Beside second([&] { static_cast<void>((*client)->set("two", "which wakes it again")); });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  std::thread again([&] { static_cast<void>((*client)->set("two", "which wakes it again")); });
+  second.begin();
   server->reset();
-  again.join();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  second.end();
   EXPECT_LT(Clock::now() - start, kPatience / 4);
 }
 

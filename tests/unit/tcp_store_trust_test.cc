@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "src/trust/refusals.h"
+#include "tests/unit/beside.h"
 #include "tests/unit/store_server.h"
 
 namespace shoal {
@@ -130,22 +131,23 @@ TEST_F(StoreTrust, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
   const std::vector<Descriptor> first = sockets(10);
   const std::vector<Descriptor> last = sockets(100);
   const std::vector<Descriptor> client = sockets(1);
+  bool heard = false;
+  testing::Beside introduction([&] {
+    auto entered = enter(client[0], "job", kNoKey);
+    heard = entered.has_value();
+    if (entered) say(client[0], entered->sealed('\x01' + block("key") + block("from the middle")));
+  });
   const Descriptor next(::dup(0));
   rlimit tight = before;
   tight.rlim_cur = static_cast<rlim_t>(next.get());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   for (const Descriptor& one : first) knock(one, port_);
   knock(client[0], port_);
-  bool heard = false;
-  std::thread introduction([&] {
-    auto entered = enter(client[0], "job", kNoKey);
-    heard = entered.has_value();
-    if (entered) say(client[0], entered->sealed('\x01' + block("key") + block("from the middle")));
-  });
+  introduction.begin();
   std::this_thread::sleep_for(milliseconds(50));  // so that it has greeted; the test holds without it as well
   for (const Descriptor& one : last) knock(one, port_);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  introduction.join();
+  introduction.end();
   ASSERT_TRUE(heard) << "it was thrown out before it was heard";
   EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "from the middle");
 }
