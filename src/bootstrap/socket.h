@@ -30,7 +30,8 @@ Result<int> port_of(const Descriptor& socket);
 
 /// Listens on `host`:`port`; where `host` is no address of this host, or a name that leads to its loopback only, on that of
 /// SHOAL_HOST_ADDRESS or SHOAL_SOCKET_IFNAME, or on every one where neither is set or `host` is empty. Waits for a taken port
-/// for a second: it may be that of a connection. Errors: system_error ("listen on 10.0.0.1:4711: Address already in use").
+/// for a second: it may be that of a connection (one that ended in the last minute keeps it, too). Errors: system_error
+/// ("listen on 10.0.0.1:4711: Address already in use").
 Result<Descriptor> listen_on(const std::string& host, int port);
 
 /// Connects, retrying while the other side is not there yet, until the deadline (timeout).

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -181,13 +182,24 @@ TEST_F(Addresses, APortThatIsTakenIsNamed) {
 TEST_F(Addresses, APortThatAConnectionHasForAWhileIsWaitedFor) {
   auto server = listen_on("127.0.0.1", 0);
   ASSERT_TRUE(server.ok());
-  auto connection = connect_to("127.0.0.1", port_of(*server).value(), soon());
-  ASSERT_TRUE(connection.ok());
-  const int port = port_of(*connection).value();
+  const auto address = [](int port) {
+    sockaddr_in made{};
+    made.sin_family = AF_INET;
+    made.sin_port = htons(static_cast<std::uint16_t>(port));
+    made.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return made;
+  };
+  // One that nobody else has, nor has had lately.
+  Descriptor connection(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in own = address(0);
+  const sockaddr_in there = address(port_of(*server).value());
+  ASSERT_EQ(::bind(connection.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
+  ASSERT_EQ(::connect(connection.get(), reinterpret_cast<const sockaddr*>(&there), sizeof there), 0);
+  const int port = port_of(connection).value();
   std::thread closer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     server->reset();  // who has not accepted it ends it at both ends
-    connection->reset();
+    connection.reset();
   });
   const auto listener = listen_on("127.0.0.1", port);
   closer.join();
