@@ -18,6 +18,7 @@
 
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
@@ -28,12 +29,6 @@ using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 // Sanitizers slow everything down; limits in seconds grow with them.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
-
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Each rank runs `body` and reports "code|seconds|message" of the Status that it ends with.

@@ -18,18 +18,13 @@
 
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 

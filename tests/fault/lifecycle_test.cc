@@ -27,6 +27,7 @@
 
 #include "tests/fault/victims.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
@@ -35,12 +36,6 @@ using testing::Board;
 using ::testing::HasSubstr;
 using testing::Victims;
 using Clock = std::chrono::steady_clock;
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
 
 std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 

@@ -22,6 +22,7 @@
 #include "src/engine/signature.h"
 #include "tests/fault/victims.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
@@ -30,11 +31,6 @@ using Clock = std::chrono::steady_clock;
 using testing::Board;
 using testing::Victims;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
 constexpr int kRanks = 3;
 constexpr std::size_t kJobs = 6;
 constexpr std::size_t kFew = 10;  // in one packet

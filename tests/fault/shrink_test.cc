@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "tests/fault/victims.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
@@ -26,12 +27,6 @@ using ::testing::AllOf;
 using testing::Board;
 using ::testing::HasSubstr;
 using testing::Victims;
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
 
 Status wrong(const std::string& what) { return {StatusCode::internal, "WRONG: " + what}; }
 

@@ -18,6 +18,7 @@
 
 #include "src/bootstrap/job_key.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/slack.h"
 
 namespace shoal {
 namespace {
@@ -25,12 +26,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr double kSlack = 5;
-#else
-constexpr double kSlack = 1;
-#endif
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
