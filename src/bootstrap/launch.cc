@@ -17,8 +17,18 @@ namespace {
 
 // torchrun's own store listens on MASTER_PORT; ours is next to it at a fixed distance.
 constexpr int kPortsAfterTorchrun = 29;
-constexpr int kSlurmFirstPort = 20000;
-constexpr int kSlurmPorts = 20000;
+// Systems give connections ports from 32768 to 60999, and one that a connection has left nobody can listen on for a minute. So
+// a store is given none of those.
+constexpr int kFirstPort = 20000;
+constexpr int kFirstOfConnections = 32768;
+constexpr int kLastOfConnections = 60999;
+int below_connections(int number) { return kFirstPort + number % (kFirstOfConnections - kFirstPort); }
+
+// torchrun --standalone has taken any port.
+int beside_torchrun(int port) {
+  const int next = port + kPortsAfterTorchrun;
+  return next < kFirstOfConnections || next > kLastOfConnections ? next : below_connections(next);
+}
 
 std::string get(const Environment& environment, const char* name) {
   const char* value = environment(name);
@@ -102,7 +112,7 @@ Result<Launch> detect_launch(const Environment& environment) {
     if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
       const auto port = number(environment, "MASTER_PORT", 1, 65535 - kPortsAfterTorchrun);
       if (port.ok())
-        launch.master_port = *port + kPortsAfterTorchrun;
+        launch.master_port = beside_torchrun(*port);
       else
         status = port.status();
     }
@@ -115,7 +125,7 @@ Result<Launch> detect_launch(const Environment& environment) {
     if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
       const auto id = number(environment, "SLURM_JOB_ID", 0, 2147483647);
       if (id.ok())
-        launch.master_port = kSlurmFirstPort + *id % kSlurmPorts;
+        launch.master_port = below_connections(*id);
       else
         status = id.status();
     }

@@ -80,13 +80,34 @@ TEST(DetectLaunch, EachLauncherIsUnderstood) {
   expect(kShoalRun, {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
   expect(kMpirun, {"mpirun", 3, 8, "", 0, "prterun-1"});
   expect(kTorchrun, {"torchrun", 1, 2, "node0", 29529, "run7"});
-  expect(kSrun, {"srun", 5, 6, "gpu07", 20000 + 1234567 % 20000, "1234567.0"});
+  expect(kSrun, {"srun", 5, 6, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
   // The nearest launcher counts: shoal run above mpirun above torchrun above srun.
   expect(with(kSrun, kTorchrun), {"torchrun", 1, 2, "node0", 29529, "run7"});
   expect(with(with(kSrun, kTorchrun), kMpirun), {"mpirun", 3, 8, "", 0, "prterun-1"});
   expect(with(with(with(kSrun, kTorchrun), kMpirun), kShoalRun), {"shoal run", 2, 4, "10.0.0.1", 4711, "job"});
   // One half of torchrun's environment, set by a batch script, does not hide srun.
-  expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, "gpu07", 20000 + 1234567 % 20000, "1234567.0"});
+  expect(with(kSrun, {{"WORLD_SIZE", "6"}}), {"srun", 5, 6, "gpu07", 20000 + 1234567 % 12768, "1234567.0"});
+}
+
+TEST(DetectLaunch, NoStoreIsGivenAPortThatConnectionsAreGiven) {
+  const auto port_of = [](const Variables& variables) {
+    const auto launch = detect(variables);
+    return launch.ok() ? launch->master_port : -1;
+  };
+  int before = 0;
+  for (int port = 1; port <= 65506; ++port) {
+    const int store = port_of(with(kTorchrun, {{"MASTER_PORT", std::to_string(port)}}));
+    ASSERT_TRUE(store >= 30 && store <= 65535 && (store < 32768 || store > 60999)) << port << ": " << store;
+    ASSERT_NE(store, before) << "jobs whose launchers have ports next to each other";
+    before = store;
+  }
+  for (const int port : {29500, 32738, 60971, 65506}) {
+    EXPECT_EQ(port_of(with(kTorchrun, {{"MASTER_PORT", std::to_string(port)}})), port + 29) << "not one of connections";
+  }
+  for (const int id : {0, 12767, 12768, 1234567, 2147483647}) {
+    const int store = port_of(with(kSrun, {{"SLURM_JOB_ID", std::to_string(id)}}));
+    EXPECT_TRUE(store >= 20000 && store < 32768) << id << ": " << store;
+  }
 }
 
 TEST(DetectLaunch, ShoalsOwnVariablesWinOverTheLaunchers) {
