@@ -36,6 +36,9 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
   if (transport_ == nullptr) return false;
   due_ = false;
   bool moved = false;
+  // A transport may look at its sockets now and then only; after this it has.
+  transport_->prepare_wait();
+  transport_->finish_wait(true);
   while (transport_->progress()) moved = true;
   for (Peer& peer : peers_) {
     if (peer.failed) continue;

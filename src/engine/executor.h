@@ -39,6 +39,7 @@ struct Group {
   std::vector<int> members;  ///< the job's rank of each rank
   Topology topology;         ///< of the members
   std::uint64_t key = 0;     ///< as `id`, where others than its members may meet it: long enough to be nobody else's
+  bool is_meeting = false;   ///< its first call finds out whether all come: one that leaves the job instead closes it
 
   /// All ranks of `mesh`.
   static Group whole(const Mesh& mesh);
@@ -138,8 +139,10 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// After close(): tells the peers, once, and fails what is in flight.
   bool end_calls();
   [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
-  /// `job_rank` has said farewell to this communicator, after these calls, or is gone altogether.
+  /// `job_rank` has said farewell to this communicator, after these calls.
   void peer_left(int job_rank, std::span<const std::byte> its_calls);
+  /// `job_rank` has left the job.
+  void peer_gone(int job_rank);
   /// `job_rank` has said for whom it waits.
   void peer_waits(int job_rank, std::span<const std::byte> what);
   /// `job_rank` has met this rank in another call than its own, and says which calls it has made: closes with the first that
@@ -273,6 +276,11 @@ class Executor : public std::enable_shared_from_this<Executor> {
   WindowCalls window_calls_;
   std::vector<bool> left_;                 // ranks that have said farewell
   std::map<int, CallHistory> last_calls_;  // of those, by rank
+  struct Absentee {
+    int rank;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::optional<Absentee> absentee_;  // has left the job, and not come to this meeting
 
   Plan message_plan_;  // of all messages: the pool of their Operations
   Messages messages_;

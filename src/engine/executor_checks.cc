@@ -82,19 +82,24 @@ bool Executor::is_paused(int job_rank) const noexcept {
 }
 
 void Executor::peer_left(int job_rank, std::span<const std::byte> its_calls) {
-  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
-  if (member == group_.members.end()) return;
-  const auto rank = static_cast<int>(member - group_.members.begin());
-  left_[static_cast<std::size_t>(rank)] = true;
-  if (auto calls = parse_history(its_calls)) last_calls_[rank] = *std::move(calls);
+  const LinkState* state = link_to(job_rank);
+  if (state == nullptr) return;
+  left_[static_cast<std::size_t>(state->peer)] = true;
+  if (auto calls = parse_history(its_calls)) last_calls_[state->peer] = *std::move(calls);
+}
+
+void Executor::peer_gone(int job_rank) {
+  const LinkState* state = link_to(job_rank);
+  if (state == nullptr) return;
+  if (group_.is_meeting && !left_[static_cast<std::size_t>(state->peer)] && !absentee_) absentee_ = {state->peer, Clock::now()};
+  left_[static_cast<std::size_t>(state->peer)] = true;
 }
 
 void Executor::peer_died(int job_rank, const Status& how) {
-  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
-  if (member == group_.members.end()) return;
-  const auto rank = static_cast<int>(member - group_.members.begin());
-  if (left_[static_cast<std::size_t>(rank)]) return;  // its part is done: whoever still needs it is told so
-  close(or_mismatch(died(rank, how)));
+  const LinkState* state = link_to(job_rank);
+  if (state == nullptr) return;
+  if (left_[static_cast<std::size_t>(state->peer)]) return;  // its part is done: whoever still needs it is told so
+  close(or_mismatch(died(state->peer, how)));
 }
 
 /// Says what this rank was in as well, for how long, and what the dead one was in, where its ledger is on this host: nobody
@@ -118,10 +123,8 @@ Status Executor::died(int rank, const Status& how) {
 }
 
 Status Executor::taken_back_by(int job_rank) {
-  const auto member = std::find(group_.members.begin(), group_.members.end(), job_rank);
-  return {StatusCode::aborted,
-          fmt::format("{} has closed its communicator and taken back what it had lent to {}{}",
-                      name_of(static_cast<int>(member - group_.members.begin())), name_of(group_.rank), while_in())};
+  return {StatusCode::aborted, fmt::format("{} has closed its communicator and taken back what it had lent to {}{}",
+                                           name_of(link_to(job_rank)->peer), name_of(group_.rank), while_in())};
 }
 
 // The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
@@ -205,6 +208,11 @@ bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Op
 
 // Peers that are gone while a call in flight still needs them.
 bool Executor::check_links() {
+  // Not only where a call needs that peer: who needs it may be in a meeting without it already, and never come to this one.
+  if (absentee_ && active_.size() > 0 && Clock::now() - absentee_->since >= kWordsPatience) {
+    fail(left_too_early(absentee_->rank));
+    return true;
+  }
   const auto has_left = [&](int peer) { return left_[static_cast<std::size_t>(peer)]; };
   int left_in_window = -1;
   for (int peer = 0; window_calls_.size() > 0 && left_in_window < 0 && peer < group_.topology.ranks(); ++peer) {
@@ -365,6 +373,7 @@ Clock::time_point Executor::next_check() const noexcept {
     if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + patience_with(state));
   }
   if (window_gone_since_ != Clock::time_point{}) until = std::min(until, window_gone_since_ + kWordsPatience);
+  if (absentee_ && active_.size() > 0) until = std::min(until, absentee_->since + kWordsPatience);
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
   if (active_.size() > 0) until = std::min(until, roll_call_.next());
   return until;

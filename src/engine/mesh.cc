@@ -113,16 +113,16 @@ Status Mesh::attach(Executor& executor) {
     }
     std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
   }
-  for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
-    const auto at = static_cast<std::size_t>(rank);
-    if (gone_[at]) executor.peer_left(rank, {});
-    if (!dead_[at].ok()) executor.peer_died(rank, dead_[at]);
-  }
   if (const auto early = early_.find(number); early != early_.end()) {
     for (const auto& [rank, calls] : early->second.left) executor.peer_left(rank, calls);
     for (const auto& [rank, what] : early->second.waits) executor.peer_waits(rank, what);
     if (!early->second.abort.ok()) executor.close(early->second.abort);
     early_.erase(early);
+  }
+  for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    if (gone_[at]) executor.peer_gone(rank);
+    if (!dead_[at].ok()) executor.peer_died(rank, dead_[at]);
   }
   leave_seat();
   return {};
@@ -164,7 +164,9 @@ Group Mesh::next_group_of(const std::vector<int>& members) {
   }
   // Other numbers than those of groups that are made without a failure.
   constexpr std::uint32_t kAfterFailures = 0x80000000;
-  return Group::whole(*this).subset(members, kAfterFailures + made_before);
+  Group group = Group::whole(*this).subset(members, kAfterFailures + made_before);
+  group.is_meeting = true;
+  return group;
 }
 
 void Mesh::leave_to_parent() noexcept {
@@ -327,7 +329,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
   }
   if (message.kind == Kind::goodbye) {
     gone_[rank] = true;
-    for (Executor* executor : attached_) executor->peer_left(message.rank, {});
+    for (Executor* executor : attached_) executor->peer_gone(message.rank);
   } else if (message.kind == Kind::death) {
     dead_[rank] = message.status;
     deaths_pending_ = true;

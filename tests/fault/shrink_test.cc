@@ -219,6 +219,34 @@ TEST_P(Shrink, ALateRankIsNamedAndCanBeLeftOut) {
   expect_ok(job);
 }
 
+// Who has begun to meet hears of it though it needs nothing of that rank itself, and finds those who came later.
+TEST_P(Shrink, ARankThatLeavesTheJobInsteadIsLeftOut) {
+  NEEDS_HOST_NAMES();
+  for (const int early : {0, 1, 2, 4}) {
+    SCOPED_TRACE(fmt::format("rank {} is the first to shrink", early));
+    Victims job(5, GetParam(), std::chrono::seconds(30), [early](Communicator& c, Board& board) -> Status {
+      const int place = c.rank();
+      if (place == early) c.abort("somebody wants it so");
+      if (Status status = sum_until_failure(c, place, all_but(5, {})); !status.ok()) return status;
+      if (place == early) board.calls.store(1);
+      if (place == 3) {
+        while (board.calls.load() == 0) ::usleep(1000);
+        ::usleep(50'000);
+        return {};
+      }
+      while (place != early && !board.ranks[3].ended.load()) ::usleep(1000);
+      if (place != early) ::usleep(300'000);  // so that they know of its farewell
+      const auto begin = std::chrono::steady_clock::now();
+      auto left = c.shrink();
+      if (!left.ok()) return left.status();
+      if (std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(5 * kSlack)) return wrong("heard of late");
+      return sum_places(**left, place, all_but(5, {3}), 6);
+    });
+    EXPECT_EQ(job.wait(40 * kSlack), "");
+    expect_ok(job);
+  }
+}
+
 /// The ranks that a report says are to blame: "rank 2", "rank 2, rank 3".
 std::string accused(const std::string& report) {
   if (report.find("still missing") != std::string::npos) return report;
