@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include "transports/shm/arena.h"
 
@@ -139,10 +140,10 @@ const Arrival* Rank::receive(int peer) {
   return until([&] { return in.peek() != nullptr; }) ? in.peek() : nullptr;
 }
 
-Status Rank::connect(Clock::time_point deadline) {
+Status Rank::connect(Patience patience) {
   std::vector<std::string> addresses;
   for (const int peer : peers()) addresses.emplace_back(page_.address[peer], page_.address_bytes[peer]);
-  auto links = transport_->connect(peers(), addresses, deadline);
+  auto links = transport_->connect(peers(), addresses, std::move(patience));
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();
   return {};

@@ -48,7 +48,7 @@ class Rank {
   const Arrival* receive(int peer);
 
   /// connect() to all other ranks.
-  Status connect(std::chrono::steady_clock::time_point deadline);
+  Status connect(Patience patience);
   /// Destroys links and transport.
   void close();
   /// Ends this process at once, as a crash would. Only where ranks are processes. The others must not meet() any more.

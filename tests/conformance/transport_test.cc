@@ -591,6 +591,30 @@ TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
   }
 }
 
+// Somebody else may know that the missing peer has died: it has broken no connection.
+TEST_P(TransportConformance, WhoHearsThatItWaitsInVainWaitsNoLonger) {
+  for (const int missing : {size() - 1, 0}) {
+    run(
+        [missing](Rank& rank) {
+          if (rank.rank() == missing) return;
+          int looks = 0;
+          const auto look = [&] { return ++looks < 2 ? Status() : Status(StatusCode::peer_failed, "that one has died"); };
+          const auto start = Clock::now();
+          const Status status = rank.connect({start + std::chrono::seconds(60), look});
+          EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+          // Of two that wait the first to hear of it may take the other along.
+          if (rank.size() == 2) {
+            EXPECT_EQ(looks, 2);
+            EXPECT_EQ(status.code(), StatusCode::peer_failed);
+            EXPECT_EQ(status.message(), "that one has died");
+          } else {
+            EXPECT_FALSE(status.ok());
+          }
+        },
+        {.connect = false});
+  }
+}
+
 /// What a rank sees after rank 0 has ended in some way: the three tiles that it had sent, then a broken link.
 void expect_three_tiles_then_failure(Rank& rank) {
   Link& link = rank.link(0);

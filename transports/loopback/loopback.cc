@@ -294,10 +294,10 @@ class LoopbackTransport final : public Transport {
     std::unique_lock lock(state_->mutex);
     state_->at(rank_).connected = true;
     state_->arrivals.notify_all();
-    const auto missing = [&] {
-      return std::find_if(peers.begin(), peers.end(), [&](int p) { return !state_->at(p).connected; });
-    };
-    if (!state_->arrivals.wait_until(lock, patience.deadline(), [&] { return missing() == peers.end(); })) {
+    const auto met = [&] { return std::ranges::all_of(peers, [&](int peer) { return state_->at(peer).connected; }); };
+    while (!state_->arrivals.wait_until(lock, patience.next(), met)) {
+      if (Status status = patience.check(); !status.ok()) return status;
+      if (Clock::now() < patience.deadline()) continue;
       std::string text = "loopback: these ranks did not come by the deadline:";
       for (const int peer : peers) {
         if (!state_->at(peer).connected) text += " " + std::to_string(peer);
