@@ -13,7 +13,11 @@ CUT_S = 6
 LOST_AFTER_S = 6
 NOTICED_S = 9
 ROUNDS = ["--rounds", "10000"]  # more than there is time for
-ONE_IS_LATE = '[ "$SHOAL_RANK" != 2 ] || sleep 15; exec "$0" "$@"'
+LATE_S = 15
+ONE_IS_LATE = f'[ "$SHOAL_RANK" != 2 ] || sleep {LATE_S}; exec "$0" "$@"'
+# Rank 0, which serves the store, on node2, and rank 2 on node0. Rank 1 is late.
+TURNED_AND_LATE = ('[ "$SHOAL_RANK" != 1 ] || sleep %d; export SHOAL_RANK=$((2 - SHOAL_RANK)) SHOAL_MASTER_ADDR=10.77.0.3; exec "$0" "$@"'
+                   % LATE_S)
 STOPPED = 'if [ "$SHOAL_RANK" = 0 ]; then (sleep 3; kill -STOP $$) & fi; exec "$0" "$@"'
 
 
@@ -34,29 +38,34 @@ class Silence(unittest.TestCase):
         self.assertEqual(running.returncode, 1, heard)
         return heard
 
-    def check_that_rank_0_is_named(self, *command, by=(1, 2), last_answer_s=1):
-        """`last_answer_s`: how long before the cut rank 0 may have answered for the last time."""
+    def check_that_node0_is_named(self, *command, whose="rank 0", by=(1, 2), last_answer_s=1, noticed_s=NOTICED_S):
+        """`whose`: the rank of node0, `by`: other nodes. `last_answer_s`: how long before the cut node0 may have answered last."""
         heard = self.lines_after_cut(*command)
-        for rank in by:
+        for node in by:
             named = [(seconds, line) for seconds, line in heard
-                     if f"[node{rank} rank {rank}]" in line and re.search("peer_failed: (start-up .*: )?rank 0", line)]
+                     if f"[node{node} rank {node}]" in line and re.search(f"peer_failed: (start-up .*: )?{whose}", line)]
             self.assertTrue(named, heard)
-            print(f"rank {rank} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
-            self.assertLess(named[0][0], NOTICED_S, heard)
+            print(f"node{node} after {named[0][0]:.1f} s: {named[0][1]}", flush=True)
+            self.assertLess(named[0][0], noticed_s, heard)
             self.assertGreater(named[0][0], LOST_AFTER_S - last_answer_s, "that is too soon: the link might have come back")
 
     def test_while_large_messages_are_under_way(self):
-        self.check_that_rank_0_is_named(PERF, "-b", "4M", "-e", "4M", *ROUNDS)
+        self.check_that_node0_is_named(PERF, "-b", "4M", "-e", "4M", *ROUNDS)
 
     def test_while_small_messages_are_under_way(self):
-        self.check_that_rank_0_is_named(PERF, "-b", "8", "-e", "8", *ROUNDS)
+        self.check_that_node0_is_named(PERF, "-b", "8", "-e", "8", *ROUNDS)
 
     def test_while_the_others_wait_for_it(self):
-        self.check_that_rank_0_is_named("sh", "-c", STOPPED, PERF, "-b", "4M", "-e", "4M", *ROUNDS)
+        self.check_that_node0_is_named("sh", "-c", STOPPED, PERF, "-b", "4M", "-e", "4M", *ROUNDS)
 
     def test_while_the_job_starts(self):
         # Who waits is silent but for a probe every 2 s.
-        self.check_that_rank_0_is_named("sh", "-c", ONE_IS_LATE, PERF, "-b", "8", "-e", "8", by=[1], last_answer_s=2.2)
+        self.check_that_node0_is_named("sh", "-c", ONE_IS_LATE, PERF, "-b", "8", "-e", "8", by=[1], last_answer_s=2.2)
+
+    def test_while_the_job_starts_and_another_has_the_store(self):
+        # It is the store that notices; who waits for another rank hears of it when that one has come.
+        comes_s = LATE_S - CUT_S
+        self.check_that_node0_is_named("sh", "-c", TURNED_AND_LATE, PERF, "-b", "8", "-e", "8", whose="rank 2", noticed_s=comes_s + 3)
 
 
 if __name__ == "__main__":
