@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +18,17 @@
 
 #include "src/bootstrap/socket.h"
 #include "tests/unit/stores.h"
+
+namespace {
+std::atomic<bool> without_locks{false};
+}
+
+// As on a file system that has none, such as some of those that lie on a network.
+extern "C" int flock(int file, int operation) noexcept {
+  if (!without_locks.load()) return static_cast<int>(::syscall(SYS_flock, file, operation));
+  errno = ENOLCK;
+  return -1;
+}
 
 namespace shoal {
 namespace {
@@ -47,6 +61,22 @@ TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
 }
 TEST_F(FileStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
 TEST_F(FileStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
+
+TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
+  without_locks = true;
+  expect_ranks_to_exchange_and_name_who_is_missing(factory());
+  const auto leaves = factory()();
+  const auto stays = factory()();
+  EXPECT_EQ(leaves->enter(1).to_string(), "ok");
+  EXPECT_EQ(stays->enter(0).to_string(), "ok");
+  EXPECT_EQ(stays->look(in(kPatience)).to_string(), "ok");
+  EXPECT_EQ(stays->get_from(1, "absent", in(std::chrono::milliseconds(50))).status().code(), StatusCode::timeout);
+  leaves->leave();
+  stays->leave();
+  without_locks = false;
+  for (const auto& file : std::filesystem::directory_iterator(directory_ + "/of/a/job"))
+    EXPECT_THAT(file.path().filename().string(), Not(AnyOf(HasSubstr("rank-"), HasSubstr("tmp-")))) << "stays behind";
+}
 
 TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
   const auto store = factory()();
