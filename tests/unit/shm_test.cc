@@ -201,6 +201,22 @@ TEST(Shm, WordsOfARefusalDrawNothingOnATerminal) {
   EXPECT_EQ(heard.message(), "one??[2J?two");
 }
 
+// The kernel tells first that it closed without having read all.
+TEST(Shm, TheLastWordOfOneThatClosesIsHeard) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  const Descriptor ours(ends[0]);
+  {
+    const Descriptor theirs(ends[1]);
+    ASSERT_TRUE(shm::send_message(ours.get(), shm::make_message(shm::MessageKind::ready)));
+    ASSERT_TRUE(shm::send_message(theirs.get(), shm::make_refusal(Status(StatusCode::mismatch, "why"))));
+  }
+  const shm::Received heard = shm::receive_message(ours.get());
+  ASSERT_EQ(heard.outcome, shm::ReceiveOutcome::message);
+  EXPECT_EQ(shm::refusal_status(heard.message).message(), "why");
+  EXPECT_EQ(shm::receive_message(ours.get()).outcome, shm::ReceiveOutcome::closed);
+}
+
 TEST(Shm, NothingAppearsInDevShm) {
   const auto count = [] {
     return std::distance(std::filesystem::directory_iterator("/dev/shm"), std::filesystem::directory_iterator());
