@@ -183,6 +183,18 @@ inline bool receive_message(End& end, int peer, std::span<const std::byte> expec
   return true;
 }
 
+/// Takes what comes until the link has failed, and expects it to name the peer.
+inline void expect_failed(End& end, int peer) {
+  Link& link = end.link(peer);
+  EXPECT_TRUE(drive(end, [&] {
+    while (link.peek() != nullptr) link.release();
+    return !link.status().ok();
+  }));
+  EXPECT_EQ(link.status().code(), StatusCode::peer_failed);
+  EXPECT_NE(link.status().message().find("rank " + std::to_string(peer)), std::string::npos) << link.status().to_string();
+  EXPECT_FALSE(link.try_send({}, {}));
+}
+
 /// Sends `there` from rank 1 and `back` from rank 0 at the same time, from memory that is scribbled over as it becomes free.
 /// What was wrong; empty where nothing was.
 inline std::string exchange_messages(std::vector<End>& ends, std::span<const std::byte> there, std::span<const std::byte> back,
