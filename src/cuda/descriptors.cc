@@ -1,6 +1,7 @@
 #include "src/cuda/descriptors.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include <fmt/format.h>
@@ -82,12 +84,11 @@ Status give(const Door& door, int own, int rank, Clock::time_point deadline) {
   return {};
 }
 
-/// Waits until one of them has something to say, at most until the deadline.
-void wait_for_any(int listener, const std::vector<Descriptor>& visitors, Clock::time_point deadline) {
-  std::vector<pollfd> wanted{{listener, POLLIN, 0}};
+/// Waits until one of them has something to say.
+void wait_for_any(int news, int listener, const std::vector<Descriptor>& visitors) {
+  std::vector<pollfd> wanted{{news, POLLIN, 0}, {listener, POLLIN, 0}};
   for (const Descriptor& visitor : visitors) wanted.push_back({visitor.get(), POLLIN, 0});
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  ::poll(wanted.data(), wanted.size(), static_cast<int>(std::clamp<long long>(left, 0, 1000)));
+  ::poll(wanted.data(), wanted.size(), 1000);
 }
 
 /// What a visitor has said by now. False where that is nothing; else he has no more to say.
@@ -133,27 +134,44 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
   }
   std::vector<Descriptor> all(doors.size());
   const auto rank = static_cast<std::size_t>(node.rank());
-  for (std::size_t other = 0; other < doors.size() && own >= 0; ++other) {
-    if (other == rank) continue;
-    if (Status status = give(doors[other], own, node.rank(), deadline); !status.ok()) return status;
+  Status gave;
+  for (std::size_t other = 0; other < doors.size() && own >= 0 && gave.ok(); ++other) {
+    if (other != rank) gave = give(doors[other], own, node.rank(), deadline);
   }
-  const auto is_missing = [&](std::size_t other) { return other != rank && givers[other] && !all[other].valid(); };
+  // Who comes to this has given what it can: then it is there to be taken. By it a rank that has died or is late is named, too.
+  const auto news = std::make_shared<Descriptor>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  CallOptions patience;
+  patience.timeout =
+      std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()), std::chrono::milliseconds(1));
+  auto given = node.barrier_async(patience);
+  if (!given.ok()) return given.status();
+  static_cast<void>(given->on_completion([news](const Status&) { ::eventfd_write(news->get(), 1); }));
+
+  const std::size_t most = kVisitorsPerRank * all.size();
+  std::size_t missing = 0;
   std::vector<Descriptor> visitors;  // who say nothing hold nobody up
-  for (std::size_t other = 0; other < all.size(); ++other) {
-    while (is_missing(other)) {
-      if (Clock::now() >= deadline)
-        return Status(StatusCode::timeout, fmt::format("rank {} of the node has not sent its descriptor", other));
-      wait_for_any(socket.get(), visitors, deadline);
-      if (Descriptor visitor(::accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC)); visitor.valid())
-        visitors.push_back(std::move(visitor));
-      std::erase_if(visitors, [&](const Descriptor& visitor) { return take(visitor.get(), door.secret, all); });
-      if (visitors.size() > kVisitorsPerRank * all.size()) {
+  for (bool last = false; !last;) {
+    last = given->is_completed();
+    bool comes = true;
+    for (std::size_t i = 0; comes && i <= most; ++i) {
+      Descriptor visitor(::accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      comes = visitor.valid();
+      if (comes) visitors.push_back(std::move(visitor));
+      std::erase_if(visitors, [&](const Descriptor& each) { return take(each.get(), door.secret, all); });
+      if (visitors.size() > most) {
         visitors.erase(visitors.begin());
         count_refusal("cuda", "too many at a time");
       }
     }
+    missing = 0;
+    while (missing < all.size() && (missing == rank || !givers[missing] || all[missing].valid())) ++missing;
+    if (missing == all.size()) break;
+    if (!last) wait_for_any(news->get(), socket.get(), visitors);
   }
-  return all;
+  if (Status status = given->wait(); !status.ok()) return status;
+  if (!gave.ok()) return gave;
+  if (missing == all.size()) return all;
+  return Status(StatusCode::unsupported, fmt::format("rank {} of the node could not send its descriptor", missing));
 }
 
 }  // namespace shoal::cuda

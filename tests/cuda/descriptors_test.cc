@@ -2,12 +2,17 @@
 #include "src/cuda/descriptors.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <fstream>
@@ -20,9 +25,27 @@
 
 #include "src/trust/refusals.h"
 #include "tests/multiprocess/ranks.h"
+#include "tests/slack.h"
+
+namespace {
+/// What comes of the next connection of this process.
+enum class Next { connects, dies, fails };
+std::atomic<Next> next_connection{Next::connects};
+}  // namespace
+
+extern "C" int connect(int socket, const sockaddr* address, socklen_t length) {
+  const Next what = next_connection.exchange(Next::connects);
+  if (what == Next::dies) ::raise(SIGKILL);
+  if (what == Next::connects) return static_cast<int>(::syscall(SYS_connect, socket, address, length));
+  errno = EACCES;
+  return -1;
+}
 
 namespace shoal::cuda {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using Clock = std::chrono::steady_clock;
 
@@ -70,6 +93,41 @@ TEST(Descriptors, AreOfTheRankThatGaveThem) {
     return c.ok() ? hand_and_read(**c, directory) : c.status().to_string();
   });
   testing::expect_all_well(outcomes);
+}
+
+// Everybody's deadline is 20 s.
+TEST(Descriptors, OfARankThatDiesNobodyWaitsFor) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, {});
+    if (!c.ok()) return c.status().to_string();
+    if (rank == 2) next_connection = Next::dies;
+    const auto start = Clock::now();
+    const std::string words = hand_and_read(**c, directory);
+    return std::chrono::duration<double>(Clock::now() - start).count() < 5 * kSlack ? words : "late: " + words;
+  });
+  for (const int rank : {0, 1}) {
+    const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(testing::bad_end(outcome), "");
+    EXPECT_THAT(outcome.output, AllOf(::testing::StartsWith("peer_failed: rank 2 died"), HasSubstr("barrier")));
+  }
+  EXPECT_TRUE(outcomes[2].killed);
+}
+
+TEST(Descriptors, WhoCannotGiveItsOwnIsWaitedForByNobody) {
+  const auto outcomes = testing::run_ranks(3, [](int rank, int size, const std::string& directory) -> std::string {
+    auto c = testing::join(directory, rank, size, {});
+    if (!c.ok()) return c.status().to_string();
+    if (rank == 2) next_connection = Next::fails;
+    const auto start = Clock::now();
+    const std::string words = hand_and_read(**c, directory);
+    if (std::chrono::duration<double>(Clock::now() - start).count() > 5 * kSlack) return "late: " + words;
+    const Status still = (*c)->barrier();  // to compare notes
+    return still.ok() ? words : still.to_string();
+  });
+  for (const auto& outcome : outcomes) EXPECT_EQ(testing::bad_end(outcome), "");
+  EXPECT_THAT(outcomes[0].output, HasSubstr("rank 2 of the node could not send its descriptor"));
+  EXPECT_THAT(outcomes[1].output, HasSubstr("rank 2 of the node could not send its descriptor"));
+  EXPECT_THAT(outcomes[2].output, HasSubstr("cannot reach each other's Unix sockets"));
 }
 
 // Rank 0's socket is open and rank 1 is late: meanwhile strangers come, and say nothing, or nonsense.
