@@ -80,11 +80,14 @@ def machine():
             "commit": output_of("git", "-C", REPOSITORY, "rev-parse", "HEAD")}
 
 
-def build(parts, folder, prefix=""):
+def build(parts, folder, prefix="", programs=""):
     """Builds into `folder`: the whole library where its needs are met, else the kernels alone. The folder of the programs.
 
+    `programs`: a folder with programs built elsewhere for this machine's architecture; nothing is built then.
     `prefix`: a folder with what the library needs (headers, static libraries and .pc files below usr/), for machines without Debian
     packages; tests/gpu/README.md says how to fill it."""
+    if programs:
+        return os.path.abspath(programs)
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     if not os.path.exists(nvcc):
         parts.note("build", "failed", "there is no nvcc in PATH or /usr/local/cuda/bin")
