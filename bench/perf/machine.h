@@ -1,7 +1,7 @@
 // The machine that a result was measured on: a figure without it says nothing.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace shoal::perf {
 

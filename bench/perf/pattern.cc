@@ -343,7 +343,7 @@ std::size_t Pattern::count_wrong_input(const void* data, std::size_t count, int 
 }
 
 std::vector<std::byte> Pattern::from(std::vector<std::byte> period, std::size_t first) const {
-  std::ranges::rotate(period, period.begin() + static_cast<std::ptrdiff_t>(first % kPeriod * size_of(type_)));
+  std::rotate(period.begin(), period.begin() + static_cast<std::ptrdiff_t>(first % kPeriod * size_of(type_)), period.end());
   return period;
 }
 

@@ -1,5 +1,7 @@
 #include "bench/perf/record.h"
 
+#include <nlohmann/json.hpp>
+
 #include "bench/perf/statistics.h"
 
 namespace shoal::perf {

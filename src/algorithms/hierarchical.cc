@@ -255,7 +255,7 @@ std::span<const Algorithm> hierarchical_compositions() {
   struct Text {
     std::string name, summary;
   };
-  static const std::array kTexts = [] {
+  static const std::array all_texts = [] {
     std::array<Text, kCount> texts;
     for (std::size_t i = 0; i < kCount; ++i) {
       const auto [inside, outside] = std::pair{i / kWireStages.size(), i % kWireStages.size()};
@@ -266,16 +266,17 @@ std::span<const Algorithm> hierarchical_compositions() {
     }
     return texts;
   }();
-  static const std::array kAlgorithms = [] {
+  static const std::array all_algorithms = [] {
     constexpr auto kPairs = all_pairs(std::make_index_sequence<kCount>());
     std::array<Algorithm, kCount> all{};
     for (std::size_t i = 0; i < kCount; ++i) {
       const bool is_tree = kWireStages[i % kWireStages.size()].name == kTree;
-      all[i] = {kTexts[i].name, kTexts[i].summary, kPairs[i].supports, kPairs[i].build, is_tree ? tree_hidden_hops : nullptr};
+      all[i] = {all_texts[i].name, all_texts[i].summary, kPairs[i].supports, kPairs[i].build,
+                is_tree ? tree_hidden_hops : nullptr};
     }
     return all;
   }();
-  return kAlgorithms;
+  return all_algorithms;
 }
 
 std::vector<Algorithm> hierarchical_candidates() {

@@ -75,7 +75,7 @@ Status needs_power_of_two(const Topology& topology, CollectiveKind asked) {
 
 std::span<const Algorithm> algorithms() {
   // Where the Selector finds two equally fast, the earlier one wins: simpler ones first.
-  static const std::vector<Algorithm> kAlgorithms = [] {
+  static const std::vector<Algorithm> all_algorithms = [] {
     std::vector<Algorithm> all{one_shot_algorithm(),           direct_algorithm(), hierarchical_algorithm(),
                                recursive_doubling_algorithm(), ring_algorithm(),   circulant_algorithm(),
                                recursive_halving_algorithm()};
@@ -84,7 +84,7 @@ std::span<const Algorithm> algorithms() {
     all.insert(all.end(), {dissemination_algorithm(), tree_algorithm(), chain_algorithm(), bruck_algorithm()});
     return all;
   }();
-  return kAlgorithms;
+  return all_algorithms;
 }
 
 bool repeats_another(const Algorithm& algorithm, const Topology& topology) {

@@ -1,7 +1,9 @@
 // The subcommands of `shoal`. Each adds itself to the parser; what it returns as exit status goes to `*exit_status`.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace shoal {
 

@@ -1,5 +1,6 @@
 // `shoal env`: every setting with its value and where that comes from.
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdlib>
 #include <string>

@@ -1,6 +1,7 @@
 // `shoal explain`: which algorithm a call would run, and why.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

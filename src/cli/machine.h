@@ -1,7 +1,7 @@
 // The machine that something was measured on.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 namespace shoal {
 

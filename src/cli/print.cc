@@ -1,6 +1,7 @@
 // `shoal print`: a schedule as text, as a graph or as a picture.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cerrno>
 #include <cstdio>

@@ -22,6 +22,7 @@
 
 #include <fmt/format.h>
 #include <shoal/status.h>
+#include <CLI/CLI.hpp>
 
 #include "src/bootstrap/job_key.h"
 #include "src/cli/commands.h"

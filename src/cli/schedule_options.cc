@@ -1,6 +1,7 @@
 #include "src/cli/schedule_options.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <charconv>
 #include <cstdio>

@@ -7,11 +7,13 @@
 #include <string_view>
 
 #include <shoal/status.h>
-#include <CLI/CLI.hpp>
-
 #include "src/algorithms/algorithm.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
+
+namespace CLI {
+class App;
+}
 
 namespace shoal {
 

@@ -1,6 +1,7 @@
 // `shoal simulate`: how long schedules take under the cost model, or on a platform simulated by SimGrid.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <string>

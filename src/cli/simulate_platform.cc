@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "src/selector/selector.h"
@@ -126,7 +127,7 @@ std::vector<Crossover> crossovers_of(const std::vector<Cell>& cells, const std::
   std::vector<int> nodes;
   for (const Cell& cell : cells) nodes.push_back(cell.nodes);
   std::ranges::sort(nodes);
-  nodes.erase(std::ranges::unique(nodes).begin(), nodes.end());
+  nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
   std::vector<Crossover> crossovers;
   for (std::size_t a = 0; a < names.size(); ++a) {
     for (std::size_t b = a + 1; b < names.size(); ++b) {

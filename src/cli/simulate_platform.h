@@ -4,9 +4,11 @@
 #include <optional>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include "src/cli/schedule_options.h"
+
+namespace CLI {
+class App;
+}
 
 namespace shoal {
 

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "src/bootstrap/launch.h"
 #include "src/cli/commands.h"

@@ -1,6 +1,7 @@
 // `shoal verify`: proves schedules.
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 #include <set>

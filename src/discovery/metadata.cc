@@ -22,7 +22,7 @@ namespace {
 using Instant = std::chrono::steady_clock::time_point;
 
 constexpr std::size_t kMaxHead = 8 << 10;
-constexpr std::size_t kMaxText = 256;
+constexpr std::size_t kMaxValueBytes = 256;
 constexpr int kTokenSeconds = 60;
 
 Status nonsense(std::string what) {
@@ -40,7 +40,7 @@ bool same_words(std::string_view a, std::string_view b) {
 
 /// One line, shown as it is: printable, and not longer than such texts are.
 bool is_plain(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxText &&
+  return !text.empty() && text.size() <= kMaxValueBytes &&
          std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
 }
 

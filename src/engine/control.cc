@@ -15,7 +15,7 @@ namespace {
 
 using Kind = ControlPlane::Message::Kind;
 
-constexpr auto kPatience = std::chrono::milliseconds(100);
+constexpr auto kMessagePatience = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -67,7 +67,7 @@ void ControlPlane::send(Kind kind, std::uint32_t communicator, const std::span<c
                         std::span<const std::byte> payload) {
   if (transport_ == nullptr) return;
   due_ = true;
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kMessagePatience;
   for (Peer& peer : peers_) {
     peer.pending = ranks == nullptr || std::find(ranks->begin(), ranks->end(), peer.link->peer()) != ranks->end();
   }

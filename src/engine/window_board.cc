@@ -16,10 +16,10 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kBoardPageBytes = 4096;
 
 enum : std::uint32_t { kBlank, kBeingMade, kMade, kSpoilt };
-constexpr auto kPatience = std::chrono::seconds(1);  // with a rank that makes the mutex: it may have died
+constexpr auto kMutexPatience = std::chrono::seconds(1);  // with a rank that makes the mutex: it may have died
 
 }  // namespace
 
@@ -51,7 +51,7 @@ struct WindowBoard::Header {
       found = kBeingMade;
       return state.compare_exchange_strong(found, kMade);
     }
-    const auto until = std::chrono::steady_clock::now() + kPatience;
+    const auto until = std::chrono::steady_clock::now() + kMutexPatience;
     while ((found = state.load(std::memory_order_acquire)) == kBeingMade) {
       if (std::chrono::steady_clock::now() >= until) state.compare_exchange_strong(found, kSpoilt);
       std::this_thread::yield();
@@ -66,16 +66,16 @@ struct WindowBoard::Header {
 };
 
 WindowBoard::WindowBoard(std::span<std::byte> memory, int ranks) : memory_(memory), ranks_(static_cast<std::size_t>(ranks)) {
-  static_assert(sizeof(Header) <= kPageBytes);
-  if (memory.size() < kPageBytes || ranks < 1) return;
-  const std::size_t bytes = (memory.size() - kPageBytes) / (kBlocks * ranks_) / 64 * 64;
+  static_assert(sizeof(Header) <= kBoardPageBytes);
+  if (memory.size() < kBoardPageBytes || ranks < 1) return;
+  const std::size_t bytes = (memory.size() - kBoardPageBytes) / (kBlocks * ranks_) / 64 * 64;
   if (OneShotRoom(bytes).large_bytes > 0) window_bytes_ = bytes;
 }
 
 WindowBoard::Header& WindowBoard::header() const noexcept { return *reinterpret_cast<Header*>(memory_.data()); }
 
 std::span<std::byte> WindowBoard::window(std::size_t block, std::size_t member) const noexcept {
-  return memory_.subspan(kPageBytes + (block * ranks_ + member) * window_bytes_, window_bytes_);
+  return memory_.subspan(kBoardPageBytes + (block * ranks_ + member) * window_bytes_, window_bytes_);
 }
 
 std::optional<std::size_t> WindowBoard::join(std::uint64_t key, std::size_t members) {

@@ -16,7 +16,7 @@ using internal::Operation;
 
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(250);  // with those who write into this rank's memory
+constexpr auto kWritersPatience = std::chrono::milliseconds(250);  // with those who write into this rank's memory
 
 /// Where the caller's data lies.
 Buffer input_of(const Plan& plan) {
@@ -65,7 +65,8 @@ void WindowCalls::clear() {
     return std::ranges::any_of(
         windows_, [&](const auto& each) { return (window_guard(each).load(std::memory_order_seq_cst) & kGuardWriting) != 0; });
   };
-  const auto until = std::chrono::steady_clock::now() + kPatience;  // a peer that has died or been stopped may say so for ever
+  const auto until =
+      std::chrono::steady_clock::now() + kWritersPatience;  // a peer that has died or been stopped may say so for ever
   while (somebody_writes() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 

@@ -3,10 +3,10 @@
 namespace shoal {
 namespace {
 
-constexpr std::uint32_t kNone = ~std::uint32_t{0};
+constexpr std::uint32_t kNoStep = ~std::uint32_t{0};
 
-struct Cell {
-  std::uint32_t writer = kNone;
+struct LastUse {
+  std::uint32_t writer = kNoStep;
   std::vector<std::uint32_t> readers;  // since the last write
 };
 
@@ -14,7 +14,7 @@ struct Cell {
 
 Dependencies::Dependencies(const Program& program) {
   const std::uint32_t chunks = program.message_chunks;
-  std::vector<Cell> cells(std::size_t{2} * chunks + program.scratch_chunks);  // output, input, scratch
+  std::vector<LastUse> cells(std::size_t{2} * chunks + program.scratch_chunks);  // output, input, scratch
   const auto first_cell = [&](const Slice& slice) {
     return slice.first_chunk + (slice.buffer == Buffer::output ? 0 : slice.buffer == Buffer::input ? chunks : 2 * chunks);
   };
@@ -22,7 +22,7 @@ Dependencies::Dependencies(const Program& program) {
   for (std::uint32_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
     const auto wait_for = [&](std::uint32_t other) {
-      if (other != kNone && other != i) steps_.push_back(other);
+      if (other != kNoStep && other != i) steps_.push_back(other);
     };
     const std::uint32_t source = step.op == StepOp::recv ? 0 : first_cell(step.source);
     const std::uint32_t sources = step.op == StepOp::recv ? 0 : step.source.chunk_count;

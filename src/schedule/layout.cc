@@ -6,37 +6,37 @@
 namespace shoal {
 namespace {
 
-enum class Part : std::uint8_t { none, share, whole };
+enum class Extent : std::uint8_t { none, share, whole };
 
-struct Parts {
-  Part input;
-  Part output;
+struct Extents {
+  Extent input;
+  Extent output;
 };
 
-Parts parts_of(const Collective& collective, int rank) noexcept {
+Extents parts_of(const Collective& collective, int rank) noexcept {
   const bool at_root = rank == collective.root;
   switch (collective.kind) {
     case CollectiveKind::all_reduce:
     case CollectiveKind::all_to_all:
-      return {Part::whole, Part::whole};
+      return {Extent::whole, Extent::whole};
     case CollectiveKind::broadcast:
     case CollectiveKind::barrier:
-      return {Part::none, Part::whole};
+      return {Extent::none, Extent::whole};
     case CollectiveKind::all_gather:
-      return {Part::share, Part::whole};
+      return {Extent::share, Extent::whole};
     case CollectiveKind::reduce_scatter:
-      return {Part::whole, Part::share};
+      return {Extent::whole, Extent::share};
     case CollectiveKind::reduce:
-      return {Part::whole, at_root ? Part::whole : Part::none};
+      return {Extent::whole, at_root ? Extent::whole : Extent::none};
     case CollectiveKind::gather:
-      return {Part::share, at_root ? Part::whole : Part::none};
+      return {Extent::share, at_root ? Extent::whole : Extent::none};
     case CollectiveKind::scatter:
-      return {at_root ? Part::whole : Part::none, Part::share};
+      return {at_root ? Extent::whole : Extent::none, Extent::share};
     case CollectiveKind::send:
     case CollectiveKind::receive:
       break;
   }
-  return {Part::none, Part::none};
+  return {Extent::none, Extent::none};
 }
 
 /// chunk * elements / chunks without overflow: both remainders are below 2^32.
@@ -53,10 +53,10 @@ std::vector<std::size_t> starts_of(std::span<const std::size_t> sizes) {
 }  // namespace
 
 ChunkRun chunks_in(const Collective& collective, Buffer buffer, int ranks, int rank, std::uint32_t message_chunks) noexcept {
-  const Parts parts = parts_of(collective, rank);
-  const Part part = buffer == Buffer::input ? parts.input : parts.output;
-  if (part == Part::whole) return {0, message_chunks};
-  if (part == Part::none) return {0, 0};
+  const Extents parts = parts_of(collective, rank);
+  const Extent part = buffer == Buffer::input ? parts.input : parts.output;
+  if (part == Extent::whole) return {0, message_chunks};
+  if (part == Extent::none) return {0, 0};
   const std::uint32_t share = message_chunks / static_cast<std::uint32_t>(ranks);
   return {static_cast<std::uint32_t>(rank) * share, share};
 }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include <shoal/shoal.h>
+#include <nlohmann/json.hpp>
 
 namespace shoal {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <shoal/status.h>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "src/algorithms/algorithm.h"
 

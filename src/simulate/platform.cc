@@ -142,7 +142,7 @@ Result<std::string> read_file(const std::string& path) {
 }  // namespace
 
 std::span<const Platform> platforms() {
-  static const std::vector<Platform> kPlatforms = [] {
+  static const std::vector<Platform> all_platforms = [] {
     std::vector<Platform> all;
     for (const Instance& row : instances()) all.push_back(ec2(row));
     for (Platform& each : std::vector{ethernet("ethernet-1g", 1, 30), ethernet("ethernet-10g", 10, 20),
@@ -151,7 +151,7 @@ std::span<const Platform> platforms() {
     }
     return all;
   }();
-  return kPlatforms;
+  return all_platforms;
 }
 
 Topology topology_of(const Platform& platform, int nodes, int ranks_per_node) {

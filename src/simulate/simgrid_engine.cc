@@ -27,8 +27,8 @@ namespace {
 namespace s4u = simgrid::s4u;
 
 // The simulated clock counts microseconds, not seconds, since SimGrid takes times closer than a billionth for equal.
-constexpr double kBytesPerUs = 1000;  // of a GB/s
-constexpr double kFlopsPerUs = 1e3;   // of a simulated core; SimGrid rounds small amounts of work
+constexpr double kEngineBytesPerUs = 1000;  // of a GB/s
+constexpr double kFlopsPerUs = 1e3;         // of a simulated core; SimGrid rounds small amounts of work
 
 /// The run of one graph, in the child process.
 class Simulation {
@@ -87,7 +87,7 @@ class Simulation {
     auto* zone = s4u::create_star_zone("cluster");
     std::vector<s4u::Link*> links;
     for (const TaskGraph::Wire& wire : graph_.wires) {
-      auto* link = zone->create_link(fmt::format("wire{}", links.size()), wire.gbyte_s * kBytesPerUs);
+      auto* link = zone->create_link(fmt::format("wire{}", links.size()), wire.gbyte_s * kEngineBytesPerUs);
       if (wire.flow_share > 0) {
         link->set_sharing_policy(s4u::Link::SharingPolicy::NONLINEAR, [share = wire.flow_share](double capacity, int flows) {
           return capacity / (1 + share * std::max(flows - 1, 0));

@@ -175,7 +175,7 @@ class Builder {
       if (step.peer >= 0) add_to_stream(program.rank, step, i, unit);
       waits_.assign(dependencies.of(i).begin(), dependencies.of(i).end());
       std::ranges::sort(waits_);
-      waits_.erase(std::ranges::unique(waits_).begin(), waits_.end());
+      waits_.erase(std::unique(waits_.begin(), waits_.end()), waits_.end());
       for (const std::uint32_t before : waits_) {
         if (unit_of_step[before] == unit_of_step[i]) continue;
         order(program.steps[before], units[unit_of_step[before]], step, unit);

@@ -4,14 +4,13 @@
 
 #include <cstdint>
 
+#include "src/trust/raw.h"
+
 namespace shoal {
 namespace {
 
 static_assert(crypto_auth_hmacsha256_BYTES == std::tuple_size_v<Proof>);
 static_assert(crypto_auth_hmacsha256_KEYBYTES == sizeof(Key));
-
-unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-const unsigned char* raw(const void* bytes) { return static_cast<const unsigned char*>(bytes); }
 
 // Picks what suits the processor; harmless when called again.
 void use_sodium() {

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include "src/trust/raw.h"
+
 namespace shoal {
 namespace {
 
@@ -14,9 +16,6 @@ static_assert(crypto_aead_aes256gcm_ABYTES == Sealing::kTagBytes);
 static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == Sealing::kTagBytes);
 constexpr std::size_t kNonceBytes = crypto_aead_aes256gcm_NPUBBYTES;
 static_assert(kNonceBytes == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
-
-unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
-const unsigned char* raw(const std::byte* bytes) { return reinterpret_cast<const unsigned char*>(bytes); }
 
 void store(std::byte* at, std::uint64_t value, std::size_t bytes) noexcept {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));

@@ -142,7 +142,7 @@ Result<std::optional<fs::path>> find_in(const std::string& dataset, const fs::pa
   for (const auto& [archive, name] : {std::pair(whole.name, "cifar-10"), std::pair(kCifarSubset, "cifar-10-subset")}) {
     if (!is_there(base / archive)) continue;
     const fs::path unpacked = *cache / name;
-    const Status status = make_once(unpacked, [&](const fs::path& into) {
+    const Status status = make_once(unpacked, [&, &archive = archive](const fs::path& into) {
       if (archive == whole.name) {
         if (const Result<bool> official = holds_official(base.string(), {&whole, 1}); !official.ok()) return official.status();
       }

@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "torch_plugin/data/sampler.h"
 
 namespace shoal::train {

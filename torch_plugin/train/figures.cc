@@ -4,6 +4,8 @@
 
 #include <sys/resource.h>
 
+#include <nlohmann/json.hpp>
+
 namespace shoal::train {
 
 void Measured::add(const CommTimes& more) {

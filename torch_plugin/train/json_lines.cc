@@ -2,6 +2,8 @@
 
 #include <cerrno>
 
+#include <nlohmann/json.hpp>
+
 namespace shoal::train {
 
 Status JsonLines::open(const std::string& path, bool append) {

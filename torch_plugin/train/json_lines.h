@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include <shoal/status.h>
 

@@ -12,6 +12,7 @@
 #include <torch/version.h>
 
 #include <shoal/shoal.h>
+#include <nlohmann/json.hpp>
 
 #include "torch_plugin/train/mpi.h"
 

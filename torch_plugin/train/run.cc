@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
 
 #include "torch_plugin/train/cuda.h"
 #include "torch_plugin/train/device.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "torch_plugin/train/figures.h"
 #include "torch_plugin/train/json_lines.h"

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
 
 namespace shoal::train {
 

@@ -6,6 +6,8 @@
 #include <limits>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 namespace shoal::train {
 namespace {
 

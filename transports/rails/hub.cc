@@ -21,7 +21,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::size_t kLine = 64;
 constexpr int kBatchesInARow = 4;
 constexpr std::size_t kBatch = 32;
 constexpr milliseconds kWatchPeriod{50};
@@ -30,8 +29,6 @@ constexpr microseconds kShortestPause{20};
 constexpr microseconds kLongestPause{1000};
 constexpr milliseconds kCloseTime{500};
 constexpr unsigned kLooksBetweenEvents = 1024;
-
-std::size_t round_up(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 LaneShape shape_over(const Options& options, const std::vector<std::unique_ptr<Rail>>& rails) {
   std::vector<RailTraits> traits;

@@ -12,7 +12,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kLine = 64;
 // A lane that ends waits this long for what is still on its way.
 constexpr milliseconds kEndingPatience{300};
 // A rail is asked about when nothing of what it carries has come for the first time, and given up after the second where the
@@ -24,7 +23,6 @@ constexpr std::size_t kStripesPerRail = 2;
 constexpr std::size_t kSpareReceives = 4;    // of each lane, beyond its tiles: words, and what comes twice
 constexpr std::size_t kWordsAndRecords = 3;  // of a lane that can be under way on a rail: one word, hello and answer
 
-constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
 constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { return (bytes + each - 1) / each; }
 
 }  // namespace

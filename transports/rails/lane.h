@@ -22,6 +22,9 @@
 
 namespace shoal::rails {
 
+inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line; records and payloads start on one
+constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
+
 class Hub;
 using Clock = std::chrono::steady_clock;
 

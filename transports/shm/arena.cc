@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "transports/shm/ring.h"
+
 namespace shoal::shm {
 namespace {
 
@@ -21,8 +23,6 @@ constexpr std::size_t kMaxArenaBytes = std::size_t{4} << 30;
 #else
 constexpr std::size_t kMaxArenaBytes = std::size_t{256} << 30;
 #endif
-
-std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 std::size_t physical_bytes() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
