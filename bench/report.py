@@ -1,16 +1,18 @@
-"""Prints one table from the result files of bench/demo, and leaves it in tables.json for the page: report.py FOLDER. With --readme a shorter
-one goes into the repository's README."""
+"""Prints one table from the result files of bench/demo: report.py FOLDER. It leaves the table in tables.json and one sentence in headline.txt,
+for the page. With --readme the sentence and a shorter table go into the repository's README."""
 import glob
 import json
 import os
 import sys
+import textwrap
 
 from comparison import readme, results
 from perf.plot import size_label
 
 RUNS = (("local-openmpi", "1 host x 2 ranks"), ("network-openmpi", "2 hosts x 2 ranks"), ("network-gloo", "2 hosts x 2 ranks"))
 HEAD = ("where", "what", "shoal", "peer", "which", "shoal is x faster", "of the link")
-NAMES = results.NAMES | {"mpi": "Open MPI"}
+NAMES = results.NAMES | {"mpi": "Open MPI", "resnet18": "ResNet18"}
+HEADLINE = "training-resnet18"  # fixed before the run: the sentence must not pick the best result
 
 
 def load(folder, name):
@@ -34,12 +36,44 @@ def all_reduce_rows(document, where, least_bytes=0):
     return table
 
 
+def counted(count, noun):
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def shoal_and_peers(document):
+    """(shoal's result, {backend: result} of the peers); the last result of each."""
+    backends = {result["backend"]: result for result in document["results"]}
+    return backends.pop("shoal"), backends
+
+
 def training_rows(document):
-    backends = {result["backend"]: result for result in document["results"]}  # the last of each
-    mine = backends.pop("shoal")
-    where = f"{mine['nodes']} hosts x {mine['ranks'] // mine['nodes']} ranks"
-    return [(where, f"training {mine['model']}, {mine['dataset']}", f"{mine['images_per_s']:.1f} images/s", f"{other['images_per_s']:.1f} images/s",
-             NAMES[backend], f"{mine['images_per_s'] / other['images_per_s']:.2f}", "-") for backend, other in backends.items()]
+    mine, peers = shoal_and_peers(document)
+    where = f"{counted(mine['nodes'], 'host')} x {counted(mine['ranks'] // mine['nodes'], 'rank')}"
+    what = f"training {mine['model']}, {mine['dataset']}, batch {mine['batch_per_rank']}"
+    return [(where, what, f"{mine['images_per_s']:.1f} images/s", f"{peer['images_per_s']:.1f} images/s", NAMES[backend],
+             f"{mine['images_per_s'] / peer['images_per_s']:.2f}", "-") for backend, peer in peers.items()]
+
+
+def loss_words(mine, peers):
+    """How the peers' losses differ from shoal's, step by step. Empty where a loss is missing (null: not a finite number)."""
+    pairs = [pair for peer in peers.values() for pair in zip(mine["step_loss"], peer["step_loss"])]
+    if not pairs or any(None in pair for pair in pairs):
+        return ""
+    largest = max(abs(own - other) / max(abs(own), 1e-30) for own, other in pairs)
+    return f", with losses that differ by about {100 * largest:.1g} % at most" if largest else ", with the same loss in every step"
+
+
+def headline(document):
+    """One sentence from a training of bench/demo, whose hosts are emulated. It says "only" where shoal is slower."""
+    mine, peers = shoal_and_peers(document)
+    hosts, ranks = counted(mine["nodes"], "emulated host"), counted(mine["ranks"] // mine["nodes"], "rank")
+    rate = mine["rate"].replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+    speeds = []
+    for backend, peer in peers.items():
+        ratio = f"{mine['images_per_s'] / peer['images_per_s']:.2f}"
+        speeds.append(f"{'only ' if float(ratio) < 1 else ''}{ratio} times as fast {'' if speeds else 'with shoal '}as with {NAMES[backend]}")
+    return (f"Training {NAMES.get(mine['model'], mine['model'])} on {hosts} with {ranks} each, joined at {rate}, is {' and '.join(speeds)}"
+            f"{loss_words(mine, peers)}.")
 
 
 def all_rows(folder, least_bytes=0):
@@ -68,9 +102,9 @@ def main():
     if len(arguments) != 1:
         sys.exit("usage: report.py FOLDER [--readme]")
     folder = arguments[0]
-    rows = all_rows(folder)
+    rows, sentence = all_rows(folder), headline(load(folder, HEADLINE))
     if "--readme" in sys.argv:
-        readme.put("demo", peers_side_by_side(all_rows(folder, results.LARGE_BYTES)))
+        readme.put("demo", f"{textwrap.fill(sentence, 120)}\n\n{peers_side_by_side(all_rows(folder, results.LARGE_BYTES))}")
     machine = load(folder, RUNS[0][0])["machine"]
     print(f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores")
     widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD))]
@@ -78,6 +112,8 @@ def main():
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     with open(os.path.join(folder, "tables.json"), "w", encoding="utf-8") as file:
         json.dump([{"title": "AllReduce and training", "note": "", "head": HEAD, "rows": rows}], file)
+    with open(os.path.join(folder, "headline.txt"), "w", encoding="utf-8") as file:
+        file.write(sentence + "\n")
 
 
 if __name__ == "__main__":

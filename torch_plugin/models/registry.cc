@@ -10,7 +10,7 @@
 namespace shoal::models {
 
 const std::vector<ModelInfo>& all_models() {
-  static const std::vector<ModelInfo> kModels{
+  static const std::vector<ModelInfo> all{
       {"vgg11", "plain 3 x 3 convolutions, with batch normalisation", make_vgg11},
       {"vgg13", "the same, deeper", make_vgg13},
       {"vgg16", "the same, deeper", make_vgg16},
@@ -25,7 +25,7 @@ const std::vector<ModelInfo>& all_models() {
       {"shufflenet_v2_x2", "channel shuffles between halves, wider", make_shufflenet_v2_x2},
       {"densenet121", "58 layers that see all layers before them in their block", make_densenet121},
   };
-  return kModels;
+  return all;
 }
 
 Result<ModelInfo> find_model(const std::string& name) {

@@ -164,6 +164,7 @@ def main():
     parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
     parser.add_argument("--plot", metavar="FILE.svg", help="write only the picture of images/s and speed-ups, as this file")
     parser.add_argument("--pictures", nargs="*", metavar="NAME", help="write only these as files of their own (default: all)")
+    parser.add_argument("--headline", default="Training, side by side", help="what the page begins with (default: %(default)s)")
     parser.add_argument("--tables", help="tables of bench/study")
     parser.add_argument("--predictions", help="predictions of bench/study")
     arguments = parser.parse_args()
@@ -194,7 +195,7 @@ def main():
     page = os.path.join(arguments.out, "index.html")
     with open(page, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-                   f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>Training, side by side</h1>\n"
+                   f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>{html.escape(arguments.headline)}</h1>\n"
                    '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are means over '
                    "the ranks; images/s is the median of the turns. &#9660; marks what misses its target.</p>\n" +
                    ("" if tables else images_of(documents)) +
