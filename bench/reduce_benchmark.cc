@@ -42,7 +42,7 @@ class Buffers {
 
  private:
   static constexpr std::size_t kPage = 4096;
-  static std::size_t stride(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + 5 * 64; }
+  static std::size_t stride(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage + std::size_t{5} * 64; }
   std::vector<std::byte> memory_;
   std::size_t stride_;
   std::byte* start_;

@@ -1,4 +1,4 @@
-"""The processes that a test has started, found by a variable of their environment."""
+"""Finds the processes that a test has started by a variable of their environment."""
 import contextlib
 import os
 import signal
@@ -16,7 +16,7 @@ def with_marker(marker):
 
 
 def once(marker, ready, within_s=20):
-    """Those with `marker` once `ready(ids)` holds, or those that are there after that time."""
+    """Ids of the processes with `marker`, as soon as ready(ids) holds or the time has passed."""
     deadline = time.monotonic() + within_s
     while not ready(found := with_marker(marker)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -25,7 +25,7 @@ def once(marker, ready, within_s=20):
 
 @contextlib.contextmanager
 def ended_after(marker):
-    """Nobody with `marker` outlives a failed test: whoever did would hold its streams open, and CTest would wait for those."""
+    """Kills the processes with `marker` that a failed test leaves: CTest would wait for them, since they hold its streams open."""
     try:
         yield
     finally:

@@ -1,12 +1,18 @@
-// How much longer things may take than without a sanitizer.
+// Times in tests.
 #pragma once
+
+#include <chrono>
 
 namespace shoal {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr double kSlack = 5;
+inline constexpr double kSlack = 5;  ///< factor on bounds of time
 #else
 inline constexpr double kSlack = 1;
 #endif
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 }  // namespace shoal

@@ -9,24 +9,30 @@ import sys
 import xml.etree.ElementTree as xml
 
 
+def last_line(text):
+    return ((text or "").strip().splitlines() or [""])[-1]
+
+
 def cases_of(path):
-    """[(name, outcome, words)] of a JUnit file that GoogleTest or tests/cases.py wrote."""
+    """[(name, outcome, reason)] of a JUnit file by GoogleTest or pytest. An error of pytest is a failed fixture or import of the file."""
     cases = []
     for case in xml.parse(path).getroot().iter("testcase"):
-        name = f"{case.get('classname')}.{case.get('name')}"
-        failure, skipped = case.find("failure"), case.find("skipped")
+        name = f"{case.get('classname')}.{case.get('name')}".lstrip(".")
+        failure, error, skipped = case.find("failure"), case.find("error"), case.find("skipped")
         if failure is not None:
             cases.append((name, "failed", failure.get("message") or ""))
-        elif skipped is not None or case.get("result") == "skipped":
-            words = skipped.get("message") if skipped is not None else ""
-            cases.append((name, "skipped", words.strip().splitlines()[-1] if words and words.strip() else "no reason given"))
+        elif error is not None:
+            cases.append((name, "failed", f"{error.get('message')}: {last_line(error.text)}"))
+        elif skipped is not None or case.get("result") == "skipped":  # expected failures of pytest too
+            reason = last_line(skipped.get("message")) if skipped is not None else ""
+            cases.append((name, "skipped", reason or "no reason given"))
         elif case.get("status") != "notrun":  # disabled or filtered out
             cases.append((name, "passed", ""))
     return cases
 
 
 def results_of(folder):
-    """[(name, outcome, words)] of one build."""
+    """[(name, outcome, reason)] of one build."""
     build = os.path.basename(os.path.dirname(os.path.abspath(folder)))
     results = []
     for test in xml.parse(os.path.join(folder, "ctest.xml")).getroot().iter("testcase"):
@@ -34,7 +40,7 @@ def results_of(folder):
         detail = os.path.join(folder, test.get("name") + ".xml")
         try:
             cases = cases_of(detail) if os.path.exists(detail) else []
-        except xml.ParseError:  # it died while it wrote
+        except xml.ParseError:  # the process ended while it wrote the file
             cases = []
         results += [(f"{name}: {case}", outcome, words) for case, outcome, words in cases]
         if status == "fail":
@@ -42,12 +48,14 @@ def results_of(folder):
                 failure = test.find("failure")
                 words = failure.get("message") if failure is not None else ""
                 output = (test.findtext("system-out") or "").strip().splitlines()
-                results.append((name, "failed", "\n".join([f"ended badly as a whole: {words}"] + output[-15:])))
+                results.append((name, "failed", "\n".join([f"failed as a whole: {words}"] + output[-15:])))
+        elif not cases and os.path.exists(detail):
+            results.append((name, "failed", "ran no case: its filter selects none"))
         elif not cases:
             skipped = test.find("skipped")
             words = (skipped.get("message") if skipped is not None else None) or "not run"
-            asked_for = words.startswith(("SKIP_", "Disabled"))  # else its program is missing, or what it depends on failed
-            results.append((name, "passed" if status == "run" else "skipped" if asked_for else "failed", words))
+            intended = words.startswith(("SKIP_", "Disabled"))  # otherwise the program is missing, or a test that this one needs has failed
+            results.append((name, "passed" if status == "run" else "skipped" if intended else "failed", words))
     return results
 
 

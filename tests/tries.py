@@ -1,18 +1,20 @@
-"""Figures that are measured on a machine which others may use: judged where the machine was there to measure them on."""
+"""Repeats a measurement that misses its bounds, and skips the test where other processes used the machine during every try."""
 import os
 
-OTHERS = 0.1  # of the machine: where others use more, a figure that misses its bound says nothing
+import pytest
+
+OTHERS = 0.1  # share of the machine: where other processes use more, a figure that misses its bound proves nothing
 
 
 def _stolen_and_total():
-    """Ticks of all cores: what the host of a virtual machine took away, and all."""
+    """Ticks of all cores: those that the host of a virtual machine took away, and all of them."""
     with open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
     return numbers[7], sum(numbers)
 
 
 def _used_by_process():
-    """{process: ticks that it has used}, of all but this one and the kernel's own, which work for whoever sends and receives."""
+    """{process: ticks that it has used}, without this process and kernel threads, which work for the measured processes too."""
     used = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -22,13 +24,13 @@ def _used_by_process():
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
-        if int(fields[20]) > 0:  # has memory of its own
+        if int(fields[20]) > 0:  # has memory, so it is no kernel thread
             used[int(name), fields[19]] = int(fields[11]) + int(fields[12])
     return used
 
 
 class _Watch:
-    """What others use of the machine from now on: processes that run already, and the host."""
+    """The share of the machine used from now on by the processes that run already, and by the host of a virtual machine."""
 
     def __init__(self):
         self.stolen, self.total = _stolen_and_total()
@@ -40,11 +42,11 @@ class _Watch:
         return (others + stolen - self.stolen) / max(1, total - self.total)
 
 
-def judge(case, attempt, complaints, tries=6):
-    """Measures by attempt() until each figure has been good once; complaints(of what was measured) is {figure: what is wrong with it}.
+def judge(attempt, complaints, tries=6):
+    """Measures by attempt(), at most `tries` times, until each figure has been within its bound once.
 
-    At most `tries` times. Fails with what is left, unless others disturbed every try: then the case is skipped, and the reason says by how
-    much.
+    complaints(measured) is {figure: what is wrong with it}. Fails with the complaints that are left. Where other processes disturbed every
+    try, the test is skipped instead, with their share of the machine as the reason.
     """
     shares, left = [], None
     for _ in range(tries):
@@ -56,5 +58,5 @@ def judge(case, attempt, complaints, tries=6):
         shares.append(watch.share())
         print(f"  try {len(shares)} of {tries}: {'; '.join(left.values())}; others used {100 * shares[-1]:.0f} % of the machine", flush=True)
     if min(shares) > OTHERS:
-        case.skipTest(f"others used {100 * min(shares):.0f} to {100 * max(shares):.0f} % of this machine in each of {tries} tries")
-    case.fail("; ".join(left.values()))
+        pytest.skip(f"others used {100 * min(shares):.0f} to {100 * max(shares):.0f} % of this machine in each of {tries} tries")
+    pytest.fail("; ".join(left.values()))

@@ -214,7 +214,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
       live(kind, make_end, Rank(r, size, page), options, body);
       EXPECT_EQ(open_descriptors(), before) << "rank " << r << " left descriptors open";
       std::fflush(nullptr);
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
     }
     children.push_back(child);
   }
@@ -241,7 +241,7 @@ void run_group(const TransportKind& kind, int size, const std::function<void(Ran
 }
 
 Watchdog::Watchdog(std::chrono::seconds limit) {
-  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   std::snprintf(watchdog_text, sizeof(watchdog_text), "%s.%s hangs: ended by the watchdog\n", test->test_suite_name(),
                 test->name());
   watchdog_seconds = static_cast<unsigned>(limit.count());

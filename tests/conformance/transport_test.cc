@@ -171,7 +171,7 @@ void dawdle(std::mt19937& random) {
   }
 }
 
-class TransportConformance : public testing::TestWithParam<std::tuple<TransportKind, int>> {
+class TransportConformance : public ::testing::TestWithParam<std::tuple<TransportKind, int>> {
  protected:
   void SetUp() override {
     if (!kind().unavailable.empty()) GTEST_SKIP() << kind().unavailable;
@@ -506,12 +506,12 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
 }
 
 TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
-  const std::uint32_t tiles = static_cast<std::uint32_t>(6000 / kSlowdown);
-  run([tiles](Rank& rank) {
+  constexpr auto kTiles = static_cast<std::uint32_t>(6000 / kSlowdown);
+  run([](Rank& rank) {
     // Rank 0 receives from everybody, slowly and in bursts; the others send the largest tiles, so that they block for room.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 11);
     if (rank.rank() == 0) {
-      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
+      const std::uint32_t each = kTiles / static_cast<std::uint32_t>(rank.size() - 1);
       for (std::uint32_t i = 0; i < each; ++i) {
         for (const int peer : rank.peers()) {
           const Arrival* arrival = rank.receive(peer);
@@ -523,7 +523,7 @@ TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
       }
     } else {
       Link& link = rank.link(0);
-      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
+      const std::uint32_t each = kTiles / static_cast<std::uint32_t>(rank.size() - 1);
       const Tile tile(rank.rank(), 0, 0, link.max_tile_bytes());
       const Payload data = bytes_of(tile);
       for (std::uint32_t i = 0; i < each; ++i) {
@@ -784,7 +784,7 @@ TEST_P(TransportConformance, UnknownRanksHaveNoWindow) {
   });
 }
 
-std::string test_name(const testing::TestParamInfo<std::tuple<TransportKind, int>>& info) {
+std::string test_name(const ::testing::TestParamInfo<std::tuple<TransportKind, int>>& info) {
   return std::get<0>(info.param).label + "_" + std::to_string(std::get<1>(info.param));
 }
 
@@ -796,7 +796,7 @@ std::vector<std::tuple<TransportKind, int>> groups() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportConformance, testing::ValuesIn(groups()), test_name);
+INSTANTIATE_TEST_SUITE_P(All, TransportConformance, ::testing::ValuesIn(groups()), test_name);
 
 }  // namespace
 }  // namespace shoal::conformance

@@ -14,6 +14,7 @@
 #include <shoal/store.h>
 
 #include "src/cuda/cuda_api.h"
+#include "tests/facts.h"
 #include "tests/multiprocess/ranks.h"
 
 namespace shoal {
@@ -125,8 +126,8 @@ std::string every_call(Rank& r) {
 }
 
 std::string refused_calls(Rank& r) {
-  const auto is_refused = [](shoal_status status, const char* words) {
-    return status == SHOAL_INVALID_ARGUMENT && std::string(shoal_last_error_message()).find(words) != std::string::npos;
+  const auto is_refused = [](shoal_status status, const char* fact) {
+    return status == SHOAL_INVALID_ARGUMENT && testing::mentions(shoal_last_error_message(), fact);
   };
   r.work = reinterpret_cast<shoal_stream_work_t>(&r);
   if (!is_refused(shoal_stream_all_reduce(nullptr, r.in(), r.out(), 1, SHOAL_INT32, SHOAL_SUM, r.stream, &r.work), "comm"))
@@ -138,7 +139,7 @@ std::string refused_calls(Rank& r) {
     return "counts";
   const shoal_stream_message message = {1, r.in(), 1, 99, 0, 0};
   if (!is_refused(shoal_stream_exchange(r.comm, &message, 1, r.stream, nullptr), "99")) return "type of a message";
-  if (!is_refused(shoal_stream_deregister_buffer(r.comm, r.in()), "not registered")) return "deregister";
+  if (!is_refused(shoal_stream_deregister_buffer(r.comm, r.in()), "deregister_buffer")) return "deregister";
   if (!is_refused(shoal_stream_work_wait(nullptr), "work")) return "no work";
   return "";
 }

@@ -24,6 +24,7 @@
 #include <fmt/format.h>
 
 #include "src/trust/refusals.h"
+#include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/slack.h"
 
@@ -108,7 +109,7 @@ TEST(Descriptors, OfARankThatDiesNobodyWaitsFor) {
   for (const int rank : {0, 1}) {
     const auto& outcome = outcomes[static_cast<std::size_t>(rank)];
     EXPECT_EQ(testing::bad_end(outcome), "");
-    EXPECT_THAT(outcome.output, AllOf(::testing::StartsWith("peer_failed: rank 2 died"), HasSubstr("barrier")));
+    EXPECT_THAT(outcome.output, AllOf(::testing::StartsWith("peer_failed: "), testing::Mentions("rank 2", "barrier")));
   }
   EXPECT_TRUE(outcomes[2].killed);
 }
@@ -125,9 +126,9 @@ TEST(Descriptors, WhoCannotGiveItsOwnIsWaitedForByNobody) {
     return still.ok() ? words : still.to_string();
   });
   for (const auto& outcome : outcomes) EXPECT_EQ(testing::bad_end(outcome), "");
-  EXPECT_THAT(outcomes[0].output, HasSubstr("rank 2 of the node could not send its descriptor"));
-  EXPECT_THAT(outcomes[1].output, HasSubstr("rank 2 of the node could not send its descriptor"));
-  EXPECT_THAT(outcomes[2].output, HasSubstr("cannot reach each other's Unix sockets"));
+  EXPECT_THAT(outcomes[0].output, testing::Mentions("unsupported", "rank 2"));
+  EXPECT_THAT(outcomes[1].output, testing::Mentions("unsupported", "rank 2"));
+  EXPECT_THAT(outcomes[2].output, testing::Mentions("unsupported", "Unix", "connect"));
 }
 
 // Rank 0's socket is open and rank 1 is late: meanwhile strangers come, and say nothing, or nonsense.

@@ -37,7 +37,9 @@
 #include "src/bootstrap/socket.h"
 #include "src/cli/diagnosis.h"
 #include "src/cli/job_view.h"
+#include "tests/fault/clauses.h"
 #include "tests/fault/victims.h"
+#include "tests/mentions.h"
 #include "tests/multiprocess/call_model.h"
 #include "tests/seeds.h"
 
@@ -183,7 +185,7 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
   const auto jobs = read_jobs(job.ledgers(), complaints);
   ASSERT_EQ(jobs.size(), 1U);
   EXPECT_THAT(diagnose(jobs.front(), 1).sentence,
-              ::testing::StartsWith(fmt::format("rank {} (process {}", victim, job.pid(victim))));
+              testing::Mentions(fmt::format("rank {}", victim), fmt::format("process {}", job.pid(victim))));
 }
 
 TEST(Series, WhoeverIsKilledWheneverIsNamedInTimeAndNothingIsLeft) {
@@ -306,10 +308,11 @@ Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
   return doomed;
 }
 
-/// Who waits for a rank that waits for the dead one in turn knows no more than this.
-bool says_where_it_stands(const std::string& words) {
-  const auto has = [&](const char* some) { return words.find(some) != std::string::npos; };
-  return has("start-up") || has("did not come") || has("while the ranks were connecting");
+/// Who waits for a rank that waits for the dead one in turn knows no more than this: which rank that is.
+bool names_another(const Board::Rank& one, int rank, int ranks) {
+  bool names = false;
+  for (int other = 0; other < ranks; ++other) names |= other != rank && names_victim(one, other);
+  return names;
 }
 
 void expect_end_of_start(const Doomed& doomed, Toll* toll) {
@@ -330,9 +333,9 @@ void expect_end_of_start(const Doomed& doomed, Toll* toll) {
     const bool names = names_victim(one, doomed.victim);
     somebody_names |= names;
     if (!names) std::cout << doomed.story << ": rank " << rank << " says " << words << "\n";
-    EXPECT_TRUE(names || says_where_it_stands(words)) << "rank " << rank << ": " << words;
+    EXPECT_TRUE(names || names_another(one, rank, job.size())) << "rank " << rank << ": " << words;
     // Who has come is missed at once by all who have come, and who has joined is told so.
-    if ((entered && one.entered.load()) || words.find("in call") != std::string::npos) {
+    if ((entered && one.entered.load()) || std::regex_search(words, std::regex("call [0-9]"))) {
       EXPECT_TRUE(names_victim(one, doomed.victim)) << "rank " << rank << ": " << words;
       EXPECT_LT(seconds, bound_of(doomed.wire)) << "rank " << rank << ": " << words;
     }
@@ -361,7 +364,7 @@ TEST(Series, WhoIsKilledWhileAJobStartsHoldsUpNobodyForever) {
 
 /// Sums of the places that the members have in the job, of several sizes: the result says who they are. `calls` of them, or
 /// until one fails.
-Status sum_places(Communicator& c, int place, const std::vector<int>& members, int calls) {
+Status sum_many(Communicator& c, int place, const std::vector<int>& members, int calls) {
   for (int k = 0; k < calls; ++k) {
     std::vector<std::int64_t> data(k % 3 == 2 ? 40'000 : k % 3 == 1 ? 1'000 : 3, std::int64_t{1} << (4 * place));
     if (Status status = c.all_reduce(data.data(), data.data(), data.size(), DataType::int64, ReduceOp::sum); !status.ok())
@@ -378,11 +381,7 @@ Status sum_places(Communicator& c, int place, const std::vector<int>& members, i
 constexpr int kManyCalls = 1'000'000'000;
 
 bool names_dead(const Status& status, int victim) {
-  // In a group it may have another number than in the job.
-  const std::string& words = status.message();
-  return status.code() == StatusCode::peer_failed &&
-         (words.find(fmt::format("rank {} died", victim)) != std::string::npos ||
-          words.find(fmt::format("(rank {} of the job) died", victim)) != std::string::npos);
+  return status.code() == StatusCode::peer_failed && testing::first_rank_named_in(status.message()) == victim;
 }
 
 /// Makes groups by split() and group(), calls in them, and destroys them in any order, until something fails. `victim` dies
@@ -412,11 +411,11 @@ Status make_groups_until_one_fails(Communicator& c, int victim, std::uint64_t se
     }
     const std::uint64_t drops = random();
     for (auto& [group, its] : groups) {
-      const Status status = group == nullptr ? Status() : sum_places(*group, c.rank(), its, 3);
+      const Status status = group == nullptr ? Status() : sum_many(*group, c.rank(), its, 3);
       if (status.ok()) continue;
       if (std::ranges::find(its, victim) != its.end()) return status;
       // A group of the living fails only because one of them has heard of the death elsewhere, and has gone.
-      if (status.code() != StatusCode::peer_failed || status.message().find("died") != std::string::npos)
+      if (status.code() != StatusCode::peer_failed || names_dead(status, victim) || testing::mentions(status.message(), "died"))
         return {StatusCode::internal, "WRONG: a group of the living failed: " + status.to_string()};
       return c.barrier();
     }
@@ -443,7 +442,7 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
   if (moment == Moment::destruction) {
     auto group = c.split(0, -place);
     if (!group.ok()) return group.status();
-    if (Status status = sum_places(**group, place, everybody, 3); !status.ok()) return status;
+    if (Status status = sum_many(**group, place, everybody, 3); !status.ok()) return status;
     if (Status status = c.barrier(); !status.ok()) return status;
     if (place == victim) testing::die_after(std::chrono::microseconds(random() % 1'500), board);
     // Some with calls in flight, some in the reverse order.
@@ -456,7 +455,7 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
     group = Status(StatusCode::internal, "destroyed");
     const Status ended = left.wait();  // the buffer is ours again
     if (!ended.ok() && ended.code() != StatusCode::aborted && !names_dead(ended, victim)) return ended;
-    return sum_places(c, place, everybody, 2);
+    return sum_many(c, place, everybody, 2);
   }
   const auto delay = std::chrono::microseconds(random() % 4'000);
   const auto cause = std::chrono::microseconds(random() % 4'000);
@@ -468,7 +467,7 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
       c.abort("somebody wants it so");
     });
   }
-  Status status = sum_places(c, place, everybody, kManyCalls);
+  Status status = sum_many(c, place, everybody, kManyCalls);
   if (aborter.joinable()) aborter.join();
   if (status.code() == StatusCode::internal) return status;
   if (place == victim) testing::die_after(delay, board);
@@ -480,11 +479,11 @@ Status live_through(Moment moment, Communicator& c, Board& board, int victim, in
     if (!left.ok()) return left.status();
     made.push_back(std::move(left).value());
     now = made.back().get();
-    if (now->size() == static_cast<int>(survivors.size())) return sum_places(*now, place, survivors, 6);
+    if (now->size() == static_cast<int>(survivors.size())) return sum_many(*now, place, survivors, 6);
     // The one that is going to die, or has died unseen, is in it.
     std::vector<int> members = everybody;
     if (now->size() == c.size() - 1 && first_victim >= 0) std::erase(members, first_victim);
-    status = sum_places(*now, place, members, kManyCalls);
+    status = sum_many(*now, place, members, kManyCalls);
     if (status.code() != StatusCode::peer_failed) return {StatusCode::internal, "WRONG after a shrink: " + status.to_string()};
   }
 }
@@ -585,9 +584,13 @@ StoppedJob stop_one(std::uint64_t seed, bool mixes) {
 /// Somebody has warned on standard error that the victim is late.
 bool is_reported(const StoppedJob& stopped) {
   for (int rank = 0; rank < stopped.job->size(); ++rank) {
-    const std::string words = stopped.job->heard(rank);
-    const std::size_t at = words.find("has waited");
-    if (at != std::string::npos && words.find(fmt::format("rank {}", stopped.victim), at) != std::string::npos) return true;
+    std::istringstream lines(stopped.job->heard(rank));
+    for (std::string line; std::getline(lines, line);) {
+      const bool of_a_wait =
+          std::regex_search(line, std::regex("[0-9] s ")) && std::regex_search(line, std::regex("call [0-9]"));
+      if (of_a_wait && testing::mentions(line, fmt::format("shoal: rank {}", rank), fmt::format("rank {}", stopped.victim)))
+        return true;
+    }
   }
   return false;
 }
@@ -608,9 +611,10 @@ void expect_waited_for(StoppedJob& stopped) {
   std::vector<std::string> complaints;
   const auto jobs = read_jobs(stopped.job->ledgers(), complaints);
   if (stopped.wakes) {
-    EXPECT_THAT(jobs.empty() ? "no ledger" : diagnose(jobs.front(), 0.01).sentence,
-                ::testing::AllOf(::testing::HasSubstr(fmt::format("rank {} (process", stopped.victim)),
-                                 ::testing::HasSubstr("is stopped")));
+    const Diagnosis found = jobs.empty() ? Diagnosis{"no ledger", {}} : diagnose(jobs.front(), 0.01);
+    const pid_t its_pid = stopped.job->pid(stopped.victim);
+    EXPECT_THAT(found.sentence, testing::Mentions(fmt::format("rank {}", stopped.victim), fmt::format("process {}", its_pid)));
+    EXPECT_THAT(found.suggestion, testing::Mentions(fmt::format("kill -CONT {}", its_pid)));
   }
   // Where the others have given up, the one that wakes must be told in its next call.
   if (stopped.wakes) stopped.job->board().enough.store(true);

@@ -1,13 +1,13 @@
 #include "tests/fault/simulation_verdict.h"
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
-#include <cstdlib>
 #include <set>
 #include <string_view>
 
 #include <fmt/format.h>
+
+#include "tests/fault/clauses.h"
 
 namespace shoal::testing {
 namespace {
@@ -23,28 +23,6 @@ constexpr nanoseconds kWordsHaveCome = 100ms;  // of an abort, and of the first 
 constexpr nanoseconds kVerdictAfterDeadline = 250ms;
 
 double seconds(nanoseconds time) { return std::chrono::duration<double>(time).count(); }
-
-std::set<int> ranks_named_in(std::string_view words) {
-  std::set<int> ranks;
-  constexpr std::string_view kRank = "rank ";
-  for (auto at = words.find(kRank); at != std::string_view::npos; at = words.find(kRank, at + 1)) {
-    const std::string number(words.substr(at + kRank.size(), 10));
-    if (std::isdigit(static_cast<unsigned char>(number[0])) != 0) ranks.insert(std::atoi(number.c_str()));
-  }
-  return ranks;
-}
-
-/// Those that a timeout is blamed on.
-std::set<int> late_ranks_in(std::string_view words) {
-  std::set<int> ranks;
-  for (const std::string_view clause : {"; not in the call: ", "; in the call but data still missing: "}) {
-    const auto at = words.find(clause);
-    if (at == std::string_view::npos) continue;
-    const auto from = at + clause.size();
-    ranks.merge(ranks_named_in(words.substr(from, words.find(';', from) - from)));
-  }
-  return ranks;
-}
 
 class Verdict {
  public:
@@ -93,21 +71,22 @@ class Verdict {
   /// What an error should have said and does not.
   [[nodiscard]] std::string odd_words(int rank, const Status& outcome) const {
     const auto is = [&](StatusCode code) { return outcome.code() == code; };
-    const auto says = [&](const std::string& words) { return outcome.message().find(words) != std::string::npos; };
+    const std::string& message = outcome.message();
     const int culprit = scenario_.culprit;
     switch (scenario_.fault) {
       case Fault::kill:
-        if (!is(StatusCode::peer_failed) || !says(fmt::format("rank {} died or lost its connection", culprit)))
-          return "not the death";
+        if (!is(StatusCode::peer_failed) || first_rank_named_in(message) != culprit) return "not the death";
         return {};
       case Fault::abort:
-        if (!is(StatusCode::aborted) || !says(fmt::format("rank {} aborted: {}", culprit, kAbortReason)))
+        if (!is(StatusCode::aborted) || first_rank_named_in(message) != culprit || !mentions(message, kAbortReason))
           return "not the abort";
         return {};
       case Fault::mismatch:
-        if (one_side_is_done() && (is(StatusCode::timeout) || says("has destroyed its communicator"))) return {};
+        if (one_side_is_done() && (is(StatusCode::timeout) || (is(StatusCode::peer_failed) && !mentions(message, "died"))))
+          return {};
         if (!is(StatusCode::mismatch)) return "not the mismatch";
-        if (const auto named = ranks_named_in(outcome.message()); named.size() < 2 || !named.contains(culprit))
+        if (const auto named = ranks_named_in(message);
+            std::set<int>(named.begin(), named.end()).size() < 2 || std::ranges::find(named, culprit) == named.end())
           return "not both ranks";
         return {};
       case Fault::stop:
@@ -115,8 +94,8 @@ class Verdict {
         // It stood still since before it first looked at how long its call takes, and until the deadline. How long it may wait
         // for the words of others is part of what was left then, so it fails at once and cannot know that it is the one.
         if (!is(StatusCode::timeout)) return "not a timeout";
-        if (says(fmt::format("timed out on rank {} after 0.0 s", culprit)) && rank == culprit) return {};
-        if (late_ranks_in(outcome.message()) != std::set<int>{culprit}) return "not the late rank";
+        if (mentions(message, fmt::format("rank {}", culprit), "0.0 s") && rank == culprit) return {};
+        if (late_ranks_in(message) != std::set<int>{culprit}) return "not the late rank";
         return {};
       default:
         return "an error though nothing has failed";

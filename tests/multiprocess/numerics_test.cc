@@ -21,6 +21,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
 
@@ -296,19 +297,19 @@ TEST(Numerics, CompressionChangesNoBitAndSendsLess) {
 
 TEST(Numerics, CompressionIsOffLosslessOrAutoAndTcpDoesIt) {
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_COMPRESSION", "zip"}}}),
-              ::testing::HasSubstr("SHOAL_COMPRESSION='zip' is none of off, lossless and auto"));
+              testing::Mentions("invalid_argument", "SHOAL_COMPRESSION", "zip", "off", "lossless", "auto"));
   for (const char* network : {"ofi", "shm,ucx"}) {
     EXPECT_THAT(bits_of({.title = "", .transports = network, .environment = {{"SHOAL_COMPRESSION", "lossless"}}}),
-                ::testing::HasSubstr("does not compress; without SHOAL_COMPRESSION=lossless, or with tcp"));
+                testing::Mentions("unsupported", "SHOAL_COMPRESSION=lossless", "tcp"));
   }
 }
 
 TEST(Numerics, StrictRefusesAlgorithmsThatDependOnThePlaceAndNonsenseIsRefused) {
   const Circumstances ring{.title = "", .algorithm = "ring", .environment = {{"SHOAL_NUMERICS", "strict"}}};
-  EXPECT_THAT(bits_of(ring), ::testing::AllOf(::testing::HasSubstr("ring was asked for"), ::testing::HasSubstr("strict")));
+  EXPECT_THAT(bits_of(ring), testing::Mentions("invalid_argument", "ring", "SHOAL_NUMERICS=strict", "one_shot", "direct"));
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "measured"}}}), ::testing::HasSubstr("bits: "));
   EXPECT_THAT(bits_of({.title = "", .environment = {{"SHOAL_NUMERICS", "exact"}}}),
-              ::testing::HasSubstr("SHOAL_NUMERICS='exact' is none of measured, repeatable and strict"));
+              testing::Mentions("invalid_argument", "SHOAL_NUMERICS", "exact", "measured", "repeatable", "strict"));
 }
 
 }  // namespace

@@ -35,6 +35,11 @@ inline Topology shuffled(Topology topology, unsigned seed) {
   return scattered(topology.node_of_rank);
 }
 
+/// all_reduce of float32, sum.
+inline Collective all_reduce(std::size_t bytes) {
+  return {CollectiveKind::all_reduce, bytes / 4, DataType::float32, ReduceOp::sum, 0};
+}
+
 inline const std::vector<int>& rank_counts() {
   static const std::vector<int> counts{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 64};
   return counts;

@@ -8,16 +8,16 @@
 #include "src/simulate/published.h"
 #include "src/simulate/simgrid_engine.h"
 #include "src/topology/instances.h"
+#include "tests/mentions.h"
 #include "tests/schedule/shapes.h"
 
 namespace shoal {
 namespace {
 
-using ::testing::HasSubstr;
+using testing::all_reduce;
 
-Collective all_reduce(std::size_t bytes) {
-  return {CollectiveKind::all_reduce, bytes / 4, DataType::float32, ReduceOp::sum, 0};
-}
+using ::testing::HasSubstr;
+using testing::Mentions;
 
 const Algorithm& algorithm(std::string_view name) { return **find_algorithm(name); }
 
@@ -105,7 +105,7 @@ TEST(SimGridEngine, ReportsWhatNeverEnds) {
   graph.connect({{0, 1}, {1, 0}});
   const auto run = run_on_simgrid(graph);
   EXPECT_EQ(run.status().code(), StatusCode::internal);
-  EXPECT_THAT(run.status().message(), HasSubstr("2 tasks wait for ever"));
+  EXPECT_THAT(run.status().message(), Mentions("2 tasks"));
 }
 
 TEST(SimGridEngine, GivesTheTextbookTimes) {
@@ -200,7 +200,7 @@ TEST(Symmetry, IsNotSeenWhereNodesDiffer) {
 TEST(Scale, ReachesFourThousandNodes) {
   const auto found = predict_at_scale(algorithm("ring"), Topology::uniform(4096, 1), all_reduce(1 << 20), wires_only());
   ASSERT_TRUE(found.ok()) << found.status().to_string();
-  EXPECT_EQ(found->how, "one node for all");
+  EXPECT_THAT(found->how, Mentions("one"));
   const double alpha_us = 2 * 4095 * 10;
   EXPECT_NEAR(found->total_us, alpha_us + 2 * 4095.0 / 4096 * (1 << 20) / 1000, 0.01 * alpha_us);
   EXPECT_NEAR(found->bus_gbyte_s, 2 * 4095.0 / 4096 * (1 << 20) / found->total_us / 1000, 1e-6);
@@ -231,18 +231,18 @@ TEST(Platforms, AreReadFromJson) {
   EXPECT_EQ(platform->nic_gbit_s, 40);
   EXPECT_EQ(platform->network_latency_us, Platform().network_latency_us);
 
-  for (const auto& [text, words] : {std::pair{"[1]", "no JSON object"}, std::pair{"{", "no JSON object"},
-                                    std::pair{R"({"nick": 1})", "unknown key 'nick'; known: name source"},
-                                    std::pair{R"({"nics": 1.5})", "'nics' is 1.5, not a whole number"},
-                                    std::pair{R"({"nics": 1e30})", "'nics' is 1e+30, not a whole number"},
-                                    std::pair{R"({"nics": 99999999999})", "not a whole number"},
-                                    std::pair{R"({"nic_gbit_s": "fast"})", "'nic_gbit_s' is \"fast\", not a number"},
-                                    std::pair{R"({"nic_gbit_s": 0})", "0 of nic_gbit_s is not more than 0"},
-                                    std::pair{R"({"network_latency_us": -1})", "-1 of network_latency_us is not at least 0"},
-                                    std::pair{R"({"one_machine": 1})", "neither true nor false"}}) {
+  using Case = std::pair<const char*, std::vector<std::string>>;
+  for (const auto& [text, facts] :
+       {Case{"[1]", {"x.json", "JSON"}}, Case{"{", {"x.json", "JSON"}},
+        Case{R"({"nick": 1})", {"x.json", "nick", "name", "source", "nics"}},
+        Case{R"({"nics": 1.5})", {"x.json", "nics", "1.5"}}, Case{R"({"nics": 1e30})", {"x.json", "nics", "1e+30"}},
+        Case{R"({"nics": 99999999999})", {"x.json", "nics", "99999999999"}},
+        Case{R"({"nic_gbit_s": "fast"})", {"x.json", "nic_gbit_s", "fast"}}, Case{R"({"nic_gbit_s": 0})", {"nic_gbit_s", "0"}},
+        Case{R"({"network_latency_us": -1})", {"network_latency_us", "-1"}},
+        Case{R"({"one_machine": 1})", {"x.json", "one_machine", "true", "false"}}}) {
     const auto wrong = parse_platform(text, "x.json");
     EXPECT_EQ(wrong.status().code(), StatusCode::invalid_argument) << text;
-    EXPECT_THAT(wrong.status().message(), HasSubstr(words)) << text;
+    EXPECT_THAT(wrong.status().message(), testing::MentionsAll(facts)) << text;
   }
 }
 
@@ -262,7 +262,7 @@ TEST(Platforms, InstanceTypesComeFromTheTableByEitherName) {
   }
   EXPECT_EQ(find_platform("p4d")->memory_gbyte_s, 300);
   EXPECT_EQ(find_platform("g5")->memory_gbyte_s, 24);  // PCIe 4
-  EXPECT_THAT(find_platform("g6")->source, HasSubstr("75 us assumed"));
+  EXPECT_THAT(find_platform("g6")->source, Mentions("75 us"));
 }
 
 TEST(Platforms, TopologyForTheSelectorHasTheWireOfAWholeNode) {

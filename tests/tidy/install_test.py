@@ -3,9 +3,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-import unittest
 
-import cases
+import pytest
+
+import support
 
 PROGRAM = """#include <cstdio>
 #include <shoal/communicator.h>
@@ -25,9 +26,9 @@ target_link_libraries(user shoal::shoal)
 """
 
 
-class Installed(unittest.TestCase):
+class TestInstalled:
     @classmethod
-    def setUpClass(cls):
+    def setup_class(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.prefix = os.path.join(cls.folder.name, "moved")
         cls.source = os.path.join(cls.folder.name, "user")
@@ -35,11 +36,11 @@ class Installed(unittest.TestCase):
         with open(os.path.join(cls.source, "user.cc"), "w", encoding="ascii") as file:
             file.write(PROGRAM)
         made = os.path.join(cls.folder.name, "made")
-        cls.run_quietly("cmake", "--install", cases.BUILD, "--prefix", made)
-        os.rename(made, cls.prefix)  # nothing in it may know where it was
+        cls.run_quietly("cmake", "--install", support.BUILD, "--prefix", made)
+        os.rename(made, cls.prefix)  # no file in it may contain the old path
 
     @classmethod
-    def tearDownClass(cls):
+    def teardown_class(cls):
         cls.folder.cleanup()
 
     @staticmethod
@@ -59,20 +60,17 @@ class Installed(unittest.TestCase):
         build = os.path.join(self.folder.name, "build")
         self.run_quietly("cmake", "-G", "Ninja", "-S", self.source, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}")
         self.run_quietly("cmake", "--build", build)
-        self.assertEqual(self.run_quietly(os.path.join(build, "user")), "1 rank, 42, ok\n")
+        assert self.run_quietly(os.path.join(build, "user")) == "1 rank, 42, ok\n"
 
     def test_by_pkg_config(self):
         if not shutil.which("pkg-config"):
-            self.skipTest("no pkg-config")
+            pytest.skip("no pkg-config")
         library = self.library_folder()
         flags = self.run_quietly("pkg-config", "--cflags", "--libs", "shoal", PKG_CONFIG_PATH=os.path.join(library, "pkgconfig")).split()
         program = os.path.join(self.folder.name, "by-pkg-config")
         self.run_quietly("g++", "-std=c++20", os.path.join(self.source, "user.cc"), "-o", program, *flags)
-        self.assertEqual(self.run_quietly(program, LD_LIBRARY_PATH=library), "1 rank, 42, ok\n")
+        assert self.run_quietly(program, LD_LIBRARY_PATH=library) == "1 rank, 42, ok\n"
 
     def test_programs_run(self):
         for program in ("shoal", "shoal_perf"):
             self.run_quietly(os.path.join(self.prefix, "bin", program), "--help")
-
-
-cases.main()

@@ -4,9 +4,10 @@ import os
 import re
 import shutil
 import subprocess
-import unittest
 
-import cases
+import pytest
+
+import support
 import rules
 
 CODE = (".cc", ".h", ".c", ".cu", ".cuh", ".py", ".cmake", ".txt", ".in", ".map", ".json", ".md")
@@ -14,19 +15,19 @@ CODE = (".cc", ".h", ".c", ".cu", ".cuh", ".py", ".cmake", ".txt", ".in", ".map"
 
 def tree():
     """Paths of all files that git tracks or would add."""
-    done = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"], cwd=cases.REPOSITORY,
+    done = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"], cwd=support.REPOSITORY,
                           capture_output=True, text=True, check=False)
     if done.returncode == 0:
         paths = done.stdout.splitlines()
     else:  # an archive without git
-        paths = [os.path.relpath(path, cases.REPOSITORY) for path in glob.glob(cases.REPOSITORY + "/**/*", recursive=True)]
+        paths = [os.path.relpath(path, support.REPOSITORY) for path in glob.glob(support.REPOSITORY + "/**/*", recursive=True)]
         paths = [path for path in paths if not path.startswith(("build/", "build"))]
-    paths = [path for path in paths if os.path.isfile(os.path.join(cases.REPOSITORY, path))]
+    paths = [path for path in paths if os.path.isfile(os.path.join(support.REPOSITORY, path))]
     return [path for path in paths if not path.startswith("shared/")]
 
 
 def text_of(path):
-    with open(os.path.join(cases.REPOSITORY, path), encoding="utf-8", errors="replace") as file:
+    with open(os.path.join(support.REPOSITORY, path), encoding="utf-8", errors="replace") as file:
         return file.read()
 
 
@@ -35,11 +36,11 @@ def is_code(path):
                                            ".ci/run")
 
 
-class Tree(unittest.TestCase):
+class TestTree:
     def check(self, complaints):
         if complaints:
             more = [f"... and {len(complaints) - 50} more"] if len(complaints) > 50 else []
-            self.fail("\n" + "\n".join(complaints[:50] + more))
+            pytest.fail("\n" + "\n".join(complaints[:50] + more), pytrace=False)
 
     def test_includes_point_down_only(self):
         self.check([c for path in tree() if path.endswith((".cc", ".h", ".c", ".cu", ".cuh")) for c in rules.include_complaints(path, text_of(path))])
@@ -47,7 +48,7 @@ class Tree(unittest.TestCase):
     def test_texts(self):
         self.check([c for path in tree() if is_code(path) for c in rules.text_complaints(path, text_of(path))])
 
-    def test_top_level_is_closed_and_folders_explain_themselves(self):
+    def test_top_level_is_closed_and_folders_have_readmes(self):
         self.check(rules.layout_complaints(tree()))
 
     def test_readmes_fit_a_page(self):
@@ -55,64 +56,60 @@ class Tree(unittest.TestCase):
 
     def test_format(self):
         if not shutil.which("clang-format-14"):
-            self.skipTest("no clang-format-14")
+            pytest.skip("no clang-format-14")
         paths = [path for path in tree() if path.endswith((".cc", ".h", ".c"))]
-        done = subprocess.run(["clang-format-14", "--dry-run", *paths], cwd=cases.REPOSITORY, capture_output=True, text=True, check=False)
+        done = subprocess.run(["clang-format-14", "--dry-run", *paths], cwd=support.REPOSITORY, capture_output=True, text=True, check=False)
         self.check(sorted(set(re.findall(r"^(.*?):\d+:\d+: warning", done.stderr, re.MULTILINE))))
 
-    def test_library_shows_what_it_should(self):
-        library = os.path.join(cases.BUILD, "lib/libshoal.so")
+    def test_library_exports_the_public_symbols_only(self):
+        library = os.path.join(support.BUILD, "lib/libshoal.so")
         if not os.path.exists(library):
-            self.skipTest("libshoal.so is not built")
+            pytest.skip("libshoal.so is not built")
         shown = subprocess.run(["nm", "-DC", "--defined-only", library], capture_output=True, text=True, check=True).stdout
         names = [line.split(None, 2)[2] for line in shown.splitlines()]
         self.check([name for name in names if re.search(r"shoal::internal::|fmt::|nlohmann|hwy::", name.split("(")[0])])
         declared = set(re.findall(r"\b(shoal_\w+)\(", re.sub(r"//.*|/\*.*?\*/", "", text_of("include/shoal/shoal.h"))))
-        self.assertGreater(len(declared), 10)
+        assert len(declared) > 10
         self.check(sorted(declared - {name.split("(")[0] for name in names}))
 
 
-class Checker(unittest.TestCase):
-    """What breaks a rule is caught; what looks like it is not."""
+class TestChecker:
+    """The checker of each rule reports what breaks the rule, and nothing that only looks like it."""
 
-    def test_includes(self):
-        for path, line, bad in (
-                ("src/schedule/x.cc", '#include "transports/transport.h"', True), ("src/algorithms/x.h", "#include <thread>", True),
-                ("src/selector/x.cc", '#include "src/engine/plan.h"', True), ("src/simulate/x.cc", "#include <cuda_runtime.h>", True),
-                ("src/topology/x.cc", "#  include <atomic>", True), ("src/topology/x.cc", '#include "src/discovery/sysfs.h"', True),
-                ("src/schedule/x.cc", '#include "src/topology/topology.h"', False),
-                ("src/schedule/x.cc", '// #include "src/engine/plan.h"', False), ("transports/tcp/x.cc", '#include "transports/shm/ring.h"', True),
-                ("transports/tcp/x.cc", '#include "src/device/device.h"', True), ("transports/tcp/x.cc", "#include <shoal/communicator.h>", True),
-                ("transports/tcp/x.cc", '#include "transports/transport.h"', False),
-                ("transports/tcp/x.cc", '#include "src/trust/proof.h"', False), ("transports/tcp/x.cc", '#include "src/settings/settings.h"', True),
-                ("transports/tcp/x.cc", "#include <shoal/status.h>", False),
-                ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/engine/plan.h"', True),
-                ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/engine/plan.h"', True),
-                ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/status/s.h"', True),
-                ("torch_plugin/x.cc", '#include "torch_plugin/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
-                ("src/cuda/x.cc", "#include <cuda_runtime.h>", True), ("kernels/x.cu", "#include <cuda_runtime.h>", False),
-                ("src/engine/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
-                ("kernels/x.cu", '#include "src/cuda/cuda_api.h"', False), ("src/cuda/x.cc", '#include "kernels/parameters.h"', False),
-                ("include/shoal/x.h", '#include "src/engine/plan.h"', True), ("src/engine/x.cc", '#include "tests/x.h"', True)):
-            with self.subTest(path=path, line=line):
-                self.assertEqual(bool(rules.include_complaints(path, "// x\n" + line + "\n")), bad)
+    @pytest.mark.parametrize("path, line, bad", (
+        ("src/schedule/x.cc", '#include "transports/transport.h"', True), ("src/algorithms/x.h", "#include <thread>", True),
+        ("src/selector/x.cc", '#include "src/engine/plan.h"', True), ("src/simulate/x.cc", "#include <cuda_runtime.h>", True),
+        ("src/topology/x.cc", "#  include <atomic>", True), ("src/topology/x.cc", '#include "src/discovery/sysfs.h"', True),
+        ("src/schedule/x.cc", '#include "src/topology/topology.h"', False),
+        ("src/schedule/x.cc", '// #include "src/engine/plan.h"', False), ("transports/tcp/x.cc", '#include "transports/shm/ring.h"', True),
+        ("transports/tcp/x.cc", '#include "src/device/device.h"', True), ("transports/tcp/x.cc", "#include <shoal/communicator.h>", True),
+        ("transports/tcp/x.cc", '#include "transports/transport.h"', False),
+        ("transports/tcp/x.cc", '#include "src/trust/proof.h"', False), ("transports/tcp/x.cc", '#include "src/settings/settings.h"', True),
+        ("transports/tcp/x.cc", "#include <shoal/status.h>", False),
+        ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/engine/plan.h"', True),
+        ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/engine/plan.h"', True),
+        ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/status/s.h"', True),
+        ("torch_plugin/x.cc", '#include "torch_plugin/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
+        ("src/cuda/x.cc", "#include <cuda_runtime.h>", True), ("kernels/x.cu", "#include <cuda_runtime.h>", False),
+        ("src/engine/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
+        ("kernels/x.cu", '#include "src/cuda/cuda_api.h"', False), ("src/cuda/x.cc", '#include "kernels/parameters.h"', False),
+        ("include/shoal/x.h", '#include "src/engine/plan.h"', True), ("src/engine/x.cc", '#include "tests/x.h"', True)))
+    def test_includes(self, path, line, bad):
+        assert bool(rules.include_complaints(path, "// x\n" + line + "\n")) == bad
 
-    def test_texts(self):
-        for text, bad in (("good\n", False), ("x" * 129 + "\n", True), ("x" * 128 + "\n", False), ("no line feed", True),
-                          ("see /ro" + "ot/x\n", True), ("see src/root/x and $W/wo" + "rk/x\n", False), ("// TO" + "DO: later\n", True),
-                          ("/home" + "/me/x\n", True)):
-            with self.subTest(text=text[:30]):
-                self.assertEqual(bool(rules.text_complaints("src/x.cc", text)), bad)
+    @pytest.mark.parametrize("text, bad", (
+        ("good\n", False), ("x" * 129 + "\n", True), ("x" * 128 + "\n", False), ("no line feed", True), ("see /ro" + "ot/x\n", True),
+        ("see src/root/x and $W/wo" + "rk/x\n", False), ("// TO" + "DO: later\n", True), ("/home" + "/me/x\n", True)),
+        ids=("good", "129-columns", "128-columns", "no-line-feed", "root-path", "relative-paths", "unfinished", "home-path"))
+    def test_texts(self, text, bad):
+        assert bool(rules.text_complaints("src/x.cc", text)) == bad
 
     def test_layout(self):
         good = ["README.md", ".ci/run", "src/README.md", "src/engine/README.md", "src/engine/x.cc"]
-        self.assertEqual(rules.layout_complaints(good), [])
-        self.assertTrue(rules.layout_complaints(good + ["docs/x.md", "docs/README.md"]))
-        self.assertTrue(rules.layout_complaints(good + ["src/other/x.cc"]))
+        assert rules.layout_complaints(good) == []
+        assert rules.layout_complaints(good + ["docs/x.md", "docs/README.md"])
+        assert rules.layout_complaints(good + ["src/other/x.cc"])
 
     def test_readme(self):
-        self.assertEqual(rules.readme_complaints("src/README.md", "x\n" * 60), [])
-        self.assertTrue(rules.readme_complaints("src/README.md", "x\n" * 61))
-
-
-cases.main()
+        assert rules.readme_complaints("src/README.md", "x\n" * 60) == []
+        assert rules.readme_complaints("src/README.md", "x\n" * 61)

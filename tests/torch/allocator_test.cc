@@ -33,7 +33,7 @@ at::Tensor empty_in(c10::Allocator& allocator, std::int64_t elements) {
                                    std::nullopt);
 }
 
-class MemoryAllocator : public testing::Test {
+class MemoryAllocator : public ::testing::Test {
  protected:
   const c10::intrusive_ptr<ProcessGroupShoal> group_ =
       c10::make_intrusive<ProcessGroupShoal>(c10::make_intrusive<c10d::HashStore>(), 0, 1);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "tests/facts.h"
 #include "torch_plugin/data/augment.h"
 #include "torch_plugin/data/cifar10.h"
 #include "torch_plugin/data/fashion_mnist.h"
@@ -21,6 +22,7 @@ namespace shoal::data {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::mentions;
 
 class Folder : public ::testing::Test {
  protected:
@@ -37,10 +39,11 @@ class Folder : public ::testing::Test {
     std::ifstream file(path_ / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  static void expect_error(const Result<Dataset>& result, StatusCode code, const std::string& words) {
+  template <typename... Facts>
+  static void expect_error(const Result<Dataset>& result, StatusCode code, const Facts&... facts) {
     ASSERT_FALSE(result.ok());
     EXPECT_EQ(result.status().code(), code) << result.status().to_string();
-    EXPECT_NE(result.status().message().find(words), std::string::npos) << result.status().message();
+    EXPECT_TRUE(mentions(result.status().message(), facts...)) << result.status().message();
   }
 
   fs::path path_;
@@ -74,11 +77,11 @@ TEST_F(Cifar10, ReadsWhatIsInTheFilesInOrder) {
 TEST_F(Cifar10, RefusesTruncatedCorruptEmptyAndMissingFiles) {
   expect_error(read_cifar10(path_.string(), Split::test), StatusCode::not_found, "test_batch.bin");
   write("test_batch.bin", std::string(3072, '\0'));
-  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "truncated");
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "test_batch.bin", "3072", "3073");
   write("test_batch.bin", "");
   expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "0 bytes");
   write("test_batch.bin", std::string(3073, '\0') + std::string(3073, '\x0a'));
-  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "byte 3073 should be a label");
+  expect_error(read_cifar10(path_.string(), Split::test), StatusCode::invalid_argument, "test_batch.bin", "3073", "10");
   write("data_batch_1.bin", std::string(3073, '\0'));
   write("data_batch_2.bin", std::string(100, '\0'));
   expect_error(read_cifar10(path_.string(), Split::train), StatusCode::invalid_argument, "data_batch_2.bin");
@@ -102,7 +105,7 @@ TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
   const std::string good = content(images + ".gz");
 
   write(images + ".gz", good.substr(0, good.size() / 2));  // gzip ends early
-  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::system_error, "truncated");
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::system_error, images + ".gz");
   std::string flipped = good;
   flipped[good.size() / 2] = static_cast<char>(flipped[good.size() / 2] ^ 0x55);
   write(images + ".gz", flipped);
@@ -116,9 +119,9 @@ TEST_F(FashionMnist, RefusesTruncatedAndCorruptFiles) {
   write(images, header + std::string(10 * 784, '\5'));  // plain files are read too
   EXPECT_TRUE(read_fashion_mnist(folder, Split::test).ok());
   write(images, header + std::string(10 * 784 - 1, '\5'));
-  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "truncated");
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "7855", "7856");
   write(images, header.substr(0, 9));
-  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "less than an IDX header");
+  expect_error(read_fashion_mnist(folder, Split::test), StatusCode::invalid_argument, "9 bytes", "IDX");
   std::string wrong_magic = header;
   wrong_magic[3] = 1;
   write(images, wrong_magic + std::string(10 * 784, '\5'));
@@ -136,9 +139,9 @@ TEST_F(FashionMnist, RefusesLabelsThatDoNotFit) {
   fs::remove(path_ / (labels + ".gz"));
   const std::string header{'\0', '\0', '\x08', '\x01', '\0', '\0', '\0'};
   write(labels, header + '\x09' + std::string(9, '\1'));
-  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "9 labels for 10 images");
+  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, labels, "9", "10");
   write(labels, header + '\x0a' + std::string(9, '\1') + '\x0a');
-  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "label 9 is 10");
+  expect_error(read_fashion_mnist(folder, Split::train), StatusCode::invalid_argument, "label 9", "10");
 }
 
 TEST_F(Official, Md5IsThatOfRfc1321) {
@@ -163,7 +166,7 @@ TEST_F(Official, TellsOfficialFilesFromOthersAndFromDamagedOnes) {
   EXPECT_FALSE(check().value()) << "one has another size";
   write("a", "message digesT");
   EXPECT_EQ(check().status().code(), StatusCode::invalid_argument);
-  EXPECT_NE(check().status().message().find("damaged"), std::string::npos) << check().status().message();
+  EXPECT_TRUE(mentions(check().status().message(), "MD5", files[0].md5)) << check().status().message();
 }
 
 TEST_F(Official, DamageIsFoundBeforeTraining) {
@@ -172,7 +175,7 @@ TEST_F(Official, DamageIsFoundBeforeTraining) {
   ASSERT_TRUE(write_fashion_mnist(images, path_.string(), Split::test).ok());
   const Result<Located> others = locate("fashion_mnist", path_.string());
   ASSERT_TRUE(others.ok()) << others.status().to_string();
-  EXPECT_NE(others->origin.find("not the official files"), std::string::npos) << others->origin;
+  EXPECT_FALSE(mentions(others->origin, "MD5")) << "they are not the official ones: " << others->origin;
   EXPECT_EQ(others->kind, Kind::other);
   // gzip ignores what follows, so the reader finds nothing wrong.
   std::string labels = content("t10k-labels-idx1-ubyte.gz");
@@ -196,7 +199,7 @@ TEST_F(Locate, AFolderOfTheUserMustHoldTheData) {
   EXPECT_EQ(found->train.size(), 1U);
   EXPECT_EQ(found->test.size(), 2U);
   EXPECT_EQ(found->kind, Kind::subset);
-  EXPECT_EQ(describe(*found), "CIFAR-10 subset, 1 of 50,000 training and 2 of 10,000 test images");
+  EXPECT_TRUE(mentions(describe(*found), "CIFAR-10", "subset", "1", "50,000", "2", "10,000")) << describe(*found);
   EXPECT_EQ(locate("imagenet", std::nullopt).status().code(), StatusCode::invalid_argument);
 }
 
@@ -206,7 +209,7 @@ TEST(Located, IsToldInWords) {
   whole.kind = Kind::official;
   whole.train.labels.resize(50'000);
   whole.test.labels.resize(10'000);
-  EXPECT_EQ(describe(whole), "CIFAR-10, the official 50,000 training and 10,000 test images");
+  EXPECT_TRUE(mentions(describe(whole), "CIFAR-10", "official", "50,000", "10,000")) << describe(whole);
   EXPECT_STREQ(name_of(whole.kind), "official");
 }
 
@@ -216,7 +219,7 @@ TEST_F(Locate, SyntheticDataSaysSoAndIsMadeOnce) {
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   EXPECT_EQ(made->train.name, "synthetic");
   EXPECT_EQ(made->kind, Kind::generated);
-  EXPECT_EQ(describe(*made), "generated images, 5,000 for training and 1,000 for testing");
+  EXPECT_TRUE(mentions(describe(*made), "generated", "5,000", "1,000")) << describe(*made);
   const fs::path file = path_ / "shoal" / "data" / "synthetic-cifar10" / "data_batch_1.bin";
   ASSERT_TRUE(fs::exists(file)) << file;
   const auto written = fs::last_write_time(file);

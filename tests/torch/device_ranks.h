@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "tests/facts.h"
 #include "tests/torch/fake_device.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
@@ -114,13 +115,13 @@ inline void run_ranks(int size, Path path, const std::function<void(const Rank&)
 }
 
 template <typename Exception>
-void expect_refusal(const std::function<void()>& call, const std::vector<std::string>& words) {
+void expect_refusal(const std::function<void()>& call, const std::vector<std::string>& facts) {
   try {
     call();
-    ADD_FAILURE() << "not refused: " << words[0];
+    ADD_FAILURE() << "not refused: " << facts[0];
   } catch (const Exception& error) {
-    for (const std::string& word : words) {
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " is not in: " << error.what();
+    for (const std::string& fact : facts) {
+      EXPECT_TRUE(testing::holds_fact(error.what(), fact)) << fact << " is not in: " << error.what();
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include "tests/facts.h"
 #include "tests/torch/stream_ranks.h"
 #include "torch_plugin/ddp/data_parallel.h"
 
@@ -101,7 +102,7 @@ TEST_F(DeviceStreamsTest, AWaitWithATimeoutBlocksTheHostAndLeavesTheCallRunning)
     Tensors tensors{self.mine(1)};
     const Work work = self.group->allreduce(tensors);
     if (self.rank == 0) {
-      EXPECT_NE(message_of<c10::Error>([&] { work->wait(50ms); }).find("timed out"), std::string::npos);
+      EXPECT_NE(message_of<c10::Error>([&] { work->wait(50ms); }).find("timed out"), std::string::npos);  // in c10d's words
       EXPECT_FALSE(work->isCompleted());
       tried = true;
     }
@@ -150,8 +151,7 @@ TEST_F(DeviceStreamsTest, AnAbortReachesEveryCallAndStreamsGoOn) {
       work->wait();
       ++in_flight;
       const std::string message = message_of<c10::DistBackendError>([&] { work->wait(20s); });
-      EXPECT_NE(message.find("shoal all_reduce: "), std::string::npos) << message;
-      EXPECT_NE(message.find("abort of the process group"), std::string::npos) << message;
+      EXPECT_TRUE(testing::mentions(message, "shoal all_reduce", "aborted")) << message;
       EXPECT_TRUE(work->isCompleted());
       EXPECT_FALSE(work->isSuccess());
       EXPECT_NE(work->exception(), nullptr);
@@ -180,8 +180,8 @@ TEST_F(DeviceStreamsTest, ARankThatDoesNotComeIsNamed) {
           soon.timeout = 400ms;
           const Work work = self.group->allreduce(tensors, soon);
           const std::string message = message_of<c10::DistBackendError>([&] { work->wait(20s); });
-          EXPECT_NE(message.find("Timed out waiting for other ranks"), std::string::npos) << message;
-          EXPECT_NE(message.find("rank 1 is in call 0"), std::string::npos) << message;
+          EXPECT_NE(message.find("Timed out waiting for other ranks"), std::string::npos) << message;  // in Gloo's words
+          EXPECT_TRUE(testing::mentions(message, "rank 1", "call 0")) << message;
           EXPECT_EQ(self.group->getError(), c10d::ErrorType::TIMEOUT);
           device_guard().synchronizeStream(current_stream(0));
           over = true;
@@ -343,9 +343,10 @@ TEST_F(DeviceStreamsTest, WithoutCudaTensorsGoThroughHostMemory) {
   EXPECT_EQ(fake::steps_for_shoal(), before);
   for (const Warnings& of_rank : warnings) {
     const std::string& said = of_rank.text;
-    const std::size_t once = said.find("go through host memory: ");
+    const std::size_t once = said.find("shoal: ");
     ASSERT_NE(once, std::string::npos) << said;
-    EXPECT_EQ(said.find("go through host memory: ", once + 1), std::string::npos) << "said twice: " << said;
+    EXPECT_NE(said.find("fake:", once), std::string::npos) << "not which device: " << said;
+    EXPECT_EQ(said.find("shoal: ", once + 1), std::string::npos) << "said twice: " << said;
   }
   EXPECT_NE(warnings[0].text.find("the test's device lacks something"), std::string::npos) << warnings[0].text;
 }
@@ -356,9 +357,7 @@ TEST_F(DeviceStreamsTest, CaptureIntoAGraphIsRefused) {
       fake::cuda_behaviour().capturing = true;
       Tensors tensors{self.mine()};
       const std::string message = message_of<c10::DistBackendError>([&] { self.group->allreduce(tensors); });
-      EXPECT_NE(message.find("shoal all_reduce: "), std::string::npos) << message;
-      EXPECT_NE(message.find("captured into a CUDA graph"), std::string::npos) << message;
-      EXPECT_NE(message.find("outside of the capture"), std::string::npos) << message;
+      EXPECT_TRUE(testing::mentions(message, "shoal all_reduce", "unsupported", "graph")) << message;
       fake::cuda_behaviour().capturing = false;
       self.group->allreduce(tensors)->wait();
       expect_equal(tensors[0], self.total(), "after the capture");

@@ -1,9 +1,6 @@
-"""What PyTorch builds on a process group works on this one: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object
+"""PyTorch's libraries on top of a process group work on this backend: FSDP2, DeviceMesh, DTensor, ZeRO, functional and object
 collectives, distributed checkpoints, TORCH_DISTRIBUTED_DEBUG=DETAIL. Each against the same computation in one process."""
-import os
-import tempfile
-import unittest
-
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -15,9 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import cases
-from process_group_test import check, expect
-from ranks import run_ranks
+from ranks import check, expect, run_ranks
 
 SEED = 11
 VOCABULARY, WIDTH, TOKENS, BATCH, STEPS = 32, 24, 12, 8, 6
@@ -123,7 +118,7 @@ def zero(rank, size):
     losses = train(model, share_of(rank, size), optimizer)
     optimizer.consolidate_state_dict(to=0)
     if rank == 0:
-        check(len(optimizer.state_dict()["state"]) == len(list(model.parameters())), "rank 0 has everybody's state")
+        check(len(optimizer.state_dict()["state"]) == len(list(model.parameters())), "rank 0 has the state of all ranks")
     return losses
 
 
@@ -211,60 +206,64 @@ def details(rank, size):
     pair = dist.new_group([0, 1])
     if rank < 2:
         dist.barrier(group=pair)
-        expect(RuntimeError, "mismatch between collectives", lambda: dist.all_reduce(torch.ones(3 + rank), group=pair))
+        expect(RuntimeError, "mismatch", lambda: dist.all_reduce(torch.ones(3 + rank), group=pair))
     call = (lambda: dist.all_reduce(torch.ones(3))) if rank == 0 else (lambda: dist.broadcast(torch.ones(3), src=1))
-    expect(RuntimeError, "mismatch between collectives", call)
+    expect(RuntimeError, "mismatch", call)
 
 
-class Ecosystem(unittest.TestCase):
-    def check_losses(self, per_rank, tolerance=1e-5):
-        """The mean of the ranks' losses is the loss of one process on the whole batch."""
-        alone = train(Transformer(), slice(None))
-        together = torch.tensor(per_rank).mean(0).tolist()
-        for step, (found, wanted) in enumerate(zip(together, alone)):
-            self.assertAlmostEqual(found, wanted, delta=tolerance * max(1, wanted), msg=f"step {step}")
-        self.assertLess(alone[-1], alone[0])
+def check_losses(per_rank, tolerance=1e-5):
+    """The mean of the ranks' losses is the loss of one process on the whole batch."""
+    alone = train(Transformer(), slice(None))
+    together = torch.tensor(per_rank).mean(0).tolist()
+    for step, (found, wanted) in enumerate(zip(together, alone)):
+        assert found == pytest.approx(wanted, abs=tolerance * max(1, wanted)), f"step {step}"
+    assert alone[-1] < alone[0]
 
-    def test_fsdp2_trains_as_one_process_does_and_as_gloo(self):
-        losses = run_ranks(4, fsdp2, "shoal")
-        self.check_losses(losses)
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(run_ranks(4, fsdp2, "gloo")), rtol=1e-5, atol=1e-5)
 
-    def test_fsdp2_with_a_divide_factor_in_bfloat16(self):
-        self.check_losses(run_ranks(2, fsdp2_scaled_and_mixed), tolerance=2e-2)
+def test_fsdp2_trains_as_one_process_does_and_as_gloo():
+    losses = run_ranks(4, fsdp2, "shoal")
+    check_losses(losses)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(run_ranks(4, fsdp2, "gloo")), rtol=1e-5, atol=1e-5)
 
-    def test_fsdp2_in_two_dimensions(self):
-        self.check_losses(run_ranks(4, hybrid))
 
-    def test_device_mesh(self):
-        run_ranks(4, meshes)
+def test_fsdp2_with_a_divide_factor_in_bfloat16():
+    check_losses(run_ranks(2, fsdp2_scaled_and_mixed), tolerance=2e-2)
 
-    def test_dtensor(self):
-        run_ranks(2, dtensors)
-        run_ranks(4, dtensors)
 
-    def test_zero_redundancy_optimizer(self):
-        self.check_losses(run_ranks(2, zero))
+def test_fsdp2_in_two_dimensions():
+    check_losses(run_ranks(4, hybrid))
 
-    def test_functional_collectives(self):
-        run_ranks(3, functional_collectives)
 
-    def test_object_collectives(self):
-        run_ranks(3, objects)
+def test_device_mesh():
+    run_ranks(4, meshes)
 
-    def test_distributed_checkpoint(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.check_losses(run_ranks(2, checkpoints, folder))
 
-    def test_debug_detail(self):
-        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+@pytest.mark.parametrize("size", (2, 4))
+def test_dtensor(size):
+    run_ranks(size, dtensors)
+
+
+def test_zero_redundancy_optimizer():
+    check_losses(run_ranks(2, zero))
+
+
+def test_functional_collectives():
+    run_ranks(3, functional_collectives)
+
+
+def test_object_collectives():
+    run_ranks(3, objects)
+
+
+def test_distributed_checkpoint(folder):
+    check_losses(run_ranks(2, checkpoints, folder))
+
+
+def test_debug_detail(monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    dist.set_debug_level_from_env()
+    try:
+        run_ranks(3, details)
+    finally:
+        monkeypatch.undo()
         dist.set_debug_level_from_env()
-        try:
-            run_ranks(3, details)
-        finally:
-            del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-            dist.set_debug_level_from_env()
-
-
-if __name__ == "__main__":
-    cases.main()

@@ -3,28 +3,22 @@ import json
 import os
 import subprocess
 import sys
-import unittest
 
-import cases
+import support
 
-SHOAL = os.path.join(cases.BUILD, "bin/shoal")
-SCRIPT = os.path.join(cases.REPOSITORY, "bench/fsdp2.py")
+SHOAL = os.path.join(support.BUILD, "bin/shoal")
+SCRIPT = os.path.join(support.REPOSITORY, "bench/fsdp2.py")
 SMALL = ("--steps", "6", "--width", "64", "--layers", "2")
 
 
-class Fsdp2(unittest.TestCase):
-    def test_losses_are_those_of_gloo(self):
-        command = (SHOAL, "run", "-n", "4", "--", sys.executable, SCRIPT, *SMALL)
-        environment = os.environ | {"SHOAL_PYTHON": os.path.join(cases.BUILD, "python"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-4000:])
-        line = next(line for line in done.stdout.splitlines() if '{"machine"' in line)
-        result = json.loads(line[line.index("{"):])
-        self.assertEqual(result["ranks"], 4)
-        self.assertTrue(result["losses_agree"])
-        self.assertLess(result["shoal"]["loss_last"], result["shoal"]["loss_first"])
-        print(line)
-
-
-if __name__ == "__main__":
-    cases.main()
+def test_losses_are_those_of_gloo():
+    command = (SHOAL, "run", "-n", "4", "--", sys.executable, SCRIPT, *SMALL)
+    environment = os.environ | {"SHOAL_PYTHON": os.path.join(support.BUILD, "python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if '{"machine"' in line)
+    result = json.loads(line[line.index("{"):])
+    assert result["ranks"] == 4
+    assert result["losses_agree"]
+    assert result["shoal"]["loss_last"] < result["shoal"]["loss_first"]
+    print(line)

@@ -1,24 +1,25 @@
-"""A project outside of the tree finds an installed copy by find_package(shoal COMPONENTS torch), and trains with it on several ranks."""
+"""A project outside of the tree finds an installed copy by find_package(shoal COMPONENTS torch) and trains with it on several ranks."""
 import os
 import re
 import shutil
 import subprocess
 import sys
-import unittest
 
-import cases
+import pytest
 
-SOURCE = os.path.join(cases.REPOSITORY, "tests/torch/outside")
-# Beside the main build, and kept: torch's headers take half a minute, a second run compiles nothing.
-FOLDER = cases.BUILD + "-outside"
+import support
+
+SOURCE = os.path.join(support.REPOSITORY, "tests/torch/outside")
+# Beside the main build, and kept, since torch's headers take half a minute: a second run compiles nothing.
+FOLDER = support.BUILD + "-outside"
 PREFIX = os.path.join(FOLDER, "prefix")
 BUILD = os.path.join(FOLDER, "build")
-SHOAL = os.path.join(cases.BUILD, "bin/shoal")
+SHOAL = os.path.join(support.BUILD, "bin/shoal")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python")
 
 
 def run(*command, timeout=120):
-    """What a command says, and its exit status."""
+    """(output, exit status) of a command."""
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "OMPI_", "PYTHONPATH"))}
     alone.update(OMP_NUM_THREADS="1", XDG_CACHE_HOME=os.path.join(FOLDER, "no-cache"))
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -40,14 +41,14 @@ def configure(folder, *options):
     return run("cmake", "-G", "Ninja", "-S", SOURCE, "-B", folder, prefix, "-DCMAKE_BUILD_TYPE=Release", *launcher, *options)
 
 
-class Installed(unittest.TestCase):
+class TestInstalled:
     @classmethod
-    def setUpClass(cls):
+    def setup_class(cls):
         made = PREFIX + "-made"
         for folder in (made, PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
-        run_well("cmake", "--install", cases.BUILD, "--prefix", made)
-        os.rename(made, PREFIX)  # nothing in it may know where it was
+        run_well("cmake", "--install", support.BUILD, "--prefix", made)
+        os.rename(made, PREFIX)  # no file in it may contain the old path
         output, status = configure(BUILD)
         if status != 0:
             raise AssertionError(output[-6000:])
@@ -59,47 +60,43 @@ class Installed(unittest.TestCase):
         found = re.findall(r"rank (\d+) of (\d+): loss ([\d.]+) to ([\d.]+), weights ([\d.]+)", output)
         return sorted((int(rank), int(size), float(first), float(last), float(weights)) for rank, size, first, last, weights in found)
 
-    def test_trains_as_one_process_does(self):
-        (_, size, first, last, weights), = self.ranks()
-        self.assertEqual(size, 1)
-        self.assertLess(last, first / 2)
-        for launcher in ((SHOAL, "run", "-n", "2", "--"), (SHOAL, "run", "-n", "3", "--"), (*TORCHRUN, "--nproc-per-node=2")):
-            with self.subTest(launcher=launcher[1:]):
-                found = self.ranks(*launcher)
-                self.assertEqual([rank[0] for rank in found], list(range(found[0][1])))
-                self.assertGreater(len(found), 1)
-                for _, size, _, _, trained in found:
-                    self.assertEqual(size, len(found))
-                    self.assertAlmostEqual(trained, weights, delta=1e-4 * weights)
-                self.assertEqual(len({rank[4] for rank in found}), 1, "every rank has the same weights")
-                mean = sum(rank[3] for rank in found) / len(found)
-                self.assertAlmostEqual(mean, last, delta=1e-4 * last)
+    def test_trains(self):
+        (_, size, first, last, _), = self.ranks()
+        assert size == 1
+        assert last < first / 2
 
-    def test_says_why_the_component_is_missing(self):
+    @pytest.mark.parametrize("launcher", ((SHOAL, "run", "-n", "2", "--"), (SHOAL, "run", "-n", "3", "--"), (*TORCHRUN, "--nproc-per-node=2")),
+                             ids=("shoal-run-2", "shoal-run-3", "torchrun-2"))
+    def test_trains_as_one_process_does(self, launcher):
+        (_, _, _, last, weights), = self.ranks()
+        found = self.ranks(*launcher)
+        assert [rank[0] for rank in found] == list(range(found[0][1]))
+        assert len(found) > 1
+        for _, size, _, _, trained in found:
+            assert size == len(found)
+            assert trained == pytest.approx(weights, abs=1e-4 * weights)
+        assert len({rank[4] for rank in found}) == 1, "the weights of ranks differ"
+        mean = sum(rank[3] for rank in found) / len(found)
+        assert mean == pytest.approx(last, abs=1e-4 * last)
+
+    @pytest.mark.parametrize("built_for, expected", ((None, "without LibTorch"), ("1.0", "LibTorch 1.0")), ids=("no-file", "another-version"))
+    def test_a_missing_component_is_an_error(self, built_for, expected):
+        """The file of the component is missing, or it was built for another LibTorch."""
         file = next(os.path.join(root, "shoalTorch.cmake") for root, _, files in os.walk(PREFIX) if "shoalTorch.cmake" in files)
         elsewhere = os.path.join(FOLDER, "unusable")
         with open(file, encoding="utf-8") as opened:
             text = opened.read()
-        cases_of = (("is not there", None), ("of another version", re.sub(r'VERSION_EQUAL "[\d.]+"', 'VERSION_EQUAL "1.0"', text)))
+        version = re.search(r'VERSION_EQUAL "([\d.]+)"', text)[1]
         try:
-            for name, changed in cases_of:
-                with self.subTest(name):
-                    os.remove(file)
-                    if changed is not None:
-                        with open(file, "w", encoding="utf-8") as opened:
-                            opened.write(changed)
-                    shutil.rmtree(elsewhere, ignore_errors=True)
-                    output, status = configure(elsewhere)
-                    self.assertNotEqual(status, 0)
-                    wanted = "built without LibTorch" if changed is None else "component torch was built for LibTorch"
-                    self.assertIn(wanted, " ".join(output.split()))
-                    with open(file, "w", encoding="utf-8") as opened:
-                        opened.write(text)
+            os.remove(file)
+            if built_for is not None:
+                with open(file, "w", encoding="utf-8") as opened:
+                    opened.write(text.replace(version, built_for))
+            shutil.rmtree(elsewhere, ignore_errors=True)
+            output, status = configure(elsewhere)
+            assert status != 0
+            assert expected in " ".join(output.split())  # CMake breaks lines
         finally:
             with open(file, "w", encoding="utf-8") as opened:
                 opened.write(text)
             shutil.rmtree(elsewhere, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    cases.main()

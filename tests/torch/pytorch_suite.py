@@ -1,7 +1,7 @@
-"""Loads the distributed tests that PyTorch's wheel carries, with the gates lifted that name backends literally.
+"""Loads the distributed tests of PyTorch's wheel and changes the conditions that name backends, so that they hold for this one too.
 
-Nothing of PyTorch's is kept here: the installed file is read, changed in memory and executed. Each change must find what it
-changes, so that a new version of PyTorch is noticed instead of silently testing less.
+The installed file is read, changed in memory and executed. Each change must find the text that it replaces: a new version of PyTorch is an
+error instead of fewer tests.
 """
 import importlib.util
 import logging
@@ -13,12 +13,12 @@ import unittest
 from datetime import timedelta
 
 SOURCE = "torch.testing._internal.distributed.distributed_test"
-BACKEND = os.environ.setdefault("BACKEND", "shoal")  # gloo shows what PyTorch's own backend makes of the same run
+BACKEND = os.environ.setdefault("BACKEND", "shoal")  # gloo: PyTorch's own backend, to compare
 WORLD_SIZE = int(os.environ.setdefault("WORLD_SIZE", "3"))
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with GPUs in sight, but fewer than ranks, every test would be skipped
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with fewer GPUs than ranks every test would be skipped
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Conditions that mean "what a complete CPU backend can do", and what they become.
+# Conditions that select complete CPU backends, and their replacements.
 GATES = (
     ('BACKEND == "mpi" or BACKEND == "gloo"', f'BACKEND in ("mpi", "gloo", "{BACKEND}")'),
     ('BACKEND != "gloo"', f'BACKEND not in ("gloo", "{BACKEND}")'),
@@ -30,7 +30,7 @@ PROFILED = ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKE
 
 
 def _monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-    """torch.distributed.monitored_barrier without its question whether the backend's name is gloo."""
+    """torch.distributed.monitored_barrier without its check that the name of the backend is gloo."""
     import shoal
 
     if timeout is not None and not isinstance(timeout, timedelta):
@@ -39,7 +39,7 @@ def _monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
 
 
 def _skip_what_needs_devices(common):
-    """Decorators that say so in this process, instead of after starting the ranks."""
+    """Decorators that skip in this process, before the ranks start."""
     common.skip_if_no_gpu = unittest.skip("CUDA is not available")
     common.skip_if_lt_x_gpu = lambda count, **_: unittest.skip(f"needs {count} CUDA devices")
 
@@ -55,7 +55,7 @@ def load():
     if BACKEND == "shoal":
         import shoal  # noqa: F401  (registers the backend)
 
-        for feature in ("plugin", "ddp", "subgroup", "gpu", "cuda"):  # the last two: also on a GPU, were there one
+        for feature in ("plugin", "ddp", "subgroup", "gpu", "cuda"):  # the last two allow GPUs
             common.DistTestCases.backend_feature[feature].add(BACKEND)
         dist.monitored_barrier = _monitored_barrier
     _skip_what_needs_devices(common)
@@ -66,7 +66,7 @@ def load():
     if BACKEND != "gloo":
         for gate, lifted in GATES:
             if gate not in text:
-                raise AssertionError(f"{spec.origin} has no {gate!r} any more: look how it names backends now")
+                raise AssertionError(f"{spec.origin} has no {gate!r} any more; change GATES to its conditions on backends")
             text = text.replace(gate, lifted)
 
     os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="shoal-pytorch-")
@@ -74,7 +74,7 @@ def load():
     module.__file__ = spec.origin
     sys.modules[SOURCE] = module  # where pickle looks for its classes
     exec(compile(text, spec.origin, "exec"), module.__dict__)  # noqa: S102
-    logging.getLogger(common.__name__).setLevel(logging.ERROR)  # it tells of every process that it starts
+    logging.getLogger(common.__name__).setLevel(logging.ERROR)  # it logs every process that it starts
     for name in PROFILED:
         backends = getattr(module, name)
         if BACKEND not in backends:

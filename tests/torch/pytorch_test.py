@@ -1,14 +1,10 @@
-"""PyTorch's own tests of a torch.distributed backend, as its wheel carries them, on this one.
+"""PyTorch's own tests of a torch.distributed backend, from its wheel, run on this backend.
 
-    pytorch_test.py [name...]      WORLD_SIZE=3 (or 4), BACKEND=shoal (or gloo, to compare)
-
-Every rank is forked from this process, which has torch loaded already. Fails where a test fails that KNOWN does not explain.
+Environment: WORLD_SIZE=3 (or 4), BACKEND=shoal (or gloo, to compare). Every rank is forked from this process, which has loaded torch already.
 """
-import collections
 import multiprocessing
-import sys
+import unittest
 
-import cases
 import pytorch_suite
 
 suite = pytorch_suite.load()
@@ -28,23 +24,4 @@ class PyTorch(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
 
 
 for _name, _reason in KNOWN.items() if pytorch_suite.BACKEND == "shoal" else ():
-    setattr(PyTorch, _name, cases.unittest.skip(_reason)(getattr(PyTorch, _name)))
-
-
-def load_tests(loader, tests, pattern):
-    words = sys.argv[1:] or [""]
-    names = loader.getTestCaseNames(PyTorch)
-    return cases.unittest.TestSuite(PyTorch(name) for name in names if any(word in name for word in words))
-
-
-def summary(result):
-    reasons = collections.Counter(reason for _, reason in result.skipped)
-    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
-        print(f"skipped {count:4}: {reason}")
-    failed = len(result.failures) + len(result.errors)
-    print(f"{pytorch_suite.BACKEND}, {pytorch_suite.WORLD_SIZE} ranks: {result.testsRun - len(result.skipped)} run, "
-          f"{result.testsRun - len(result.skipped) - failed} passed, {failed} failed, {len(result.skipped)} skipped")
-
-
-if __name__ == "__main__":
-    cases.main(summary)
+    setattr(PyTorch, _name, unittest.skip(_reason)(getattr(PyTorch, _name)))

@@ -1,6 +1,7 @@
-"""Forks ranks that meet in a torch.distributed group of backend "shoal", and tells what became of them."""
+"""Forks ranks that join a torch.distributed group of backend "shoal", and returns their results; and checks for use in a rank."""
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,6 +19,21 @@ torch.set_num_threads(1)
 context = multiprocessing.get_context("fork")
 
 
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def expect(kind, pattern, call):
+    """call() must raise a `kind` with a message that matches."""
+    try:
+        call()
+    except kind as error:
+        check(re.search(pattern, str(error)), f"no match of {pattern!r} in: {error}")
+        return
+    raise AssertionError(f"no {kind.__name__} that matches {pattern!r}")
+
+
 def _child(body, rank, size, folder, timeout_s, arguments, pipe):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -27,7 +43,7 @@ def _child(body, rank, size, folder, timeout_s, arguments, pipe):
         if dist.is_initialized():
             dist.destroy_process_group()
         pipe.send(("ok", result))
-    except BaseException:  # noqa: BLE001  (everything is the parent's business)
+    except BaseException:  # noqa: BLE001  (the parent reports everything)
         pipe.send(("error", traceback.format_exc()))
     pipe.close()
     sys.stdout.flush()
@@ -35,7 +51,7 @@ def _child(body, rank, size, folder, timeout_s, arguments, pipe):
 
 
 def run_ranks(size, body, *arguments, timeout_s=60, deadline_s=100):
-    """Runs body(rank, size, *arguments) on `size` ranks; returns what they return. Raises what one raises, or on a hang."""
+    """Runs body(rank, size, *arguments) on `size` ranks and returns their results. AssertionError where a rank raises, ends or hangs."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(size):
@@ -47,12 +63,12 @@ def run_ranks(size, body, *arguments, timeout_s=60, deadline_s=100):
         end = time.monotonic() + deadline_s
         outcomes = []
         for process, receiver in ranks:
-            outcome = ("error", f"no answer in {deadline_s} s")
+            outcome = ("error", f"no result within {deadline_s} s")
             if receiver.poll(max(0.0, end - time.monotonic())):
                 try:
                     outcome = receiver.recv()
                 except EOFError:
-                    outcome = ("error", "died")
+                    outcome = ("error", "ended without a result")
             outcomes.append(outcome)
         for process, _ in ranks:
             process.join(max(0.1, min(10.0, end - time.monotonic())))

@@ -19,7 +19,7 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::int64_t kLarge = 60000;  // two shots, and several pieces
 
-class StreamRanks : public testing::Test {
+class StreamRanks : public ::testing::Test {
  protected:
   static void on_ranks(int size, const std::function<void(const Rank&)>& body,
                        std::chrono::milliseconds timeout = std::chrono::seconds(60)) {

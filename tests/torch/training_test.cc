@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/facts.h"
 #include "torch_plugin/train/adadelta.h"
 #include "torch_plugin/train/comm_clock.h"
 #include "torch_plugin/train/course.h"
@@ -29,6 +31,8 @@
 
 namespace shoal::train {
 namespace {
+
+using testing::mentions;
 
 using std::chrono::milliseconds;
 
@@ -145,30 +149,27 @@ TEST(Report, ARowOfAFileThatIsOfAnotherTypeIsNamed) {
   };
   ASSERT_TRUE(read(good).ok());
   EXPECT_EQ(read(good)->at("results"), good["results"]);
-  const auto complaint = [&](const char* field, const nlohmann::json& value) {
+  const auto expect_refused = [&](const char* field, const nlohmann::json& value, const char* type) {
     nlohmann::json changed = good;
     changed["results"][1][field] = value;
     const auto found = read(changed);
     EXPECT_EQ(found.ok() ? StatusCode::ok : found.status().code(), StatusCode::invalid_argument) << field;
-    const std::string start = path + ": row 2 is no result of shoal_train --json: ";
-    const std::string said = found.ok() ? std::string() : found.status().message();
-    return said.starts_with(start) ? said.substr(start.size()) : said;
+    EXPECT_TRUE(found.ok() || mentions(found.status().message(), path, "row 2", field, type)) << found.status().message();
   };
-  EXPECT_EQ(complaint("ranks", "1"), "\"ranks\" is string, not a whole number");
-  EXPECT_EQ(complaint("ranks", nullptr), "\"ranks\" is null, not a whole number");
-  EXPECT_EQ(complaint("ranks", 1.5), "\"ranks\" is number, not a whole number");
-  EXPECT_EQ(complaint("threads", nlohmann::json::array({1})), "\"threads\" is array, not a whole number");
-  EXPECT_EQ(complaint("batch_per_rank", true), "\"batch_per_rank\" is boolean, not a whole number");
-  EXPECT_EQ(complaint("images_per_s", "40"), "\"images_per_s\" is string, not a number or null");
-  for (const char* field : {"backend", "model", "dataset", "device"})
-    EXPECT_EQ(complaint(field, 7), "\"" + std::string(field) + "\" is number, not text");
+  expect_refused("ranks", "1", "string");
+  expect_refused("ranks", nullptr, "null");
+  expect_refused("ranks", 1.5, "number");
+  expect_refused("threads", nlohmann::json::array({1}), "array");
+  expect_refused("batch_per_rank", true, "boolean");
+  expect_refused("images_per_s", "40", "string");
+  for (const char* field : {"backend", "model", "dataset", "device"}) expect_refused(field, 7, "number");
   nlohmann::json older = good;
   for (nlohmann::json& row : older["results"]) row.erase("threads");
   EXPECT_TRUE(read(older).ok());
   EXPECT_FALSE(images_per_s_alone(older, result("shoal", 120)).has_value()) << "nobody knows how many threads it had";
   nlohmann::json rows = good;
   rows["results"][1] = 7;
-  EXPECT_EQ(read(rows).status().message(), path + ": row 2 is no result of shoal_train --json: it is number, not an object");
+  EXPECT_TRUE(mentions(read(rows).status().message(), path, "row 2", "number", "object")) << read(rows).status().message();
   ASSERT_EQ(::unlink(path.c_str()), 0);
   EXPECT_EQ(read_results(::testing::TempDir()).status().code(), StatusCode::system_error) << "a folder";
 }
@@ -199,14 +200,14 @@ TEST(Device, NothingIsComparedAcrossDevices) {
         asking({"shoal", "gloo", "mpi"}, "auto"), asking({"shoal", "gloo", "mpi"}, "cpu")}) {
     EXPECT_TRUE(check_device(fits).ok()) << check_device(fits).message();
   }
-  const auto refused = [](const TrainOptions& options, const std::string& words) {
+  const auto refused = [](const TrainOptions& options, const auto&... facts) {
     const Status status = check_device(options);
-    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << words;
-    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument) << status.message();
+    EXPECT_TRUE(mentions(status.message(), facts...)) << status.message();
   };
-  refused(asking({"shoal", "gloo"}, "cuda"), "--device cuda: gloo trains on the processor");
-  refused(asking({"shoal", "mpi", "nccl"}, "auto"), "--backend nccl: mpi trains on the processor");
-  refused(asking({"shoal", "nccl"}, "cpu"), "--device cpu: nccl trains on GPUs only");
+  refused(asking({"shoal", "gloo"}, "cuda"), "--device cuda", "gloo");
+  refused(asking({"shoal", "mpi", "nccl"}, "auto"), "--backend nccl", "mpi");
+  refused(asking({"shoal", "nccl"}, "cpu"), "--device cpu", "nccl");
   TrainOptions survivor = asking({"shoal"}, "cuda");
   survivor.on_failure = "shrink";
   refused(survivor, "--on-failure shrink");
@@ -260,7 +261,7 @@ TEST(Report, TableComparesTheBackends) {
   EpochResult other = result("gloo", 100);
   other.step_loss = {2.0, 1.001};
   const std::string table = to_table({result("shoal", 120), other});
-  EXPECT_NE(table.find("shoal: 1.20 x the images/s of gloo"), std::string::npos) << table;
+  EXPECT_TRUE(std::regex_search(table, std::regex("shoal: 1[.]20 .*gloo"))) << table;
   EXPECT_NE(table.find("1.0e-03"), std::string::npos) << table;
 }
 
@@ -268,7 +269,7 @@ TEST(Report, TableTellsApartTheOverlapsOfOneBackend) {
   EpochResult other = result("shoal", 100);
   other.overlap = "next_forward";
   const std::string table = to_table({result("shoal", 120), other});
-  EXPECT_NE(table.find("shoal+backward: 1.20 x the images/s of shoal+next_forward"), std::string::npos) << table;
+  EXPECT_TRUE(std::regex_search(table, std::regex("shoal[+]backward: 1[.]20 .*shoal[+]next_forward"))) << table;
 }
 
 TEST(Report, AFileThatCannotBeWrittenIsAnError) {
@@ -392,32 +393,31 @@ TEST(Course, NumbersOfAFileAreChecked) {
                            "[4,1,9,[20]]", "[4,1,9223372036854775808,20]"}) {
     const auto read = Course::read_numbers(nlohmann::json::parse(text));
     EXPECT_EQ(read.status().code(), StatusCode::invalid_argument) << text;
-    EXPECT_EQ(read.status().message(), "its \"course\" is not 4 whole numbers") << text;
+    EXPECT_TRUE(mentions(read.status().message(), "course", "4")) << text << ": " << read.status().message();
   }
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
-  const auto complaint = [&](std::int64_t step, const std::vector<std::int64_t>& numbers) {
+  Course one(103, 4, 3, 2);
+  EXPECT_TRUE(one.go_to(11, good).ok());
+  const auto expect_refused = [&](std::int64_t step, const std::vector<std::int64_t>& numbers, const auto&... facts) {
     Course course(103, 4, 3, 2);
     const std::vector<std::int64_t> before = course.numbers();
     const Status status = course.go_to(step, numbers);
-    if (!status.ok()) {
-      EXPECT_EQ(status.code(), StatusCode::invalid_argument);
-      EXPECT_EQ(course.numbers(), before);
-    }
-    return status.message();
+    EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+    EXPECT_EQ(course.numbers(), before);
+    EXPECT_TRUE(mentions(status.message(), facts...)) << status.message();
   };
-  EXPECT_EQ(complaint(11, good), "");
-  EXPECT_EQ(complaint(11, {0, 1, 9, 20}), "in its \"course\" the number of ranks is 0, not from 3 to 1048576");
-  EXPECT_EQ(complaint(11, {2, 1, 9, 20}), "in its \"course\" the number of ranks is 2, not from 3 to 1048576");
-  EXPECT_EQ(complaint(11, {kHuge, 1, 9, 20}),
-            "in its \"course\" the number of ranks is 9223372036854775807, not from 3 to 1048576");
-  EXPECT_EQ(complaint(11, {4, -1, 9, 20}), "in its \"course\" the pass is -1, not from 0 to 9");
-  EXPECT_EQ(complaint(11, {4, 10, 9, 20}), "in its \"course\" the pass is 10, not from 0 to 9");
-  EXPECT_EQ(complaint(11, {4, 1, -kHuge, 20}), "in its \"course\" the step is -9223372036854775807, not from 0 to 11");
-  EXPECT_EQ(complaint(11, {4, 1, 12, 20}), "in its \"course\" the step is 12, not from 0 to 11");
-  EXPECT_EQ(complaint(11, {4, 1, 9, -1}), "in its \"course\" the number of images seen is -1, not from 0 to 103");
-  EXPECT_EQ(complaint(11, {4, 1, 9, 104}), "in its \"course\" the number of images seen is 104, not from 0 to 103");
-  EXPECT_EQ(complaint(-1, {}), "its number of steps is -1, not from 0 to 9007199254740992");
-  EXPECT_EQ(complaint(kHuge, {}), "its number of steps is 9223372036854775807, not from 0 to 9007199254740992");
+  // What is wrong, and the least and the greatest that it may be.
+  expect_refused(11, {0, 1, 9, 20}, "course", "ranks", "0", "3", "1048576");
+  expect_refused(11, {2, 1, 9, 20}, "course", "ranks", "2", "3", "1048576");
+  expect_refused(11, {kHuge, 1, 9, 20}, "course", "ranks", "9223372036854775807", "3", "1048576");
+  expect_refused(11, {4, -1, 9, 20}, "course", "-1", "0", "9");
+  expect_refused(11, {4, 10, 9, 20}, "course", "10", "0", "9");
+  expect_refused(11, {4, 1, -kHuge, 20}, "course", "step", "-9223372036854775807", "0", "11");
+  expect_refused(11, {4, 1, 12, 20}, "course", "step", "12", "0", "11");
+  expect_refused(11, {4, 1, 9, -1}, "course", "images", "-1", "0", "103");
+  expect_refused(11, {4, 1, 9, 104}, "course", "images", "104", "0", "103");
+  expect_refused(-1, {}, "steps", "-1", "0", "9007199254740992");
+  expect_refused(kHuge, {}, "steps", "9223372036854775807", "0", "9007199254740992");
 }
 
 // Not pass by pass, which would take as long as the number is large.

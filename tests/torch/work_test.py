@@ -1,25 +1,24 @@
-"""What c10d's Work, coalescing, monitored barrier and flight recorder are on this backend."""
+"""c10d's Work, coalescing, monitored barrier and flight recorder on this backend."""
 import ast
 import os
 import pickle
+import re
 import tempfile
 import time
-import unittest
 from datetime import timedelta
 
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"  # read by the backend when its first group is made
 TRACES = tempfile.mkdtemp(prefix="shoal-traces-")
 os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(TRACES, "rank_")
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
-import cases
 import shoal
-from process_group_test import check, expect
-from ranks import run_ranks
+from ranks import check, expect, run_ranks
 
 SUCCESS, TIMEOUT = 0, 1  # c10d::WorkResult
 
@@ -31,7 +30,7 @@ def backend():
 def ends_of_a_work(rank, size):
     tensor = torch.ones(1000)
     work = dist.all_reduce(tensor, async_op=True)
-    check(work.wait(), "wait says that it has ended")
+    check(work.wait(), "wait() returns true after the end")
     check(work.is_success(), "success")
     check(0 <= work._get_duration() < 60e3, f"a duration of {work._get_duration()} ms")
     check(work.get_future_result().wait() == SUCCESS, "the result is success")
@@ -42,19 +41,19 @@ def ends_of_a_work(rank, size):
     check(backend()._get_sequence_number_for_group() == before + 2, "two calls, two sequence numbers")
 
 
-def a_wait_that_gives_up(rank, size):
+def a_wait_with_a_timeout(rank, size):
     tensor = torch.ones(3)
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
         expect(RuntimeError, "timed out", lambda: work.wait(timedelta(milliseconds=50)))
-        check(not work.is_completed(), "the operation goes on")
+        check(not work.is_completed(), "the operation is still running")
     dist.distributed_c10d._get_default_store().set(f"gave up {rank}", "")
     dist.distributed_c10d._get_default_store().wait(["gave up 0"])
     if rank == 0:
         work.wait()
     else:
         dist.all_reduce(tensor)
-    check(torch.equal(tensor, torch.full((3,), float(size))), "the result came after all")
+    check(torch.equal(tensor, torch.full((3,), float(size))), "the result of the operation")
 
 
 def a_timeout_of_the_group(rank, size):
@@ -63,7 +62,7 @@ def a_timeout_of_the_group(rank, size):
         time.sleep(1.5)
         return
     work = dist.all_reduce(torch.ones(3), async_op=True)
-    expect(dist.DistBackendError, "Timed out waiting for other ranks", work.wait)
+    expect(dist.DistBackendError, "all_reduce: Timed out", work.wait)
     check(work.get_future_result().wait() == TIMEOUT, "the result is a timeout")
     check(not work.is_success(), "no success")
 
@@ -106,15 +105,15 @@ def coalesced(rank, size):
         backend().broadcast([tensors[1]], dist.BroadcastOptions())
     manager.wait()
     with dist._coalescing_manager(device=cpu):
-        pass  # nothing is a work that has ended
-    expect(RuntimeError, "without startCoalescing", lambda: backend()._end_coalescing())
-    expect(ValueError, "non-empty tensor list", lambda: backend().allreduce_coalesced([], dist.AllreduceCoalescedOptions()))
+        pass  # a block without calls is a work that has ended
+    expect(RuntimeError, "startCoalescing", lambda: backend()._end_coalescing())
+    expect(ValueError, "empty tensor list", lambda: backend().allreduce_coalesced([], dist.AllreduceCoalescedOptions()))
     expect(ValueError, "invalid tensor type at index 1",
            lambda: backend().allreduce_coalesced([torch.ones(1), torch.ones(1).int()], dist.AllreduceCoalescedOptions()))
 
 
 def abandoned_block(rank, size):
-    """An exception leaves a block of coalesced calls without its end: its calls go on, and so does everything after it."""
+    """After an exception in a block of coalesced calls, the calls of the block and all calls after it still end."""
     cpu = torch.device("cpu")
     inside = torch.full((4,), float(rank))
 
@@ -125,7 +124,7 @@ def abandoned_block(rank, size):
 
     expect(KeyError, "half way", block)
     after = torch.ones(4)
-    backend().allreduce([after], dist.AllreduceOptions()).get_future().wait()  # as the reducer waits: nobody asks the work itself
+    backend().allreduce([after], dist.AllreduceOptions()).get_future().wait()  # as DDP's reducer waits: on the future, not on the work
     check(torch.equal(after, torch.full((4,), float(size))), "a call after the block")
     check(torch.equal(inside, torch.full((4,), size * (size - 1) / 2)), "the call in the block")
     polled = backend().allreduce([after], dist.AllreduceOptions())
@@ -137,33 +136,33 @@ def abandoned_block(rank, size):
     check(torch.equal(inside, torch.full((4,), size * size * (size - 1) / 2)), "a block after the abandoned one")
 
 
-def told_of_ends(rank, size):
-    """The completion hook hears of every call, in order, and may make calls itself."""
+def completion_hook(rank, size):
+    """The completion hook gets every call, in order, and may make calls itself."""
     group, world = dist.new_group(), dist.group.WORLD
     told = []
 
     def hook(info):
         if info.seq == 3:
-            dist.barrier(group=group)  # on every rank: it may wait
+            dist.barrier(group=group)  # on every rank: a hook may block
         told.append((info.seq, info.op_type, info.active_duration >= timedelta(0), info.time_finished >= info.time_started))
 
-    expect(ValueError, "no hook", world._wait_for_pending_works)
+    expect(ValueError, "waitForPendingWorks: .*hook", world._wait_for_pending_works)
     backend()._enable_collectives_timing() if hasattr(backend(), "_enable_collectives_timing") else world._enable_collectives_timing()
     first = backend()._get_sequence_number_for_group()
     world._register_on_completion_hook(hook)
-    expect(ValueError, "already", lambda: world._register_on_completion_hook(hook))
+    expect(ValueError, "registerOnCompletionHook: .*hook", lambda: world._register_on_completion_hook(hook))
     works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
     dist.broadcast(torch.ones(3), src=0)
     for work in works:
         work.wait()
     world._wait_for_pending_works()
-    check([seq for seq, *_ in told] == list(range(first + 1, first + 22)), f"told of {[seq for seq, *_ in told]}")
-    check(all(measured and ordered for *_, measured, ordered in told), "times make sense")
+    check([seq for seq, *_ in told] == list(range(first + 1, first + 22)), f"sequence numbers {[seq for seq, *_ in told]}")
+    check(all(measured and ordered for *_, measured, ordered in told), "times are ordered")
     check(str(told[0][1]).endswith("ALLREDUCE") and str(told[20][1]).endswith("BROADCAST"), f"{told[0][1]}, {told[20][1]}")
 
 
 def merged(rank, size):
-    """Two groups that do not know each other become one."""
+    """Two groups are merged into one."""
     store = dist.distributed_c10d._get_default_store()
     half = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1], use_local_synchronization=True)
     if rank >= 2:
@@ -174,7 +173,7 @@ def merged(rank, size):
     check(whole.size() == size and tensor.item() == size, f"the sum of the new group of {whole.size()}: {tensor.item()}")
 
 
-def barrier_that_names(rank, size, missing, wait_all):
+def barrier_without(rank, size, missing, wait_all):
     shoal.monitored_barrier()
     shoal.monitored_barrier(timeout=timedelta(seconds=20))
     if rank in missing:
@@ -183,7 +182,7 @@ def barrier_that_names(rank, size, missing, wait_all):
         shoal.monitored_barrier(timeout=timedelta(milliseconds=300), wait_all_ranks=wait_all)
     except RuntimeError as error:
         there = dist.new_group([r for r in range(size) if r not in missing], use_local_synchronization=True)
-        dist.all_reduce(torch.ones(1), group=there)  # who is there goes on
+        dist.all_reduce(torch.ones(1), group=there)  # the other ranks can go on
         return str(error)
     raise AssertionError("no error")
 
@@ -200,10 +199,10 @@ def recorded(rank, size):
     check(first["duration_ms"] >= 0 and first["collective_seq_id"] == 1, "duration and sequence")
     check(any("recorded" in frame["name"] for frame in first["frames"]), "the stack is there")
     check(len(trace["pg_config"]) == 1, f"one group in {trace['pg_config']}")
-    if rank == 0:  # and one that hangs
+    if rank == 0:  # a call that hangs
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=300)
-        expect(dist.DistBackendError, "Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        expect(dist.DistBackendError, "all_reduce: Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
         with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "rb") as file:
             last = pickle.load(file)["entries"][-1]
         check(last["state"] == "started" and last["retired"], f"the call that hung: {last}")
@@ -212,74 +211,75 @@ def recorded(rank, size):
     return shoal.dump_flight_recorder()
 
 
-def recorded_in_vain(rank, size):
-    """A trace that cannot be written changes nothing about the error that it is written for."""
+def recorded_unwritable(rank, size):
+    """Where a trace cannot be written, the error that caused it stays the same."""
     os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(TRACES, "no", "folder", "rank_")  # read when the first trace is written
     dist.all_reduce(torch.ones(3, 5))
     if rank == 0:
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=300)
-        expect(dist.DistBackendError, "Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
-        check(not os.path.exists(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0"), "the trace was written, so nothing was tested")
-        check(pickle.loads(shoal.dump_flight_recorder())["entries"][-1]["state"] == "started", "the recorder still knows the call")
+        expect(dist.DistBackendError, "all_reduce: Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        check(not os.path.exists(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0"), "the trace could be written")
+        check(pickle.loads(shoal.dump_flight_recorder())["entries"][-1]["state"] == "started", "the recorder still has the call")
     else:
         time.sleep(1)
 
 
-class Work(unittest.TestCase):
-    def test_ends_of_a_work(self):
-        run_ranks(2, ends_of_a_work)
-
-    def test_a_wait_that_gives_up_leaves_the_operation_running(self):
-        run_ranks(2, a_wait_that_gives_up)
-
-    def test_the_timeout_of_the_group_can_be_set(self):
-        run_ranks(2, a_timeout_of_the_group)
-
-    def test_premultiplied_sum(self):
-        run_ranks(3, premultiplied)
-
-    def test_lazy_views(self):
-        run_ranks(2, lazy_views)
-
-    def test_completion_hook(self):
-        run_ranks(2, told_of_ends)
-
-    def test_groups_merge(self):
-        run_ranks(4, merged)
-
-    def test_coalesced_calls(self):
-        for size in (1, 2, 3):
-            with self.subTest(ranks=size):
-                run_ranks(size, coalesced)
-                run_ranks(size, abandoned_block)
+def test_ends_of_a_work():
+    run_ranks(2, ends_of_a_work)
 
 
-class MonitoredBarrier(unittest.TestCase):
-    def test_names_the_first_missing_rank(self):
-        outcomes = run_ranks(4, barrier_that_names, (2, 3), False)
-        self.assertIn("Rank 2 failed to pass monitoredBarrier in 300 ms", outcomes[0])
-        self.assertNotIn("3", outcomes[0].replace("300", ""))
-        self.assertIn("Rank 1 successfully reached monitoredBarrier", outcomes[1])
-        self.assertIn("Rank 2 failed", outcomes[1])
-
-    def test_names_all_missing_ranks(self):
-        self.assertIn("Ranks 1, 3 failed to pass monitoredBarrier", run_ranks(4, barrier_that_names, (1, 3), True)[0])
+def test_a_wait_that_times_out_does_not_end_the_call():
+    run_ranks(2, a_wait_with_a_timeout)
 
 
-class FlightRecorder(unittest.TestCase):
-    def test_a_trace_that_cannot_be_written_changes_no_error(self):
-        run_ranks(2, recorded_in_vain)
-
-    def test_pytorchs_tools_read_what_it_recorded(self):
-        traces = [pickle.loads(trace) for trace in run_ranks(2, recorded)]
-        details = {f"rank_{rank}": trace | {"rank": rank, "host_name": "here"} for rank, trace in enumerate(traces)}
-        arguments = JobConfig().parse_args(["--allow-incomplete-ranks", "unused"])
-        database = build_db(details, arguments, "2.10")
-        self.assertEqual(len(database.groups), 1)
-        self.assertEqual([call.pass_check for call in database.collectives[:3]], [True] * 3)
-        self.assertEqual(ast.literal_eval(traces[0]["pg_config"].popitem()[1]["ranks"]), [0, 1])
+def test_the_timeout_of_the_group_can_be_set():
+    run_ranks(2, a_timeout_of_the_group)
 
 
-if __name__ == "__main__":
-    cases.main()
+def test_premultiplied_sum():
+    run_ranks(3, premultiplied)
+
+
+def test_lazy_views():
+    run_ranks(2, lazy_views)
+
+
+def test_completion_hook():
+    run_ranks(2, completion_hook)
+
+
+def test_groups_merge():
+    run_ranks(4, merged)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_coalesced_calls(size):
+    run_ranks(size, coalesced)
+    run_ranks(size, abandoned_block)
+
+
+def test_monitored_barrier_names_the_first_missing_rank():
+    outcomes = run_ranks(4, barrier_without, (2, 3), False)
+    assert re.search(r"Rank 2\b.*\bmonitoredBarrier\b.*\b300 ms", outcomes[0]), outcomes[0]
+    assert not re.search(r"\b3\b", outcomes[0]), outcomes[0]
+    assert re.search(r"Rank 1\b.*\bmonitoredBarrier\b.*Rank 2\b", outcomes[1]), outcomes[1]
+
+
+def test_monitored_barrier_names_all_missing_ranks():
+    message = run_ranks(4, barrier_without, (1, 3), True)[0]
+    assert re.search(r"Ranks 1, 3\b.*\bmonitoredBarrier\b", message), message
+
+
+def test_an_unwritable_trace_changes_no_error():
+    run_ranks(2, recorded_unwritable)
+
+
+def test_pytorchs_tools_read_the_flight_record():
+    traces = [pickle.loads(trace) for trace in run_ranks(2, recorded)]
+    details = {f"rank_{rank}": trace | {"rank": rank, "host_name": "here"} for rank, trace in enumerate(traces)}
+    arguments = JobConfig().parse_args(["--allow-incomplete-ranks", "unused"])
+    database = build_db(details, arguments, "2.10")
+    assert len(database.groups) == 1
+    assert [call.pass_check for call in database.collectives[:3]] == [True] * 3
+    assert ast.literal_eval(traces[0]["pg_config"].popitem()[1]["ranks"]) == [0, 1]

@@ -21,6 +21,7 @@
 
 #include "src/bootstrap/socket.h"
 #include "src/bootstrap/tcp_store.h"
+#include "tests/mentions.h"
 
 namespace {
 
@@ -74,7 +75,6 @@ extern "C" int getaddrinfo(const char* name, const char* service, const addrinfo
 namespace shoal {
 namespace {
 
-using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
@@ -151,7 +151,7 @@ TEST_F(Addresses, ANameInPlaceOfTheAddressIsSaidToBeOne) {
   ::setenv("SHOAL_HOST_ADDRESS", "node01", 1);
   const auto listener = listen_on("node01", 0);
   ASSERT_FALSE(listener.ok());
-  EXPECT_THAT(listener.status().message(), HasSubstr("set SHOAL_HOST_ADDRESS to the numeric address"));
+  EXPECT_THAT(listener.status().message(), testing::Mentions("node01", "SHOAL_HOST_ADDRESS"));
 }
 
 TEST_F(Addresses, EveryOneIsThoseOfBothFamilies) {
@@ -175,7 +175,7 @@ TEST_F(Addresses, APortThatIsTakenIsNamed) {
   const auto listener = listen_on("", 0);
   ASSERT_TRUE(listener.ok());
   const int port = port_of(*listener).value();
-  EXPECT_EQ(listen_on("", port).status().message(), "listen on *:" + std::to_string(port) + ": Address already in use");
+  EXPECT_THAT(listen_on("", port).status().message(), testing::Mentions(std::to_string(port), "Address already in use"));
 }
 
 // The kernel gives connections ports that others may mean to listen on.

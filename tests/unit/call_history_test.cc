@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/engine/call_history.h"
+#include "tests/mentions.h"
 
 namespace shoal {
 namespace {
@@ -85,7 +86,7 @@ TEST(CallChain, TellsOfAllCallsBefore) {
   for (const auto& other : {said_after({}), said_after({1, 2}), said_after({1, 3, 2}), said_after({0, 1, 2, 3}),
                             said_after({1, 2, 3, 0}), said_after({1, 2, 3 + (std::uint64_t{1} << 63)})}) {
     EXPECT_FALSE(other == said_after({1, 2, 3}));
-    EXPECT_EQ(difference(other, said_after({1, 2, 3})), "algorithm or earlier calls");
+    EXPECT_THAT(difference(other, said_after({1, 2, 3})), testing::Mentions("algorithm"));
     // Where the hash of counts may be.
     EXPECT_EQ(static_cast<std::uint32_t>(other.plan_fingerprint), static_cast<std::uint32_t>(numbered(9).plan_fingerprint));
   }

@@ -161,7 +161,7 @@ void use_target(std::int64_t target) {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-class HostDevice : public testing::TestWithParam<std::int64_t> {
+class HostDevice : public ::testing::TestWithParam<std::int64_t> {
  protected:
   void SetUp() override { use_target(GetParam()); }
   void TearDown() override { use_target(0); }
@@ -372,7 +372,7 @@ TEST_P(HostDevice, StreamsAnySizeAtAnyAlignment) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Target, HostDevice, testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
+INSTANTIATE_TEST_SUITE_P(Target, HostDevice, ::testing::ValuesIn(hwy::SupportedAndGeneratedTargets()),
                          [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
 
 /// The suite above would prove little if every parameter ran the same code.

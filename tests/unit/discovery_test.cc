@@ -11,6 +11,8 @@
 #include "src/discovery/affinity.h"
 #include "src/discovery/detect.h"
 #include "src/discovery/sysfs.h"
+#include "tests/mentions.h"
+#include "tests/unit/fake_hardware.h"
 #include "tests/unit/fake_machine.h"
 #include "tests/unit/fake_metadata.h"
 
@@ -19,17 +21,13 @@ namespace {
 
 using fake::Folder;
 using fake::MetadataServer;
-using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-Hardware hardware_of(const fake::Machine& machine) {
-  const Folder folder;
-  fake::write(machine, folder.path());
-  return read_hardware(folder.path());
-}
+using testing::Mentions;
+using ::testing::Not;
 
 std::vector<std::string> names_of(const Hardware& hardware, const std::vector<int>& nics) {
   std::vector<std::string> names;
@@ -111,7 +109,7 @@ TEST(Placement, AP5HasFourNicsBehindTheSwitchOfEachGpu) {
   ASSERT_EQ(places.size(), 8U);
   EXPECT_THAT(names_of(p5, places[0].nics), ElementsAre("rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0"));
   EXPECT_THAT(names_of(p5, places[7].nics), ElementsAre("rdmap198s0", "rdmap199s0", "rdmap200s0", "rdmap201s0"));
-  EXPECT_EQ(places[0].why, "same PCIe switch");
+  EXPECT_THAT(places[0].why, Mentions("switch"));
   EXPECT_EQ(places[0].shares_nic_with, 0);
   // An eighth of the physical cores each, the last of them for communication, both hardware threads of it.
   EXPECT_EQ(format_cores(places[0].cores), "0-10,96-106");
@@ -127,7 +125,7 @@ TEST(Placement, OnAP4dTwoGpusShareANic) {
   EXPECT_THAT(names_of(p4d, places[1].nics), ElementsAre("rdmap16s27"));
   EXPECT_THAT(names_of(p4d, places[6].nics), ElementsAre("rdmap160s27"));
   EXPECT_EQ(places[1].shares_nic_with, 1);
-  EXPECT_EQ(places[0].why, "same PCIe root");
+  EXPECT_THAT(places[0].why, Mentions("root"));
   EXPECT_EQ(format_cores(places[4].cores), "24-28,72-76");
   EXPECT_THAT(places[4].progress_cores, ElementsAre(29, 77));
   expect_apart(places, p4d.cores());
@@ -198,7 +196,7 @@ TEST(Placement, ALaptopHasOneNicAndNoSecret) {
   EXPECT_THAT(laptop.gpus, IsEmpty());  // its display does not compute
   EXPECT_THAT(names_of(laptop, network_rails(laptop)), ElementsAre("enp0s31f6"));
   const auto places = place_ranks(laptop, 2, laptop.cores());
-  EXPECT_EQ(places[0].why, "all there are");
+  EXPECT_THAT(places[0].why, Not(AnyOf(Mentions("PCIe"), Mentions("NUMA"))));
   EXPECT_EQ(places[0].shares_nic_with, 1);
   EXPECT_THAT(places[1].progress_cores, ElementsAre(3, 7));
   expect_apart(places, laptop.cores());
@@ -241,7 +239,7 @@ TEST(Detect, DmiNamesTheTypeWithoutANetwork) {
   fake::write(fake::machine("p5"), folder.path());
   const FoundMachine machine = detect_machine(options_for(folder));
   EXPECT_EQ(machine.type, "p5.48xlarge");
-  EXPECT_EQ(machine.type_origin, "DMI product name");
+  EXPECT_THAT(machine.type_origin, Mentions("DMI"));
   ASSERT_NE(machine.instance, nullptr);
   EXPECT_EQ(machine.instance_id, "i-0fedcba9876543210");
   EXPECT_THAT(machine.notes, IsEmpty());
@@ -255,7 +253,7 @@ TEST(Detect, WhatTheUserSaysWins) {
   const FoundMachine machine = detect_machine(options);
   EXPECT_EQ(machine.type, "p4d.24xlarge");
   EXPECT_EQ(machine.type_origin, "SHOAL_INSTANCE_TYPE");
-  EXPECT_THAT(machine.notes, Contains(HasSubstr("32 EFA devices are here, p4d.24xlarge has 4")));
+  EXPECT_THAT(machine.notes, Contains(Mentions("32", "EFA", "p4d.24xlarge", "4")));
 }
 
 TEST(Detect, AMissingNicIsSaid) {
@@ -263,9 +261,8 @@ TEST(Detect, AMissingNicIsSaid) {
   std::erase_if(p5.devices, [](const fake::Device& device) { return device.verbs == "rdmap80s0"; });
   const Folder folder;
   fake::write(p5, folder.path());
-  EXPECT_THAT(
-      detect_machine(options_for(folder)).notes,
-      ElementsAre(AllOf(HasSubstr("31 EFA devices are here, p5.48xlarge has 32"), HasSubstr("attach an EFA interface"))));
+  EXPECT_THAT(detect_machine(options_for(folder)).notes, ElementsAre(Mentions("31", "p5.48xlarge", "32", "EFA interface")))
+      << "with what to do";
 }
 
 TEST(Detect, TheServiceTellsZoneAndGroup) {
@@ -276,7 +273,7 @@ TEST(Detect, TheServiceTellsZoneAndGroup) {
   DetectOptions options = options_for(folder);
   options.metadata_url = server.url();
   const FoundMachine machine = detect_machine(options);
-  EXPECT_EQ(machine.type_origin, "DMI product name");
+  EXPECT_THAT(machine.type_origin, Mentions("DMI"));
   EXPECT_EQ(machine.metadata.at("placement/group-name"), "train");
   EXPECT_THAT(machine.notes, IsEmpty());
 }
@@ -291,7 +288,7 @@ TEST(Detect, AServiceThatContradictsDmiIsNotBelieved) {
   const FoundMachine machine = detect_machine(options);
   EXPECT_EQ(machine.type, "p4d.24xlarge");
   EXPECT_EQ(machine.instance_id, "i-0123456789abcdef0");
-  EXPECT_THAT(machine.notes, ElementsAre(HasSubstr("calls this a p5.48xlarge, but DMI product name says p4d.24xlarge")));
+  EXPECT_THAT(machine.notes, ElementsAre(Mentions("p5.48xlarge", "DMI", "p4d.24xlarge")));
 }
 
 TEST(Detect, WhereDmiKnowsNoTypeTheServiceNamesIt) {
@@ -305,13 +302,13 @@ TEST(Detect, WhereDmiKnowsNoTypeTheServiceNamesIt) {
   options.metadata_url = server.url();
   FoundMachine machine = detect_machine(options);
   EXPECT_EQ(machine.type, "p4d.24xlarge");
-  EXPECT_EQ(machine.type_origin, "instance metadata");
+  EXPECT_THAT(machine.type_origin, Mentions("metadata"));
   EXPECT_EQ(machine.instance_id, "i-0abc");
   const MetadataServer liar(MetadataServer::honest({{"instance-type", "../../etc/passwd"}}));
   options.metadata_url = liar.url();
   machine = detect_machine(options);
   EXPECT_EQ(machine.type, "");
-  EXPECT_THAT(machine.notes, Contains(HasSubstr("calls this a '../../etc/passwd', which is no instance type")));
+  EXPECT_THAT(machine.notes, Contains(Mentions("../../etc/passwd")));
 }
 
 TEST(Detect, WhereDmiIsMaskedADeviceOrTheHypervisorTellsWhomToAsk) {
@@ -330,7 +327,7 @@ TEST(Detect, WhereDmiIsMaskedADeviceOrTheHypervisorTellsWhomToAsk) {
     options.metadata_url = server.url();
     const FoundMachine machine = detect_machine(options);
     EXPECT_EQ(machine.type, "p4d.24xlarge");
-    EXPECT_EQ(machine.type_origin, "instance metadata");
+    EXPECT_THAT(machine.type_origin, Mentions("metadata"));
   }
 }
 
@@ -368,14 +365,14 @@ TEST(Detect, ASilentServiceIsANoteAndNoFailure) {
   const FoundMachine machine = detect_machine(options);
   EXPECT_EQ(machine.type, "p5.48xlarge");
   EXPECT_EQ(machine.hardware.gpus.size(), 8U);
-  EXPECT_THAT(machine.notes, ElementsAre(AllOf(HasSubstr("did not answer in time"), HasSubstr("hop limit"))));
+  EXPECT_THAT(machine.notes, ElementsAre(Mentions("metadata", "hop")));
 }
 
 TEST(Detect, SettingsNameWhatIsWrongWithThem) {
   ::setenv("SHOAL_METADATA_URL", "http://metadata.internal", 1);
   auto options = detect_options();
   EXPECT_FALSE(options.ok());
-  EXPECT_THAT(options.status().message(), HasSubstr("SHOAL_METADATA_URL: 'http://metadata.internal' is not like"));
+  EXPECT_THAT(options.status().message(), Mentions("SHOAL_METADATA_URL", "http://metadata.internal"));
   ::setenv("SHOAL_METADATA_URL", "off", 1);
   ::setenv("SHOAL_METADATA_TIMEOUT", "0.1", 1);
   ::setenv("SHOAL_SYSFS_ROOT", "/elsewhere", 1);

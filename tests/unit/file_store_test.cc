@@ -100,7 +100,7 @@ TEST_F(FileStore, AFolderThatOthersMayWriteToIsRefused) {
     const auto store = make_file_store(directory_ + "/");
     ASSERT_FALSE(store.ok());
     EXPECT_EQ(store.status().code(), StatusCode::invalid_argument);
-    EXPECT_THAT(store.status().message(), HasSubstr("may be written to by other users"));
+    EXPECT_THAT(store.status().message(), Mentions(directory_, "chmod go-w"));
   }
   ASSERT_EQ(::chmod(directory_.c_str(), 0755), 0);
   EXPECT_TRUE(make_file_store(directory_).ok());
@@ -114,14 +114,17 @@ TEST_F(FileStore, AFolderOfAnotherUserIsRefused) {
   ASSERT_EQ(::chown(directory_.c_str(), 12345, 12345), 0);
   const auto store = make_file_store(directory_);
   ASSERT_FALSE(store.ok());
-  EXPECT_THAT(store.status().message(), HasSubstr(directory_ + " belongs to another user (number 12345)"));
+  EXPECT_THAT(store.status().message(), Mentions(directory_, "12345"));
 }
 
 TEST_F(FileStore, ALinkInPlaceOfTheFolderIsRefused) {
   ASSERT_EQ(::mkdir((directory_ + "/elsewhere").c_str(), 0700), 0);
   ASSERT_EQ(::symlink("elsewhere", (directory_ + "/store").c_str()), 0);
-  for (const char* end : {"", "/"})
-    EXPECT_THAT(make_file_store(directory_ + "/store" + end).status().message(), HasSubstr("is no folder"));
+  for (const char* end : {"", "/"}) {
+    const Status refused = make_file_store(directory_ + "/store" + end).status();
+    EXPECT_EQ(refused.code(), StatusCode::invalid_argument);
+    EXPECT_THAT(refused.message(), ::testing::AllOf(Mentions(directory_ + "/store"), ::testing::Not(Mentions("chmod"))));
+  }
 }
 
 TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
@@ -148,7 +151,7 @@ TEST_F(FileStore, AFileInPlaceOfTheDirectoryIsNamed) {
   const auto store = make_file_store("/proc/version/store");
   ASSERT_FALSE(store.ok());
   EXPECT_EQ(store.status().code(), StatusCode::system_error);
-  EXPECT_THAT(store.status().message(), HasSubstr("create /proc/version/store"));
+  EXPECT_THAT(store.status().message(), Mentions("/proc/version/store"));
 }
 
 TEST_F(FileStore, AVanishedDirectoryIsAnErrorOfSet) {

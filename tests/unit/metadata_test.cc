@@ -7,6 +7,7 @@
 #include <array>
 #include <string>
 
+#include "tests/mentions.h"
 #include "tests/unit/fake_metadata.h"
 
 namespace shoal {
@@ -16,6 +17,7 @@ using fake::MetadataServer;
 using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::Mentions;
 using ::testing::Pair;
 
 constexpr std::array<std::string_view, 3> kPaths{"instance-type", "instance-id", "placement/group-name"};
@@ -56,7 +58,7 @@ TEST(Metadata, NobodyListens) {
   const auto texts = read(url);
   ASSERT_FALSE(texts.ok());
   EXPECT_EQ(texts.status().code(), StatusCode::system_error);
-  EXPECT_THAT(texts.status().message(), HasSubstr("connect to the metadata service"));
+  EXPECT_THAT(texts.status().message(), HasSubstr("Connection refused"));
 }
 
 TEST(Metadata, SilentSlowAndHalfOpenServersCostTheBudgetAlone) {
@@ -86,19 +88,21 @@ TEST(Metadata, EndlessRefusingAndSenselessServers) {
   const auto endless = status_from([](const std::string&) {
     return MetadataServer::Reply{"HTTP/1.1 200 OK\r\n\r\n" + std::string(1 << 20, 'x'), true};
   });
-  EXPECT_THAT(endless.message(), HasSubstr("more than 16384 bytes"));
+  EXPECT_EQ(endless.code(), StatusCode::invalid_argument) << endless.to_string();
+  EXPECT_THAT(endless.message(), Mentions("16384"));
   const auto announced = status_from([](const std::string&) {
     return MetadataServer::Reply{"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", true};
   });
-  EXPECT_THAT(announced.message(), HasSubstr("a body of 99999999 bytes"));
+  EXPECT_EQ(announced.code(), StatusCode::invalid_argument) << announced.to_string();
+  EXPECT_THAT(announced.message(), Mentions("99999999"));
   const auto refuses = status_from([](const std::string&) { return MetadataServer::answer("", 403); });
   EXPECT_EQ(refuses.code(), StatusCode::unsupported);
   EXPECT_THAT(refuses.message(), HasSubstr("HTTP 403"));
-  EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::Reply{"SSH-2.0-OpenSSH_9.2\r\n\r\n"}; }).message(),
-              HasSubstr("no status line"));
+  EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::Reply{"SSH-2.0-OpenSSH_9.2\r\n\r\n"}; }).to_string(),
+              Mentions("invalid_argument", "status"));
   // A token goes back in a header of ours: it must not bring headers of its own.
-  EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::answer("T\r\nHost: elsewhere"); }).message(),
-              HasSubstr("its token is no line"));
+  EXPECT_THAT(status_from([](const std::string&) { return MetadataServer::answer("T\r\nHost: elsewhere"); }).to_string(),
+              Mentions("invalid_argument", "token"));
 }
 
 TEST(Metadata, TextsThatAreNoneAreLeftOut) {

@@ -16,6 +16,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/mentions.h"
 #include "tests/ofi/fake_libfabric.h"
 #include "tests/unit/fake_machine.h"
 #include "transports/ofi/libfabric.h"
@@ -25,7 +26,6 @@ namespace shoal::ofi {
 namespace {
 
 using rails::testing::FakeLibfabric;
-using ::testing::HasSubstr;
 
 constexpr std::uint32_t version(std::uint32_t major, std::uint32_t minor) { return major << 16 | minor; }
 
@@ -214,14 +214,14 @@ TEST(OfiLibrary, AProviderThatChoosesKeysIsAskedForNone) {
 TEST(OfiLibrary, WhereEveryKeyIsTakenThatIsSaid) {
   FakeLibfabric library = of_version(version(1, 18));
   library.mr_key_size = 1;
-  EXPECT_THAT(keys_of(library, 256), HasSubstr("register 64 bytes"));
+  EXPECT_THAT(keys_of(library, 256), testing::Mentions("64 bytes", "ulimit -l"));
 }
 
 TEST(OfiLibrary, TooOldOrNoneAtAllIsSaid) {
-  EXPECT_THAT(open_card(of_version(version(1, 16))), HasSubstr("cannot use libfabric: it is version 1.16, older than 1.17"));
+  EXPECT_THAT(open_card(of_version(version(1, 16))), testing::Mentions("libfabric", "1.16", "1.17"));
   const auto complaint = [] { return libfabric().status().message(); };
-  EXPECT_THAT(in_process("/nowhere/libfabric.so.1", complaint), HasSubstr("cannot use libfabric: /nowhere/libfabric.so.1"));
-  EXPECT_THAT(in_process("libc.so.6", complaint), HasSubstr("it lacks functions"));
+  EXPECT_THAT(in_process("/nowhere/libfabric.so.1", complaint), testing::Mentions("libfabric", "/nowhere/libfabric.so.1"));
+  EXPECT_THAT(in_process("libc.so.6", complaint), testing::Mentions("libfabric", "functions"));
 }
 
 TEST(OfiLibrary, EfaIsSeenWhereTheMachineAndTheLibraryHaveIt) {

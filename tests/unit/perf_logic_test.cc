@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "bench/perf/options.h"
 #include "bench/perf/record.h"
 #include "bench/perf/sizes.h"
@@ -176,7 +178,7 @@ TEST(CommandLine, GivesOneMessageForBadInput) {
       {{"--openmpi-algorithms", "best"}, "best"},
       {{"--memory", "gpu"}, "gpu"},
       {{"--data", "real"}, "real"},
-      {{"--data", "normal", "-d", "half"}, "-d float only"},
+      {{"--data", "normal", "-d", "half"}, "-d float"},
       {{"--block-ms", "nan"}, "--block-ms"},
       {{"--wings"}, "--wings"},
       {{"stray"}, "stray"},

@@ -8,6 +8,8 @@
 #include "src/discovery/sysfs.h"
 #include "src/engine/cores.h"
 #include "src/engine/placing.h"
+#include "tests/mentions.h"
+#include "tests/unit/fake_hardware.h"
 #include "tests/unit/fake_machine.h"
 
 namespace shoal {
@@ -16,12 +18,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-Hardware hardware_of(const fake::Machine& machine) {
-  const fake::Folder folder;
-  fake::write(machine, folder.path());
-  return read_hardware(folder.path());
-}
 
 /// `count` ranks that may all run on `cores`, and have them to themselves.
 HostRanks unbound(const std::vector<int>& cores, std::size_t count) {
@@ -56,7 +52,7 @@ TEST(Placing, NobodyIsPinnedWhereRanksOutnumberCores) {
   for (const char* policy : {"near", "last"}) {
     for (const RankPlace& place : places_of(laptop, unbound(laptop.cores(), 5), policy)) {
       EXPECT_THAT(place.progress_cores, IsEmpty());
-      EXPECT_EQ(place.progress_why, "none to spare");
+      EXPECT_THAT(place.progress_why, testing::Mentions("spare"));
     }
   }
 }
@@ -68,7 +64,7 @@ TEST(Placing, NobodyIsPinnedWhereOthersMayHaveTheSameCores) {
   for (const HostRanks& ranks : {quota, unbound(numbers(0, 6), 1)}) {
     const RankPlace place = places_of(laptop, ranks, "near")[0];
     EXPECT_THAT(place.progress_cores, IsEmpty());
-    EXPECT_EQ(place.progress_why, "bound, or limited, already");
+    EXPECT_THAT(place.progress_why, testing::Mentions("bound"));
     EXPECT_EQ(place.cores, ranks.masks[0]);
   }
   // Who says so is believed.
@@ -79,7 +75,7 @@ TEST(Placing, BoundRanksKeepToTheNodeOfTheirNicWhereThatIsAChoice) {
   const Hardware g5 = hardware_of(fake::machine("g5"));  // its NIC is on the second node
   RankPlace place = places_of(g5, unbound(numbers(40, 60), 2), "near")[0];
   EXPECT_EQ(place.progress_cores, numbers(48, 60));
-  EXPECT_EQ(place.progress_why, "those of the NIC's node");
+  EXPECT_THAT(place.progress_why, testing::Mentions("NIC"));
   place = places_of(g5, unbound(numbers(0, 20), 2), "near")[0];
   EXPECT_THAT(place.progress_cores, IsEmpty());
   place = places_of(g5, unbound(numbers(50, 60), 2), "near")[0];

@@ -8,11 +8,13 @@
 
 #include "src/bootstrap/pmix.h"
 #include "tests/fuzz/fake_pmix.h"
+#include "tests/mentions.h"
 
 namespace shoal {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Mentions;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
@@ -75,7 +77,7 @@ TEST_F(Pmix, ARankThatDoesNotComeIsATimeout) {
     const auto store = open(rank);
     ASSERT_FALSE(store.ok());
     EXPECT_EQ(store.status().code(), StatusCode::timeout);
-    EXPECT_THAT(store.status().message(), HasSubstr("not all of the 2 ranks have come"));
+    EXPECT_THAT(store.status().message(), Mentions("2", "SHOAL_TIMEOUT"));
   }
   fake_pmix_answers(PMIX_SUCCESS, PMIX_SUCCESS, PMIX_ERR_TIMEOUT);
   EXPECT_EQ(open(1).status().code(), StatusCode::timeout);
@@ -85,21 +87,20 @@ TEST_F(Pmix, WhyRankZeroHasNoStoreIsHeardByAll) {
   ::setenv("SHOAL_HOST_ADDRESS", "203.0.113.7", 1);  // of no host
   const auto first = open(0);
   ASSERT_FALSE(first.ok());
-  const std::string why = "rank 0 cannot serve its store: listen on 203.0.113.7:0: Cannot assign requested address";
-  EXPECT_EQ(first.status().message(), why);
+  EXPECT_THAT(first.status().message(), Mentions("rank 0", "203.0.113.7:0", "Cannot assign requested address"));
   EXPECT_EQ(fake_pmix_seen()->fences, 1) << "the others wait in the fence for rank 0";
   tell(fake_pmix_seen()->put);
   const auto second = open(1);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), StatusCode::system_error);
-  EXPECT_EQ(second.status().message(), "rank 0 has no store to meet at: " + why);
+  EXPECT_THAT(second.status().message(), HasSubstr(first.status().message()));
   tell("! words\x1b[31m in colour");
-  EXPECT_EQ(open(1).status().message(), "rank 0 has no store to meet at: words?[31m in colour");
+  EXPECT_THAT(open(1).status().message(), Mentions("rank 0", "words?[31m in colour"));
 }
 
 TEST_F(Pmix, RankZeroGoesToTheFenceThoughItCouldTellNothing) {
   fake_pmix_answers(PMIX_ERR_NOT_SUPPORTED, PMIX_SUCCESS, PMIX_SUCCESS);
-  EXPECT_THAT(open(0).status().message(), HasSubstr("PMIx_Put failed"));
+  EXPECT_THAT(open(0).status().message(), Mentions("PMIx_Put"));
   EXPECT_EQ(fake_pmix_seen()->fences, 1);
 }
 

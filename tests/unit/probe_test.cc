@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/mentions.h"
 #include "transports/loopback/loopback.h"
 
 namespace shoal {
@@ -273,11 +274,10 @@ TEST(Probe, NonsenseEndsItWithItsReason) {
   const auto error_of = [](Lie lie) {
     return probe(Topology::uniform(2, 1), {{0, 1}}, {}, {}, lie).errors[static_cast<std::size_t>(lie.rank)];
   };
-  EXPECT_THAT(error_of({1, kMost + 1, 0}), HasSubstr("a tile of 65537 bytes came where there is room for 65536"));
-  EXPECT_THAT(error_of({0, kMost + 1, 0}), HasSubstr("a tile of 65537 bytes came where there is room for 65536"));
+  EXPECT_THAT(error_of({1, kMost + 1, 0}), testing::Mentions("65537", "65536"));
+  EXPECT_THAT(error_of({0, kMost + 1, 0}), testing::Mentions("65537", "65536"));
   for (const std::uint32_t wish : {3U, 4U, 5U, 4000000000U}) {  // the first two: to swap, which is for memory
-    EXPECT_THAT(error_of({1, 8, wish}), AllOf(HasSubstr("measuring the link to rank 0 failed"),
-                                              HasSubstr(fmt::format("asked for what is not measured here ({})", wish))));
+    EXPECT_THAT(error_of({1, 8, wish}), testing::Mentions("rank 0", std::to_string(wish)));
   }
 }
 

@@ -7,16 +7,17 @@
 #include <future>
 #include <vector>
 
+#include "tests/mentions.h"
 #include "tests/unit/rails_support.h"
 #include "transports/checksum.h"
 
 namespace shoal::rails {
 namespace {
 
+using shoal::testing::Mentions;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::Faults;
-using ::testing::HasSubstr;
 using testing::MemoryRailOptions;
 using testing::Pair;
 
@@ -109,8 +110,8 @@ TEST_P(RailsFlips, InATileEachTimeEndTheLinkAndNameTheRank) {
   pair.open_and_connect();
   EXPECT_EQ(send_until(pair, [&](const Got&) { return !pair.links[1]->status().ok(); }).damaged, 0);
   EXPECT_EQ(pair.links[1]->status().code(), StatusCode::peer_failed);
-  EXPECT_THAT(pair.links[1]->status().message(), HasSubstr("rank 0 sent tile "));
-  EXPECT_THAT(pair.links[1]->status().message(), HasSubstr("with a wrong check sum, 16 times in a row"));
+  EXPECT_THAT(pair.links[1]->status().message(),
+              ::testing::AllOf(Mentions("rank 0", "16"), ::testing::ContainsRegex("tile [0-9]")));
 }
 
 // Who leaves stays until all that it sent has come as it was.
@@ -132,7 +133,7 @@ TEST_P(RailsFlips, AreRepairedAlsoWhenTheSenderLeavesAtOnce) {
       ASSERT_LT(std::chrono::steady_clock::now(), end);
       pair.ends[1]->progress();
     }
-    EXPECT_THAT(pair.links[1]->status().message(), HasSubstr("rank 0 closed the connection"));
+    EXPECT_THAT(pair.links[1]->status().message(), Mentions("rank 0", "closed"));
     for (std::uint32_t received = 0; received < sent; ++received) {
       const Arrival* arrival = pair.links[1]->peek();
       ASSERT_NE(arrival, nullptr) << received << " of " << sent << ", seed " << seed;
@@ -151,7 +152,7 @@ INSTANTIATE_TEST_SUITE_P(Wires, RailsFlips,
                                            Wire{"written_by_two_rails", true, 0, 0, 0, 2}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(RailsLink, AMessageThatCannotBePutRightEndsTheLinkAndNamesTheRank) {
+TEST(RailsRepeats, AMessageThatCannotBePutRightEndsTheLinkAndNamesTheRank) {
   Faults faults;
   faults.flip = 1;
   faults.flipped_bits = 3;
@@ -162,7 +163,7 @@ TEST(RailsLink, AMessageThatCannotBePutRightEndsTheLinkAndNamesTheRank) {
   EXPECT_TRUE(pair.until([&] { return !pair.links[1]->status().ok(); }));
   EXPECT_EQ(pair.links[1]->peek(), nullptr);
   EXPECT_EQ(pair.links[1]->status().code(), StatusCode::peer_failed);
-  EXPECT_THAT(pair.links[1]->status().message(), HasSubstr("rank 0 sent a message that was changed on the way"));
+  EXPECT_THAT(pair.links[1]->status().message(), Mentions("rank 0", "message"));
 }
 
 }  // namespace

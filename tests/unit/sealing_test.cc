@@ -31,7 +31,7 @@ std::string opened(Sealing& end, std::span<const std::byte> bytes) {
   return text;
 }
 
-class SealedRecords : public testing::TestWithParam<bool> {
+class SealedRecords : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (GetParam() && !has_aes()) GTEST_SKIP() << "this processor has no AES instructions";
@@ -92,7 +92,7 @@ TEST_P(SealedRecords, NoRecordOpensTwiceOrOutOfTurnOrElsewhere) {
   EXPECT_EQ(opened(to_itself, first), "?");
 }
 
-INSTANTIATE_TEST_SUITE_P(Ciphers, SealedRecords, testing::Values(false, true),
+INSTANTIATE_TEST_SUITE_P(Ciphers, SealedRecords, ::testing::Values(false, true),
                          [](const auto& info) { return info.param ? "aes_gcm" : "chacha20_poly1305"; });
 
 }  // namespace

@@ -14,10 +14,12 @@
 #include <shoal/store.h>
 
 #include "src/bootstrap/exchange.h"
+#include "tests/mentions.h"
 
 namespace shoal {
 
 using ::testing::HasSubstr;
+using testing::Mentions;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
@@ -71,7 +73,7 @@ inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
     const auto missing = other->get("absent", in(patience));
     ASSERT_FALSE(missing.ok());
     EXPECT_EQ(missing.status().code(), StatusCode::timeout) << missing.status().to_string();
-    EXPECT_THAT(missing.status().message(), HasSubstr("key 'absent'"));
+    EXPECT_THAT(missing.status().message(), Mentions("absent"));
     EXPECT_GE(Clock::now() - start, patience);
   }
   // The store is as good as before: answers are not mixed up, even where the late key comes after all.
@@ -105,7 +107,7 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   const auto missing = alone.step("second", "x");
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.status().code(), StatusCode::timeout);
-  EXPECT_THAT(missing.status().message(), HasSubstr("start-up (second): rank 5 of 6 has not come"));
+  EXPECT_THAT(missing.status().message(), Mentions("second", "rank 5", "6"));
 }
 
 // Rank 1 gives up after the first step, in which rank 2 is late: both others hear why, and rank 0, which serves, waits for
@@ -131,7 +133,7 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const int r : {0, 2})
-    EXPECT_EQ(seen[static_cast<std::size_t>(r)], "system_error: rank 1 has given up: no memory?[31m for a mapping");
+    EXPECT_THAT(seen[static_cast<std::size_t>(r)], Mentions("system_error", "rank 1", "no memory?[31m for a mapping"));
 }
 
 // Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
@@ -141,13 +143,13 @@ inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const Store
   const Status second(StatusCode::peer_failed, "rank 1 went away");
   const std::unique_ptr<Store> store = make();
   EXPECT_EQ(exchange_of(*store, 1).give_up(first).message(), first.message());
-  EXPECT_EQ(exchange_of(*store, 0).give_up(second).message(), "rank 1 has given up: rank 2 went away");
+  EXPECT_THAT(exchange_of(*store, 0).give_up(second).message(), Mentions("rank 1", first.message()));
   const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
   EXPECT_EQ(exchange_of(*store, 0).give_up(own).message(), own.message());
   for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
     ASSERT_TRUE(store->set(Store::kGivenUp, told).ok());
     const Status reported = exchange_of(*store, 0).give_up(second);
-    EXPECT_THAT(reported.message(), ::testing::AnyOf(second.message(), HasSubstr("has given up: "))) << told;
+    EXPECT_THAT(reported.message(), ::testing::AnyOf(Mentions("rank 1"), Mentions("rank 17"))) << told;
   }
 }
 
@@ -174,7 +176,7 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   EXPECT_LT(Clock::now() - start, kPatience / 4);
   second.join();
   EXPECT_EQ(of_the_dead.code(), StatusCode::peer_failed) << of_the_dead.to_string();
-  EXPECT_THAT(of_the_dead.message(), ::testing::StartsWith("rank 2 died"));
+  EXPECT_THAT(of_the_dead.message(), Mentions("rank 2"));
   EXPECT_EQ(of_the_living.code(), StatusCode::timeout) << of_the_living.to_string();
   EXPECT_EQ(waits->get_from(2, "legacy", in(kPatience)).value(), "x");
   EXPECT_EQ(waits->get_from(2, "second", in(kPatience)).status().code(), StatusCode::peer_failed);
@@ -229,9 +231,7 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const auto names_it = HasSubstr("start-up (second): rank 2 died");
-  for (const int r : {0, 1})
-    EXPECT_THAT(seen[static_cast<std::size_t>(r)], ::testing::AllOf(HasSubstr("peer_failed"), names_it));
+  for (const int r : {0, 1}) EXPECT_THAT(seen[static_cast<std::size_t>(r)], Mentions("peer_failed", "second", "rank 2"));
   EXPECT_LT(parting, milliseconds(900));
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/mentions.h"
 #include "tests/unit/tcp_losses.h"
 
 namespace shoal::tcp_test {
@@ -18,7 +19,7 @@ struct Shape {
   std::size_t message_bytes;
 };
 
-class TcpMessage : public testing::TestWithParam<Shape> {};
+class TcpMessage : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(TcpMessage, ArrivesUnchangedThereAndBack) {
   const Shape shape = GetParam();
@@ -39,10 +40,10 @@ TEST_P(TcpMessage, ArrivesUnchangedThereAndBack) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, TcpMessage,
-                         testing::Values(Shape{1, 128 << 10, 64 << 20}, Shape{2, 128 << 10, 64 << 20},
-                                         Shape{4, 128 << 10, 32 << 20}, Shape{16, 64 << 10, 16 << 20},
-                                         Shape{3, 1000, 3'000'001}, Shape{1, 64, 1'000'003}, Shape{2, 4096, 4096 * 1000 + 1},
-                                         Shape{2, 16 << 20, 50'000'001}),
+                         ::testing::Values(Shape{1, 128 << 10, 64 << 20}, Shape{2, 128 << 10, 64 << 20},
+                                           Shape{4, 128 << 10, 32 << 20}, Shape{16, 64 << 10, 16 << 20},
+                                           Shape{3, 1000, 3'000'001}, Shape{1, 64, 1'000'003}, Shape{2, 4096, 4096 * 1000 + 1},
+                                           Shape{2, 16 << 20, 50'000'001}),
                          [](const auto& info) {
                            return std::to_string(info.param.sockets) + "x" + std::to_string(info.param.tile_bytes) + "_" +
                                   std::to_string(info.param.message_bytes);
@@ -203,7 +204,7 @@ TEST(TcpLink, APeerThatClosesBeforeAnythingMovedIsReported) {
   auto ends = make_pair_of(2, 4096);
   ends[1].destroy();
   expect_failed(ends[0], 1);
-  EXPECT_NE(ends[0].link(1).status().message().find("rank 1 closed the connection"), std::string::npos);
+  EXPECT_THAT(ends[0].link(1).status().message(), testing::Mentions("rank 1", "closed"));
 }
 
 TEST(TcpLink, LinksMayOutliveTheTransportAndTheOtherWayRound) {

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/mentions.h"
 #include "tests/unit/tcp_proxy.h"
 #include "tests/unit/tcp_support.h"
 #include "transports/tcp/wire.h"
@@ -168,14 +169,16 @@ struct Pair {
   }
 };
 
-inline void expect_lost(End& end, int peer, const std::string& words, std::chrono::milliseconds limit) {
+/// Takes what comes until the link has failed, within `limit`: with the peer, and `facts`, in the message.
+inline void expect_lost(End& end, int peer, const std::vector<std::string>& facts, std::chrono::milliseconds limit) {
   Link& link = end.link(peer);
   const auto start = Clock::now();
   EXPECT_TRUE(drive(end, [&] { return !link.status().ok(); }));
   EXPECT_LT(Clock::now() - start, limit);
   EXPECT_EQ(link.status().code(), StatusCode::peer_failed);
-  EXPECT_NE(link.status().message().find("rank " + std::to_string(peer)), std::string::npos) << link.status().to_string();
-  EXPECT_NE(link.status().message().find(words), std::string::npos) << link.status().to_string();
+  std::vector<std::string> all = facts;
+  all.push_back("rank " + std::to_string(peer));
+  EXPECT_THAT(link.status().message(), testing::MentionsAll(all));
 }
 
 }  // namespace shoal::tcp_test

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "tests/slack.h"
 #include "tests/unit/tcp_support.h"
 #include "transports/tcp/packing.h"
 
@@ -23,8 +24,6 @@ constexpr std::size_t kTile = 128 << 10;
 constexpr std::size_t kStream = std::size_t{512} << 20;
 constexpr int kRounds = 20'000;
 constexpr int kRepetitions = 7;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct RawPair {
   int a = -1;

@@ -153,8 +153,7 @@ TEST_F(TcpStore, WhereDescriptorsEndThereIsAStoreOrOneClearErrorAtOnce) {
         continue;
       }
       EXPECT_EQ(served.status().code(), StatusCode::system_error);
-      EXPECT_THAT(served.status().message(), HasSubstr("rank 0"));
-      EXPECT_THAT(served.status().message(), HasSubstr("Too many open files; raise the limit of open files (ulimit -n)"));
+      EXPECT_THAT(served.status().message(), Mentions("rank 0", "Too many open files", "ulimit -n"));
     }
   }
 }
@@ -196,15 +195,15 @@ TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
   const auto client = make(false, "job", milliseconds(100));  // it connects, and nobody answers
   ASSERT_FALSE(client.ok());
   EXPECT_EQ(client.status().code(), StatusCode::timeout);
-  EXPECT_THAT(client.status().message(), HasSubstr("127.0.0.1:" + std::to_string(port_) + " does not answer as one"));
+  EXPECT_THAT(client.status().message(), Mentions("127.0.0.1:" + std::to_string(port_)));
+  EXPECT_THAT(client.status().message(), ::testing::Not(Mentions("Connection refused")));
 }
 
 TEST_F(TcpStore, NobodyThereIsATimeoutWithTheAddress) {
   const auto client = make(false, "job", milliseconds(60));
   ASSERT_FALSE(client.ok());
   EXPECT_EQ(client.status().code(), StatusCode::timeout);
-  EXPECT_EQ(client.status().message(),
-            "rank 0's store cannot be reached: connect to 127.0.0.1:" + std::to_string(port_) + ": Connection refused");
+  EXPECT_THAT(client.status().message(), Mentions("rank 0", "127.0.0.1:" + std::to_string(port_), "Connection refused"));
 }
 
 TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
@@ -219,7 +218,7 @@ TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
   waiter.join();
   ASSERT_FALSE(waiting.ok());
   EXPECT_NE(waiting.status().code(), StatusCode::timeout);
-  EXPECT_THAT(waiting.status().message(), HasSubstr("key 'never'"));
+  EXPECT_THAT(waiting.status().message(), Mentions("never"));
   const auto start = Clock::now();
   EXPECT_FALSE((*client)->set("key", "value").ok());
   EXPECT_FALSE((*client)->get("key", in(kPatience)).ok());
@@ -230,7 +229,8 @@ TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
   for (const int port : {0, -1, 65536}) {
     const auto store = make_tcp_store(kHost, port, false, "job", in(kPatience));
     ASSERT_FALSE(store.ok());
-    EXPECT_EQ(store.status().message(), "store: " + std::to_string(port) + " is not a port");
+    EXPECT_EQ(store.status().code(), StatusCode::invalid_argument);
+    EXPECT_THAT(store.status().message(), Mentions(std::to_string(port)));
   }
   EXPECT_FALSE(make(true, std::string(257, 'j')).ok());
   const auto server = make(true);

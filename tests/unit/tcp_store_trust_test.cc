@@ -187,13 +187,12 @@ TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {
   const auto second_server = make(true, "second");
   ASSERT_FALSE(second_server.ok());
   EXPECT_EQ(second_server.status().code(), StatusCode::system_error);
-  EXPECT_THAT(
-      second_server.status().message(),
-      HasSubstr("rank 0 cannot serve its store: listen on 127.0.0.1:" + std::to_string(port_) + ": Address already in use"));
+  EXPECT_THAT(second_server.status().message(),
+              Mentions("rank 0", "127.0.0.1:" + std::to_string(port_), "Address already in use"));
   const auto second_client = make(false, "second");
   ASSERT_FALSE(second_client.ok());
   EXPECT_EQ(second_client.status().code(), StatusCode::invalid_argument);
-  EXPECT_THAT(second_client.status().message(), HasSubstr("serves job 'first', not 'second': two jobs use one port"));
+  EXPECT_THAT(second_client.status().message(), Mentions("first", "second", std::to_string(port_)));
 }
 
 TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
@@ -203,8 +202,7 @@ TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
   const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kPatience));
   ASSERT_FALSE(client.ok());
   EXPECT_EQ(client.status().code(), StatusCode::mismatch);
-  EXPECT_THAT(client.status().message(),
-              HasSubstr("does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY"));
+  EXPECT_THAT(client.status().message(), Mentions("127.0.0.1:" + std::to_string(port_), "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
   // One that does not look at the server's proof gets no further.
   const Descriptor socket = dial();
   auto entered = enter(socket, "job", key_from_text("a wrong key"));
@@ -213,7 +211,7 @@ TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
   EXPECT_TRUE(is_closed(socket));
   EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
   EXPECT_EQ(refusals().count - before, 2U);
-  EXPECT_EQ(refusals().last, "store: it does not hold the job's key");
+  EXPECT_THAT(refusals().last, ::testing::AllOf(::testing::StartsWith("store: "), Mentions("key")));
 }
 
 TEST_F(StoreTrust, ARecordedHandshakeOpensNothing) {
@@ -334,12 +332,13 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
     if (request) {
       if (longer) continue;
       EXPECT_FALSE((*client)->set("key", "value").ok()) << i;
-      EXPECT_THAT(refusals().last, HasSubstr("store: a record of it does not open"));
+      EXPECT_THAT(refusals().last, ::testing::AllOf(::testing::StartsWith("store: "), Mentions("record")));
     } else {
       const auto got = (*client)->get("known", in(longer ? milliseconds(100) : milliseconds(60'000)));
       ASSERT_FALSE(got.ok()) << i << ": " << *got;
       if (longer) continue;
-      EXPECT_THAT(got.status().message(), HasSubstr("key 'known': what came as its answer is not what it said"));
+      EXPECT_EQ(got.status().code(), StatusCode::system_error) << "not: the connection is closed";
+      EXPECT_THAT(got.status().message(), Mentions("known"));
     }
     EXPECT_EQ(refusals().count, before + 1) << i;
     EXPECT_FALSE((*client)->get("known", in(kPatience)).ok()) << "a connection that was tampered with is used again";

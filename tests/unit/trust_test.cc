@@ -22,11 +22,13 @@
 #include "src/communicator/job_config.h"
 #include "src/trust/proof.h"
 #include "src/trust/refusals.h"
+#include "tests/mentions.h"
 
 namespace shoal {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::Mentions;
 using ::testing::Not;
 
 Key counting_key() {
@@ -71,9 +73,8 @@ TEST(Refusals, AreCountedWithTheLastReason) {
 
 TEST(Refusals, AreToldByListener) {
   EXPECT_EQ(to_text(Refusals{}), "");
-  EXPECT_EQ(to_text({1, "store: it closed", {{"store", 1}}}), "refused: 1 connection (store 1), last: store: it closed");
-  EXPECT_EQ(to_text({5, "tcp: it closed", {{"tcp", 2}, {"store", 3}}}),
-            "refused: 5 connections (store 3, tcp 2), last: tcp: it closed");
+  EXPECT_THAT(to_text({1, "store: it closed", {{"store", 1}}}), Mentions("1 connection", "store 1", "store: it closed"));
+  EXPECT_THAT(to_text({5, "tcp: it closed", {{"tcp", 2}, {"store", 3}}}), Mentions("5", "store 3", "tcp 2", "tcp: it closed"));
   const auto counted = [](const char* listener) {
     const auto all = refusals().by_listener;
     return all.contains(listener) ? all.find(listener)->second : 0;
@@ -179,25 +180,25 @@ TEST_F(JobKeySource, VariableAndFileMeanTheSame) {
 
 TEST_F(JobKeySource, WhatIsNoGoodKeyIsRefusedWithoutSayingIt) {
   ::setenv("SHOAL_JOB_KEY", "tooshort", 1);
-  EXPECT_THAT(complaint(), HasSubstr("invalid_argument: SHOAL_JOB_KEY holds a key of 8 characters"));
+  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "8"));
   EXPECT_THAT(complaint(), Not(HasSubstr("tooshort")));
   ::setenv("SHOAL_JOB_KEY", "0123456789abcdef", 1);
   write_file("0123456789abcdef", 0600);
-  EXPECT_THAT(complaint(), HasSubstr("both set"));
+  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
   ::unsetenv("SHOAL_JOB_KEY");
   write_file("0123456789abcdef", 0604);
   EXPECT_THAT(complaint(), HasSubstr("chmod o-rwx"));
   write_file("short", 0600);
-  EXPECT_THAT(complaint(), HasSubstr("SHOAL_JOB_KEY_FILE holds a key of 5 characters"));
+  EXPECT_THAT(complaint(), Mentions("SHOAL_JOB_KEY_FILE", "5"));
   write_file(std::string(5000, 'x'), 0600);
-  EXPECT_THAT(complaint(), HasSubstr("16 to 4096 are possible"));
+  EXPECT_THAT(complaint(), Mentions("SHOAL_JOB_KEY_FILE", "16", "4096"));
   for (const char* path : {"/no/such/file", "/proc/self"}) {
     ::setenv("SHOAL_JOB_KEY_FILE", path, 1);
     EXPECT_THAT(complaint(), HasSubstr(path));
   }
   ASSERT_EQ(::mkfifo((directory_ + "/pipe").c_str(), 0600), 0);
   ::setenv("SHOAL_JOB_KEY_FILE", (directory_ + "/pipe").c_str(), 1);
-  EXPECT_THAT(complaint(), HasSubstr("is no regular file"));
+  EXPECT_THAT(complaint(), Mentions("invalid_argument", "SHOAL_JOB_KEY_FILE", directory_ + "/pipe"));
 }
 
 JobConfig sample_config() {
@@ -239,7 +240,7 @@ TEST(JobConfig, ShowsAnotherKeyAndTellsNothingOfIt) {
   EXPECT_THAT(text, Not(HasSubstr(to_hex(link_key(key, sample_config())))));
   const auto read = parse_job_config(text, key_from_text("another"));
   EXPECT_EQ(read.status().code(), StatusCode::mismatch);
-  EXPECT_THAT(read.status().message(), HasSubstr("rank 0 has another job key than this rank"));
+  EXPECT_THAT(read.status().message(), Mentions("rank 0", "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
 }
 
 TEST(JobConfig, RefusalsArriveAsRankZerosWords) {

@@ -25,7 +25,7 @@ constexpr int kRanks = 3;
 constexpr std::size_t kWindow = 8192;
 
 /// Memory that children share; zero.
-class WindowBoardTest : public testing::Test {
+class WindowBoardTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kBytes = 4096 + WindowBoard::kBlocks * kRanks * kWindow;
   WindowBoardTest() {

@@ -1,0 +1,29 @@
+// Matchers of the facts in a message.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/facts.h"
+
+namespace shoal::testing {
+
+/// A text that holds each of `facts`, strings, of which there is at least one.
+MATCHER_P(MentionsAll, facts, (negation ? "does not mention all of " : "mentions ") + ::testing::PrintToString(facts)) {
+  const std::string_view text(arg);
+  for (const auto& fact : facts) {
+    if (!holds_fact(text, fact)) *result_listener << "without " << ::testing::PrintToString(fact) << " ";
+  }
+  return mentions_all(text, facts);
+}
+
+/// The same of facts that are given one by one.
+template <typename... Facts>
+auto Mentions(const Facts&... facts) {
+  return MentionsAll(std::vector<std::string>{std::string(facts)...});
+}
+
+}  // namespace shoal::testing
