@@ -25,7 +25,7 @@ constexpr std::size_t kMaxHead = 8 << 10;
 constexpr std::size_t kMaxValueBytes = 256;
 constexpr int kTokenSeconds = 60;
 
-Status nonsense(std::string what) {
+Status nonsense(const std::string& what) {
   return {StatusCode::invalid_argument, "the metadata service answers what is no HTTP: " + what};
 }
 Status too_late(std::string_view while_doing) {

@@ -607,7 +607,8 @@ void Executor::finish(Operation* operation, const Status& outcome) {
   operation->drop_reference();
 }
 
-bool Executor::fail(Status cause) {
+// By value, since poll_control() may replace the status that the caller passes.
+bool Executor::fail(Status cause) {  // NOLINT(performance-unnecessary-value-param)
   // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
   if (!closed()) mesh_->poll_control();
   close(cause);

@@ -243,7 +243,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);
   /// What is to be told instead of `consequence` where this rank is asking about a mismatch.
-  [[nodiscard]] Status or_mismatch(Status consequence) const;
+  [[nodiscard]] Status or_mismatch(const Status& consequence) const;
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
   [[nodiscard]] std::string late_turn_report(const internal::Operation& operation);

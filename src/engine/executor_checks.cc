@@ -128,7 +128,7 @@ Status Executor::taken_back_by(int job_rank) {
 }
 
 // The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
-Status Executor::or_mismatch(Status consequence) const {
+Status Executor::or_mismatch(const Status& consequence) const {
   return asking() && question_->otherwise.code() == StatusCode::mismatch ? question_->otherwise : consequence;
 }
 
