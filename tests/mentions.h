@@ -22,7 +22,7 @@ MATCHER_P(MentionsAll, facts, (negation ? "does not mention all of " : "mentions
 
 /// The same of facts that are given one by one.
 template <typename... Facts>
-auto Mentions(const Facts&... facts) {
+auto Mentions(const Facts&... facts) {  // NOLINT(readability-identifier-naming): named as matchers are
   return MentionsAll(std::vector<std::string>{std::string(facts)...});
 }
 

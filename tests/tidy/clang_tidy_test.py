@@ -13,7 +13,7 @@ import pytest
 import clang_tidy
 import support
 
-FILES = 3  # a large file takes a minute of processor time
+FILES = 2  # a large file takes a minute of processor time
 COMMITS = 10
 
 
