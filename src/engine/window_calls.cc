@@ -16,7 +16,8 @@ using internal::Operation;
 
 namespace {
 
-constexpr auto kWritersPatience = std::chrono::milliseconds(250);  // with those who write into this rank's memory
+// How long a rank waits for peers that still write into its memory. A peer that died or was stopped would never end it.
+constexpr auto kWritersPatience = std::chrono::milliseconds(250);
 
 /// Where the caller's data lies.
 Buffer input_of(const Plan& plan) {
@@ -65,8 +66,7 @@ void WindowCalls::clear() {
     return std::ranges::any_of(
         windows_, [&](const auto& each) { return (window_guard(each).load(std::memory_order_seq_cst) & kGuardWriting) != 0; });
   };
-  const auto until =
-      std::chrono::steady_clock::now() + kWritersPatience;  // a peer that has died or been stopped may say so for ever
+  const auto until = std::chrono::steady_clock::now() + kWritersPatience;
   while (somebody_writes() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 

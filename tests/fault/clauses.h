@@ -29,7 +29,7 @@ inline std::vector<int> ranks_named_in(std::string_view text) {
   constexpr std::string_view kRank = "rank ";
   constexpr std::string_view kDigits = "0123456789";
   std::vector<int> ranks;
-  bool in_brackets = false;  // it is said of the rank before
+  bool in_brackets = false;  // the next number is the same rank, as numbered in the job
   for (std::size_t at = text.find(kRank); at != std::string_view::npos; at = text.find(kRank, at)) {
     const bool inside = at >= 2 && text.substr(at - 2, 2) == " (";
     const std::size_t begin = at + kRank.size();

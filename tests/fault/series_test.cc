@@ -184,8 +184,9 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
   std::vector<std::string> complaints;
   const auto jobs = read_jobs(job.ledgers(), complaints);
   ASSERT_EQ(jobs.size(), 1U);
-  EXPECT_THAT(diagnose(jobs.front(), 1).sentence,
-              testing::Mentions(fmt::format("rank {}", victim), fmt::format("process {}", job.pid(victim))));
+  const std::string diagnosis = diagnose(jobs.front(), 1).sentence;
+  EXPECT_EQ(testing::first_rank_named_in(diagnosis), victim) << diagnosis;
+  EXPECT_THAT(diagnosis, testing::Mentions(fmt::format("process {}", job.pid(victim))));
 }
 
 TEST(Series, WhoeverIsKilledWheneverIsNamedInTimeAndNothingIsLeft) {
@@ -308,7 +309,8 @@ Doomed start_doomed(std::uint64_t seed, bool mixes, const OwnPlace* place) {
   return doomed;
 }
 
-/// Who waits for a rank that waits for the dead one in turn knows no more than this: which rank that is.
+/// Whether the report of `rank` names another rank. A rank may wait for one that itself waits for the dead rank: then it can
+/// name the former only.
 bool names_another(const Board::Rank& one, int rank, int ranks) {
   bool names = false;
   for (int other = 0; other < ranks; ++other) names |= other != rank && names_victim(one, other);

@@ -71,13 +71,17 @@ def split_known(paths, build):
     return [path for path in paths if path in commands], [path for path in paths if path not in commands]
 
 
-def findings(paths, build, config=os.path.join(REPOSITORY, ".clang-tidy")):
-    """What clang-tidy finds in these files and in the headers that they include, as text; empty where it finds nothing."""
+def findings(paths, build, config=os.path.join(REPOSITORY, ".clang-tidy"), analyze=True):
+    """What clang-tidy finds in these files and in the headers that they include, as text; empty where it finds nothing.
+
+    `analyze`: with clang's static analyzer, which takes most of the time.
+    """
+    checks = [] if analyze else ["--checks=-clang-analyzer-*"]
     commands = compile_commands(build)
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
             json.dump([commands[path] for path in paths], file)
-        done = subprocess.run([PROGRAM, "-p", folder, "--quiet", f"--config-file={config}", *(commands[path]["file"] for path in paths)],
+        done = subprocess.run([PROGRAM, "-p", folder, "--quiet", f"--config-file={config}", *checks, *(commands[path]["file"] for path in paths)],
                               cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if FINDING.search(done.stdout):
         return done.stdout.replace(REPOSITORY + "/", "")
