@@ -5,7 +5,7 @@
 
 namespace shoal {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 inline constexpr double kSlack = 5;  ///< factor on bounds of time
 #else
 inline constexpr double kSlack = 1;

@@ -423,11 +423,13 @@ bool WindowCalls::move_some(Operation* operation) {
 }
 
 Status WindowCalls::move(Operation* operation, const WindowMove& what, std::size_t done_bytes, std::size_t bytes) {
-  const std::byte* source = operation->at({input_of(*operation->plan), what.source_bytes}) + done_bytes;
-  std::byte* target = operation->at({Buffer::output, what.target_bytes}) + done_bytes;
-  if (what.way != WindowMove::Way::local) {
+  const bool reads = what.way == WindowMove::Way::read;
+  const bool writes = what.way == WindowMove::Way::write;
+  // This rank may lack the buffer that it does not use: the root alone has the output of a gather.
+  const std::byte* source = reads ? nullptr : operation->at({input_of(*operation->plan), what.source_bytes}) + done_bytes;
+  std::byte* target = writes ? nullptr : operation->at({Buffer::output, what.target_bytes}) + done_bytes;
+  if (reads || writes) {
     const auto peer = static_cast<int>(what.peer);
-    const bool reads = what.way == WindowMove::Way::read;
     const MeetingSlot& theirs = meeting_slot(window(peer), meetings_);
     const std::uint64_t place =
         (reads ? theirs.input : theirs.output) + (reads ? what.source_bytes : what.target_bytes) + done_bytes;

@@ -70,10 +70,10 @@ template <class Probe>
 TransportKind through_a_library(TransportKind kind, const Probe& probe) {
   kind.sizes = {3};
   kind.slowness = 10;
-#if defined(__SANITIZE_THREAD__)
+#ifdef SHOAL_TSAN
   kind.unavailable = "the library below is not built for the sanitizer";
   static_cast<void>(probe);
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(SHOAL_ASAN)
   const bool asked = std::getenv("SHOAL_TEST_LIBRARIES") != nullptr;
   kind.unavailable = asked ? probe() : "it takes too long with the sanitizer: set SHOAL_TEST_LIBRARIES=1, as tests/long does";
 #else
@@ -150,7 +150,7 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
     };
   };
   const auto probe = [] {
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_ASAN
     ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);  // it would put itself before madvise
 #endif
     static const auto version = ucx_version();

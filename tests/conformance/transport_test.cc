@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 constexpr int kSlowdown = 10;
 #else
 constexpr int kSlowdown = 1;
@@ -175,7 +175,7 @@ class TransportConformance : public ::testing::TestWithParam<std::tuple<Transpor
  protected:
   void SetUp() override {
     if (!kind().unavailable.empty()) GTEST_SKIP() << kind().unavailable;
-#ifdef __SANITIZE_THREAD__
+#ifdef SHOAL_TSAN
     if (kind().processes) GTEST_SKIP() << "ThreadSanitizer sees nothing between processes";
 #endif
   }
@@ -767,7 +767,7 @@ TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
     if (common.empty()) return;
     EXPECT_EQ(rank.transport().window_count(), rank.size());
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(common.data()) % 64, 0U);
-    for (const std::byte byte : common) ASSERT_EQ(byte, std::byte{0});
+    ASSERT_TRUE(std::ranges::all_of(common, [](std::byte byte) { return byte == std::byte{0}; }));
     rank.meet();
     // All add to the last word.
     std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(common.data() + common.size() - sizeof(std::uint64_t)));

@@ -164,6 +164,8 @@ TEST(StreamCApi, DoesWhatTheCppOneDoes) {
     if (error.empty() && shoal_stream_deregister_buffer(comm, own.in()) != SHOAL_OK) error = shoal_last_error_message();
     if (error.empty()) error = refused_calls(own);
     if (error.empty() && shoal_stream_comm_status(comm) != SHOAL_OK) error = shoal_last_error_message();
+    // No rank aborts before the other has done with all this.
+    if (const auto met = shoal_barrier(host); error.empty() && met != SHOAL_OK) error = shoal_last_error_message();
     if (rank == 0) shoal_stream_comm_abort(comm, "enough");
     for (int i = 0; i < 500 && shoal_stream_barrier(comm, own.stream, nullptr) == SHOAL_OK; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -192,7 +192,7 @@ void run_scenario(const Scenario& scenario) {
 }
 
 TEST(Engine, EverySeedEndsRightOrWithAnError) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
   constexpr std::uint64_t kSeeds = 300;
 #else
   constexpr std::uint64_t kSeeds = 2'000;

@@ -120,7 +120,7 @@ int clock_gettime(clockid_t clock, timespec* time) noexcept {
 namespace shoal {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 constexpr std::uint64_t kSeeds = 4;
 #else
 constexpr std::uint64_t kSeeds = 24;

@@ -53,7 +53,7 @@ using testing::OwnPlace;
 using testing::Victims;
 using Clock = std::chrono::steady_clock;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 constexpr double kSlack = 5;
 constexpr std::uint64_t kKills = 12;
 constexpr std::uint64_t kStops = 4;

@@ -23,7 +23,7 @@
 namespace shoal::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 constexpr std::uint64_t kSeeds = 300;
 #else
 constexpr std::uint64_t kSeeds = 2'000;

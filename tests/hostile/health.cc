@@ -11,7 +11,7 @@
 namespace shoal::hostile {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SHOAL_SANITIZED
 constexpr bool kMemoryCounts = false;
 #else
 constexpr bool kMemoryCounts = true;

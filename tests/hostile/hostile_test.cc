@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef SHOAL_SANITIZED
 constexpr int kDefaultInputs = 4'000;
 #else
 constexpr int kDefaultInputs = 100'000;

@@ -390,7 +390,7 @@ TEST_P(Groups, SixtyFourGroupsCostNoDescriptorsAndLittleMemory) {
     // Of all three ranks: two places for data, and the words beside them.
     if (touched > 64 * 3 * (std::size_t{32} << 10))
       return fmt::format("64 groups share {} bytes after a small call each", touched);
-#if defined(__SANITIZE_THREAD__)
+#ifdef SHOAL_TSAN
     constexpr std::size_t kStarted = 2;  // the communication thread, and the sanitizer's own, which comes with the first
 #else
     constexpr std::size_t kStarted = 1;

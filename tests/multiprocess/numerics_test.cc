@@ -206,13 +206,8 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
     const std::vector<int>& host_of_rank;
     std::string transports;
   };
-  std::vector<Run> runs{
+  const std::vector<Run> runs{
       {"repeatable", one_host, network}, {"repeatable", two_hosts, "shm," + network}, {"strict", two_hosts, "shm," + network}};
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  std::printf("not by class: under a sanitizer the loopback device is as slow as networks of another class\n");
-#else
-  if (network == "tcp") runs.push_back({"", two_hosts, "shm,tcp"});
-#endif
   for (const Run& run : runs) {
     const std::string& usual = usual_bits(run.numerics, run.host_of_rank);
     if (usual.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
@@ -222,6 +217,28 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
     how.environment["SHOAL_NUMERICS"] = run.numerics;
     EXPECT_EQ(bits_of(how), usual) << run.numerics << " over " << run.transports;
   }
+}
+
+// By default the measured class of the network decides. Where others hold the cores meanwhile it may come out as another one, so not
+// in each pair of starts.
+TEST(Numerics, TheSameBitsBetweenHostsWhereTheNetworkIsOfOneClass) {
+#ifdef SHOAL_SANITIZED
+  GTEST_SKIP() << "under a sanitizer the loopback device is as slow as networks of another class";
+#endif
+  constexpr int kPairs = 5;
+  const std::vector<int> two_hosts = {0, 0, 0, 1, 1, 1};
+  std::string usual;
+  std::string bits;
+  for (int pair = 0; pair < kPairs && (pair == 0 || bits != usual); ++pair) {
+    usual = bits_of({.transports = "shm,tcp", .host_of_rank = two_hosts});
+    if (usual.find("namespaces") != std::string::npos) GTEST_SKIP() << "this process may not make UTS namespaces";
+    ASSERT_THAT(usual, ::testing::HasSubstr("bits: "));
+    bits = bits_of({.transports = "shm,tcp",
+                    .host_of_rank = two_hosts,
+                    .environment = {{"SHOAL_HOST_ADDRESS", "127.0.0.1"}, {"SHOAL_SOCKETS_PER_PEER", "4"}},
+                    .jitter = true});
+  }
+  EXPECT_EQ(bits, usual);
 }
 
 TEST(Numerics, AnAlgorithmGivesTheSameBitsOverEveryTransport) {

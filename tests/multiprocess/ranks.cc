@@ -14,7 +14,7 @@
 #include "transports/ofi/ofi.h"
 #include "transports/ucx/ucx.h"
 
-#ifdef __SANITIZE_THREAD__
+#ifdef SHOAL_TSAN
 /// A process that ends is held up for reports of threads that go on: for a second by default, of which hundreds of ranks make
 /// minutes. When a rank has done its part, only the library's own thread is left, and that sleeps.
 extern "C" const char* __tsan_default_options() { return "atexit_sleep_ms=100"; }  // NOLINT: the sanitizer's name for it
@@ -118,7 +118,7 @@ void expect_ranks(int size, const CommunicatorOptions& options, const std::funct
 }
 
 std::string library_complaint(const std::string& transport) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
   return transport + ": the library below is not built for the sanitizer";
 #else
   if (transport == "ofi") {

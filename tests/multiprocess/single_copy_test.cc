@@ -211,19 +211,36 @@ TEST_P(SingleCopy, OfLargeOnesIsMadeWhereASettingSaysSo) {
   ::unsetenv("SHOAL_PROBE");
 }
 
+/// Starts ranks whose reads of others' memory take so long; what is wrong where they do not copy large ones as expected.
+std::string measures_and_copies(int ranks, std::chrono::milliseconds read_takes, bool expected) {
+  const auto outcomes = testing::run_ranks(ranks, [&](int rank, int size, const std::string& directory) -> std::string {
+    shared_system.pretends = read_takes.count() == 0;
+    shared_system.read_takes = read_takes;
+    auto c = testing::join(directory, rank, size, over_shm());
+    if (!c.ok()) return c.status().to_string();
+    shared_system.pretends = false;
+    return copies_large_ones(**c, expected);
+  });
+  std::string wrong;
+  for (const testing::RankOutcome& outcome : outcomes) wrong += outcome.output + testing::bad_end(outcome);
+  return wrong;
+}
+
+TEST_P(SingleCopy, OfLargeOnesIsNotMadeWhereItWasMeasuredToBeSlower) {
+  SKIP_UNLESS_PERMITTED();
+  EXPECT_EQ(measures_and_copies(GetParam(), std::chrono::milliseconds(50), false), "");
+}
+
+// On a busy machine ranks wait for a core most of the time, and copies take as long either way. Not in each of these starts.
 TEST_P(SingleCopy, OfLargeOnesIsMadeWhereItWasMeasuredToBeFaster) {
   SKIP_UNLESS_PERMITTED();
-  for (const bool fast : {false, true}) {
-    const auto outcomes = testing::run_ranks(GetParam(), [&](int rank, int size, const std::string& directory) -> std::string {
-      shared_system.pretends = fast;
-      shared_system.read_takes = std::chrono::milliseconds(fast ? 0 : 50);
-      auto c = testing::join(directory, rank, size, over_shm());
-      if (!c.ok()) return c.status().to_string();
-      shared_system.pretends = false;
-      return copies_large_ones(**c, fast);
-    });
-    testing::expect_all_well(outcomes, fast ? "fast" : "slow");
+  constexpr int kStarts = 10;
+  std::string wrong;
+  for (int start = 0; start < kStarts; ++start) {
+    wrong = measures_and_copies(GetParam(), std::chrono::milliseconds(0), true);
+    if (wrong.empty()) break;
   }
+  EXPECT_EQ(wrong, "");
 }
 
 // Whoever looks for a peer in one call may find it in the next one: it has come and gone on between two looks.

@@ -1,4 +1,4 @@
-// Every algorithm, proven over ranks, shapes of nodes, sizes and roots.
+// Every algorithm, proven over ranks, shapes of nodes, sizes and roots. algorithms_long_test.cc has the larger ones.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "src/algorithms/algorithm.h"
-#include "src/schedule/verifier.h"
+#include "tests/schedule/prove.h"
 #include "tests/schedule/shapes.h"
 
 namespace shoal {
@@ -33,23 +33,6 @@ std::vector<std::size_t> counts_for(CollectiveKind kind, int ranks) {
   return testing::counts(ranks);
 }
 
-/// An average: every contribution is there once, and is divided once.
-Collective average(CollectiveKind kind, std::size_t count) { return {kind, count, DataType::float32, ReduceOp::avg, 0, {}}; }
-
-/// True where `algorithm` serves `collective` on `topology`, and then it is proven.
-bool prove(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
-           const std::vector<std::vector<std::size_t>>& counts_of_rank = {}) {
-  const auto schedule = build_schedule(algorithm, topology, collective, counts_of_rank);
-  if (!schedule.ok()) {
-    EXPECT_EQ(schedule.status().code(), StatusCode::unsupported) << schedule.status().to_string();
-    return false;
-  }
-  const auto faults = verify(*schedule);
-  EXPECT_TRUE(faults.empty()) << algorithm.name << " " << to_string(collective) << " on " << topology.shape() << ": "
-                              << to_status(faults).to_string();
-  return true;
-}
-
 class EveryAlgorithm : public ::testing::TestWithParam<std::tuple<int, CollectiveKind>> {};
 
 TEST_P(EveryAlgorithm, IsProvenOnEveryShape) {
@@ -59,10 +42,10 @@ TEST_P(EveryAlgorithm, IsProvenOnEveryShape) {
   for (const int ranks : testing::rank_counts()) {
     for (const Topology& topology : testing::topologies(ranks)) {
       for (const std::size_t count : counts_for(kind, ranks)) {
-        Collective collective = average(kind, count);
+        Collective collective = testing::average(kind, count);
         for (collective.root = 0; const int root : roots(collective, ranks)) {
           collective.root = root;
-          proven += prove(algorithm, topology, collective) ? 1 : 0;
+          proven += testing::prove(algorithm, topology, collective) ? 1 : 0;
           ASSERT_FALSE(HasFailure());
         }
       }
@@ -81,11 +64,11 @@ TEST_P(EveryAlgorithm, IsProvenWithUnevenShares) {
     if (ranks > 24) continue;
     for (const Topology& topology : testing::topologies(ranks)) {
       for (const auto& counts : testing::uneven_counts(ranks)) {
-        Collective collective = testing::with_counts(average(kind, 0), counts);
+        Collective collective = testing::with_counts(testing::average(kind, 0), counts);
         for (const int root : roots(collective, ranks)) {
           collective.root = root;
           const auto of_rank = exchange ? testing::exchange_counts(counts) : std::vector<std::vector<std::size_t>>();
-          proven += prove(algorithm, topology, collective, of_rank) ? 1 : 0;
+          proven += testing::prove(algorithm, topology, collective, of_rank) ? 1 : 0;
           ASSERT_FALSE(HasFailure());
         }
       }
@@ -115,47 +98,7 @@ std::vector<std::tuple<int, CollectiveKind>> supported_pairs() {
   return pairs;
 }
 
-TEST(Schedules, AreProvenOn256Ranks) {
-  const std::vector<Topology> shapes{Topology::uniform(1, 256), Topology::uniform(256, 1), Topology::uniform(32, 8),
-                                     Topology::ragged({100, 1, 64, 31, 60}), testing::round_robin(256, 24)};
-  for (const Algorithm& algorithm : algorithms()) {
-    for (const Topology& topology : shapes) {
-      for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
-        const Collective collective = average(static_cast<CollectiveKind>(kind), kind == 0 ? 1009 : 7);
-        // The shape matters little to what is not composed.
-        const bool first = &topology == &shapes.front() || &topology == &shapes.back();
-        if (!first && kind > static_cast<int>(CollectiveKind::barrier) && !algorithm.name.starts_with("hierarchical")) continue;
-        if (algorithm.supports(topology, collective).ok() && !repeats_another(algorithm, topology))
-          prove(algorithm, topology, collective);
-      }
-    }
-  }
-}
-
-TEST(Schedules, ComposedOfAnyTwoStagesAreProven) {
-  for (const std::string inside : {"direct", "ring", "circulant", "recursive_halving"}) {
-    for (const std::string outside :
-         {"direct", "ring", "circulant", "recursive_halving", "recursive_doubling", "one_shot", "tree"}) {
-      const auto algorithm = find_algorithm("hierarchical(" + inside + "," + outside + ")");
-      ASSERT_TRUE(algorithm.ok()) << algorithm.status().to_string();
-      for (const int ranks : {1, 2, 3, 6, 9, 12, 17, 24}) {
-        for (const Topology& topology : testing::topologies(ranks)) {
-          for (const std::size_t count : testing::counts(ranks)) {
-            ASSERT_TRUE(prove(**algorithm, topology, average(CollectiveKind::all_reduce, count)));
-            ASSERT_FALSE(HasFailure());
-          }
-          for (const CollectiveKind kind : {CollectiveKind::reduce_scatter, CollectiveKind::all_gather}) {
-            prove(**algorithm, topology, average(kind, 7));
-            for (const auto& counts : testing::uneven_counts(ranks)) {
-              prove(**algorithm, topology, testing::with_counts(average(kind, 0), counts));
-            }
-            ASSERT_FALSE(HasFailure());
-          }
-        }
-      }
-    }
-  }
-}
+TEST(Schedules, ComposedOfAnyTwoStagesAreProven) { testing::prove_compositions({1, 2, 3, 6, 9, 12}); }
 
 TEST(Schedules, AreFoundByEveryName) {
   const auto name_of = [](std::string_view name) {

@@ -20,7 +20,7 @@
 namespace shoal::tcp_test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#ifdef SHOAL_SANITIZED
 constexpr std::uint64_t kSlowdown = 8;
 #else
 constexpr std::uint64_t kSlowdown = 1;

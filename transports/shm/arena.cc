@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kLargePageBytes = std::size_t{2} << 20;
 // Only addresses: every rank of a host maps the arenas of all others, and there are 2^47 bytes of those.
-#ifdef __SANITIZE_THREAD__  // has room for few
+#ifdef SHOAL_TSAN  // has room for few
 constexpr std::size_t kMaxArenaBytes = std::size_t{4} << 30;
 #else
 constexpr std::size_t kMaxArenaBytes = std::size_t{256} << 30;

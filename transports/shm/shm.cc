@@ -42,7 +42,7 @@ constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 /// Orders all earlier writes of this thread before its later reads. ThreadSanitizer knows no fences; it sees an atomic
 /// operation of the same ordering.
 void full_fence() noexcept {
-#ifdef __SANITIZE_THREAD__
+#ifdef SHOAL_TSAN
   static std::atomic<int> word{0};
   word.fetch_add(1, std::memory_order_seq_cst);
 #else
