@@ -46,7 +46,6 @@ namespace shoal::cuda {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 using Clock = std::chrono::steady_clock;
 

@@ -30,7 +30,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::Mentions;
 using testing::mentions;
 using Clock = std::chrono::steady_clock;

@@ -25,9 +25,7 @@
 namespace shoal {
 namespace {
 
-using ::testing::AllOf;
 using testing::Board;
-using ::testing::HasSubstr;
 using testing::Victims;
 
 Status wrong(const std::string& what) { return {StatusCode::internal, "WRONG: " + what}; }

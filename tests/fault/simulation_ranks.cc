@@ -13,7 +13,6 @@
 namespace shoal::testing {
 
 using Clock = SimulatedClock;
-using internal::Operation;
 
 HubEnds::HubEnds(LoopbackHub& hub, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {

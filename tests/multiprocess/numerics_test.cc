@@ -219,8 +219,8 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
   }
 }
 
-// By default the measured class of the network decides. Where others hold the cores meanwhile it may come out as another one, so not
-// in each pair of starts.
+// By default the measured class of the network decides. Where others hold the cores meanwhile it may come out as another one,
+// so not in each pair of starts.
 TEST(Numerics, TheSameBitsBetweenHostsWhereTheNetworkIsOfOneClass) {
 #ifdef SHOAL_SANITIZED
   GTEST_SKIP() << "under a sanitizer the loopback device is as slow as networks of another class";

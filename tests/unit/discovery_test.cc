@@ -24,7 +24,6 @@ using fake::MetadataServer;
 using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::Mentions;
 using ::testing::Not;

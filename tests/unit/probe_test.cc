@@ -26,8 +26,6 @@ namespace shoal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 // A link around another one.
 class LinkAround : public Link {
