@@ -634,7 +634,8 @@ void Executor::on_close(const void* owner, std::function<void(const Status&)> ho
     close_hooks_.erase(owner);
     return;
   }
-  if (closed()) hook(status());
+  // Kept, it would be called once more by a close() that has not come to the hooks yet.
+  if (closed()) return hook(status());
   close_hooks_[owner] = std::move(hook);
 }
 

@@ -74,6 +74,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   next_in_inbox = nullptr;
   outcome_ = Status();
   callback_ = nullptr;
+  callback_is_given_.store(false, std::memory_order_relaxed);
   callback_state_.store(kNoCallback, std::memory_order_relaxed);
   references_.store(1, std::memory_order_relaxed);
   if (plan->meter != nullptr) started_ = std::chrono::steady_clock::now();
@@ -103,15 +104,14 @@ void Operation::sleep_until(std::chrono::steady_clock::time_point deadline) noex
 }
 
 Status Operation::set_callback(std::function<void(const Status&)> callback) {
-  // The callback may only be written by the one who moves kNoCallback on; finish() reads it only after seeing kCallbackSet.
-  if (callback_state_.load(std::memory_order_acquire) == kCallbackSet) {
+  if (callback_is_given_.exchange(true, std::memory_order_relaxed)) {
     return {StatusCode::invalid_argument, "on_completion: this Work has a callback already"};
   }
   if (done()) {
     callback(outcome_);
     return {};
   }
-  callback_ = std::move(callback);
+  callback_ = std::move(callback);  // finish() reads it only after seeing kCallbackSet
   int expected = kNoCallback;
   if (callback_state_.compare_exchange_strong(expected, kCallbackSet, std::memory_order_acq_rel)) return {};
   // finish() came between: it found no callback, so it is ours to run. Wait for the outcome to be published.

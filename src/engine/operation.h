@@ -133,6 +133,7 @@ class Operation {
   std::atomic<int> references_{0};
   std::atomic<std::uint32_t> state_{kDone};
   std::atomic<int> sleepers_{0};
+  std::atomic<bool> callback_is_given_{false};  // whoever sets it may write callback_
   std::atomic<int> callback_state_{kNoCallback};
   std::function<void(const Status&)> callback_;
   Status outcome_;

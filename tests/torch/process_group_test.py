@@ -319,6 +319,46 @@ def barriers(rank, size):
         dist.all_reduce(entered, op=dist.ReduceOp.MAX)
         dist.all_reduce(left, op=dist.ReduceOp.MIN)
         check(left.item() >= entered.item(), "a rank left the barrier before the last one entered it")
+    dist.barrier(device_ids=[rank])  # there may be no such device on this machine
+
+
+def calls_that_unpack(rank, size):
+    """(its work, whether its result is right) of each kind of call that copies its result into the caller's tensors, started asynchronously."""
+    mine = torch.full((3, 2), float(rank + 1))
+    total = float(size * (size + 1) // 2)
+    numbers = [float(r + 1) for r in range(size)]
+
+    gathered = [torch.zeros(3, 2) for _ in range(size)]
+    yield dist.all_gather(gathered, mine, async_op=True), lambda: [t[0, 0].item() for t in gathered] == numbers
+    at_root = [torch.zeros(3, 2) for _ in range(size)] if rank == 0 else None
+    yield dist.gather(mine, at_root, dst=0, async_op=True), lambda: rank != 0 or [t[0, 0].item() for t in at_root] == numbers
+    with_holes = torch.full((3, 4), float(rank + 1))[:, ::2]
+    yield dist.all_reduce(with_holes, async_op=True), lambda: bool((with_holes == total).all())
+    received = torch.full((3, 4), float(rank + 1))[:, ::2]
+    yield dist.broadcast(received, src=size - 1, async_op=True), lambda: bool((received == float(size)).all())
+    share = torch.zeros(3, 4)[:, ::2]
+    yield dist.reduce_scatter(share, [mine] * size, async_op=True), lambda: bool((share == total).all())
+    part = torch.zeros(3, 4)[:, ::2]
+    yield (dist.scatter(part, [torch.full((3, 2), n) for n in numbers] if rank == 0 else None, src=0, async_op=True),
+           lambda: bool((part == float(rank + 1)).all()))
+    exchanged = [torch.zeros(3, 2) for _ in range(size)]
+    yield dist.all_to_all(exchanged, [mine] * size, async_op=True), lambda: [t[0, 0].item() for t in exchanged] == numbers
+
+
+def modes_of_the_caller(rank, size):
+    """What ends a call, and so copies its result, may be another thread than the caller's, which is in none of these modes."""
+    for name, mode in (("inference", torch.inference_mode), ("no_grad", torch.no_grad), ("autocast", lambda: torch.autocast("cpu"))):
+        for pause in (0, 0.01):  # after the pause shoal's own thread has ended it
+            with mode():
+                for number, (work, is_right) in enumerate(calls_that_unpack(rank, size)):
+                    time.sleep(pause)
+                    if work is not None:
+                        work.wait()
+                    check(is_right(), f"{name}: call {number}")
+    with torch.inference_mode():
+        made_there = [torch.zeros(4) for _ in range(size)]
+    dist.all_gather(made_there, torch.full((4,), float(rank)))
+    check([t[0].item() for t in made_there] == [float(r) for r in range(size)], "tensors made in inference mode, outside of it")
 
 
 def bad_arguments(rank, size):
@@ -622,6 +662,11 @@ def test_many_in_flight_with_futures(size):
 @pytest.mark.parametrize("size", (1, 2, 4))
 def test_barrier(size):
     run_ranks(size, barriers)
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_modes_of_the_caller(size):
+    run_ranks(size, modes_of_the_caller)
 
 
 @pytest.mark.parametrize("size", (1, 2))

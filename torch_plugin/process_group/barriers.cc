@@ -18,11 +18,12 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
-/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has.
+/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has. Where the
+/// machine has none, which a torch built for one does not mind, there is nothing to wait for.
 std::vector<c10::Device> devices_of_barrier(const c10d::BarrierOptions& options) {
   if (options.device) return options.device->is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{*options.device};
   std::vector<c10::Device> devices;
-  if (options.device_ids.empty()) return devices;
+  if (options.device_ids.empty() || at::accelerator::deviceCount() == 0) return devices;
   const std::optional<c10::DeviceType> accelerator = at::getAccelerator();
   if (!accelerator) return devices;
   for (const std::int64_t id : options.device_ids) devices.emplace_back(*accelerator, static_cast<c10::DeviceIndex>(id));

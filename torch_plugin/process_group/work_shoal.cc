@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/ParallelGuard.h>
 
@@ -100,6 +101,7 @@ WorkShoal::WorkShoal(int rank, Call call, std::weak_ptr<shoal::Communicator> com
       inputs_(std::move(call.inputs)),
       staging_(std::move(call.staging)),
       unpack_(std::move(call.unpack)),
+      inference_(c10::InferenceMode::is_enabled() || std::ranges::any_of(outputs_, &at::Tensor::is_inference)),
       communicator_(std::move(communicator)) {}
 
 void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
@@ -128,8 +130,9 @@ void WorkShoal::complete(const Status& status) {
 }
 
 void WorkShoal::write_outputs() {
-  const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
-  const c10::ParallelGuard serial(true);  // this is shoal's thread: no second team of OpenMP threads
+  const c10::InferenceMode mode(inference_);  // only there may tensors that were made there be written
+  const at::NoGradGuard no_grad;              // an output may be a leaf that requires a gradient
+  const c10::ParallelGuard serial(true);      // this is shoal's thread: no second team of OpenMP threads
   if (device_result_) {
     streams_.push_back(device_result_->write(outputs_, unpack_));
   } else {
