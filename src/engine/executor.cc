@@ -634,8 +634,11 @@ void Executor::on_close(const void* owner, std::function<void(const Status&)> ho
     close_hooks_.erase(owner);
     return;
   }
-  // Kept, it would be called once more by a close() that has not come to the hooks yet.
-  if (closed()) return hook(status());
+  if (closed()) {
+    // close() may still be waiting for hook_mutex_: it would call a stored hook a second time.
+    close_hooks_.erase(owner);
+    return hook(status());
+  }
   close_hooks_[owner] = std::move(hook);
 }
 

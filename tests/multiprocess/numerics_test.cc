@@ -219,8 +219,8 @@ TEST_P(NumericsOver, TheSameBitsOnOneHostAndBetweenHosts) {
   }
 }
 
-// By default the measured class of the network decides. Where others hold the cores meanwhile it may come out as another one,
-// so not in each pair of starts.
+// By default the measured class of the network decides which algorithm runs. On a busy machine the probe may measure another
+// class, so two starts may differ: one pair of several must agree.
 TEST(Numerics, TheSameBitsBetweenHostsWhereTheNetworkIsOfOneClass) {
 #ifdef SHOAL_SANITIZED
   GTEST_SKIP() << "under a sanitizer the loopback device is as slow as networks of another class";

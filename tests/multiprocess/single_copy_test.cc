@@ -231,7 +231,8 @@ TEST_P(SingleCopy, OfLargeOnesIsNotMadeWhereItWasMeasuredToBeSlower) {
   EXPECT_EQ(measures_and_copies(GetParam(), std::chrono::milliseconds(50), false), "");
 }
 
-// On a busy machine ranks wait for a core most of the time, and copies take as long either way. Not in each of these starts.
+// On a busy machine the probe measures mostly the wait for a core, and both ways to copy seem equal: one start of several must
+// find the difference.
 TEST_P(SingleCopy, OfLargeOnesIsMadeWhereItWasMeasuredToBeFaster) {
   SKIP_UNLESS_PERMITTED();
   constexpr int kStarts = 10;

@@ -18,8 +18,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
-/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has. Where the
-/// machine has none, which a torch built for one does not mind, there is nothing to wait for.
+/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has. A
+/// PyTorch built for CUDA also runs on a machine without a GPU: then there is no stream to wait for.
 std::vector<c10::Device> devices_of_barrier(const c10d::BarrierOptions& options) {
   if (options.device) return options.device->is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{*options.device};
   std::vector<c10::Device> devices;

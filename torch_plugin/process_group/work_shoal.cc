@@ -130,7 +130,7 @@ void WorkShoal::complete(const Status& status) {
 }
 
 void WorkShoal::write_outputs() {
-  const c10::InferenceMode mode(inference_);  // only there may tensors that were made there be written
+  const c10::InferenceMode mode(inference_);  // elsewhere a tensor made in inference mode cannot be written
   const at::NoGradGuard no_grad;              // an output may be a leaf that requires a gradient
   const c10::ParallelGuard serial(true);      // this is shoal's thread: no second team of OpenMP threads
   if (device_result_) {

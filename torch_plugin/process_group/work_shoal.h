@@ -117,7 +117,7 @@ class WorkShoal final : public WorkBase {
   const std::vector<at::Tensor> inputs_;
   const std::vector<at::Tensor> staging_;
   std::function<void()> unpack_;
-  const bool inference_;                               ///< the caller is in torch.inference_mode()
+  const bool inference_;                               ///< the caller is in inference mode, or an output was made in it
   std::unique_ptr<const DeviceResult> device_result_;  ///< null for tensors on the CPU
   const std::weak_ptr<shoal::Communicator> communicator_;
   shoal::Work operation_;
