@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <thread>
 #include <utility>
@@ -203,7 +204,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
                    const std::function<void(Rank&)>& body) {
   const MakeEnd make_end = kind.make_group(size);
   std::fflush(nullptr);
-  std::vector<pid_t> children;
+  std::map<pid_t, int> rank_of;
   for (int r = 0; r < size; ++r) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
@@ -216,11 +217,18 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
       std::fflush(nullptr);
       ::_exit(::testing::Test::HasFailure() ? 1 : 0);
     }
-    children.push_back(child);
+    rank_of.emplace(child, r);
   }
-  for (int r = 0; r < size; ++r) {
+  while (!rank_of.empty()) {
     int state = 0;
-    ::waitpid(children[static_cast<std::size_t>(r)], &state, 0);
+    const auto ended = rank_of.find(::wait(&state));
+    ASSERT_NE(ended, rank_of.end());
+    const int r = ended->second;
+    rank_of.erase(ended);
+    // The others would wait for it at the next meeting.
+    for (const auto& [other, rank] : rank_of) {
+      if (WIFSIGNALED(state)) ::kill(other, SIGKILL);
+    }
     EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0)
         << "rank " << r << " failed: " << (WIFSIGNALED(state) ? "signal " : "exit status ")
         << (WIFSIGNALED(state) ? WTERMSIG(state) : WEXITSTATUS(state));

@@ -1,10 +1,13 @@
 // What is asked of libfabric, of whatever version, and what is made of its answers: over a library in its place.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <functional>
@@ -91,6 +94,29 @@ std::string open_card(const FakeLibfabric& library) {
       text += fmt::format(", {}={}/{}", set.option, set.value, set.bytes);
     }
     return text;
+  });
+}
+
+/// Opens provider "shm" of the real library where shared memory of the name that the provider would give is there already.
+std::string open_shm_beside_old_memory() {
+  return in_process("", []() -> std::string {
+    ::unsetenv("SHOAL_OFI_LIBRARY");
+    const auto fabric = libfabric();
+    const auto providers = ofi_providers();
+    if (!fabric.ok() || !providers.ok()) return fabric.status().to_string() + providers.status().to_string();
+    if (std::none_of(providers->begin(), providers->end(), [](const auto& each) { return each.name == "shm"; }))
+      return "no provider";
+    const std::string name = fmt::format("/{}:{}:0", ::getpid(), ::getuid());
+    const int memory = ::shm_open(name.c_str(), O_CREAT | O_RDWR | O_EXCL, 0600);
+    const std::string junk(4096, '\x7f');
+    const bool written = ::write(memory, junk.data(), junk.size()) == static_cast<ssize_t>(junk.size());
+    RailRequest request;
+    request.provider = "shm";
+    const auto rails = (*fabric)->open(request);
+    ::close(memory);
+    ::shm_unlink(name.c_str());
+    if (!written) return "no memory of that name could be made";
+    return rails.ok() ? "opened" : rails.status().to_string();
   });
 }
 
@@ -239,6 +265,12 @@ TEST(OfiLibrary, EfaIsSeenWhereTheMachineAndTheLibraryHaveIt) {
   EXPECT_EQ(has_efa("p4d", "efa"), "true");
   EXPECT_EQ(has_efa("p5", "verbs"), "false");
   EXPECT_EQ(has_efa("laptop", "efa"), "false, nothing loaded");
+}
+
+TEST(SharedMemoryProvider, OpensWhereAKilledProcessOfTheSameNumberLeftItsMemory) {
+  const std::string outcome = open_shm_beside_old_memory();
+  if (outcome == "no provider") GTEST_SKIP() << "libfabric has no provider shm here";
+  EXPECT_EQ(outcome, "opened");
 }
 
 }  // namespace

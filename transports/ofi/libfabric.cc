@@ -28,6 +28,7 @@ Result<std::vector<OfiProvider>> libfabric_providers() { return not_built(); }
 #include <rdma/fi_errno.h>
 #include <rdma/fi_ext.h>
 #include <rdma/fi_rma.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -432,11 +433,23 @@ class LibfabricRail final : public Rail {
     if (result == 0) result = ::fi_ep_bind(endpoint, &queue_->fid, FI_TRANSMIT | FI_RECV);
     if (result != 0) return failed("fi_ep_bind", result);
     const bool no_shared_memory = set_options(endpoint, *info_);
+    if (result = set_unique_name(endpoint, *info_); result != 0) return failed("fi_setname", result);
     if (result = ::fi_enable(endpoint); result != 0) return failed("fi_enable", result);
     traits_ = traits_of(*info_);
     traits_.neighbours_read = neighbours_read(*info_) && !(is_efa(*info_) && no_shared_memory);
     traits_.emulated_writes = writes_are_emulated(*info_, endpoint);
     return {};
+  }
+
+  // Provider "shm" names the shared memory of an endpoint by the number of its process, and fails to open it where a process
+  // that was killed has left memory of that name: numbers come again, at the latest after a restart of the container.
+  static int set_unique_name(fid_ep* endpoint, const fi_info& info) {
+    if (std::string_view(info.fabric_attr->prov_name) != "shm") return 0;
+    std::uint64_t number = 0;
+    const Nonce random = random_nonce();
+    std::memcpy(&number, random.data(), sizeof number);
+    std::string name = fmt::format("fi_shm://shoal-{}-{:016x}", ::getpid(), number);
+    return ::fi_setname(&endpoint->fid, name.data(), name.size() + 1);
   }
 
   // A library, provider or card that has no such option says so (FI_ENOPROTOOPT, FI_ENOSYS). To be called before the endpoint
