@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -24,9 +25,17 @@ using Clock = std::chrono::steady_clock;
 
 #ifdef SHOAL_SANITIZED
 constexpr int kSlowdown = 10;
+constexpr int kTilesUnderLoad = 10'000;
 #else
 constexpr int kSlowdown = 1;
+constexpr int kTilesUnderLoad = 25'000;
 #endif
+
+/// Tiles for each rank in the tests under load. tests/long asks for more.
+int tiles_under_load() {
+  static const char* const asked = std::getenv("SHOAL_CONFORMANCE_TILES");
+  return asked == nullptr ? kTilesUnderLoad : std::atoi(asked);
+}
 
 std::uint64_t mix(std::uint64_t value) {
   value = (value ^ (value >> 31)) * 0x7fb5d329728ea185;
@@ -266,7 +275,7 @@ TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
 }
 
 TEST_P(TransportConformance, RandomTrafficBetweenAllPairsAtOnceKeepsOrderAndBytes) {
-  const int tiles = 100'000 / kSlowdown / kind().slowness / (size() - 1);
+  const int tiles = tiles_under_load() / kind().slowness / (size() - 1);
   run([tiles](Rank& rank) {
     const std::vector<int> peers = rank.peers();
     std::vector<SendBuffers> out;
@@ -478,7 +487,7 @@ TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
 }
 
 TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
-  const int rounds = 3000 / kSlowdown / std::min(kind().slowness, 3) / size();
+  const int rounds = tiles_under_load() / 33 / std::min(kind().slowness, 3) / size();
   run([rounds](Rank& rank) {
     // A token runs round the ring: everybody sleeps but one, and everybody dawdles before falling asleep and before sending.
     const int next = (rank.rank() + 1) % rank.size();
@@ -506,12 +515,12 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
 }
 
 TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
-  constexpr auto kTiles = static_cast<std::uint32_t>(6000 / kSlowdown);
-  run([](Rank& rank) {
+  const auto tiles = static_cast<std::uint32_t>(tiles_under_load() / 16);
+  run([tiles](Rank& rank) {
     // Rank 0 receives from everybody, slowly and in bursts; the others send the largest tiles, so that they block for room.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 11);
     if (rank.rank() == 0) {
-      const std::uint32_t each = kTiles / static_cast<std::uint32_t>(rank.size() - 1);
+      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
       for (std::uint32_t i = 0; i < each; ++i) {
         for (const int peer : rank.peers()) {
           const Arrival* arrival = rank.receive(peer);
@@ -523,7 +532,7 @@ TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
       }
     } else {
       Link& link = rank.link(0);
-      const std::uint32_t each = kTiles / static_cast<std::uint32_t>(rank.size() - 1);
+      const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
       const Tile tile(rank.rank(), 0, 0, link.max_tile_bytes());
       const Payload data = bytes_of(tile);
       for (std::uint32_t i = 0; i < each; ++i) {

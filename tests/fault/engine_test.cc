@@ -195,7 +195,7 @@ TEST(Engine, EverySeedEndsRightOrWithAnError) {
 #ifdef SHOAL_SANITIZED
   constexpr std::uint64_t kSeeds = 300;
 #else
-  constexpr std::uint64_t kSeeds = 2'000;
+  constexpr std::uint64_t kSeeds = 1'000;
 #endif
   const testing::Seeds seeds = testing::wanted_seeds({0, kSeeds});
   // Most of a seed's time all its ranks sleep: several processes side by side take turns at the seeds.

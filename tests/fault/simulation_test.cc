@@ -26,7 +26,7 @@ namespace {
 #ifdef SHOAL_SANITIZED
 constexpr std::uint64_t kSeeds = 300;
 #else
-constexpr std::uint64_t kSeeds = 2'000;
+constexpr std::uint64_t kSeeds = 1'000;
 #endif
 constexpr std::size_t kMostComplaints = 3;      // that are shown of a seed
 constexpr int kMostFailedSeeds = 10;            // after which no more are tried

@@ -153,7 +153,7 @@ class TestSurvival:
             if "/parameter/" in key or "/optimizer/" in key:
                 assert torch.equal(ours[key], tensor), key
 
-    @pytest.mark.parametrize("overlap", ("next_forward", "backward"))
+    @pytest.mark.parametrize("overlap", (pytest.param("next_forward", marks=pytest.mark.long), "backward"))
     def test_four_ranks_lose_two(self, overlap):
         chance = random.Random(SEED)
         print(f"SHOAL_TEST_SEED={SEED}", flush=True)
@@ -182,6 +182,7 @@ class TestSurvival:
         if overlap == "next_forward":
             self.check_same_training(4, 4, *arguments)
 
+    @pytest.mark.long
     def test_one_rank_continues_alone_for_all_epochs(self):
         for name in ("data_batch_1.bin", "test_batch.bin"):  # 48 images: with 2 ranks 6 steps an epoch, with one 12
             with open(self.path(name), "wb") as file:

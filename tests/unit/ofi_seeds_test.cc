@@ -27,7 +27,7 @@ using testing::MemoryNetwork;
 using testing::MemoryRailOptions;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t kSeeds = 1000;
+constexpr std::uint64_t kSeeds = 500;
 constexpr int kMostRounds = 400'000;
 
 /// A world that is made of a seed alone.
