@@ -17,17 +17,15 @@ namespace {
 
 // torchrun's own store listens on MASTER_PORT; ours is next to it at a fixed distance.
 constexpr int kPortsAfterTorchrun = 29;
-// Systems give connections ports from 32768 to 60999, and one that a connection has left nobody can listen on for a minute. So
-// a store is given none of those.
 constexpr int kFirstPort = 20000;
 constexpr int kFirstOfConnections = 32768;
 constexpr int kLastOfConnections = 60999;
-int below_connections(int number) { return kFirstPort + number % (kFirstOfConnections - kFirstPort); }
 
 // torchrun --standalone has taken any port.
 int beside_torchrun(int port) {
   const int next = port + kPortsAfterTorchrun;
-  return next < kFirstOfConnections || next > kLastOfConnections ? next : below_connections(next);
+  return next < kFirstOfConnections || next > kLastOfConnections ? next
+                                                                 : port_below_connections(static_cast<std::uint64_t>(next));
 }
 
 std::string get(const Environment& environment, const char* name) {
@@ -74,6 +72,10 @@ Status read_rank_and_size(const Environment& environment, const char* rank_name,
 }
 
 }  // namespace
+
+int port_below_connections(std::uint64_t number) noexcept {
+  return kFirstPort + static_cast<int>(number % (kFirstOfConnections - kFirstPort));
+}
 
 std::string first_slurm_host(const std::string& node_list) {
   std::string host;
@@ -125,7 +127,7 @@ Result<Launch> detect_launch(const Environment& environment) {
     if (status.ok() && launch.size > 1 && !has(environment, "SHOAL_MASTER_PORT")) {
       const auto id = number(environment, "SLURM_JOB_ID", 0, 2147483647);
       if (id.ok())
-        launch.master_port = below_connections(*id);
+        launch.master_port = port_below_connections(static_cast<std::uint64_t>(*id));
       else
         status = id.status();
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,6 +31,10 @@ using Environment = std::function<const char*(const char*)>;
 /// rank where none is there. A variable that is empty counts as not set. Errors: invalid_argument, naming the variable that is
 /// missing or makes no sense.
 Result<Launch> detect_launch(const Environment& environment);
+
+/// A port for rank 0's store, made of any number: from 20000 to 32767. Systems give connections ports from 32768 to 60999, and
+/// nobody can listen on one that a connection has, or has left within the last minute.
+int port_below_connections(std::uint64_t number) noexcept;
 
 /// A Store, and the key that those who reach it share.
 struct OpenedStore {

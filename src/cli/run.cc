@@ -25,6 +25,7 @@
 #include <CLI/CLI.hpp>
 
 #include "src/bootstrap/job_key.h"
+#include "src/bootstrap/launch.h"
 #include "src/cli/commands.h"
 #include "src/cli/supervisor.h"
 #include "src/discovery/rank_order.h"
@@ -37,8 +38,7 @@ namespace {
 
 constexpr int kMaxRanksPerHost = 1024;
 constexpr int kMaxHosts = 4096;
-constexpr int kFirstRemotePort = 20000;  // below the ports that systems give to outgoing connections
-constexpr int kRemotePorts = 10000;
+constexpr int kPortTries = 100;
 constexpr int kExitUsage = 2;
 
 struct HostEntry {
@@ -115,19 +115,29 @@ std::uint64_t random_number() {
   return number;
 }
 
-/// A TCP port that is free on this machine now.
-Result<int> free_port() {
+/// Whether nobody on this machine listens on `port` of all addresses now.
+bool is_free(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return system_error("find a free port: socket", errno);
+  if (fd < 0) return true;  // rank 0 will say why
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // as rank 0 does
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  socklen_t length = sizeof(address);
-  const bool good = bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                    getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  const int error = errno;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   close(fd);
-  if (!good) return system_error("find a free port: bind", error);
-  return ntohs(address.sin_port);
+  return free;
+}
+
+/// A port for rank 0's store on this machine. No connection can take it before rank 0 listens: systems give connections
+/// others. Another job would have to choose the same one of 12,768.
+int choose_port() {
+  int port = 0;
+  for (int tries = 0; tries < kPortTries; ++tries) {
+    port = port_below_connections(random_number());
+    if (is_free(port)) break;
+  }
+  return port;
 }
 
 /// Wraps `text` so that a shell reads it as one word.
@@ -183,12 +193,7 @@ int fail(const Status& status) {
 }
 
 int run_local(const RunOptions& options) {
-  int port = options.port;
-  if (port == 0) {
-    const Result<int> found = free_port();
-    if (!found.ok()) return fail(found.status());
-    port = *found;
-  }
+  const int port = options.port != 0 ? options.port : choose_port();
   // A key that the user has given, by either variable, reaches the ranks as it is.
   const Result<std::optional<std::string>> given = job_key_text();
   if (!given.ok()) return fail(given.status());
@@ -257,7 +262,7 @@ int run_on_hosts(const RunOptions& options) {
 
   const std::string& first = hosts->front().login;
   const std::string master = first.substr(first.find('@') + 1);
-  const int port = options.port != 0 ? options.port : kFirstRemotePort + static_cast<int>(random_number() % kRemotePorts);
+  const int port = options.port != 0 ? options.port : port_below_connections(random_number());
   const Result<std::optional<std::string>> given = job_key_text();
   if (!given.ok()) return fail(given.status());
   const std::string key = given->has_value() ? **given : to_hex(random_key());
@@ -322,7 +327,9 @@ void add_run_command(CLI::App& app, int* exit_status) {
   command->add_option("--ssh-command", options->ssh_command, "How to reach a host; called with the host and a shell command")
       ->capture_default_str();
   command->add_option("--master", options->master, "Address at which all ranks reach rank 0 (default: the first host)");
-  command->add_option("--port", options->port, "Port at which rank 0 listens at start-up (default: a free one)")
+  command
+      ->add_option("--port", options->port,
+                   "Port at which rank 0 listens at start-up (default: a free one from 20000 to 32767)")
       ->check(CLI::Range(1, 65535));
   command->add_option("--timeout", options->timeout_s, "End the job after so many seconds; 0 = never")
       ->check(CLI::Range(0.0, 1e9));

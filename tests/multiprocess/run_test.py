@@ -50,6 +50,13 @@ class TestLocal:
         again = run("-n", "1", "--", "sh", "-c", "echo $SHOAL_JOB_ID").stdout.strip()
         assert again != lines[0][6]
 
+    def test_no_connection_can_take_the_port_of_rank_0(self):
+        """Systems give connections ports from 32768 on (or what ip_local_port_range says)."""
+        show = ("-n", "1", "--", "sh", "-c", "echo $SHOAL_MASTER_PORT")
+        ports = [int(run(*show).stdout) for _ in range(10)]
+        assert all(20000 <= port < 32768 for port in ports), ports
+        assert len(set(ports)) > 1
+
     def test_each_job_has_its_own_key_unless_one_is_given(self):
         show = ("-n", "2", "--", "sh", "-c", "echo $SHOAL_JOB_KEY$SHOAL_JOB_KEY_FILE")
         first, second, other = run(*show).stdout.split() + run(*show).stdout.split()[:1]
