@@ -29,14 +29,18 @@ class Store {
   // What follows is for stores that can notice the end of a process, as both below can. Over another one, who waits for a rank
   // that has died waits until the deadline.
 
-  /// This process is `rank`, from now until leave(): where it ends before that, or loses the store, the others hear of it.
-  virtual Status enter(int rank) {
+  /// This process is `rank` of `size`, from now until leave(): where it ends before that, or loses the store, the others hear
+  /// of it. Where another process has entered as the same rank, or with another size, every process that has entered gets
+  /// mismatch from here on, with a message that names both processes: here, or from get_from() and look().
+  virtual Status enter(int rank, int size) {
     static_cast<void>(rank);
+    static_cast<void>(size);
     return {};
   }
   virtual void leave() {}
-  /// get() of what `rank` will set. Errors besides, at once: peer_failed where that one has entered and ended without it;
-  /// aborted where this process has entered and somebody has set kGivenUp, with what that holds as the message.
+  /// get() of what `rank` will set. Errors besides, at once: mismatch as above; peer_failed where that one has entered and
+  /// ended without it; aborted where this process has entered and somebody has set kGivenUp, with what that holds as the
+  /// message.
   virtual Result<std::string> get_from(int rank, std::string_view key, std::chrono::steady_clock::time_point deadline) {
     static_cast<void>(rank);
     return get(key, deadline);

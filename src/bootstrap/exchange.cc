@@ -147,4 +147,20 @@ std::string node_identity() {
   return fmt::format("{}/{}/{}", host, boot, network.st_ino);
 }
 
+std::string process_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  return fmt::format("process {} on host {}", ::getpid(), host);
+}
+
+std::string given_twice(int rank, std::string_view one_process, std::string_view other_process) {
+  return fmt::format("rank {} was given to two processes: {} and {}; give every process a rank of its own (SHOAL_RANK)", rank,
+                     one_process, other_process);
+}
+
+std::string sizes_differ(const SizedRank& one, const SizedRank& other) {
+  return fmt::format("rank {} ({}) was started with size {}, rank {} ({}) with size {}; give all ranks the same SHOAL_SIZE",
+                     one.rank, one.process, one.size, other.rank, other.process, other.size);
+}
+
 }  // namespace shoal

@@ -72,4 +72,15 @@ std::optional<Status> parse_cause(std::string_view text);
 /// namespace.
 std::string node_identity();
 
+/// How messages name this process: "process 4711 on host a".
+std::string process_name();
+/// Messages for ranks that cannot be of one job.
+std::string given_twice(int rank, std::string_view one_process, std::string_view other_process);
+struct SizedRank {
+  int rank;
+  int size;
+  std::string_view process;
+};
+std::string sizes_differ(const SizedRank& one, const SizedRank& other);
+
 }  // namespace shoal

@@ -19,7 +19,9 @@
 #include <fmt/format.h>
 #include <shoal/store.h>
 
+#include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
+#include "src/status/printable.h"
 
 namespace shoal {
 namespace {
@@ -44,11 +46,7 @@ class FileStore final : public Store {
     const std::string name = file_name(key);
     const auto file = create(name);
     if (!file.ok()) return file.status();
-    for (std::size_t written = 0; written < value.size();) {
-      const ssize_t some = ::write(file->get(), value.data() + written, value.size() - written);
-      if (some < 0 && errno != EINTR) return system_error(fmt::format("file store: write {}", temporary(name)), errno);
-      written += static_cast<std::size_t>(std::max<ssize_t>(some, 0));
-    }
+    if (Status status = write_all(*file, value, name); !status.ok()) return status;
     return show(name);
   }
 
@@ -60,7 +58,7 @@ class FileStore final : public Store {
     return wait_for(key, &rank, deadline);
   }
 
-  Status enter(int rank) override {
+  Status enter(int rank, int size) override {
     leave();
     const std::string name = presence_of(rank);
     auto file = create(name);
@@ -70,13 +68,20 @@ class FileStore final : public Store {
       ::unlink(temporary(name).c_str());
       return {};
     }
+    const std::string process = process_name();
+    if (Status status = write_all(*file, process, name); !status.ok()) return status;
+    if (is_held(rank)) {
+      ::unlink(temporary(name).c_str());
+      return conflict(given_twice(rank, text_of(directory_ + "/" + name).value_or("another process"), process));
+    }
     if (Status status = show(name); !status.ok()) return status;
     presence_ = std::move(file).value();
     entered_as_ = directory_ + "/" + name;
-    return {};
+    return agree_on_size(rank, size, process);
   }
 
   Status look(Clock::time_point /*deadline*/) override {
+    if (Status bad = in_conflict(); !bad.ok()) return bad;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(directory_, error)) {
       const std::string name = entry.path().filename();
@@ -96,9 +101,49 @@ class FileStore final : public Store {
 
  private:
   static constexpr std::string_view kPresence = "rank-";
+  static constexpr std::string_view kSize = "size of the job";
+  static constexpr std::string_view kConflict = "ranks that cannot be of one job";
   static std::string presence_of(int rank) { return fmt::format("{}{}", kPresence, rank); }
   [[nodiscard]] Status death_of(int rank) const {
     return {StatusCode::peer_failed, fmt::format("rank {} died, as file store {} shows", rank, directory_)};
+  }
+  [[nodiscard]] Status write_all(const Descriptor& file, std::string_view value, const std::string& name) const {
+    for (std::size_t written = 0; written < value.size();) {
+      const ssize_t some = ::write(file.get(), value.data() + written, value.size() - written);
+      if (some < 0 && errno != EINTR) return system_error(fmt::format("file store: write {}", temporary(name)), errno);
+      written += static_cast<std::size_t>(std::max<ssize_t>(some, 0));
+    }
+    return {};
+  }
+  // The first rank writes its size, and all others compare theirs.
+  [[nodiscard]] Status agree_on_size(int rank, int size, const std::string& process) {
+    const std::string name = file_name(kSize);
+    const auto file = create(name);
+    if (!file.ok()) return file.status();
+    if (Status status = write_all(*file, fmt::format("{} {} {}", size, rank, process), name); !status.ok()) return status;
+    const std::string path = directory_ + "/" + name;
+    const bool first = ::link(temporary(name).c_str(), path.c_str()) == 0;  // unlike rename(), never in place of another
+    ::unlink(temporary(name).c_str());
+    const auto found = first ? std::nullopt : text_of(path);
+    if (!found) return {};
+    int other_size = size;
+    int other_rank = 0;
+    const char* const end = found->data() + found->size();
+    const char* next = std::from_chars(found->data(), end, other_size).ptr;
+    if (next != end) next = std::from_chars(next + 1, end, other_rank).ptr;
+    if (next == end || other_size == size) return {};
+    return conflict(sizes_differ({other_rank, other_size, std::string_view(next + 1, static_cast<std::size_t>(end - next - 1))},
+                                 {rank, size, process}));
+  }
+  // Tells all that have entered, too.
+  [[nodiscard]] Status conflict(const std::string& why) {
+    static_cast<void>(set(kConflict, why));
+    return {StatusCode::mismatch, why};
+  }
+  // ok where there is none, or where this process does not take part.
+  [[nodiscard]] Status in_conflict() const {
+    auto why = presence_.valid() ? read(kConflict) : std::nullopt;
+    return why ? Status(StatusCode::mismatch, printable(*std::move(why))) : Status();
   }
   // ok where nobody has, or where this process does not take part.
   [[nodiscard]] Status given_up() const {
@@ -106,7 +151,10 @@ class FileStore final : public Store {
     return why ? Status(StatusCode::aborted, std::move(*why)) : Status();
   }
   [[nodiscard]] std::optional<std::string> read(std::string_view key) const {
-    std::ifstream file(directory_ + "/" + file_name(key), std::ios::binary);
+    return text_of(directory_ + "/" + file_name(key));
+  }
+  [[nodiscard]] static std::optional<std::string> text_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
     if (!file) return std::nullopt;
     return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
@@ -131,6 +179,11 @@ class FileStore final : public Store {
     return system_error(fmt::format("file store: rename to {}", path), errno);
   }
 
+  // Whether another process has entered as `rank` and lives.
+  [[nodiscard]] bool is_held(int rank) const {
+    const Descriptor file(::open((directory_ + "/" + presence_of(rank)).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    return file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  }
   // Whether it has entered and its process has ended: its lock is free, and its file is where it was.
   [[nodiscard]] bool has_died(int rank) const {
     const std::string path = directory_ + "/" + presence_of(rank);
@@ -145,6 +198,7 @@ class FileStore final : public Store {
   Result<std::string> wait_for(std::string_view key, const int* rank, Clock::time_point deadline) {
     for (;;) {
       const bool died = rank != nullptr && has_died(*rank);  // before the look at what it may have set last
+      if (Status bad = rank != nullptr ? in_conflict() : Status(); !bad.ok()) return bad;
       if (auto value = read(key)) return std::move(*value);
       if (died) return death_of(*rank);
       if (Status over = rank != nullptr ? given_up() : Status(); !over.ok()) return over;

@@ -81,7 +81,7 @@ Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::stri
   if (status.ok()) status = receive(&length, sizeof length, deadline);
   if (!status.ok()) return status;
   if (rank != kStoreNoRank && length == kStoreRankDied) return News{{}, rank, false};
-  if (rank != kStoreNoRank && length == kStoreGivenUp) return receive_reason(deadline);
+  if (rank != kStoreNoRank && (length == kStoreGivenUp || length == kStoreConflict)) return receive_reason(length, deadline);
   auto value = receive_value(length, deadline);
   if (!value.ok()) return value.status();
   return News{std::move(value).value(), kStoreNoRank, false};
@@ -92,17 +92,17 @@ Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
   Status status = send(request(StoreRequest::look), deadline);
   if (status.ok()) status = receive(&answer, sizeof answer, deadline);
   if (!status.ok()) return status;
-  if (answer == kStoreGivenUp) return receive_reason(deadline);
+  if (answer == kStoreGivenUp || answer == kStoreConflict) return receive_reason(answer, deadline);
   return News{{}, answer, false};
 }
 
-// Why somebody has given up.
-Result<StoreConnection::News> StoreConnection::receive_reason(StoreDeadline deadline) {
+// Why somebody has given up, or why the ranks cannot be of one job.
+Result<StoreConnection::News> StoreConnection::receive_reason(std::uint32_t kind, StoreDeadline deadline) {
   std::uint32_t length = 0;
   if (Status status = receive(&length, sizeof length, deadline); !status.ok()) return status;
   auto value = receive_value(length, deadline);
   if (!value.ok()) return value.status();
-  return News{std::move(value).value(), kStoreNoRank, true};
+  return News{std::move(value).value(), kStoreNoRank, kind == kStoreGivenUp, kind == kStoreConflict};
 }
 
 Result<std::string> StoreConnection::receive_value(std::uint32_t length, StoreDeadline deadline) {
@@ -112,9 +112,9 @@ Result<std::string> StoreConnection::receive_value(std::uint32_t length, StoreDe
   return value;
 }
 
-Status StoreConnection::enter(std::uint32_t rank, StoreDeadline deadline) {
+Status StoreConnection::enter(const StoreMember& member, StoreDeadline deadline) {
   std::string text = request(StoreRequest::enter);
-  append_number(text, rank);
+  append_member(text, member);
   return send(text, deadline);
 }
 

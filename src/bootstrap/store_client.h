@@ -33,13 +33,14 @@ class StoreConnection {
     std::string value;                  ///< or what Store::kGivenUp holds
     std::uint32_t died = kStoreNoRank;  ///< that rank
     bool given_up = false;              ///< somebody has
+    bool conflict = false;              ///< the ranks cannot be of one job; `value` says why
   };
   /// What `key` holds, as soon as it holds anything. `rank`: who sets it, or kStoreNoRank, who neither dies nor gives up.
   Result<News> ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline);
   /// What there is now.
   Result<News> look(StoreDeadline deadline);
-  /// That this is `rank`, until leave(), or until the connection ends, by which the others hear that it has died.
-  Status enter(std::uint32_t rank, StoreDeadline deadline);
+  /// That this is `member`, until leave(), or until the connection ends, by which the others hear that it has died.
+  Status enter(const StoreMember& member, StoreDeadline deadline);
   Status leave(StoreDeadline deadline);
 
  private:
@@ -47,7 +48,7 @@ class StoreConnection {
                                                     const std::string& where, StoreDeadline deadline);
   StoreConnection(Descriptor socket, Sealing sealing) : socket_(std::move(socket)), sealing_(std::move(sealing)) {}
   Status send(std::string_view text, StoreDeadline deadline);
-  Result<News> receive_reason(StoreDeadline deadline);
+  Result<News> receive_reason(std::uint32_t kind, StoreDeadline deadline);
   Result<std::string> receive_value(std::uint32_t length, StoreDeadline deadline);
   Status receive(void* data, std::size_t bytes, StoreDeadline deadline);
   Status receive_record(StoreDeadline deadline);

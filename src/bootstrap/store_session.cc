@@ -6,6 +6,9 @@
 
 #include <shoal/store.h>
 
+#include "src/bootstrap/exchange.h"
+#include "src/status/printable.h"
+
 namespace shoal {
 namespace {
 
@@ -65,6 +68,14 @@ void append_number(std::string& out, std::uint32_t value) { out.append(reinterpr
 void append_block(std::string& out, std::string_view bytes) {
   append_number(out, static_cast<std::uint32_t>(bytes.size()));
   out.append(bytes);
+}
+
+void append_member(std::string& out, const StoreMember& member) {
+  append_number(out, member.rank);
+  append_number(out, member.size);
+  append_number(out, static_cast<std::uint32_t>(member.client));
+  append_number(out, static_cast<std::uint32_t>(member.client >> 32));
+  append_block(out, std::string_view(member.process).substr(0, kMaxStoreProcessBytes));
 }
 
 std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version) {
@@ -215,8 +226,12 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
   const auto rank = gets || enters ? parser.number() : kStoreNoRank;
   const auto key = rank && (sets || gets) ? parser.block(kMaxStoreKeyBytes) : std::string_view();
   const auto value = key && sets ? parser.block(kMaxStoreValueBytes) : std::string_view();
+  const auto size = enters ? parser.number() : 0;
+  const auto low = size && enters ? parser.number() : 0;
+  const auto high = low && enters ? parser.number() : 0;
+  const auto process = high && enters ? parser.block(kMaxStoreProcessBytes) : std::string_view();
   if (parser.hostile()) return end(), false;
-  if (!rank || !key || !value) return false;
+  if (!rank || !key || !value || !size || !low || !high || !process) return false;
   *taken = parser.taken();
   if (sets) {
     table_.values.insert_or_assign(std::string(*key), std::string(*value));
@@ -227,9 +242,10 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
     wanted_ = {std::string(*key), *rank};
     look_again();
   } else if (enters) {
-    rank_ = rank;
-    table_.died.erase(*rank);  // one that has lost its connection may come again
+    enter({*rank, *size, *low | std::uint64_t{*high} << 32, printable(std::string(*process))});
+    *set |= !table_.conflict.empty();  // those who wait have to know
   } else if (looks) {
+    if (say_conflict()) return true;
     if (!table_.died.empty())
       say(*table_.died.begin());
     else if (!say_why_given_up())
@@ -240,8 +256,27 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
   return true;
 }
 
+void StoreSession::enter(StoreMember member) {
+  rank_ = member.rank;
+  client_ = member.client;
+  table_.died.erase(member.rank);  // one that has lost its connection may come again
+  for (const auto& [rank, other] : table_.members) {
+    if (other.size == member.size) break;  // all that have entered have the same, or there is a conflict already
+    table_.conflict = sizes_differ({static_cast<int>(rank), static_cast<int>(other.size), other.process},
+                                   {static_cast<int>(member.rank), static_cast<int>(member.size), member.process});
+    break;
+  }
+  const auto [found, is_new] = table_.members.try_emplace(member.rank, member);
+  if (is_new || found->second.client == member.client) return;
+  table_.conflict = given_twice(static_cast<int>(member.rank), found->second.process, member.process);
+}
+
 void StoreSession::look_again() {
   if (!wanted_ || over()) return;
+  if (wanted_->rank != kStoreNoRank && say_conflict()) {
+    wanted_.reset();
+    return;
+  }
   if (const auto found = table_.values.find(wanted_->key); found != table_.values.end()) {
     std::string answer;
     append_block(answer, found->second);
@@ -257,15 +292,27 @@ void StoreSession::look_again() {
 bool StoreSession::say_why_given_up() {
   const auto found = table_.values.find(Store::kGivenUp);
   if (!rank_ || found == table_.values.end()) return false;
-  std::string answer;
-  append_number(answer, kStoreGivenUp);
-  append_block(answer, found->second);
-  say(answer);
+  say_reason(kStoreGivenUp, found->second);
   return true;
+}
+
+bool StoreSession::say_conflict() {
+  if (!rank_ || table_.conflict.empty()) return false;
+  say_reason(kStoreConflict, table_.conflict);
+  return true;
+}
+
+void StoreSession::say_reason(std::uint32_t kind, std::string_view why) {
+  std::string answer;
+  append_number(answer, kind);
+  append_block(answer, why);
+  say(answer);
 }
 
 bool StoreSession::lost() {
   if (!rank_) return false;
+  const auto member = table_.members.find(*rank_);
+  if (member != table_.members.end() && member->second.client == client_) table_.members.erase(member);
   table_.died.insert(*rank_);
   rank_.reset();
   return true;

@@ -13,14 +13,17 @@
 //   client  requests: 1 byte and
 //             1 = set: key (block), value (block)
 //             2 = get: the rank that sets it (32 bits; kStoreNoRank), key (block)
-//             3 = enter: the rank that the client is (32 bits)
+//             3 = enter: the rank that the client is (32 bits), the size of its job (32 bits), a random number that every
+//                 connection of this client sends (64 bits), how messages name its process (block)
 //             4 = leave: also ends a get that still waits, without an answer
 //             5 = look
 //   server  to set: 1 byte 0
 //           to get: the value (block), when the key exists; in place of its length kStoreRankDied, when the connection of that
 //             rank has ended though it had not left, or kStoreGivenUp and what Store::kGivenUp holds (block), when a client
-//             that has entered asks and that key exists
-//           to look: a rank that has died so (32 bits), else kStoreGivenUp as above, else kStoreNoRank
+//             that has entered asks and that key exists; kStoreConflict and why (block), when it has entered and the ranks
+//             cannot be of one job
+//           to look: kStoreConflict as above, else a rank that has died so (32 bits), else kStoreGivenUp as above, else
+//             kStoreNoRank
 #pragma once
 
 #include <cstdint>
@@ -37,14 +40,16 @@
 namespace shoal {
 
 inline constexpr std::uint32_t kStoreMagic = 0x54534853;  // "SHST"
-inline constexpr std::uint32_t kStoreVersion = 4;
+inline constexpr std::uint32_t kStoreVersion = 5;
 inline constexpr std::uint32_t kMaxStoreJobBytes = 256;
+inline constexpr std::uint32_t kMaxStoreProcessBytes = 512;
 inline constexpr std::uint32_t kMaxStoreKeyBytes = 4096;
 inline constexpr std::uint32_t kMaxStoreValueBytes = 1 << 20;
 inline constexpr std::size_t kMaxStoreRecordBytes = 4096;
 inline constexpr std::uint32_t kStoreNoRank = ~std::uint32_t{0};
 inline constexpr std::uint32_t kStoreRankDied = ~std::uint32_t{0};
 inline constexpr std::uint32_t kStoreGivenUp = ~std::uint32_t{1};
+inline constexpr std::uint32_t kStoreConflict = ~std::uint32_t{2};
 
 enum class StoreAnswer : char { done = 0, other_job = 1, other_version = 2, challenge = 3 };
 enum class StoreRequest : char { set = 1, get = 2, enter = 3, leave = 4, look = 5 };
@@ -61,12 +66,23 @@ Sealing store_sealing(const Key& key, std::string_view job, const Nonce& client,
 /// `text` in as many records as it takes.
 void append_sealed(std::string& out, Sealing& sealing, std::string_view text);
 
+/// A client that has entered.
+struct StoreMember {
+  std::uint32_t rank = kStoreNoRank;
+  std::uint32_t size = 0;
+  std::uint64_t client = 0;  ///< the same for all connections of a client
+  std::string process;
+};
+void append_member(std::string& out, const StoreMember& member);
+
 /// What a server keeps for all its clients.
 struct StoreTable {
   std::string job;
   Key key;
   std::map<std::string, std::string, std::less<>> values;
-  std::set<std::uint32_t> died{};  ///< ranks that had entered, and whose connections ended
+  std::set<std::uint32_t> died{};                  ///< ranks that had entered, and whose connections ended
+  std::map<std::uint32_t, StoreMember> members{};  ///< by rank: all that have entered, without those that have died
+  std::string conflict{};                          ///< why they cannot be of one job; empty where they can
 };
 
 /// One client, from the server's point of view. Thread rule: one thread for a table and all its sessions.
@@ -102,7 +118,10 @@ class StoreSession {
   bool handle_hello(std::string_view bytes, std::size_t* taken);
   bool handle_proof(std::string_view bytes, std::size_t* taken);
   bool handle_request(std::string_view bytes, std::size_t* taken, bool* set);
+  void enter(StoreMember member);
   [[nodiscard]] bool say_why_given_up();
+  [[nodiscard]] bool say_conflict();
+  void say_reason(std::uint32_t kind, std::string_view why);
   void say(std::string_view text);
   void say(std::uint32_t number);
   void refuse(std::string_view why);
@@ -119,6 +138,7 @@ class StoreSession {
   };
   std::optional<Wanted> wanted_;       // by a get that waits
   std::optional<std::uint32_t> rank_;  // of a client that has entered and not left
+  std::uint64_t client_ = 0;           // of that client
   Nonce theirs_{};
   Nonce mine_{};
 };

@@ -15,11 +15,13 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/exchange.h"
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/socket.h"
 #include "src/bootstrap/store_client.h"
@@ -162,7 +164,10 @@ class Server {
     bool set = false;
     for (int reads = 0; reads < kMaxReadsInARow && client.lost.empty() && !client.session.over(); ++reads) {
       const ssize_t got = ::recv(client.socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) client.lost = "it closed without introducing itself";
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        client.lost = "it closed without introducing itself";
+        set |= client.session.lost();  // before another process enters as its rank
+      }
       if (got <= 0) break;
       set |= client.session.receive({buffer.data(), static_cast<std::size_t>(got)});
     }
@@ -218,20 +223,20 @@ class TcpStore final : public Store {
     return ask(static_cast<std::uint32_t>(rank), key, deadline);
   }
 
-  Status enter(int rank) override {
+  Status enter(int rank, int size) override {
     leave();
-    rank_ = static_cast<std::uint32_t>(rank);
+    member_ = StoreMember{static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(size), client_, process_name()};
     const bool new_connection = !connection_;
     const auto deadline = in_time();
     Status status = connect(deadline);
-    if (status.ok() && !new_connection) status = connection_->enter(*rank_, deadline);
+    if (status.ok() && !new_connection) status = connection_->enter(*member_, deadline);
     return explain(status, "entering");
   }
 
   void leave() override {
     // What cannot be said to the server any more it sees.
-    if (rank_ && connection_) static_cast<void>(connection_->leave(in_time()));
-    rank_.reset();
+    if (member_ && connection_) static_cast<void>(connection_->leave(in_time()));
+    member_.reset();
   }
 
   Status look(Clock::time_point deadline) override {
@@ -251,7 +256,7 @@ class TcpStore final : public Store {
       if (made.ok()) {
         connection_.emplace(std::move(made).value());
         reached_ = true;
-        return rank_ ? connection_->enter(*rank_, deadline) : Status();
+        return member_ ? connection_->enter(*member_, deadline) : Status();
       }
       const Status& status = made.status();
       // A server that is flooded by strangers may have taken this for one of them.
@@ -265,6 +270,10 @@ class TcpStore final : public Store {
   static constexpr auto kAnswerPatience = std::chrono::seconds(60);
   static constexpr auto kReturnPatience = std::chrono::seconds(5);
   static Clock::time_point in_time() { return Clock::now() + kAnswerPatience; }
+  static std::uint64_t random_number() {
+    std::random_device device;
+    return device() | static_cast<std::uint64_t>(device()) << 32;
+  }
   static std::string quoted(std::string_view key) { return fmt::format("key '{}'", key); }
 
   Result<std::string> ask(std::uint32_t rank, std::string_view key, Clock::time_point deadline) {
@@ -280,6 +289,7 @@ class TcpStore final : public Store {
   }
 
   [[nodiscard]] Status status_of(const StoreConnection::News& news) const {
+    if (news.conflict) return {StatusCode::mismatch, news.value};
     if (news.given_up) return {StatusCode::aborted, news.value};
     if (news.died == kStoreNoRank) return {};
     return {StatusCode::peer_failed,
@@ -291,7 +301,7 @@ class TcpStore final : public Store {
   [[nodiscard]] Status explain(const Status& status, const std::string& what) {
     if (status.ok()) return status;
     const bool comes_again = status.code() == StatusCode::timeout;
-    if (comes_again && rank_ && connection_) static_cast<void>(connection_->leave(Clock::now()));
+    if (comes_again && member_ && connection_) static_cast<void>(connection_->leave(Clock::now()));
     connection_.reset();
     if (!comes_again) lost_ = status;
     return {status.code(), fmt::format("rank 0's store at {}, {}: {}", where_, what, status.message())};
@@ -304,7 +314,8 @@ class TcpStore final : public Store {
   Key key_;
   std::string where_;
   std::optional<StoreConnection> connection_;
-  std::optional<std::uint32_t> rank_;  // that this process has entered as
+  std::optional<StoreMember> member_;  // that this process has entered as
+  std::uint64_t client_ = random_number();
   bool reached_ = false;
   Status lost_;
 };
@@ -341,6 +352,16 @@ Result<std::unique_ptr<Store>> connect_store(std::unique_ptr<Server> server, con
   return std::unique_ptr<Store>(std::move(store));
 }
 
+// Where this rank 0 cannot listen: another process of this job that is rank 0, too, may serve the store. Then this process
+// enters there, so that every rank hears which two processes are rank 0. Else the store says which job it serves.
+Result<std::unique_ptr<Store>> other_rank_0(const std::string& host, int port, std::string_view job, const Key& key,
+                                            Clock::time_point deadline, const Status& why) {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  auto store = connect_store(nullptr, host, port, job, key, std::min(deadline, Clock::now() + kPatience));
+  if (store.ok()) return store;
+  return store.status().code() == StatusCode::invalid_argument ? store.status() : why;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
@@ -350,7 +371,7 @@ Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port,
   std::unique_ptr<Server> server;
   if (is_server) {
     auto served = serve(host, port, job, key);
-    if (!served.ok()) return served.status();
+    if (!served.ok()) return other_rank_0(host, port, job, key, deadline, served.status());
     server = std::move(served->server);
   }
   return connect_store(std::move(server), host, port, job, key, deadline);

@@ -488,7 +488,10 @@ Result<WiredRanks> wire_up_ranks(Exchange& exchange, Opened& opened, int rank, i
 Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                            CommunicatorOptions& options) {
   if (size == 1) return wire_up_alone(options);
-  if (Status status = store->enter(rank); !status.ok()) return status;
+  if (Status status = store->enter(rank, size); !status.ok()) {
+    store->leave();
+    return status;
+  }
   Exchange exchange(*store, rank, size, deadline_after(options.timeout));
   auto opened = std::make_unique<Opened>();
   auto wired = wire_up_ranks(exchange, *opened, rank, size, key, job, options);

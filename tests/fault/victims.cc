@@ -39,8 +39,8 @@ class WatchedStore final : public Store {
   WatchedStore(std::unique_ptr<Store> store, std::atomic<bool>& entered) : store_(std::move(store)), entered_(entered) {}
   Status set(std::string_view key, std::string_view value) override { return store_->set(key, value); }
   Result<std::string> get(std::string_view key, Clock::time_point deadline) override { return store_->get(key, deadline); }
-  Status enter(int rank) override {
-    Status status = store_->enter(rank);
+  Status enter(int rank, int size) override {
+    Status status = store_->enter(rank, size);
     entered_.store(status.ok());
     return status;
   }

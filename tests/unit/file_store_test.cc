@@ -41,9 +41,9 @@ class FileStore : public ::testing::Test {
   }
   ~FileStore() override { std::filesystem::remove_all(directory_); }
 
-  [[nodiscard]] StoreFactory factory() const {
-    return [this] {
-      auto store = make_file_store(directory_ + "/of/a/job");
+  [[nodiscard]] StoreFactory factory(const std::string& folder = "/of/a/job") const {
+    return [this, folder] {
+      auto store = make_file_store(directory_ + folder);
       EXPECT_TRUE(store.ok()) << store.status().to_string();
       return store.ok() ? std::move(*store) : nullptr;
     };
@@ -61,6 +61,9 @@ TEST_F(FileStore, WhoLosesARankReportsWhatThatOneHasLost) {
 }
 TEST_F(FileStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
 TEST_F(FileStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
+TEST_F(FileStore, RanksThatCannotBeOfOneJobAreNamed) {
+  expect_ranks_that_cannot_be_of_one_job_to_be_named(factory(), factory("/of/another"));
+}
 
 TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
   without_locks = true;

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -158,8 +159,8 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   const auto waits_for_another = make();
   auto ends = make();
   auto leaves = make();
-  ASSERT_TRUE(ends->enter(2).ok());
-  ASSERT_TRUE(leaves->enter(3).ok());
+  ASSERT_TRUE(ends->enter(2, 5).ok());
+  ASSERT_TRUE(leaves->enter(3, 5).ok());
   // Who lives is waited for, also after a call of its own that has come to its deadline.
   EXPECT_EQ(ends->get("absent", in(milliseconds(20))).status().code(), StatusCode::timeout);
   ASSERT_TRUE(ends->set("legacy", "x").ok());
@@ -187,13 +188,13 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   leaves.reset();
   EXPECT_EQ(waits->get_from(3, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
   const auto comes_again = make();
-  ASSERT_TRUE(comes_again->enter(2).ok());
+  ASSERT_TRUE(comes_again->enter(2, 5).ok());
   ASSERT_TRUE(comes_again->set("third", "x").ok());
   EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
   EXPECT_EQ(waits->look(in(kPatience)).to_string(), "ok");
 
   // Who has entered and waits for a rank hears that another gives up.
-  ASSERT_TRUE(waits->enter(4).ok());
+  ASSERT_TRUE(waits->enter(4, 5).ok());
   Status of_who_entered;
   std::thread third([&] { of_who_entered = waits->get_from(2, "absent", in(kPatience)).status(); });
   std::this_thread::sleep_for(milliseconds(20));
@@ -218,7 +219,7 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
       auto& store = stores[static_cast<std::size_t>(r)];
-      Status status = store->enter(r);
+      Status status = store->enter(r, 3);
       Exchange exchange(*store, r, 3, in(kPatience));
       if (status.ok()) status = exchange.step("first", "x").status();
       if (r == 2) return store.reset();
@@ -233,6 +234,35 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
   for (std::thread& thread : threads) thread.join();
   for (const int r : {0, 1}) EXPECT_THAT(seen[static_cast<std::size_t>(r)], Mentions("peer_failed", "second", "rank 2"));
   EXPECT_LT(parting, milliseconds(900));
+}
+
+// Two processes with one rank, and ranks of another size: who has entered hears of it, whatever it waits for.
+inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactory& make, const StoreFactory& make_other) {
+  const auto one = make();
+  const auto other = make();
+  const std::string process = "process " + std::to_string(::getpid()) + " ";
+  ASSERT_TRUE(one->enter(1, 3).ok());
+  Status of_who_waits;
+  std::thread waits([&] { of_who_waits = one->get_from(2, "absent", in(kPatience)).status(); });
+  std::this_thread::sleep_for(milliseconds(20));
+  Status of_the_second = other->enter(1, 3);
+  if (of_the_second.ok()) of_the_second = other->get_from(0, "absent", in(kPatience)).status();
+  waits.join();
+  for (const Status& told : {of_who_waits, of_the_second}) {
+    EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
+    EXPECT_THAT(told.message(), Mentions("rank 1", process));
+  }
+
+  const auto two = make_other();
+  const auto three = make_other();
+  ASSERT_TRUE(two->enter(0, 2).ok());
+  ASSERT_TRUE(two->set("key", "value").ok());
+  Status of_three = three->enter(2, 3);
+  if (of_three.ok()) of_three = three->get_from(0, "absent", in(kPatience)).status();
+  for (const Status& told : {of_three, two->get_from(1, "absent", in(kPatience)).status(), two->look(in(kPatience))}) {
+    EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
+    EXPECT_THAT(told.message(), Mentions("rank 0", "size 2", "rank 2", "size 3"));
+  }
 }
 
 }  // namespace shoal

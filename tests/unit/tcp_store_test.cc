@@ -22,6 +22,15 @@ namespace {
 
 class TcpStore : public StoreServer {};
 
+/// A second store beside that of the test.
+class OtherServer final : public StoreServer {
+ public:
+  using StoreServer::factory;
+
+ private:
+  void TestBody() override {}
+};
+
 /// Leaves so few descriptors to this process, for as long as it is there.
 class FewDescriptors {
  public:
@@ -50,6 +59,26 @@ TEST_F(TcpStore, WhoLosesARankReportsWhatThatOneHasLost) {
 }
 TEST_F(TcpStore, RanksThatEndAreHeardOfAtOnce) { expect_ranks_that_end_to_be_heard_of_at_once(factory()); }
 TEST_F(TcpStore, WhoEndsBetweenStepsIsNamed) { expect_who_ends_between_steps_to_be_named(factory()); }
+TEST_F(TcpStore, RanksThatCannotBeOfOneJobAreNamed) {
+  OtherServer other;
+  expect_ranks_that_cannot_be_of_one_job_to_be_named(factory(), other.factory());
+}
+
+TEST_F(TcpStore, TwoProcessesThatAreRankZeroAreBothNamed) {
+  const auto first = make(true);
+  ASSERT_TRUE(first.ok() && (*first)->enter(0, 2).ok());
+  const auto second = make(true);
+  ASSERT_TRUE(second.ok()) << second.status().to_string();
+  ASSERT_TRUE((*second)->enter(0, 2).ok());
+  for (const auto* store : {&first, &second}) {
+    const Status told = (**store)->get_from(1, "absent", in(kPatience)).status();
+    EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
+    EXPECT_THAT(told.message(), Mentions("rank 0", "process " + std::to_string(::getpid())));
+  }
+  const auto of_another_job = make(true, "another");
+  EXPECT_EQ(of_another_job.status().code(), StatusCode::invalid_argument);
+  EXPECT_THAT(of_another_job.status().message(), Mentions("'job'", "'another'"));
+}
 
 TEST_F(TcpStore, AClientThatComesFirstWaitsForTheServer) {
   std::unique_ptr<Store> client;
