@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <shoal/status.h>
 
@@ -49,6 +50,12 @@ class Store {
   /// where the store itself does not answer.
   virtual Status look(std::chrono::steady_clock::time_point deadline) {
     static_cast<void>(deadline);
+    return {};
+  }
+  /// Those of `size` ranks that have not entered yet, for messages; none where this process cannot tell without waiting. Unlike
+  /// all else, to be called while another thread is in a call of this store.
+  [[nodiscard]] virtual std::vector<int> absent(int size) const {
+    static_cast<void>(size);
     return {};
   }
   /// The key by which a rank says that it gives up, and why.

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/startup_watch.h"
 #include "src/status/printable.h"
 
 namespace shoal {
@@ -95,6 +96,7 @@ Status Exchange::cause_of(const Status& of_store) {
 }
 
 Result<std::string> Exchange::hear(std::string_view name, int rank, std::string_view key) {
+  startup_waits_for(fmt::format("rank {} (step '{}')", rank, name));
   auto value = store_.get_from(rank, key, deadline_);
   if (value.ok()) return value;
   if (value.status().code() == StatusCode::aborted) return cause_of(value.status());

@@ -77,6 +77,7 @@ class FileStore final : public Store {
     if (Status status = show(name); !status.ok()) return status;
     presence_ = std::move(file).value();
     entered_as_ = directory_ + "/" + name;
+    left_as_ = path_of_left(rank);
     return agree_on_size(rank, size, process);
   }
 
@@ -93,9 +94,19 @@ class FileStore final : public Store {
     return given_up();
   }
 
+  [[nodiscard]] std::vector<int> absent(int size) const override {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      const std::string present = directory_ + "/" + presence_of(rank);
+      if (::access(present.c_str(), F_OK) != 0 && ::access(path_of_left(rank).c_str(), F_OK) != 0) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
   void leave() override {
     if (!presence_.valid()) return;
-    ::unlink(entered_as_.c_str());  // before the lock is given up: who finds it free looks whether the file is there
+    // Before the lock is given up: who finds it free looks whether the file is there.
+    if (std::rename(entered_as_.c_str(), left_as_.c_str()) != 0) ::unlink(entered_as_.c_str());
     presence_.reset();
   }
 
@@ -103,6 +114,7 @@ class FileStore final : public Store {
   static constexpr std::string_view kPresence = "rank-";
   static constexpr std::string_view kSize = "size of the job";
   static constexpr std::string_view kConflict = "ranks that cannot be of one job";
+  [[nodiscard]] std::string path_of_left(int rank) const { return fmt::format("{}/left-{}", directory_, rank); }
   static std::string presence_of(int rank) { return fmt::format("{}{}", kPresence, rank); }
   [[nodiscard]] Status death_of(int rank) const {
     return {StatusCode::peer_failed, fmt::format("rank {} died, as file store {} shows", rank, directory_)};
@@ -220,6 +232,7 @@ class FileStore final : public Store {
   Descriptor watch_;
   Descriptor presence_;     // where this process has entered
   std::string entered_as_;  // its file
+  std::string left_as_;     // where that goes when it leaves
 };
 
 // Makes `directory` where it is missing. Who else may write there could read what is put there, or put his own in its place.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/startup_watch.h"
 #include "src/bootstrap/tcp_store.h"
 
 #ifdef SHOAL_HAS_PMIX
@@ -116,6 +117,7 @@ Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& giv
 
 // Waits until all ranks have come, and what they have said can be asked for.
 Status meet(const PmixLibrary& library, const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+  startup_waits_for("all ranks at PMIx's fence (mpirun)");
   std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA), time_left(deadline)};
   how[0].value.type = PMIX_BOOL;
   how[0].value.data.flag = true;

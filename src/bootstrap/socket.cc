@@ -20,6 +20,7 @@
 
 #include <fmt/format.h>
 
+#include "src/bootstrap/startup_watch.h"
 #include "src/settings/settings.h"
 #include "transports/interfaces.h"
 #include "transports/tcp/tune.h"
@@ -233,6 +234,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
   std::string unresolved;
   do {
     bool no_descriptors = false;
+    startup_waits_for(fmt::format("the name resolution of {}", host));
     auto addresses = resolve(host, port, 0, &no_descriptors);
     if (no_descriptors) return addresses.status();
     unresolved = addresses.ok() ? "" : addresses.status().message();  // a pod's name may appear a little later
@@ -241,6 +243,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
       addresses = resolve(own_address(), port, 0);
     for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
          address = address->ai_next) {
+      startup_waits_for(fmt::format("a connection to {}:{}", host, port));
       Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (socket.get() < 0) return descriptor_error(fmt::format("a socket to {}:{}", host, port), errno);
       int attempt = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
@@ -259,6 +262,8 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
         return socket;
       }
     }
+    startup_waits_for(unresolved.empty() ? fmt::format("a connection to {}:{} ({})", host, port, std::strerror(error))
+                                         : fmt::format("the name resolution of {} ({})", host, unresolved));
     // The server may not have started: come back, at growing distances.
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     if (left > std::chrono::milliseconds(0)) ::poll(nullptr, 0, static_cast<int>(std::min(pause, left).count()));

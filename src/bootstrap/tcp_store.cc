@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <list>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
@@ -59,6 +60,15 @@ class Server {
     }
     thread_.join();
   }
+  /// Thread rule: any thread.
+  [[nodiscard]] std::vector<int> absent(int size) const {
+    const std::lock_guard<std::mutex> lock(table_mutex_);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      if (!table_.members.contains(static_cast<std::uint32_t>(rank))) ranks.push_back(rank);
+    }
+    return ranks;
+  }
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -85,6 +95,7 @@ class Server {
         if (errno != EINTR) std::this_thread::sleep_for(kPause);  // memory is short, say: without this thread no rank starts
         continue;                                                 // the answers of poll mean nothing now
       }
+      const std::lock_guard<std::mutex> lock(table_mutex_);
       std::size_t i = 2;
       for (Client& client : clients_) {
         if (descriptors[i++].revents != 0) receive(client);
@@ -189,6 +200,7 @@ class Server {
   }
 
   Descriptor listener_;
+  mutable std::mutex table_mutex_;  // held while a request is heeded
   StoreTable table_;
   Descriptor wake_;
   Descriptor spare_;  // for the first connection that finds none: it may be this process's own, which would wait for it in vain
@@ -243,6 +255,10 @@ class TcpStore final : public Store {
     if (Status status = connect(deadline); !status.ok()) return explain(status, "looking");
     const auto news = connection_->look(deadline);
     return news.ok() ? status_of(*news) : explain(news.status(), "looking");
+  }
+
+  [[nodiscard]] std::vector<int> absent(int size) const override {
+    return server_ != nullptr ? server_->absent(size) : std::vector<int>();
   }
 
   /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.

@@ -11,6 +11,7 @@
 #include "src/algorithms/algorithm.h"
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
+#include "src/bootstrap/startup_watch.h"
 #include "src/communicator/probe.h"
 #include "src/communicator/tuning_file.h"
 #include "src/engine/cores.h"
@@ -186,11 +187,13 @@ int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / pee
 struct Wiring {
   std::unique_ptr<Transport> transport;
   std::vector<int> peers;
+  std::string_view name;  ///< for messages
 };
 
 Result<std::vector<std::unique_ptr<Link>>> connect(Wiring& wiring, const std::vector<std::string>& addresses,
                                                    Patience patience) {
   std::vector<std::string> theirs;
+  startup_waits_for(fmt::format("connections with {} ranks ({})", wiring.peers.size(), wiring.name));
   for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
   return wiring.transport->connect(wiring.peers, theirs, std::move(patience));
 }
@@ -310,9 +313,9 @@ Result<WiredRanks> wire_up_alone(const CommunicatorOptions& options) {
 // What is open while ranks find each other.
 struct Opened {
   MeshParts parts;
-  Wiring control;
-  Wiring shm;
-  Wiring network;
+  Wiring control{{}, {}, "control"};
+  Wiring shm{{}, {}, "shared memory"};
+  Wiring network{{}, {}, "network"};
 };
 
 Result<WiredRanks> wire_up_ranks(Exchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
@@ -492,6 +495,7 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, 
     store->leave();
     return status;
   }
+  const AbsentRanks absent([store, size] { return store->absent(size); });
   Exchange exchange(*store, rank, size, deadline_after(options.timeout));
   auto opened = std::make_unique<Opened>();
   auto wired = wire_up_ranks(exchange, *opened, rank, size, key, job, options);

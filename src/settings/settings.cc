@@ -23,9 +23,10 @@ constexpr std::array kSettings{
             "network interface for all traffic, for example eth0; over ucx UCX_NET_DEVICES comes first, and cards over ofi are "
             "named by SHOAL_RAILS"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
-    Setting{"SHOAL_WARN_AFTER", "20",
-            "seconds that a call waits for other ranks before a line on standard error says for whom; again each time that "
-            "doubles"},
+    Setting{
+        "SHOAL_WARN_AFTER", "20",
+        "seconds that a call or the start-up waits for other ranks before a line on standard error says for whom; again each "
+        "time that doubles"},
     Setting{"SHOAL_LOST_AFTER", "30",
             "seconds for which another host may be silent over TCP, as when a cable is pulled, before its ranks are lost; 5 or "
             "more. Until then whatever comes back goes on"},

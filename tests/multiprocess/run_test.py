@@ -3,7 +3,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import time
 
 import pytest
 
@@ -19,6 +21,25 @@ STUBBORN = "trap '' INT TERM HUP; sleep 1000 & echo up; sleep 1000; sleep 1000"
 def run(*arguments, timeout=60, **environment):
     return subprocess.run([SHOAL, "run", *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
                           env=os.environ | environment, check=False)
+
+
+PERF = os.path.join(support.BUILD, "bin/shoal_perf")
+
+
+def start_ranks(ranks, timeout_s=30, **environment):
+    """Ranks by hand, as (rank, size), and the standard error of each when all have ended."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = 20000 + one.getsockname()[1] % 12768
+    common = os.environ | {"SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": str(port)} | environment
+    jobs = [subprocess.Popen([PERF, "-e", "8", "-T", str(timeout_s)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                             env=common | {"SHOAL_RANK": str(rank), "SHOAL_SIZE": str(size)}) for rank, size in ranks]
+    try:
+        return [(job.pid, job.communicate(timeout=60)[1]) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
 
 
 SIGNALS = pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL), ids=lambda number: number.name)
@@ -214,3 +235,33 @@ class TestHosts:
     @SIGNALS
     def test_no_process_is_left_after(self, number):
         check_nothing_is_left(number, ["--ssh-command", self.ssh, "--hosts", "a:2,b:1"], 3)
+
+
+class TestStart:
+    @pytest.mark.parametrize("sizes", ((2, 3), (3, 2)))
+    def test_sizes_that_differ_are_named_at_once_by_all(self, sizes):
+        began = time.monotonic()
+        told = start_ranks(tuple(enumerate(sizes)))
+        assert time.monotonic() - began < 15, told
+        for _, text in told:
+            assert "size 2" in text and "size 3" in text, told
+
+    @pytest.mark.parametrize("ranks", ((0, 1, 1), (0, 0, 1)))
+    def test_a_rank_given_twice_is_named_at_once_by_all(self, ranks):
+        began = time.monotonic()
+        told = start_ranks([(rank, 3) for rank in ranks])
+        assert time.monotonic() - began < 15, told
+        twice = [pid for (pid, _), rank in zip(told, ranks, strict=True) if ranks.count(rank) == 2]
+        for _, text in told:
+            assert all(f"process {pid} " in text for pid in twice), told
+
+    def test_a_long_start_says_which_ranks_are_missing(self):
+        ((_, text),) = start_ranks([(0, 4)], timeout_s=1, SHOAL_WARN_AFTER="0.2")
+        lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 0 of 4 ")]
+        assert lines and all("1, 2, 3" in line for line in lines), text
+
+    @pytest.mark.parametrize("host, expected", (("127.0.0.1", "127.0.0.1:"), ("no-such-host.invalid", "no-such-host.invalid")))
+    def test_a_long_start_names_the_store_that_it_cannot_reach(self, host, expected):
+        ((_, text),) = start_ranks([(1, 2)], timeout_s=1, SHOAL_WARN_AFTER="0.2", SHOAL_MASTER_ADDR=host)
+        lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 1 of 2 ")]
+        assert lines and all(expected in line for line in lines), text
