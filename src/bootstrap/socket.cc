@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include <fmt/format.h>
@@ -175,10 +177,23 @@ std::string own_address() {
   return best;
 }
 
+void raise_descriptor_limit() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // where that is refused, what needs more says so
+  });
+}
+
 Status descriptor_error(std::string_view what, int error) {
   Status status = system_error(what, error);
   if (error != EMFILE && error != ENFILE) return status;
-  return {status.code(), status.message() + "; raise the limit of open files (ulimit -n)"};
+  rlimit limit{};
+  (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  return {status.code(), fmt::format("{}; this process may have {} open files; raise the limit (ulimit -n)", status.message(),
+                                     limit.rlim_cur)};
 }
 
 bool is_short_of_descriptors(int error) noexcept {

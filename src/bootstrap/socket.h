@@ -20,6 +20,10 @@ std::string own_address();
 /// A TCP port of `host` that nobody listens on right now.
 Result<int> free_port(const std::string& host);
 
+/// Raises this process's soft limit of open files to its hard limit, the first time that it is called. A rank has a few
+/// descriptors for each peer, and many systems start processes with a soft limit of 1,024.
+void raise_descriptor_limit();
+
 /// system_error(); where descriptors have run out it says what to do.
 Status descriptor_error(std::string_view what, int error);
 /// Whether no more descriptors or no more memory for them are to be had: it may pass.

@@ -10,6 +10,7 @@
 
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/launch.h"
+#include "src/bootstrap/socket.h"
 #include "src/bootstrap/startup_watch.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/wire_up.h"
@@ -94,6 +95,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
   if (!launch.ok()) return launch.status();
   const auto deadline = deadline_after(options.timeout);
   if (launch->size > 1) {
+    raise_descriptor_limit();
     const StartupWatch watch(launch->rank, launch->size);
     auto opened = open_store(*launch, deadline);
     if (!opened.ok()) {
@@ -116,6 +118,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int ran
   if (Status status = check(rank, size, options); !status.ok()) return status;
   const auto key = job_key();
   if (!key.ok()) return key.status();
+  raise_descriptor_limit();
   const StartupWatch watch(rank, size);
   auto wired = wire_up(&store, rank, size, *key, setting("SHOAL_JOB_ID"), options);
   if (!wired.ok()) return wired.status();

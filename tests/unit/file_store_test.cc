@@ -70,8 +70,8 @@ TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
   expect_ranks_to_exchange_and_name_who_is_missing(factory());
   const auto leaves = factory()();
   const auto stays = factory()();
-  EXPECT_EQ(leaves->enter(1).to_string(), "ok");
-  EXPECT_EQ(stays->enter(0).to_string(), "ok");
+  EXPECT_EQ(leaves->enter(1, 2).to_string(), "ok");
+  EXPECT_EQ(stays->enter(0, 2).to_string(), "ok");
   EXPECT_EQ(stays->look(in(kPatience)).to_string(), "ok");
   EXPECT_EQ(stays->get_from(1, "absent", in(std::chrono::milliseconds(50))).status().code(), StatusCode::timeout);
   leaves->leave();

@@ -102,9 +102,12 @@ Received receive_message(int socket) {
   }
   if (size == 0) {
     received.outcome = ReceiveOutcome::closed;
-  } else if (size != static_cast<ssize_t>(sizeof(Message)) || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+  } else if (size != static_cast<ssize_t>(sizeof(Message)) || (header.msg_flags & MSG_TRUNC) != 0 ||
              received.message.magic != kSegmentMagic || received.message.version != kProtocolVersion) {
     received.outcome = ReceiveOutcome::junk;
+    received.descriptors.clear();
+  } else if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    received.outcome = ReceiveOutcome::no_room;
     received.descriptors.clear();
   } else {
     received.outcome = ReceiveOutcome::message;

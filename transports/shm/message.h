@@ -47,7 +47,13 @@ Message make_refusal(const Status& status);
 /// The reason inside a refusal.
 Status refusal_status(const Message& message);
 
-enum class ReceiveOutcome { message, nothing, closed, junk };
+enum class ReceiveOutcome {
+  message,
+  nothing,
+  closed,
+  junk,
+  no_room,  ///< a message, but this process has no room for the descriptors that came with it: its limit of open files
+};
 
 struct Received {
   ReceiveOutcome outcome = ReceiveOutcome::nothing;
@@ -57,8 +63,8 @@ struct Received {
 
 /// Sends one message with up to three descriptors; false where the peer is gone or its queue is full.
 bool send_message(int socket, const Message& message, std::initializer_list<int> descriptors = {});
-/// Receives without blocking. `junk` where the bytes are not a message of this protocol; descriptors that came with it are
-/// closed.
+/// Receives without blocking. `no_room` has the message and no descriptors. `junk` where the bytes are not a message of this
+/// protocol; descriptors that came with it are closed.
 Received receive_message(int socket);
 /// Milliseconds until `deadline` for poll(2), rounded up, at least 0.
 int poll_timeout_ms(std::chrono::steady_clock::time_point deadline);

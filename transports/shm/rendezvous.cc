@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -22,6 +23,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 
 /// Connections of which no hello has been seen yet. More than this at once are not ranks of ours: the oldest is dropped.
 constexpr std::size_t kMaxUnknown = 64;
+constexpr const char* kOtherUser =
+    "; the ranks of one host share memory only as one user: run all as the same user, or set SHOAL_TRANSPORTS=tcp on all ranks";
 constexpr auto kDescriptorPause = std::chrono::milliseconds(50);  // before accept is tried again after it failed
 
 /// address(): fixed size, then the name of the socket.
@@ -91,6 +94,16 @@ bool take_member(Received& received, Member& member) {
   if (message.has_life != 0) member.life = std::move(received.descriptors[next++]);
   if (message.has_arena != 0) member.arena = std::move(received.descriptors[next]);
   return true;
+}
+
+/// This process cannot take more descriptors: `what` failed. `ranks`: of the group, each of which hands out three.
+Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
+  rlimit limit{};
+  (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  return {StatusCode::system_error, "shm: " + what + ": " + std::strerror(EMFILE) + "; this process may have " +
+                                        std::to_string(limit.rlim_cur) + " open files, and the " + std::to_string(ranks) +
+                                        " ranks of this host need " + std::to_string(3 * ranks + 1) +
+                                        " beside all others; raise the limit (ulimit -n)"};
 }
 
 /// Polls one descriptor for input, at most until the deadline.
@@ -163,7 +176,9 @@ class Leader {
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
       if (Status status = read_unknown(); !status.ok()) return status;
-      if (count > 0 && (items[0].revents & POLLIN) != 0) accept_one();
+      if (count > 0 && (items[0].revents & POLLIN) != 0) {
+        if (Status status = accept_one(); !status.ok()) return status;
+      }
       // However much there was to do: strangers may come faster than they are read.
       if (missing().empty()) break;
       if (std::chrono::steady_clock::now() >= patience_.deadline()) return late();
@@ -176,6 +191,7 @@ class Leader {
   [[nodiscard]] Status late() const {
     std::string text =
         "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
+    if (other_users_ > 0) text += kOtherUser;
     if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
     return {StatusCode::timeout, text + note_};
   }
@@ -203,18 +219,27 @@ class Leader {
     return difference == std::byte{0};
   }
 
-  void accept_one() {
+  Status accept_one() {
     Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       // It went away again, or it stays in the queue, and poll would report it over and over.
-      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return {};
+      // Without a connection to give up for it, a process at its own limit stays there.
+      if (errno == EMFILE && unknown_.empty())
+        return no_room_for_descriptors("accept a connection of " + list_ranks(missing()), ranks_.size());
       note_ = "; " + system_error("accept", errno).message() + "; raise the limit of open files (ulimit -n)";
       accept_again_ = std::chrono::steady_clock::now() + kDescriptorPause;
-      return drop_oldest();
+      drop_oldest();
+      return {};
     }
-    if (!same_user(socket.get())) return count_stranger("it belongs to another user");
+    if (!same_user(socket.get())) {
+      ++other_users_;
+      count_stranger("it belongs to another user");
+      return {};
+    }
     if (unknown_.size() == kMaxUnknown) drop_oldest();
     unknown_.push_back(std::move(socket));
+    return {};
   }
 
   void drop_oldest() {
@@ -234,11 +259,13 @@ class Leader {
       Descriptor socket = std::move(unknown_[i]);
       unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(i));
       const Message& hello = received.message;
-      if (received.outcome != ReceiveOutcome::message || hello.kind != MessageKind::hello || !is_secret(hello.secret) ||
-          hello.job_id != settings_.job_id) {
+      const bool whole = received.outcome == ReceiveOutcome::message || received.outcome == ReceiveOutcome::no_room;
+      if (!whole || hello.kind != MessageKind::hello || !is_secret(hello.secret) || hello.job_id != settings_.job_id) {
         count_stranger("it does not know this job's secret");
         continue;
       }
+      if (received.outcome == ReceiveOutcome::no_room)
+        return no_room_for_descriptors("take the descriptors of rank " + std::to_string(hello.rank), ranks_.size());
       const std::size_t position = position_of(ranks_, hello.rank);
       if (position == 0 || position == ranks_.size() || ranks_[position] != hello.rank || sockets_[position].valid() ||
           !take_member(received, group_.members[position])) {
@@ -363,7 +390,8 @@ class Leader {
   std::vector<Descriptor> unknown_;
   Deadline accept_again_;
   int strangers_ = 0;
-  std::string note_;  ///< what else was in the way
+  int other_users_ = 0;  ///< of these
+  std::string note_;     ///< what else was in the way
   Group group_;
 };
 
@@ -469,7 +497,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   if (!dialled.ok()) return dialled.status();
   const int socket = dialled->get();
   if (!same_user(socket))
-    return Status(StatusCode::peer_failed, "shm: the socket of " + leader_text + " belongs to another user");
+    return Status(StatusCode::unsupported, "shm: the socket of " + leader_text + " belongs to another user" + kOtherUser);
   Message hello = make_message(MessageKind::hello);
   hello.job_id = settings.job_id;
   hello.secret = where->secret;
@@ -499,6 +527,11 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
       }
       wait_readable(socket, patience.next());
       continue;
+    }
+    if (received.outcome == ReceiveOutcome::no_room) {
+      const Status status = no_room_for_descriptors("take the descriptors of the ranks of this host", ranks.size());
+      send_message(socket, make_refusal(status));
+      return status;
     }
     if (received.outcome != ReceiveOutcome::message) return gone;
     switch (received.message.kind) {

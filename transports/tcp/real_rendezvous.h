@@ -131,6 +131,8 @@ class RealRendezvous final : public Rendezvous {
 
   // Connecting side: rendezvous_connecting.cc
   void start_outbounds();
+  /// This process has no descriptor for `what`; the limit, and how many connections are still to be made.
+  [[nodiscard]] Status no_descriptors(int error, const std::string& what) const;
   [[nodiscard]] std::size_t place_of(const Outbound& outbound) const noexcept;
   void leave_address(Outbound& outbound) noexcept;
   void start(Outbound& outbound);

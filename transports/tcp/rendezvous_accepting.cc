@@ -38,6 +38,8 @@ void RealRendezvous::accept_from(int listener) {
     if (!socket.valid()) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(errno));
+        // Without a connection to give up for it, a process at its own limit stays there.
+        if (errno == EMFILE && inbounds_.empty() && !rejoining()) failure_ = no_descriptors(EMFILE, "accept a connection");
         pause_listening();
         drop_inbound();
       }

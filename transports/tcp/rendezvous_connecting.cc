@@ -1,5 +1,6 @@
 // RealRendezvous: connections that this rank makes, at the start and again later, and knocking.
 #include <netinet/in.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -50,6 +51,17 @@ int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
 
 }  // namespace
 
+Status RealRendezvous::no_descriptors(int error, const std::string& what) const {
+  rlimit limit{};
+  (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  std::size_t needed = 0;
+  for (const Peer& peer : peers_) needed += peer.missing;
+  return {StatusCode::system_error,
+          fmt::format("{}: {}; this process may have {} open files, and needs {} more for connections with {} ranks; raise the "
+                      "limit (ulimit -n)",
+                      what, words(error), limit.rlim_cur, needed, peers_.size())};
+}
+
 void RealRendezvous::start_outbounds() {
   const auto now = Clock::now();
   for (Outbound& outbound : outbounds_) {
@@ -82,9 +94,7 @@ void RealRendezvous::start(Outbound& outbound) {
   if (!outbound.socket.valid()) {
     if (rejoining() && is_shortage(errno)) return postpone(outbound, words(errno));
     if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
-    failure_ =
-        Status(StatusCode::system_error, fmt::format("a socket to rank {} ({}): {}; raise the limit of open files (ulimit -n)",
-                                                     peer.sockets.rank, address.to_string(), words(errno)));
+    failure_ = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
     return;
   }
   // Two rails may lie in one network, where a route by the target alone would lead both out by the same interface.
