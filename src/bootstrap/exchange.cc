@@ -146,7 +146,7 @@ std::string node_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat network {};
   ::stat("/proc/self/ns/net", &network);
-  return fmt::format("{}/{}/{}", host, boot, network.st_ino);
+  return fmt::format("{}/{}/{}/{}", host, boot, network.st_ino, ::geteuid());
 }
 
 std::string process_name() {

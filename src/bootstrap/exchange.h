@@ -69,7 +69,7 @@ Status parse_refusal(int rank, std::string_view text);
 std::optional<Status> parse_cause(std::string_view text);
 
 /// Text that is equal for two processes exactly where they can share memory: same running kernel, same host name, same network
-/// namespace.
+/// namespace, same user. Ranks of two users on one host meet as two hosts do.
 std::string node_identity();
 
 /// How messages name this process: "process 4711 on host a".

@@ -7,8 +7,11 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/pmix.h"
+#include "src/bootstrap/socket.h"
 #include "src/bootstrap/tcp_store.h"
 #include "src/settings/settings.h"
 
@@ -47,7 +50,27 @@ Result<int> number(const Environment& environment, const char* name, int low, in
   return value;
 }
 
-constexpr int kMaxRanks = 65536;
+// Rank 0's address may carry a port: "[::1]:4711", "node01:4711". An IPv6 address without brackets carries none.
+Status split_master(const Environment& environment, Launch* launch) {
+  std::string& host = launch->master_host;
+  const std::size_t bracket = host.starts_with('[') ? host.find(']') : std::string::npos;
+  const std::size_t colon = bracket != std::string::npos ? host.find(':', bracket) : host.find(':');
+  const bool has_port = colon != std::string::npos && (bracket != std::string::npos || host.rfind(':') == colon);
+  if (!has_port) {
+    host = without_brackets(host);
+    return {};
+  }
+  const std::string text = host;
+  const auto port = number([&](const char*) { return text.c_str() + colon + 1; }, "the port of rank 0's address", 1, 65535);
+  if (!port.ok()) return port.status();
+  if (!has(environment, "SHOAL_MASTER_ADDR") || (has(environment, "SHOAL_MASTER_PORT") && launch->master_port != *port)) {
+    return {StatusCode::invalid_argument,
+            fmt::format("rank 0's address '{}' has a port, and so have other variables; leave it out of the address", text)};
+  }
+  launch->master_port = *port;
+  host = without_brackets(text.substr(0, colon));
+  return {};
+}
 
 // SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT win over whatever the launcher says.
 Status override_master(const Environment& environment, Launch* launch) {
@@ -62,7 +85,7 @@ Status override_master(const Environment& environment, Launch* launch) {
 }
 
 Status read_rank_and_size(const Environment& environment, const char* rank_name, const char* size_name, Launch* launch) {
-  const auto size = number(environment, size_name, 1, kMaxRanks);
+  const auto size = number(environment, size_name, 1, kMaxJobRanks);
   if (!size.ok()) return size.status();
   const auto rank = number(environment, rank_name, 0, *size - 1);
   if (!rank.ok()) return rank.status();
@@ -140,6 +163,7 @@ Result<Launch> detect_launch(const Environment& environment) {
     return launch;
   }
   if (status.ok()) status = override_master(environment, &launch);
+  if (status.ok()) status = split_master(environment, &launch);
   if (!status.ok()) return Status(status.code(), fmt::format("environment of {}: {}", launch.launcher, status.message()));
   const bool needs_address = launch.size > 1 && launch.launcher != "mpirun";
   if (needs_address && (launch.master_host.empty() || launch.master_port == 0)) {

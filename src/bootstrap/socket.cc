@@ -41,7 +41,7 @@ Result<AddressList> resolve(const std::string& host, int port, int flags, bool* 
   hints.ai_flags = flags;
   addrinfo* found = nullptr;
   errno = 0;
-  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int code = ::getaddrinfo(without_brackets(host).c_str(), std::to_string(port).c_str(), &hints, &found);
   const int error = code != 0 ? errno : 0;
   const bool denied = error == EMFILE || error == ENFILE;
   if (no_descriptors != nullptr) *no_descriptors = denied;
@@ -147,8 +147,20 @@ Status stream_error(const char* what, int error) {
 
 }  // namespace
 
+std::string without_brackets(const std::string& host) {
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return bracketed ? host.substr(1, host.size() - 2) : host;
+}
+
+std::string host_address_setting() { return without_brackets(setting("SHOAL_HOST_ADDRESS")); }
+
+std::string host_and_port(const std::string& host, int port) {
+  const std::string bare = without_brackets(host);
+  return bare.find(':') == std::string::npos ? fmt::format("{}:{}", bare, port) : fmt::format("[{}]:{}", bare, port);
+}
+
 std::string own_address() {
-  if (const std::string given = setting("SHOAL_HOST_ADDRESS"); !given.empty()) return given;
+  if (const std::string given = host_address_setting(); !given.empty()) return given;
   const std::string wanted = setting("SHOAL_SOCKET_IFNAME");
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "127.0.0.1";
@@ -234,12 +246,12 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
     if (own != host) return listen_on(own, port);
     if (for_others) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("listen on {}:{}: this host has no such address, or the name leads to its loopback only; set "
+                    fmt::format("listen on {}: this host has no such address, or the name leads to its loopback only; set "
                                 "SHOAL_HOST_ADDRESS to the numeric address by which other hosts reach this one",
-                                host, port));
+                                host_and_port(host, port)));
     }
   }
-  return descriptor_error(fmt::format("listen on {}:{}", host, port), error);
+  return descriptor_error(fmt::format("listen on {}", host_and_port(host, port)), error);
 }
 
 Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_point deadline) {
@@ -258,9 +270,9 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
       addresses = resolve(own_address(), port, 0);
     for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
          address = address->ai_next) {
-      startup_waits_for(fmt::format("a connection to {}:{}", host, port));
+      startup_waits_for(fmt::format("a connection to {}", host_and_port(host, port)));
       Descriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (socket.get() < 0) return descriptor_error(fmt::format("a socket to {}:{}", host, port), errno);
+      if (socket.get() < 0) return descriptor_error(fmt::format("a socket to {}", host_and_port(host, port)), errno);
       int attempt = ::connect(socket.get(), address->ai_addr, address->ai_addrlen) == 0 ? 0 : errno;
       if (attempt == EINPROGRESS) {
         attempt = wait_for(socket.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
@@ -277,15 +289,17 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
         return socket;
       }
     }
-    startup_waits_for(unresolved.empty() ? fmt::format("a connection to {}:{} ({})", host, port, std::strerror(error))
-                                         : fmt::format("the name resolution of {} ({})", host, unresolved));
+    startup_waits_for(unresolved.empty()
+                          ? fmt::format("a connection to {} ({})", host_and_port(host, port), std::strerror(error))
+                          : fmt::format("the name resolution of {} ({})", host, unresolved));
     // The server may not have started: come back, at growing distances.
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     if (left > std::chrono::milliseconds(0)) ::poll(nullptr, 0, static_cast<int>(std::min(pause, left).count()));
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
   } while (Clock::now() < deadline);
-  if (!unresolved.empty()) return Status(StatusCode::timeout, fmt::format("connect to {}:{}: {}", host, port, unresolved));
-  return Status(StatusCode::timeout, system_error(fmt::format("connect to {}:{}", host, port), error).message());
+  if (!unresolved.empty())
+    return Status(StatusCode::timeout, fmt::format("connect to {}: {}", host_and_port(host, port), unresolved));
+  return Status(StatusCode::timeout, system_error(fmt::format("connect to {}", host_and_port(host, port)), error).message());
 }
 
 std::chrono::milliseconds silence_limit() {

@@ -13,6 +13,13 @@
 
 namespace shoal {
 
+/// An address as the system's functions take it: an IPv6 address may stand in brackets, as it does before a port.
+std::string without_brackets(const std::string& host);
+/// SHOAL_HOST_ADDRESS without brackets; empty where it is not set.
+std::string host_address_setting();
+/// "10.0.0.1:4711", "[::1]:4711".
+std::string host_and_port(const std::string& host, int port);
+
 /// The numeric address by which other hosts reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the
 /// first interface that is up and not a loopback, bridges of containers and virtual machines last, else 127.0.0.1.
 std::string own_address();

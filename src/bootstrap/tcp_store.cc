@@ -22,6 +22,8 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/socket.h"
@@ -36,9 +38,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxConnections = 16384;
 constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; one makes room for the next
-constexpr int kMaxReadsInARow = 16;         // so that one client keeps nobody waiting
+constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxStrangers;
+constexpr int kMaxReadsInARow = 16;  // so that one client keeps nobody waiting
 constexpr auto kStrangerPatience = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::milliseconds(100);     // before what has failed for want of something is tried again
 constexpr auto kFirstRetry = std::chrono::milliseconds(5);  // of a client whose connection was closed in the handshake
@@ -214,7 +216,7 @@ class Server {
 class TcpStore final : public Store {
  public:
   TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job, const Key& key)
-      : server_(std::move(server)), host_(host), port_(port), job_(job), key_(key), where_(fmt::format("{}:{}", host, port)) {}
+      : server_(std::move(server)), host_(host), port_(port), job_(job), key_(key), where_(host_and_port(host, port)) {}
 
   Status set(std::string_view key, std::string_view value) override {
     if (key.size() > kMaxStoreKeyBytes || value.size() > kMaxStoreValueBytes) {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <shoal/limits.h>
 #include <shoal/status.h>
 #include <CLI/CLI.hpp>
 
@@ -36,8 +37,6 @@ extern char** environ;  // POSIX leaves its declaration to the program
 namespace shoal {
 namespace {
 
-constexpr int kMaxRanksPerHost = 1024;
-constexpr int kMaxHosts = 4096;
 constexpr int kPortTries = 100;
 constexpr int kExitUsage = 2;
 
@@ -76,18 +75,20 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
     bool good = !host.login.empty() && host.login[0] != '-' && host.login.find_first_of(" \t'\"\\$;&|") == std::string::npos;
     if (colon != std::string::npos) {
       const auto [stop, error] = std::from_chars(entry.data() + colon + 1, entry.data() + entry.size(), host.ranks);
-      good = good && error == std::errc() && stop == entry.data() + entry.size() && host.ranks >= 1 &&
-             host.ranks <= kMaxRanksPerHost;
+      good =
+          good && error == std::errc() && stop == entry.data() + entry.size() && host.ranks >= 1 && host.ranks <= kMaxHostRanks;
     }
     if (!good) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("--hosts: '{}' is not HOST:RANKS (such as a:8, with 1 to {} ranks)", entry, kMaxRanksPerHost));
+                    fmt::format("--hosts: '{}' is not HOST:RANKS (such as a:8, with 1 to {} ranks)", entry, kMaxHostRanks));
     }
     hosts.push_back(host);
     start = end + 1;
   }
-  if (hosts.size() > kMaxHosts)
-    return Status(StatusCode::invalid_argument, fmt::format("--hosts: more than {} hosts", kMaxHosts));
+  std::int64_t ranks = 0;
+  for (const HostEntry& host : hosts) ranks += host.ranks;
+  if (ranks > kMaxJobRanks)
+    return Status(StatusCode::invalid_argument, fmt::format("--hosts: {} ranks; a job has at most {}", ranks, kMaxJobRanks));
   return hosts;
 }
 
@@ -315,7 +316,7 @@ void add_run_command(CLI::App& app, int* exit_status) {
       "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT,\n"
       "SHOAL_JOB_ID and SHOAL_JOB_KEY in its environment. Exit status: that of the first rank that failed (128 + signal where "
       "one killed it).");
-  command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxRanksPerHost));
+  command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxHostRanks));
   command->add_option("--hosts", options->hosts,
                       "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
   options->rank_order = setting("SHOAL_RANK_ORDER");

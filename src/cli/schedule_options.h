@@ -24,6 +24,7 @@ Result<std::size_t> parse_size(std::string_view text);
 /// "2x4" (nodes x ranks of each), "3+1+2" (ranks of each node), "8" (one node).
 /// Error: invalid_argument for anything else, and for more than kMaxRanks ranks.
 Result<Topology> parse_shape(std::string_view text);
+/// Of a tool that builds whole schedules; jobs may be larger (shoal/limits.h).
 inline constexpr int kMaxRanks = 4096;
 
 /// What the library would go by: SHOAL_NUMERICS.

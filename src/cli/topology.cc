@@ -1,6 +1,8 @@
 // `shoal topology`: which machine this is, and which GPU, NICs and cores each rank will use; hosts in the network's order.
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -25,8 +27,6 @@ namespace shoal {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr int kMostRanks = 1024;
 
 struct TopologyOptions {
   std::string root;
@@ -225,7 +225,7 @@ void add_topology_command(CLI::App& app, int* exit_status) {
       "Says which machine this is, and which GPU, NICs and cores each rank of it uses; or orders hosts (--rank-order)");
   const auto options = std::make_shared<TopologyOptions>();
   command->add_option("--ranks,-n", options->ranks, "ranks on this machine (default: one for each GPU, or one)")
-      ->check(CLI::Range(1, kMostRanks));
+      ->check(CLI::Range(1, kMaxHostRanks));
   command->add_flag("--json", options->json, "print JSON");
   command->add_option("--svg", options->svg, "draw it into this file");
   command->add_option("--root", options->root, "folder like /sys to read instead (default: SHOAL_SYSFS_ROOT)");

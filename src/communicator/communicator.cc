@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/bootstrap/job_key.h"
 #include "src/bootstrap/launch.h"
 #include "src/bootstrap/socket.h"
@@ -28,6 +30,8 @@ namespace {
 Status check(int rank, int size, const CommunicatorOptions& options) {
   if (size < 1 || rank < 0 || rank >= size)
     return {StatusCode::invalid_argument, fmt::format("rank {} of {} makes no sense", rank, size)};
+  if (size > kMaxJobRanks)
+    return {StatusCode::invalid_argument, fmt::format("{} ranks; a job has at most {} (shoal/limits.h)", size, kMaxJobRanks)};
   if (options.timeout.count() <= 0)
     return {StatusCode::invalid_argument, fmt::format("a timeout of {} ms is not positive", options.timeout.count())};
   return {};

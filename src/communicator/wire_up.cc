@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <shoal/limits.h>
+
 #include "src/algorithms/algorithm.h"
 #include "src/bootstrap/exchange.h"
 #include "src/bootstrap/socket.h"
@@ -21,6 +23,7 @@
 #include "src/status/deadline.h"
 #include "transports/ofi/ofi.h"
 #include "transports/shm/arena.h"
+#include "transports/shm/rendezvous.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"
 #include "transports/ucx/ucx.h"
@@ -30,6 +33,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+
+static_assert(shm::kMaxRanks == kMaxHostRanks, "transports see none of the public limits");
 
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kNetworkTileBytes = 256 << 10;
@@ -204,7 +209,7 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds l
   TcpOptions options;
   options.lost_after = lost_after;
   options.interface_or_address =
-      setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : setting("SHOAL_HOST_ADDRESS");
+      setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : host_address_setting();
   options.sockets_per_peer = config.sockets_per_peer;
   options.tile_bytes = config.network_tile_bytes;
   options.integrity = config.integrity == Integrity::on;

@@ -13,7 +13,8 @@ namespace {
 constexpr std::array kSettings{
     Setting{"SHOAL_RANK", "", "rank of this process (set by shoal run)"},
     Setting{"SHOAL_SIZE", "", "number of ranks (set by shoal run)"},
-    Setting{"SHOAL_MASTER_ADDR", "", "host of rank 0; wins over what the launcher says"},
+    Setting{"SHOAL_MASTER_ADDR", "",
+            "host of rank 0, perhaps with a port (node01:4711, [::1]:4711); wins over what the launcher says"},
     Setting{"SHOAL_MASTER_PORT", "", "port of rank 0's store; wins over what the launcher says"},
     Setting{"SHOAL_JOB_ID", "", "name of the job; two jobs that meet on one port refuse each other"},
     Setting{"SHOAL_JOB_KEY", "", "secret of the job, 16 characters or more, the same on all ranks (made by shoal run)", true},

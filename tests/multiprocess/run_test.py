@@ -1,4 +1,5 @@
 """shoal run: the environment of the ranks, exit codes, signals, and no process is left."""
+import itertools
 import json
 import os
 import re
@@ -26,14 +27,15 @@ def run(*arguments, timeout=60, **environment):
 PERF = os.path.join(support.BUILD, "bin/shoal_perf")
 
 
-def start_ranks(ranks, timeout_s=30, **environment):
+def start_ranks(ranks, timeout_s=30, users=(), **environment):
     """Ranks by hand, as (rank, size), and the standard error of each when all have ended."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = 20000 + one.getsockname()[1] % 12768
     common = os.environ | {"SHOAL_MASTER_ADDR": "127.0.0.1", "SHOAL_MASTER_PORT": str(port)} | environment
     jobs = [subprocess.Popen([PERF, "-e", "8", "-T", str(timeout_s)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             env=common | {"SHOAL_RANK": str(rank), "SHOAL_SIZE": str(size)}) for rank, size in ranks]
+                             env=common | {"SHOAL_RANK": str(rank), "SHOAL_SIZE": str(size)}, user=user)
+            for (rank, size), user in itertools.zip_longest(ranks, users)]
     try:
         return [(job.pid, job.communicate(timeout=60)[1]) for job in jobs]
     finally:
@@ -105,7 +107,9 @@ class TestLocal:
     @pytest.mark.parametrize("arguments, expected", (
         ("", "command .*--$"), ("-- true", "-n .*--hosts "), ("-n 0 -- true", r"--ranks.*\b0\b"), ("-n x -- true", r"--ranks.*\bx\b"),
         ("-n 2", "command .*--$"), ("--hosts a:0 -- true", "--hosts: 'a:0'"), ("--hosts a,,b -- true", "--hosts: ''"),
-        ("--hosts -oProxyCommand=x:1 -- true", "--hosts: '-oProxyCommand=x:1'"), ("-n 2 --hosts a:1 -- true", "-n .*--hosts ")))
+        ("--hosts -oProxyCommand=x:1 -- true", "--hosts: '-oProxyCommand=x:1'"), ("-n 2 --hosts a:1 -- true", "-n .*--hosts "),
+        ("-n 1025 -- true", r"--ranks.*\b1024\b"), ("--hosts a:1025 -- true", r"\b1024\b"),
+        ("--hosts " + ",".join(16 * ["a:1024"] + ["b:1"]) + " -- true", r"\b16385\b.*\b16384\b")))
     def test_bad_arguments_are_refused(self, arguments, expected):
         done = run(*arguments.split())
         assert done.returncode == 2, done.stderr
@@ -265,3 +269,25 @@ class TestStart:
         ((_, text),) = start_ranks([(1, 2)], timeout_s=1, SHOAL_WARN_AFTER="0.2", SHOAL_MASTER_ADDR=host)
         lines = [line for line in text.splitlines() if line.startswith("shoal: startup: rank 1 of 2 ")]
         assert lines and all(expected in line for line in lines), text
+
+    def test_a_job_that_is_too_large_is_refused_with_the_limit(self):
+        ((_, text),) = start_ranks([(0, 16385)])
+        assert re.search(r"SHOAL_SIZE.*\b16384\b", text), text
+
+    def test_addresses_of_ipv6_in_brackets(self):
+        try:
+            with socket.socket(socket.AF_INET6) as one:
+                one.bind(("::1", 0))
+                port = 20000 + one.getsockname()[1] % 12768
+        except OSError:
+            pytest.skip("this system has no loopback of IPv6")
+        told = start_ranks([(0, 2), (1, 2)], SHOAL_MASTER_ADDR=f"[::1]:{port}", SHOAL_MASTER_PORT="", SHOAL_HOST_ADDRESS="[::1]",
+                           SHOAL_TRANSPORTS="tcp")
+        assert [text for _, text in told] == ["", ""]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+    def test_two_users_of_one_host_meet_by_tcp(self):
+        told = start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_LEDGER="off")
+        assert [text for _, text in told] == ["", ""]
+        for _, text in start_ranks([(0, 2), (1, 2)], users=(None, 65534), SHOAL_LEDGER="off", SHOAL_TRANSPORTS="shm"):
+            assert "SHOAL_TRANSPORTS=" in text, text

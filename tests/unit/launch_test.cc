@@ -54,6 +54,25 @@ const Variables kSrun{{"SLURM_PROCID", "5"},
                       {"SLURM_STEP_ID", "0"},
                       {"SLURM_STEP_NODELIST", "gpu[07-09]"}};
 
+TEST(DetectLaunch, AnAddressMayHaveBracketsAndAPort) {
+  const auto master_of = [](const std::string& address, const Variables& base) {
+    const auto launch = detect(with(base, {{"SHOAL_MASTER_ADDR", address}}));
+    return launch.ok() ? launch->master_host + " " + std::to_string(launch->master_port) : launch.status().to_string();
+  };
+  const Variables without_port = without(kShoalRun, "SHOAL_MASTER_PORT");
+  EXPECT_EQ(master_of("[::1]", kShoalRun), "::1 4711");
+  EXPECT_EQ(master_of("::1", kShoalRun), "::1 4711");
+  EXPECT_EQ(master_of("[::1]:81", without_port), "::1 81");
+  EXPECT_EQ(master_of("node01:81", without_port), "node01 81");
+  EXPECT_EQ(master_of("10.0.0.1:4711", kShoalRun), "10.0.0.1 4711");
+  EXPECT_EQ(master_of("[::1]:81", kSrun), "::1 81");
+  expect_refused(with(kShoalRun, {{"SHOAL_MASTER_ADDR", "[::1]:81"}}), {"[::1]:81"});
+  expect_refused(with(kTorchrun, {{"MASTER_ADDR", "[::1]:81"}}), {"[::1]:81"});
+  for (const char* bad : {"[::1]:", "[::1]:x", "[::1]:65536", "node01:0"})
+    expect_refused(with(without_port, {{"SHOAL_MASTER_ADDR", bad}}), {"1", "65535"});
+  EXPECT_EQ(detect(with(kTorchrun, {{"MASTER_ADDR", "[fd00::3]"}}))->master_host, "fd00::3");
+}
+
 TEST(DetectLaunch, OneRankWhereNoLauncherSpeaks) {
   for (const Variables& nothing : {Variables{}, Variables{{"SHOAL_RANK", ""}, {"RANK", ""}, {"WORLD_SIZE", ""}},
                                    Variables{{"SLURM_JOB_ID", "1"}, {"SLURM_PROCID", "0"}}}) {
@@ -140,7 +159,7 @@ TEST(DetectLaunch, WhatMakesNoSenseIsNamed) {
       expect_refused(with(base, {{rank, value}}), {rank, value, "0", last});
     }
     for (const char* value : {"0", "-4", "many", "65537", "99999999999"}) {
-      expect_refused(with(base, {{size, value}}), {size, value, "1", "65536"});
+      expect_refused(with(base, {{size, value}}), {size, value, "1", "16384"});
     }
   }
   expect_refused(without(kShoalRun, "SHOAL_SIZE"), {"shoal run", "SHOAL_SIZE"});

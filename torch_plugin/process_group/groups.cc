@@ -18,7 +18,11 @@ c10::intrusive_ptr<ProcessGroupShoal> ProcessGroupShoal::subgroup(const c10::int
     refuse("new_group", "a timeout of " + std::to_string(options->timeout.count()) + " ms is not positive");
   Result<std::unique_ptr<Communicator>> made = communicator_->group(ranks);
   if (!made.ok()) throw_status("new_group", made.status());
-  return c10::make_intrusive<ProcessGroupShoal>(std::move(made).value(), store, std::move(options));
+  // The names of groups repeat in the next round, and an earlier round may have left keys behind them.
+  StartRound round{store, round_.number};
+  if (round.number != 0)
+    round.store = c10::make_intrusive<c10d::PrefixStore>("shoal/round/" + std::to_string(round.number), store);
+  return c10::make_intrusive<ProcessGroupShoal>(std::move(made).value(), std::move(round), std::move(options));
 }
 
 c10::intrusive_ptr<ProcessGroupShoal::Options> ProcessGroupShoal::options_for(

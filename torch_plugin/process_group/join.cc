@@ -82,7 +82,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> join_job(c10::intrusive_ptr<ProcessGroupS
 
   constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
   auto group = c10::make_intrusive<c10d::ProcessGroup>(*store, rank, size);
-  const auto backend = c10::make_intrusive<ProcessGroupShoal>(std::move(communicator), *store, std::move(options));
+  const auto backend =
+      c10::make_intrusive<ProcessGroupShoal>(std::move(communicator), StartRound{*store, 0}, std::move(options));
   for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) group->setBackend(device, kType, backend);
   group->setDefaultBackend(kType);
   group->setGroupName(kBackendName);

@@ -21,6 +21,12 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
+/// An IPv6 address may stand in brackets, as it does before a port.
+std::string without_brackets(const std::string& host) {
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return bracketed ? host.substr(1, host.size() - 2) : host;
+}
+
 std::string chosen_by(const char* variable) {
   const char* value = std::getenv(variable);
   return value == nullptr ? std::string() : std::string(value);
@@ -86,7 +92,7 @@ int listen_at(const addrinfo& place, Listener& listener) {
 }  // namespace
 
 std::string own_address(const Communicator& communicator) {
-  if (std::string given = chosen_by("SHOAL_HOST_ADDRESS"); !given.empty()) return given;
+  if (std::string given = chosen_by("SHOAL_HOST_ADDRESS"); !given.empty()) return without_brackets(given);
   const std::string interface = chosen_by("SHOAL_SOCKET_IFNAME");
   return interface.empty() && communicator.nodes() == 1 ? kLoopback : address_of_interface(interface);
 }
@@ -97,7 +103,7 @@ Result<Listener> listen_on(const std::string& address) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int code = getaddrinfo(address.c_str(), "0", &hints, &found);
+  const int code = getaddrinfo(without_brackets(address).c_str(), "0", &hints, &found);
   if (code != 0) return Status(StatusCode::system_error, what + ": " + gai_strerror(code));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
   int error = EADDRNOTAVAIL;

@@ -19,6 +19,12 @@ using at::Tensor;
 using std::chrono::milliseconds;
 
 namespace {
+StartRound join_or_throw(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout) {
+  Result<StartRound> round = join_start_round(store, rank, size, timeout);
+  if (!round.ok()) throw_status("init_process_group", round.status());
+  return std::move(round).value();
+}
+
 /// Without shutdown(): who ends because of an error must not keep the others waiting, who have to hear of it.
 constexpr std::chrono::seconds kFarewell{10};
 }  // namespace
@@ -35,19 +41,21 @@ ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& stor
                                      c10::intrusive_ptr<Options> options)
     : c10d::Backend(rank, size),
       options_(options ? std::move(options) : c10::make_intrusive<Options>()),
-      store_(store),
+      round_(join_or_throw(store, rank, size, options_->timeout)),
+      store_(round_.store),
       recorder_(rank, size) {
-  StoreAdapter adapter(store);
+  StoreAdapter adapter(store_);
   Result<std::unique_ptr<Communicator>> made = Communicator::create(adapter, rank, size, options_->for_communicator());
   if (!made.ok()) throw_status("init_process_group", made.status());
   communicator_ = std::move(made).value();
 }
 
-ProcessGroupShoal::ProcessGroupShoal(std::unique_ptr<Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
+ProcessGroupShoal::ProcessGroupShoal(std::unique_ptr<Communicator> communicator, StartRound round,
                                      c10::intrusive_ptr<Options> options)
     : c10d::Backend(communicator->rank(), communicator->size()),
       options_(std::move(options)),
-      store_(store),
+      round_(std::move(round)),
+      store_(round_.store),
       recorder_(communicator->rank(), communicator->size()),
       communicator_(std::move(communicator)) {}
 

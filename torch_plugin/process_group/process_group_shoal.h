@@ -23,6 +23,7 @@
 #include "torch_plugin/process_group/completion_hook.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/shared_allocator.h"
+#include "torch_plugin/process_group/start_round.h"
 #include "torch_plugin/process_group/work_shoal.h"
 
 namespace shoal::torch {
@@ -74,8 +75,7 @@ class ProcessGroupShoal final : public c10d::Backend {
   ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                     c10::intrusive_ptr<Options> options = nullptr);
   /// Takes over a communicator that exists. `store` serves monitoredBarrier() and groups made out of this one.
-  ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, const c10::intrusive_ptr<c10d::Store>& store,
-                    c10::intrusive_ptr<Options> options);
+  ProcessGroupShoal(std::unique_ptr<shoal::Communicator> communicator, StartRound round, c10::intrusive_ptr<Options> options);
   /// Fails what is in flight. After calls on a CUDA device, shutdown() should come before: without, the ranks wait for each
   /// other for a few seconds only.
   ~ProcessGroupShoal() override;
@@ -291,7 +291,8 @@ class ProcessGroupShoal final : public c10d::Backend {
                                                      const c10d::ReduceScatterOptions& options, const char* title);
 
   const c10::intrusive_ptr<Options> options_;
-  const c10::intrusive_ptr<c10d::Store> store_;
+  const StartRound round_;                       ///< of the group of all ranks, from which this group may be made
+  const c10::intrusive_ptr<c10d::Store> store_;  ///< holds keys of this round only
   std::atomic<std::uint64_t> calls_{0};
   std::uint64_t monitored_barriers_ = 0;
   struct Coalesced {

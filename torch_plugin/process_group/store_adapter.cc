@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/start_round.h"
 
 namespace shoal::torch {
 
@@ -20,16 +21,49 @@ Status StoreAdapter::set(std::string_view key, std::string_view value) {
 }
 
 Result<std::string> StoreAdapter::get(std::string_view key, steady_clock::time_point deadline) {
-  const std::string name(key);
+  return wait_for(key, deadline, false);
+}
+
+Result<std::string> StoreAdapter::get_from(int /*rank*/, std::string_view key, steady_clock::time_point deadline) {
+  return wait_for(key, deadline, entered_);
+}
+
+Status StoreAdapter::enter(int /*rank*/, int /*size*/) {
+  entered_ = true;
+  return {};
+}
+
+void StoreAdapter::leave() { entered_ = false; }
+
+Status StoreAdapter::look(steady_clock::time_point /*deadline*/) {
   try {
-    // c10d takes zero for "no limit", so a deadline that has passed still waits the shortest time there is.
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    store_->wait({name}, std::max(left, milliseconds(1)));
-    const std::vector<std::uint8_t> value = store_->get(name);
-    return std::string(value.begin(), value.end());
+    return entered_ ? failure() : Status();
   } catch (const std::exception& error) {
-    const StatusCode code = steady_clock::now() >= deadline ? StatusCode::timeout : StatusCode::system_error;
-    return Status(code, "c10d store, wait for \"" + name + "\": " + plain_message(error));
+    return {StatusCode::system_error, "c10d store: " + plain_message(error)};
+  }
+}
+
+Status StoreAdapter::failure() {
+  const std::string given_up(kGivenUp);
+  if (store_->check({given_up})) return {StatusCode::aborted, store_->get_to_str(given_up)};
+  return failure_at(*store_, kRoundFailed);
+}
+
+Result<std::string> StoreAdapter::wait_for(std::string_view key, steady_clock::time_point deadline, bool sees_failures) {
+  const std::string name(key);
+  const auto failed = [&](StatusCode code, const std::string& why) {
+    return Status(code, "c10d store, wait for \"" + name + "\": " + why);
+  };
+  StoreWait wait(*store_);
+  try {
+    for (;;) {
+      const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+      if (wait.arrives(name, std::clamp(left, milliseconds(0), kStoreSlice))) return store_->get_to_str(name);
+      if (Status status = sees_failures ? failure() : Status(); !status.ok()) return status;
+      if (steady_clock::now() >= deadline) return failed(StatusCode::timeout, "it did not come before the deadline");
+    }
+  } catch (const std::exception& error) {
+    return failed(StatusCode::system_error, plain_message(error));
   }
 }
 

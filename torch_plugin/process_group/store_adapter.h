@@ -12,6 +12,8 @@
 namespace shoal::torch {
 
 /// A shoal::Store over a c10d::Store: TCPStore, FileStore, HashStore, PrefixStore, a store written in Python.
+/// It has to be the part of a store that belongs to one start (start_round.h): a rank that gives up writes so there, and the
+/// other ranks see it while they wait.
 /// Thread rule: that of the store below; used by one thread while a communicator is being made.
 class StoreAdapter final : public shoal::Store {
  public:
@@ -19,9 +21,17 @@ class StoreAdapter final : public shoal::Store {
 
   Status set(std::string_view key, std::string_view value) override;
   Result<std::string> get(std::string_view key, std::chrono::steady_clock::time_point deadline) override;
+  Status enter(int rank, int size) override;
+  void leave() override;
+  Result<std::string> get_from(int rank, std::string_view key, std::chrono::steady_clock::time_point deadline) override;
+  Status look(std::chrono::steady_clock::time_point deadline) override;
 
  private:
+  Result<std::string> wait_for(std::string_view key, std::chrono::steady_clock::time_point deadline, bool sees_failures);
+  Status failure();
+
   c10::intrusive_ptr<c10d::Store> store_;
+  bool entered_ = false;
 };
 
 }  // namespace shoal::torch

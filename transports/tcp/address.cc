@@ -84,14 +84,15 @@ bool SocketAddress::is_link_local() const noexcept {
 }
 
 Result<SocketAddress> parse_host(std::string_view text) {
-  const std::string host(text);
+  const bool bracketed = text.size() > 2 && text.front() == '[' && text.back() == ']';
+  const std::string host(bracketed ? text.substr(1, text.size() - 2) : text);
   const auto bad = [&] {
     return Status(StatusCode::invalid_argument, fmt::format("'{}' is no numeric IPv4 or IPv6 address", text));
   };
   if (host.find('\0') != std::string::npos) return bad();
   SocketAddress address;
   auto* four = reinterpret_cast<sockaddr_in*>(&address.storage);
-  if (::inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
+  if (!bracketed && ::inet_pton(AF_INET, host.c_str(), &four->sin_addr) == 1) {
     four->sin_family = AF_INET;
     return address;
   }
@@ -111,6 +112,7 @@ Result<SocketAddress> parse_address(std::string_view text) {
   const std::string_view digits = text.substr(colon + 1);
   const bool bracketed = host.size() >= 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
+  if (host.starts_with('[')) return bad();
   std::uint16_t port = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), port);
   if (error != std::errc() || end != digits.data() + digits.size() || port == 0) return bad();

@@ -28,7 +28,7 @@ struct SocketAddress {
   [[nodiscard]] bool is_link_local() const noexcept;
 };
 
-/// A numeric address without a port, IPv6 without brackets; no names are looked up. invalid_argument for anything else.
+/// A numeric address without a port, IPv6 with brackets or without; no names are looked up. invalid_argument for anything else.
 Result<SocketAddress> parse_host(std::string_view text);
 /// The inverse of SocketAddress::to_string.
 Result<SocketAddress> parse_address(std::string_view text);

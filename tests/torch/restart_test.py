@@ -1,0 +1,212 @@
+"""Starts of a process group at a c10d store that has served earlier starts: in one process, and in new processes after a failure."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shoal
+from ranks import check, context, expect
+
+SEED = int(os.environ.get("SHOAL_TEST_SEED", time.time_ns() % 1_000_000))
+LIMIT_S = 60
+
+
+def start(store, rank, size, timeout_s=LIMIT_S):
+    dist.init_process_group("shoal", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+
+
+def check_sum(rank, size):
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor)
+    check(tensor.item() == size * (size + 1) / 2, f"rank {rank} of {size}: the sum is {tensor.item()}")
+
+
+class Generation:
+    """Processes that call body(store, rank, *arguments), each with its own connection to the store at `port`."""
+
+    def __init__(self, port, ranks, body, *arguments):
+        self.processes = []
+        for rank in ranks:
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=self._run, args=(port, rank, body, arguments, sender))
+            process.start()
+            sender.close()
+            self.processes.append((process, receiver))
+
+    @staticmethod
+    def _run(port, rank, body, arguments, pipe):
+        try:
+            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=LIMIT_S))
+            body(store, rank, *arguments)
+            pipe.send("ok")
+        except BaseException as error:  # noqa: BLE001  (the parent reports everything)
+            pipe.send(f"{type(error).__name__}: {error}")
+        os._exit(0)
+
+    def results(self):
+        """"ok", or the error of each rank."""
+        found = []
+        for _, receiver in self.processes:
+            try:
+                found.append(receiver.recv() if receiver.poll(LIMIT_S) else "no result")
+            except EOFError:
+                found.append("ended")
+        self.kill()
+        return found
+
+    def kill(self):
+        for process, _ in self.processes:
+            process.kill()
+        for process, _ in self.processes:
+            process.join()
+
+
+@pytest.fixture
+def port():
+    """Of a store that outlives all starts, as that of torchrun's agent does."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+def many_rounds(store, rank, rounds):
+    for number in range(rounds):
+        size = 3 - number % 2  # rank 2 takes part in every second round
+        if rank >= size:
+            continue
+        start(store, rank, size)
+        check_sum(rank, size)
+        if number % 5 == 4:
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def test_fifty_starts_in_one_process(port):
+    assert Generation(port, range(3), many_rounds, 50).results() == ["ok"] * 3
+
+
+def one_start(store, rank, size):
+    start(store, rank, size)
+    check_sum(rank, size)
+    dist.destroy_process_group()
+
+
+def test_a_start_after_ranks_died_at_any_moment(port):
+    """As torchrun restarts workers: one rank dies, all others are killed, and new processes start, perhaps fewer."""
+    print(f"SHOAL_TEST_SEED={SEED}", flush=True)
+    chance = random.Random(SEED)
+    for _ in range(8):
+        size = chance.randint(2, 4)
+        generation = Generation(port, range(size), one_start, size)
+        victim, _ = generation.processes[chance.randrange(size)]
+        victim.join(chance.choice((0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.2)))  # it may have ended well before
+        victim.kill()
+        generation.kill()
+        size = chance.randint(2, 4)
+        assert Generation(port, range(size), one_start, size).results() == ["ok"] * size
+
+
+def barrier_with_absentee(store, rank, absent):
+    start(store, rank, 2)
+    if rank in absent:
+        expect(Exception, r"monitoredBarrier", lambda: shoal.monitored_barrier(timeout=timedelta(seconds=0.2)))
+    else:
+        check(store.get(f"rank {1 - rank} is done"), "the other rank has ended its barrier")
+    store.set(f"rank {rank} is done", "yes")
+
+
+def barrier_of_all(store, rank):
+    start(store, rank, 2)
+    shoal.monitored_barrier()
+    group = dist.new_group([0, 1])
+    shoal.monitored_barrier(group)
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_sees_no_earlier_start(port):
+    assert Generation(port, range(2), barrier_of_all).results() == ["ok"] * 2
+    assert Generation(port, range(2), barrier_with_absentee, [0]).results() == ["ok"] * 2
+
+
+WORKER = """
+import os, signal, sys
+import torch, torch.distributed as dist, shoal
+restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+plan = sys.argv[1].split(",")
+fault = plan[restart] if restart < len(plan) else ""
+if fault == "raise-early" and rank == 0:
+    raise RuntimeError("as planned")
+dist.init_process_group("shoal")
+if fault == "kill" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+assert tensor.item() == dist.get_world_size()
+if fault == "raise":
+    raise RuntimeError("as planned")
+dist.destroy_process_group()
+if rank == 0:
+    print(f"done after {restart} restarts", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launch, plan", (
+    (["--standalone"], "kill"),
+    pytest.param(["--standalone"], "raise-early,raise", marks=pytest.mark.long),
+    pytest.param(["--master-addr=127.0.0.1", "--master-port"], "raise-early,kill,raise", marks=pytest.mark.long)))
+def test_torchrun_restarts_the_workers(port, launch, plan):
+    if "--standalone" not in launch:
+        free = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        launch = [*launch, str(free.port)]
+        del free
+    restarts = len(plan.split(","))
+    with tempfile.TemporaryDirectory() as folder:
+        script = os.path.join(folder, "worker.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write(WORKER)
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *launch, "--nproc-per-node=2", f"--max-restarts={restarts}",
+                               "--monitor-interval=0.1", script, plan], capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"done after {restarts} restarts") == 1, done.stdout + done.stderr
+
+
+def wrong_size(store, rank, sizes):
+    start(store, rank, sizes[rank])
+
+
+@pytest.mark.parametrize("sizes", ([2, 3], [3, 2], [2, 2, 3]))
+def test_sizes_that_differ(port, sizes):
+    began = time.monotonic()
+    if sizes == [2, 2, 3]:  # rank 0's group would be complete without rank 2; so rank 1 stays away
+        first = Generation(port, [0, 2], wrong_size, sizes)
+    else:
+        first = Generation(port, range(len(sizes)), wrong_size, sizes)
+    for result in first.results():
+        for size in set(sizes):
+            assert f"world size {size}" in result, result
+    assert time.monotonic() - began < 0.5 * LIMIT_S
+
+
+def rank_twice(store, place, ranks):
+    start(store, ranks[place], 3)
+
+
+@pytest.mark.parametrize("ranks", ([0, 1, 1], [0, 0, 1], [1, 1, 0]))
+def test_a_rank_given_twice(port, ranks):
+    began = time.monotonic()
+    generation = Generation(port, range(3), rank_twice, ranks)
+    twice = [process.pid for process, _ in generation.processes]
+    twice = [pid for pid, rank in zip(twice, ranks, strict=True) if ranks.count(rank) == 2]
+    for result in generation.results():
+        for pid in twice:
+            assert f"process {pid} " in result, result
+    assert time.monotonic() - began < 0.5 * LIMIT_S
