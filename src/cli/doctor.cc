@@ -33,6 +33,7 @@ constexpr std::size_t kShortestId = 4;
 struct DoctorOptions {
   std::string job;
   std::string folder;
+  bool all = false;
   double patience_s = 1;
   bool machine = false;
   std::string root;             // of another system's tree, for tests
@@ -120,13 +121,20 @@ int print_job(const JobView& job, const DoctorOptions& options) {
   return kExitFound;
 }
 
-void list_jobs(const std::vector<JobView>& jobs, const DoctorOptions& options) {
-  fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
-  for (const JobView& job : jobs) {
+void list_jobs(const JobList& list, const DoctorOptions& options) {
+  const auto row = [&](const JobView& job, const std::string& before) {
     const Diagnosis found = diagnose(job, options.patience_s);
-    fmt::print("{:<34} {:<10} {:<20} {}\n", shown(job), fmt::format("{} of {}", job.seen.size(), job.ranks),
-               clock_time(job.started_ns), found.sentence.empty() ? "well" : found.sentence);
-  }
+    fmt::print("{:<34} {:<10} {:<20} {}{}\n", shown(job), fmt::format("{} of {}", job.seen.size(), job.ranks),
+               clock_time(job.started_ns), before, found.sentence.empty() ? "well" : found.sentence);
+  };
+  if (list.running.empty()) fmt::print("no job runs\n");
+  if (!list.running.empty() || !list.ended.empty())
+    fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
+  for (const JobView* job : list.running) row(*job, "");
+  for (const JobView* job : list.ended)
+    row(*job, fmt::format("ended after {}: ", clock_time(job->last_sign_ns).substr(5)));  // without the year
+  if (list.left_out > 0)
+    fmt::print("{} more ended over an hour ago; shoal doctor --all lists them\n", list.left_out);
 }
 
 int report_checks(const std::vector<MachineCheck>& checks) {
@@ -184,6 +192,7 @@ int run_doctor(const DoctorOptions& options) {
     fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; name the folder of the ledgers by --folder\n");
     return kExitFound;
   }
+  remove_old_ledgers(folder);
   std::vector<std::string> complaints;
   const std::vector<JobView> jobs = read_jobs(folder, complaints);
   for (const std::string& complaint : complaints) fmt::print(stderr, "shoal doctor: {}\n", complaint);
@@ -194,7 +203,8 @@ int run_doctor(const DoctorOptions& options) {
           "of the job say where it writes\n",
           folder);
     } else {
-      list_jobs(jobs, options);
+      const auto now = std::chrono::system_clock::now().time_since_epoch();
+      list_jobs(list_of(jobs, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), options.all), options);
     }
     print_transport_libraries();
     fmt::print("{}\n", cuda::cuda_summary());
@@ -219,7 +229,8 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
   auto options = std::make_shared<DoctorOptions>();
   auto* command = app.add_subcommand(
       "doctor",
-      "Lists the jobs of this host, running, hung or dead, and what the transports ofi and ucx and CUDA find here; "
+      "Lists the jobs of this host that run and those that failed or were killed within the last hour, and what the transports "
+      "ofi and ucx and CUDA find here; "
       "of one of them shows each rank's call, since "
       "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
   command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
@@ -229,6 +240,7 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
   command->add_option("--security-groups", options->security_groups,
                       "file of aws ec2 describe-security-groups: does a group let EFA through?");
   command->add_option("--root", options->root, "folder that holds sys, proc, dev and opt of another machine")->group("");
+  command->add_flag("--all", options->all, "list what is left of jobs that ended earlier as well; after a day it is removed");
   command->add_option("--folder", options->folder, "where the ledgers are, instead of what SHOAL_LEDGER says");
   command->add_option("--patience", options->patience_s, "seconds that a rank may wait before something is wrong")
       ->check(CLI::PositiveNumber)

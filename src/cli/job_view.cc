@@ -1,5 +1,7 @@
 #include "src/cli/job_view.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -15,6 +17,8 @@ namespace shoal {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::int64_t kListedAfterEnd_ns = 3'600'000'000'000;
 
 template <std::size_t Room>
 std::string text_of(const std::array<char, Room>& room) {
@@ -65,6 +69,17 @@ CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
   return view;
 }
 
+/// What the file itself tells of a rank beside what stands in it.
+void look_at_file(const std::string& path, const std::string& bytes, JobView& job, RankView& rank) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) == 0)
+    job.last_sign_ns = std::max(job.last_sign_ns, std::int64_t{found.st_mtim.tv_sec} * 1'000'000'000 + found.st_mtim.tv_nsec);
+  if (rank.life != RankView::Life::unknown) return;
+  auto header = std::make_unique<LedgerHeader>();
+  std::memcpy(header.get(), bytes.data(), sizeof *header);
+  if (!process_lives(*header, path).value_or(true)) rank.life = RankView::Life::dead;
+}
+
 /// Its owner writes the magic last.
 bool is_being_made(std::string_view file) {
   return file.substr(0, sizeof kLedgerMagic).find_first_not_of('\0') == std::string_view::npos;
@@ -83,6 +98,26 @@ const RankView* JobView::find(int rank) const noexcept {
   return found == seen.end() ? nullptr : &*found;
 }
 
+bool JobView::has_ended() const noexcept {
+  return std::ranges::all_of(seen, [](const RankView& rank) { return rank.life == RankView::Life::dead; });
+}
+
+JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all) {
+  JobList list;
+  for (const JobView& job : jobs) {
+    if (!job.has_ended()) {
+      list.running.push_back(&job);
+    } else if (all || job.last_sign_ns >= now_ns - kListedAfterEnd_ns) {
+      list.ended.push_back(&job);
+    } else {
+      ++list.left_out;
+    }
+  }
+  std::ranges::stable_sort(list.running, std::greater{}, &JobView::started_ns);
+  std::ranges::stable_sort(list.ended, std::greater{}, &JobView::last_sign_ns);
+  return list;
+}
+
 Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
   auto header = std::make_unique<LedgerHeader>();
@@ -97,6 +132,7 @@ Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_n
   job.name = text_of(header->job);
   job.ranks = std::clamp(header->ranks, 0, 1 << 20);
   job.started_ns = header->system_ns;
+  job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, nullptr));
   const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kLedgerMembers);
   job.node_of_rank.assign(header->node_of_rank.begin(), header->node_of_rank.begin() + static_cast<std::ptrdiff_t>(told));
 
@@ -114,7 +150,9 @@ Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_n
   auto page = std::make_unique<LedgerPage>();
   for (std::uint32_t i = 0; i < header->pages; ++i) {
     std::memcpy(static_cast<void*>(page.get()), file.data() + kLedgerHeaderBytes + i * sizeof(LedgerPage), sizeof(LedgerPage));
-    if (page->state.load() != 0) rank.communicators.push_back(view_of(*page, now_ns));
+    if (page->state.load() == 0) continue;
+    rank.communicators.push_back(view_of(*page, now_ns));
+    job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, page.get()));
   }
   return rank;
 }
@@ -132,6 +170,7 @@ std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::strin
       auto rank =
           read_ledger(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
       if (rank.ok()) {
+        look_at_file(file.path(), bytes, job, *rank);
         job.seen.push_back(std::move(rank).value());
       } else if (!is_being_made(bytes) && fs::exists(file.path(), error)) {
         complaints.push_back(fmt::format("{}: {}", file.path().string(), rank.status().message()));

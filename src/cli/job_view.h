@@ -65,12 +65,23 @@ struct JobView {
   std::string id;    ///< 16 hexadecimal digits
   std::string name;  ///< what users call it; may be empty
   int ranks = 0;
-  std::int64_t started_ns = 0;  ///< system clock
+  std::int64_t started_ns = 0;    ///< system clock
+  std::int64_t last_sign_ns = 0;  ///< system clock: when some rank of it has certainly lived, as far as is written down
   std::vector<int> node_of_rank;
   std::vector<RankView> seen;  ///< ranks of this host, ascending
 
   [[nodiscard]] const RankView* find(int rank) const noexcept;
+  /// The processes of all ranks that are seen from this host have ended.
+  [[nodiscard]] bool has_ended() const noexcept;
 };
+
+/// Jobs in the order of a list: those that run, then those that have ended, the latest of each first.
+struct JobList {
+  std::vector<const JobView*> running;
+  std::vector<const JobView*> ended;
+  std::size_t left_out = 0;  ///< that ended more than an hour before `now_ns` (system clock), unless `all` are wanted
+};
+JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all);
 
 /// A ledger's file. `now_ns`: the steady clock. Errors: invalid_argument for what is none, or one of another version; safe for
 /// any bytes.

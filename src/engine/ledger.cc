@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -70,20 +71,6 @@ void warn_once(int rank, const std::string& reason) {
       rank, reason);
 }
 
-/// Whether some process still writes to a ledger in `folder`, as far as can be seen from here.
-bool in_use(const fs::path& folder) {
-  std::error_code error;
-  for (const auto& file : fs::directory_iterator(folder, error)) {
-    LedgerHeader header;
-    std::ifstream in(file.path(), std::ios::binary);
-    if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kLedgerMagic) continue;
-    if (header.pid_namespace != own_pid_namespace()) return true;
-    const ProcessState process = process_state(header.pid);
-    if (process.letter != '\0' && process.started == header.pid_started) return true;
-  }
-  return false;
-}
-
 bool is_job_name(const std::string& name) {
   return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
@@ -102,23 +89,6 @@ void remove_ledgers(const fs::path& job) {
     if (ours) ::unlink(file.path().c_str());
   }
   ::rmdir(job.c_str());
-}
-
-/// Removes the ledgers of jobs that have been dead for long, or that are too many. The user may have named a folder in which
-/// other things lie: they stay.
-void clean(const std::string& root) {
-  std::error_code error;
-  std::vector<std::pair<fs::file_time_type, fs::path>> jobs;
-  for (const auto& job : fs::directory_iterator(root, error)) {
-    const bool ours = is_job_name(job.path().filename()) && job.is_directory(error) && !job.is_symlink(error);
-    if (ours) jobs.emplace_back(job.last_write_time(error), job.path());
-  }
-  std::ranges::sort(jobs);
-  const auto limit = fs::file_time_type::clock::now() - kKeepDeadJobs;
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const bool old = jobs[i].first < limit || jobs.size() - i > kMaxDeadJobs;
-    if (old && !in_use(jobs[i].second)) remove_ledgers(jobs[i].second);
-  }
 }
 
 /// Calls `look` with each page in use of the ledger at `path`. Its header; null where there is none.
@@ -141,6 +111,33 @@ std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::fu
   return header;
 }
 
+/// Whether some process still writes to a ledger in `folder`, as far as can be seen from here.
+bool in_use(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(folder, error)) {
+    LedgerHeader header;
+    std::ifstream in(file.path(), std::ios::binary);
+    if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kLedgerMagic) continue;
+    if (header.version != kLedgerVersion) header.locked = 0;  // every version has the process at the same place
+    if (process_lives(header, file.path()).value_or(true)) return true;
+  }
+  return false;
+}
+
+/// Whether the last sign of a job's ranks is older than `limit_ns`. A folder's own time is that of the job's start, and a file
+/// in memory (tmpfs) has no later one.
+bool is_older(const fs::path& folder, std::int64_t limit_ns) {
+  std::int64_t last = 0;
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(folder, error)) {
+    const auto header = read_ledger(file.path(), [](const LedgerPage&) {});
+    if (header == nullptr) continue;
+    last = std::max(last, last_sign_ns(*header, nullptr));
+    read_ledger(file.path(), [&](const LedgerPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
+  }
+  return last < limit_ns;
+}
+
 // Those whose processes may end without destroying them.
 struct Living {
   std::mutex mutex;
@@ -159,6 +156,48 @@ Living& living() {
 }
 
 }  // namespace
+
+std::int64_t last_sign_ns(const LedgerHeader& header, const LedgerPage* page) noexcept {
+  if (page == nullptr) return header.system_ns;
+  const std::uint64_t seen = page->seen_ns.load();
+  const auto made = static_cast<std::uint64_t>(header.steady_ns);
+  std::int64_t last = page->state.load() == kLedgerFailed ? page->cause_at_ns : 0;
+  // Any bytes may stand there: a sum that leaves its range is no time.
+  std::int64_t at = 0;
+  if (seen > made && !__builtin_add_overflow(header.system_ns, seen - made, &at)) last = std::max(last, at);
+  return std::max(last, header.system_ns);
+}
+
+std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path) {
+  if (header.pid_namespace == own_pid_namespace()) {
+    const ProcessState process = process_state(header.pid);
+    return process.letter != '\0' && process.started == header.pid_started;
+  }
+  if (header.locked == 0) return std::nullopt;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return std::nullopt;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(fd);
+  return held;
+}
+
+void remove_old_ledgers(const std::string& root) {
+  std::error_code error;
+  std::vector<std::pair<fs::file_time_type, fs::path>> jobs;
+  for (const auto& job : fs::directory_iterator(root, error)) {
+    const bool ours = is_job_name(job.path().filename()) && job.is_directory(error) && !job.is_symlink(error);
+    if (ours) jobs.emplace_back(job.last_write_time(error), job.path());
+  }
+  std::ranges::sort(jobs);
+  const auto limit = fs::file_time_type::clock::now() - kKeepDeadJobs;
+  const std::int64_t limit_ns = now_ns<std::chrono::system_clock>() - std::chrono::nanoseconds(kKeepDeadJobs).count();
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const auto& [written, job] = jobs[i];
+    const bool too_many = jobs.size() - i > kMaxDeadJobs;
+    if (!too_many && (written >= limit || !is_older(job, limit_ns))) continue;
+    if (!in_use(job)) remove_ledgers(job);
+  }
+}
 
 ProcessState process_state(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
@@ -206,7 +245,7 @@ Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool first_of
   };
   const std::string folder = root + "/" + ledger_job_name(owner.job_id);
   if (Status status = own_folder(root); !status.ok()) return refuse(std::move(status));
-  if (first_of_node) clean(root);
+  if (first_of_node) remove_old_ledgers(root);
   if (Status status = own_folder(folder); !status.ok()) return refuse(std::move(status));
   const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -230,6 +269,7 @@ Result<std::shared_ptr<Ledger>> Ledger::create(const Owner& owner, bool first_of
   header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
   header->pid_started = process_state(header->pid).started;
   header->pid_namespace = own_pid_namespace();
+  header->locked = ::flock(fd, LOCK_SH | LOCK_NB) == 0 ? 1 : 0;  // not every file system can
   header->job_id = owner.job_id;
   header->system_ns = now_ns<std::chrono::system_clock>();
   header->steady_ns = now_ns<std::chrono::steady_clock>();

@@ -25,7 +25,7 @@ struct CallHistory;
 inline constexpr std::size_t kLedgerCalls = 256;     ///< calls of a communicator that are remembered
 inline constexpr std::size_t kLedgerMembers = 4096;  ///< ranks of a communicator that are told apart
 inline constexpr std::uint32_t kLedgerPages = 64;    ///< communicators of a process that are written down
-inline constexpr std::uint32_t kLedgerVersion = 2;   ///< of the file's form
+inline constexpr std::uint32_t kLedgerVersion = 3;   ///< of the file's form
 inline constexpr std::uint32_t kLedgerOpen = 1;      ///< LedgerPage::state: in use
 inline constexpr std::uint32_t kLedgerFailed = 2;    ///< closed with `cause`
 inline constexpr std::array<char, 8> kLedgerMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
@@ -60,6 +60,7 @@ struct alignas(64) LedgerPage {
 
   // While the oldest call in flight waits, rewritten a few times a second at most.
   alignas(64) std::atomic<std::uint64_t> waiting_since_ns{0};  ///< steady clock; 0: nothing has ever waited
+  std::atomic<std::uint64_t> seen_ns{0};                       ///< steady clock: when the rank last looked at a wait
   std::uint64_t waiting_sequence = 0;                          ///< of a call, or of a message
   std::uint32_t waiting_is_message = 0;
   RankSet absent;               ///< ranks that are not in the call
@@ -87,6 +88,7 @@ struct LedgerHeader {
   std::uint32_t pages = 0;          ///< that the file has room for
   std::uint64_t pid_started = 0;    ///< clock ticks after boot: another process may get the number later
   std::uint64_t pid_namespace = 0;  ///< where the number counts
+  std::uint64_t locked = 0;         ///< 1: the process holds a lock of the file (flock) while it lives
   std::uint64_t job_id = 0;         ///< random; each job of create() has its own
   std::int64_t system_ns = 0;       ///< both clocks, when the file was made
   std::int64_t steady_ns = 0;
@@ -105,6 +107,15 @@ void set_text(std::array<char, Room>& room, std::string_view text) noexcept {
   room.fill('\0');
   text.substr(0, Room - 1).copy(room.data(), Room - 1);
 }
+
+/// The latest time (system clock, nanoseconds) at which the rank of a ledger has certainly lived; the first page: null.
+std::int64_t last_sign_ns(const LedgerHeader& header, const LedgerPage* page) noexcept;
+/// Whether the process of a ledger lives: by its number where that counts here, else by the lock of the file at `path`. Nothing
+/// where neither tells.
+std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path);
+/// Removes the ledgers of jobs whose processes have all ended and of which the last sign is more than a day old; of those that
+/// ended later only the latest 32 jobs stay. Other files in `root` stay.
+void remove_old_ledgers(const std::string& root);
 
 /// A process as the kernel shows it.
 struct ProcessState {
@@ -133,7 +144,7 @@ class Ledger {
     std::span<const int> node_of_rank;
   };
   /// In the folder of the settings. Null where SHOAL_LEDGER is off, or is not set and no file can be made: training goes on
-  /// without. The first rank of a node says so on standard error, and removes what long-dead jobs have left. Errors:
+  /// without. The first rank of a node says so on standard error, and calls remove_old_ledgers(). Errors:
   /// invalid_argument or system_error, where SHOAL_LEDGER names a folder that does not serve.
   static Result<std::shared_ptr<Ledger>> create(const Owner& owner, bool first_of_node);
   ~Ledger();
@@ -212,10 +223,12 @@ class LedgerEntry {
       if (told_) page_->absent = page_->slow = {};  // short waits, of which there are many, write no sets
       told_ = false;
       page_->waiting_since_ns.store(now_ns, std::memory_order_release);
+      page_->seen_ns.store(now_ns, std::memory_order_relaxed);
       told_ns_ = now_ns;
     } else if (now_ns - told_ns_ >= kTellEveryNs) {
       told_ns_ = now_ns;
       told_ = true;
+      page_->seen_ns.store(now_ns, std::memory_order_relaxed);
       details(*page_);
     }
   }

@@ -1,7 +1,9 @@
 // `shoal doctor` on real jobs: running, hung, dead and finished ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,9 +12,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -318,6 +322,89 @@ TEST(Ledger, AFullDiskIsNoReasonToStopAJobThatHasNotAskedForIt) {
   }
 }
 
+std::int64_t system_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+constexpr std::int64_t kHour_ns = 3'600'000'000'000;
+
+/// The ledger of a rank that was killed: it started `started_ns` ago and last looked at a wait `seen_ns` ago. `foreign`: its
+/// process had a number of another container; `locked`: so that its lock counts.
+void write_ledger(const std::string& root, int job, std::int64_t started_ns, std::int64_t seen_ns, bool foreign = false,
+                  bool locked = false) {
+  auto header = std::make_unique<LedgerHeader>();
+  header->pid = ::getpid();
+  header->pid_started = 1;  // another process had the number then
+  header->pid_namespace = foreign ? 1 : own_pid_namespace();
+  header->locked = locked ? 1 : 0;
+  header->ranks = 1;
+  header->job_id = static_cast<std::uint64_t>(job);
+  header->system_ns = system_ns() - started_ns;
+  header->steady_ns = 1000;
+  header->pages = 1;
+  const auto page = std::make_unique<LedgerPage>();
+  page->state.store(kLedgerOpen);
+  page->ranks = 1;
+  page->seen_ns.store(static_cast<std::uint64_t>(header->steady_ns + started_ns - seen_ns));
+  const fs::path path = fmt::format("{}/{}/rank.0", root, ledger_job_name(header->job_id));
+  fs::create_directories(path.parent_path());
+  std::string bytes(kLedgerHeaderBytes + sizeof(LedgerPage), '\0');
+  std::memcpy(bytes.data(), header.get(), sizeof *header);
+  std::memcpy(bytes.data() + kLedgerHeaderBytes, static_cast<const void*>(page.get()), sizeof *page);
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto made = fs::file_time_type::clock::now() - std::chrono::nanoseconds(started_ns);
+  fs::last_write_time(path, made);
+  fs::last_write_time(path.parent_path(), made);
+}
+
+std::vector<std::string> ids_of(const std::vector<const JobView*>& jobs) {
+  std::vector<std::string> ids;
+  for (const JobView* job : jobs) ids.push_back(job->id.substr(14));
+  return ids;
+}
+
+// Beside a job that runs: a running one of another container, one of those that has ended, and three that were killed.
+TEST(DoctorList, ShowsRunningJobsThenThoseOfTheLastHour) {
+  const auto outcomes = testing::run_ranks(1, [](int, int, const std::string& root) -> std::string {
+    write_ledger(root, 0x10, 50 * kHour_ns, 2 * kHour_ns);
+    write_ledger(root, 0x11, 50 * kHour_ns, kHour_ns / 6);
+    write_ledger(root, 0x12, kHour_ns / 2, kHour_ns / 2);
+    write_ledger(root, 0x13, 3 * kHour_ns, 3 * kHour_ns, true, true);
+    write_ledger(root, 0x14, 3 * kHour_ns, 3 * kHour_ns, true, true);
+    write_ledger(root, 0x15, 3 * kHour_ns, 3 * kHour_ns, true, false);  // cannot be known: as if it ran
+    const int held = ::open((root + "/0000000000000014/rank.0").c_str(), O_RDONLY | O_CLOEXEC);
+    if (::flock(held, LOCK_SH) != 0) return "no lock";
+    std::vector<std::string> complaints;
+    const auto jobs = read_jobs(root, complaints);
+    const JobList some = list_of(jobs, system_ns(), false);
+    const JobList all = list_of(jobs, system_ns(), true);
+    ::close(held);
+    return fmt::format("{} | {} | {} ; {} | {} | {}", fmt::join(ids_of(some.running), " "), fmt::join(ids_of(some.ended), " "),
+                       some.left_out, fmt::join(ids_of(all.running), " "), fmt::join(ids_of(all.ended), " "), all.left_out);
+  });
+  EXPECT_THAT(outcomes[0].output, ::testing::AnyOf("14 15 | 11 12 | 2 ; 14 15 | 11 12 10 13 | 0",
+                                                   "15 14 | 11 12 | 2 ; 15 14 | 11 12 10 13 | 0"));
+}
+
+// A day after the last sign of life, not after the start; a job that ran for long and has just been killed is worth a look.
+TEST(Ledger, OfADeadJobStaysForADayAfterItsLastSign) {
+  const auto outcomes = testing::run_ranks(1, [](int, int, const std::string& root) -> std::string {
+    write_ledger(root, 0x20, 50 * kHour_ns, 2 * kHour_ns);
+    write_ledger(root, 0x21, 50 * kHour_ns, 25 * kHour_ns);
+    write_ledger(root, 0x22, 50 * kHour_ns, 25 * kHour_ns, true, true);
+    write_ledger(root, 0x23, 50 * kHour_ns, 25 * kHour_ns, true, true);
+    const int held = ::open((root + "/0000000000000023/rank.0").c_str(), O_RDONLY | O_CLOEXEC);
+    if (::flock(held, LOCK_SH) != 0) return "no lock";
+    remove_old_ledgers(root);
+    ::close(held);
+    std::string left;
+    for (const int job : {0x20, 0x21, 0x22, 0x23}) {
+      if (fs::exists(root + "/" + ledger_job_name(static_cast<std::uint64_t>(job)))) left += fmt::format("{:x} ", job);
+    }
+    return left;
+  });
+  EXPECT_EQ(outcomes[0].output, "20 23 ");
+}
+
 // Also where the user has named a folder that holds other things, which stay, however old.
 TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemovedAndNothingElse) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
@@ -381,13 +468,22 @@ TEST(DoctorCommand, ShowsATableWithTheCulpritAndSaysSoByItsStatus) {
         for (const auto& arguments : {folder, folder + " --patience 0.2 --job " + id.substr(0, 6)})
           text += run(arguments, &found);
         run(folder + " --job 123", &other);
+        // Between the two, with an old job: its line comes by --all only, and the running one stays first.
+        write_ledger(ledgers_in(directory), 0x30, 3 * kHour_ns, 3 * kHour_ns);
+        const std::string listed = run(folder, &found);
+        const std::string with_all = run(folder + " --all", &found);
+        const auto old = with_all.find("0000000000000030");
+        const bool right = listed.find("0000000000000030") == std::string::npos && old != std::string::npos &&
+                           with_all.find(id) < old && found == 0;
+        if (!right) text += "the list is wrong: " + listed + with_all;
+        found = 1;
         tell(directory, "seen");
         return fmt::format("{} {}\n{}", found, other, text);
       });
   const std::string its_process = fmt::format("process {}", watched.ranks[kOdd].pid);
   const std::string its_stack = fmt::format("gdb -p {}", watched.ranks[kOdd].pid);
   EXPECT_THAT(watched.seen,
-              AllOf(HasSubstr("1 1\n"), Mentions("3 of 3", "call 1", "all_reduce float32 x 20 sum"),
+              AllOf(HasSubstr("1 1\n"), ::testing::Not(HasSubstr("the list is wrong")), Mentions("3 of 3", "call 1", "all_reduce float32 x 20 sum"),
                     ::testing::ContainsRegex("\n0 +[0-9]+ [^\n]* rank 1[^0-9]"), Mentions(its_process, its_stack)));
   const std::string nowhere = std::string(SHOAL_PROGRAM) + ".none";
   EXPECT_THAT(run("--folder " + nowhere, &status), Mentions(nowhere, "SHOAL_LEDGER"));
