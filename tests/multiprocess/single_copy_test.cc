@@ -1,16 +1,21 @@
 // Calls that move data straight between the memories of the ranks' processes: right results, all ways back to the links, and
 // buffers that are left alone once a call has failed.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -165,6 +170,34 @@ TEST_P(SingleCopy, IsDoneWithoutWhereTheSystemDeniesIt) {
     if (std::string wrong = make_calls(**c); !wrong.empty()) return wrong;
     return shared_system.copies == before ? "" : "a rank copied although another one cannot";
   });
+  testing::expect_all_well(outcomes);
+}
+
+/// From now on the system has no descriptors of processes, as before Linux 5.3. False where it cannot be made so.
+bool deny_pidfd() {
+  std::array<sock_filter, 4> filter{
+      sock_filter{BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      sock_filter{BPF_JMP | BPF_JEQ | BPF_K, 0, 1, SYS_pidfd_open},
+      sock_filter{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | ENOSYS},
+      sock_filter{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  };
+  const sock_fprog program{filter.size(), filter.data()};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Its number could mean another process after its death, and nobody would notice.
+TEST_P(SingleCopy, IsDoneWithoutWhereTheEndOfAProcessDoesNotShow) {
+  ::setenv("SHOAL_SINGLE_COPY", "2", 1);
+  const auto outcomes = testing::run_ranks(GetParam(), [](int rank, int size, const std::string& directory) -> std::string {
+    if (rank == 1 && !deny_pidfd()) return "no filter";
+    auto c = testing::join(directory, rank, size, over_shm());
+    if (!c.ok()) return c.status().to_string();
+    const int before = shared_system.copies;
+    if (std::string wrong = make_calls(**c); !wrong.empty()) return wrong;
+    return shared_system.copies == before ? "" : "a rank copied although the end of another one does not show";
+  });
+  ::unsetenv("SHOAL_SINGLE_COPY");
+  if (outcomes[1].output == "no filter") GTEST_SKIP() << "this system has no seccomp filters";
   testing::expect_all_well(outcomes);
 }
 

@@ -394,12 +394,13 @@ class ShmTransport final : public Transport {
     if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
   }
 
-  /// Finds out whether this rank may copy from and to the memory of all others.
+  /// Finds out whether this rank may copy from and to the memory of all others. Without a descriptor of a process (pidfd) its
+  /// end is not noticed: its number could mean another process by then, which must not be written into.
   void try_memory() {
     if (!options_.single_copy) return;
     const std::vector<Member>& members = session_->group.members;
     for (std::size_t i = 0; i < members.size(); ++i) {
-      if (i != position_ && !reaches(members[i].mark)) return;
+      if (i != position_ && (!members[i].life.valid() || !reaches(members[i].mark))) return;
     }
     // Orders nothing: it says only what this rank can do with addresses that it is told from now on.
     segment().block(position_).reaches_memory.store(1, std::memory_order_relaxed);
@@ -413,10 +414,11 @@ class ShmTransport final : public Transport {
                 "; SHOAL_SINGLE_COPY=0 does without such copies"};
   }
 
-  /// Its process has ended, so its identifier may mean another one soon.
+  /// Its process has ended, so its identifier may mean another one soon. Precondition: reaches_all_memory(), so that there is a
+  /// descriptor.
   [[nodiscard]] bool has_ended(const Member& member) const noexcept {
     pollfd life{member.life.get(), POLLIN, 0};
-    return member.life.valid() && ::poll(&life, 1, 0) > 0;
+    return ::poll(&life, 1, 0) != 0;  // an error tells nothing: as if it had ended
   }
 
   /// Every rank of the group has mapped the arenas of all others.
