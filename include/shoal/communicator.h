@@ -197,7 +197,8 @@ class Communicator {
   /// used again; that may be before the receiver has asked for it, or only then. A rank may send to itself; where both calls
   /// are blocking, put them between group_begin() and group_end(). Source: MPI-4.0 section 3.2.
   ///
-  /// Errors: as all calls; mismatch where the receiver expects another type or count, at both ends and naming both.
+  /// Errors: as all calls; mismatch where the receiver expects another type or count, at both ends and naming both, and where
+  /// a rank has sent more than 262,144 messages to another that has not called recv() for them.
   Status send(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0, CallOptions options = {});
   Result<Work> send_async(const void* buffer, std::size_t count, DataType type, int peer, int tag = 0,
                           CallOptions options = {});

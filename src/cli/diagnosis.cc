@@ -126,7 +126,7 @@ Diagnosis the_different(const JobView& job, const std::vector<Waiter>& all) {
     const auto mine = communicator->call(sequence);
     for (const RankView& other : job.seen) {
       for (const CommunicatorView& its : other.communicators) {
-        const auto theirs = its.number == communicator->number ? its.call(sequence) : std::nullopt;
+        const auto theirs = its.name == communicator->name ? its.call(sequence) : std::nullopt;
         if (!mine || !theirs || *mine == *theirs) continue;
         return {fmt::format("rank {} is in {}, but {} made call {} a {} (different {})", rank->rank,
                             words_for_call(*communicator, sequence), which_process(other), sequence, to_string(*theirs),

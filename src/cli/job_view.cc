@@ -40,6 +40,7 @@ std::vector<int> ranks_in(const RankSet& set, int ranks) {
 CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
   CommunicatorView view;
   view.number = page.communicator;
+  view.name = page.name;
   view.ranks = std::max(0, page.ranks);
   view.rank = std::clamp(page.rank, 0, std::max(0, view.ranks - 1));
   const auto told = std::min<std::size_t>(static_cast<std::size_t>(view.ranks), kLedgerMembers);

@@ -18,6 +18,7 @@ namespace shoal {
 /// One communicator of one rank.
 struct CommunicatorView {
   std::uint32_t number = 0;  ///< 0: all ranks of the job
+  std::uint64_t name = 0;    ///< the same on all its ranks
   int rank = 0;
   int ranks = 0;
   std::vector<int> members;    ///< ranks in the job, as far as they are written down

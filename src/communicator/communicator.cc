@@ -383,7 +383,7 @@ Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }
 std::size_t Communicator::memory_bytes() const noexcept {
   const Executor& executor = impl_->executor();
-  return executor.aside_bytes() + (executor.group().id == 0 ? executor.mesh()->memory_bytes() : 0);
+  return executor.aside_bytes() + (executor.group().name.is_whole() ? executor.mesh()->memory_bytes() : 0);
 }
 
 }  // namespace shoal

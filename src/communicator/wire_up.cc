@@ -510,9 +510,11 @@ Result<WiredRanks> wire_up(Store* store, int rank, int size, const JobKey& key, 
   }
   const Status cause = exchange.give_up(wired.status());
   // Who was faster has all that it needs from the store, and reads it no longer.
-  if (ControlPlane* const control = opened->parts.control.get(); control != nullptr)
-    control->send_abort(Group::kWhole, opened->control.peers,
+  if (ControlPlane* const control = opened->parts.control.get(); control != nullptr) {
+    control->send_abort({}, opened->control.peers,
                         {cause.code(), fmt::format("rank {} has given up: {}", rank, cause.message())});
+    control->finish();
+  }
   store->leave();  // in order, as all can read
   opened.reset();  // not before: who loses a connection asks why
   exchange.leave();

@@ -13,18 +13,22 @@
 namespace shoal {
 
 /// TileHeader::communicator of the tiles by which the Meshes at both ends of a link talk of its use. They name the
-/// communicator that they are about in TileHeader::sequence and have no payload.
+/// communicator that they are about, by a number, in TileHeader::sequence and have no payload.
 inline constexpr std::uint32_t kMeshTile = 0xFFFFFFFF;
 /// Set in TileHeader::communicator: a tile of the communicator's messages (send and recv), not of its calls.
 inline constexpr std::uint32_t kMessageBit = 0x80000000;
-/// Numbers of communicators are below this.
+/// Numbers of communicators are below this; each process counts on its own, and gives none out twice.
 inline constexpr std::uint32_t kCommunicatorLimit = 0x7FFFFFFF;
 
 /// TileHeader::edge of a Mesh's tile.
 enum class MeshWord : std::uint32_t {
-  pause = 1,   ///< send no more tiles of this communicator on this link
+  pause = 1,   ///< send no more tiles of this communicator, by the number that the receiver of the word gives it
   resume = 2,  ///< go on
+  bind = 3,    ///< tiles with this number, of the sender's, are those of the communicator of the GroupName in the other fields
+  unbind = 4,  ///< no more tiles with this number, of the sender's, will come
 };
+/// The lower bits of TileHeader::edge have the word; of a `bind` the others have GroupName::check, and the offset its key.
+inline constexpr std::uint32_t kMeshWordBits = 8;
 
 /// The tiles of one communicator that one link has brought and that have been moved aside, oldest first.
 ///

@@ -34,27 +34,19 @@ bool is_complete(const Operation& operation) { return operation.open_instruction
 }  // namespace
 
 Group Group::whole(const Mesh& mesh) {
-  Group group{kWhole, mesh.rank(), {}, mesh.topology(), 0};
+  Group group{kWhole, mesh.rank(), {}, mesh.topology(), {}};
   for (int rank = 0; rank < group.topology.ranks(); ++rank) group.members.push_back(rank);
   return group;
 }
 
 Group Group::subset(std::span<const int> ranks, std::uint32_t made_before) const {
   Group group;
-  // FNV-1a: the same numbers on every rank.
-  std::uint64_t hash = 14695981039346656037U;
-  const auto mix = [&hash](std::uint64_t value) {
-    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xFF)) * 1099511628211U;
-  };
-  mix(key);
-  mix(made_before);
   for (const int member : ranks) {
     if (member == rank) group.rank = static_cast<int>(group.members.size());
     group.members.push_back(members[static_cast<std::size_t>(member)]);
-    mix(static_cast<std::uint64_t>(member));
   }
-  group.key = std::max<std::uint64_t>(hash, 1);                                // 0 is the communicator of all ranks,
-  group.id = 1 + static_cast<std::uint32_t>(hash % (kCommunicatorLimit - 1));  // here too
+  group.name = name.child(ranks, made_before);
+  group.id = group.name.short_form();
   group.topology = topology.restricted_to(ranks);
   return group;
 }
@@ -68,11 +60,12 @@ Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<Mesh> mesh, G
 Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     : mesh_(std::move(mesh)),
       group_(std::move(group)),
+      number_(group_.name.is_whole() ? 0 : mesh_->next_number()),
       link_of_rank_(group_.members.size(), -1),
       link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
       left_(group_.members.size()),
-      messages_(*mesh_, group_),
-      ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members),
+      messages_(*mesh_, group_, number_),
+      ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members, group_.name.key),
       watchdog_(mesh_->warn_after()),
       roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
   std::size_t tile = mesh_->tile_bytes();
@@ -89,6 +82,7 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     state.link = wire->link;
     state.wire = wire;
     state.peer = rank;
+    state.bound = group_.name.is_whole();
     state.outstanding.reserve(kTilesInFlight);
     tile = std::min(tile, wire->link->max_tile_bytes());
     costly_tiles |= mesh_->transports()[wire->transport]->tiles_are_costly();
@@ -113,10 +107,10 @@ void Executor::find_windows() {
   if (found == mesh_->transports().end()) return;
   Transport& transport = **found;
   std::vector<std::span<std::byte>> windows;
-  if (group_.id == 0) {
+  if (group_.name.is_whole()) {
     for (const int member : group_.members) windows.push_back(transport.shared_window(member));
   } else if (group_.members.size() > 1) {
-    lease_ = WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.key, group_.members.size());
+    lease_ = WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.name.key, group_.members.size());
     windows = lease_.windows();
   }
   if (!windows.empty())
@@ -348,7 +342,7 @@ bool Executor::advance_send(LinkState& state) {
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
   // Only now: signature and first tile share a packet. See send_late_signatures().
   if (!progress.call_sent) return send_signature(state);
-  const TileHeader header{group_.id, sequence, progress.send_index, static_cast<std::uint32_t>(tile),
+  const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile),
                           progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
   const bool taken = instruction.may_lend && mesh_->alone() ? state.link->try_lend(header, {data, tile})
@@ -372,7 +366,9 @@ bool Executor::send_signature(LinkState& state) {
   CallSignature& said = operation->links[plan_link].said;
   said = operation->before.of(operation->plan->links[plan_link].signature);
   const auto bytes = std::as_bytes(std::span(&said, 1));
-  const TileHeader header{group_.id, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
+  if (!state.bound && !mesh_->bind(*state.wire, number_, group_.name)) return false;
+  state.bound = true;
+  const TileHeader header{number_, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
                           static_cast<std::uint32_t>(bytes.size()), 0};
   if (!state.link->try_send(header, bytes)) return false;
   operation->links[plan_link].call_sent = true;
@@ -650,7 +646,7 @@ Status Executor::status() const {
 
 bool Executor::end_calls() {
   if (!std::exchange(announced_, true) && mesh_->control() != nullptr) {
-    mesh_->control()->send_abort(group_.id, group_.members, status());
+    mesh_->control()->send_abort(group_.name, group_.members, status());
   }
   for (LinkState& state : links_) {
     // The link lives on, the buffers of these calls go back to the user.
@@ -699,7 +695,7 @@ void Executor::shut_down() {
     end_calls();
   } else {
     if (mesh_->control() != nullptr)
-      mesh_->control()->send_farewell(group_.id, group_.members, to_bytes(latest_calls(*ledger_, kFarewellCalls)));
+      mesh_->control()->send_farewell(group_.name, group_.members, to_bytes(latest_calls(*ledger_, kFarewellCalls)));
     const std::scoped_lock lock(cause_mutex_);
     cause_ = {StatusCode::aborted, "the communicator has been destroyed"};
     announced_ = true;

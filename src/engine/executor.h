@@ -17,6 +17,7 @@
 #include <shoal/status.h>
 
 #include "src/engine/call_history.h"
+#include "src/engine/group_name.h"
 #include "src/engine/ledger.h"
 #include "src/engine/mesh.h"
 #include "src/engine/messages.h"
@@ -34,18 +35,18 @@ namespace shoal {
 
 /// Which ranks of a Mesh a communicator consists of.
 struct Group {
-  std::uint32_t id = 0;      ///< names the communicator on the wire: the same on all its ranks, another for each communicator
+  std::uint32_t id = 0;      ///< names the communicator in reports: GroupName::short_form()
   int rank = 0;              ///< own, within the group
   std::vector<int> members;  ///< the job's rank of each rank
   Topology topology;         ///< of the members
-  std::uint64_t key = 0;     ///< as `id`, where others than its members may meet it: long enough to be nobody else's
+  GroupName name;            ///< names it between ranks: the same on all of them, another for each communicator
   bool is_meeting = false;   ///< its first call finds out whether all come: one that leaves the job instead closes it
 
   /// All ranks of `mesh`.
   static Group whole(const Mesh& mesh);
   static constexpr std::uint32_t kWhole = 0;  ///< its `id`
   /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
-  /// same number alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.
+  /// same name alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.
   [[nodiscard]] Group subset(std::span<const int> ranks, std::uint32_t made_before) const;
 
   // For reports.
@@ -64,7 +65,7 @@ struct Group {
 /// and status from any thread; the rest by the holder of the Mesh's seat.
 class Executor : public std::enable_shared_from_this<Executor> {
  public:
-  /// Attaches itself to `mesh`; shut_down() ends that. Errors: internal, where the group's number is in use.
+  /// Attaches itself to `mesh`; shut_down() ends that. Errors: those of Mesh::attach().
   static Result<std::shared_ptr<Executor>> create(std::shared_ptr<Mesh> mesh, Group group);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -151,6 +152,14 @@ class Executor : public std::enable_shared_from_this<Executor> {
   /// `job_rank` has died, if it is one of ours: closes.
   void peer_died(int job_rank, const Status& how);
 
+  /// The number that this process gives the communicator in its tiles.
+  [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+  /// `job_rank` gives it this number in its own.
+  void set_number_of(int job_rank, std::uint32_t number);
+  /// That number; nothing where the rank is no member or has not told.
+  [[nodiscard]] std::optional<std::uint32_t> number_of(int job_rank) noexcept;
+  /// Whether `job_rank` has been told number().
+  [[nodiscard]] bool has_bound(int job_rank) noexcept;
   /// Tiles that come from `job_rank` may have been moved to `aside`; they come before those on the link.
   void take_aside(int job_rank, Aside& aside);
   /// `job_rank` wants no more tiles, or some again.
@@ -169,6 +178,8 @@ class Executor : public std::enable_shared_from_this<Executor> {
     Link* link = nullptr;
     Mesh::Wire* wire = nullptr;
     int peer = -1;
+    std::uint32_t their_number = kCommunicatorLimit;  // the peer's for this communicator; the limit: it has not told yet
+    bool bound = false;      // the peer has been told ours
     bool paused = false;     // the peer wants no more tiles of ours
     Aside* aside = nullptr;  // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
@@ -266,6 +277,7 @@ class Executor : public std::enable_shared_from_this<Executor> {
 
   std::shared_ptr<Mesh> mesh_;
   Group group_;
+  const std::uint32_t number_;
   const std::uint32_t record_number_ = Recorder::next_number();
   PlanContext plan_context_;
   PlanCache plans_;
@@ -324,7 +336,7 @@ inline const CallSignature& Executor::enter(std::uint64_t sequence, const Plan& 
 inline const Arrival* Executor::head(LinkState& state) const noexcept {
   if (state.aside != nullptr && !state.aside->empty()) return state.aside->front();
   const Arrival* arrival = state.link->peek();
-  if (arrival == nullptr || arrival->header.communicator == group_.id) return arrival;
+  if (arrival == nullptr || arrival->header.communicator == state.their_number) return arrival;
   mesh_->note_stray();
   return nullptr;
 }
@@ -332,7 +344,7 @@ inline const Arrival* Executor::head(LinkState& state) const noexcept {
 inline void Executor::release(LinkState& state) {
   state.gone_since = {};  // what was sent before the end is still coming
   if (state.aside == nullptr || state.aside->empty()) return state.link->release();
-  if (state.aside->pop()) mesh_->say(*state.wire, group_.id, MeshWord::resume);
+  if (state.aside->pop()) mesh_->say(*state.wire, state.their_number, MeshWord::resume);
 }
 
 /// TileHeader::edge of the tile that says which call the sender is in.

@@ -59,6 +59,20 @@ Executor::LinkState* Executor::link_to(int job_rank) noexcept {
   return index < 0 ? nullptr : &links_[static_cast<std::size_t>(index)];
 }
 
+void Executor::set_number_of(int job_rank, std::uint32_t number) {
+  if (LinkState* state = link_to(job_rank); state != nullptr) state->their_number = number;
+}
+
+std::optional<std::uint32_t> Executor::number_of(int job_rank) noexcept {
+  const LinkState* state = link_to(job_rank);
+  return state == nullptr || state->their_number == kCommunicatorLimit ? std::nullopt : std::optional(state->their_number);
+}
+
+bool Executor::has_bound(int job_rank) noexcept {
+  const LinkState* state = link_to(job_rank);
+  return state != nullptr && (state->bound || messages_.has_bound(state->peer));
+}
+
 void Executor::take_aside(int job_rank, Aside& aside) {
   if (LinkState* state = link_to(job_rank); state != nullptr) state->aside = &aside;
 }
@@ -243,7 +257,7 @@ bool Executor::check_links() {
         RollCall::Words words{oldest.sequence(), 0, {}, {}, oldest.signature};
         for (const int rank : late.absent) words.absent.insert(rank);
         for (const int rank : late.slow) words.slow.insert(rank);
-        mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
+        mesh_->control()->send_wait(group_.name, group_.members, RollCall::to_bytes(words));
       }
     }
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
@@ -412,12 +426,12 @@ bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
   if (!closed()) mesh_->poll_control();  // as fail()
   if (closed() || question_) return false;
   const int job_rank = group_.members[static_cast<std::size_t>(peer)];
-  if (const auto calls = mesh_->ledger() == nullptr ? std::nullopt : mesh_->ledger()->calls_of(job_rank, group_.id)) {
+  if (const auto calls = mesh_->ledger() == nullptr ? std::nullopt : mesh_->ledger()->calls_of(job_rank, group_.name.key)) {
     const auto first = first_difference(*ledger_, *calls);
     return fail(first && first->sequence <= sequence ? first_mismatch(peer, *first) : std::move(words));
   }
   if (mesh_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
-  mesh_->control()->send_calls(group_.id, job_rank, to_bytes(latest_calls(*ledger_)));
+  mesh_->control()->send_calls(group_.name, job_rank, to_bytes(latest_calls(*ledger_)));
   return await_words(std::move(words));
 }
 
@@ -473,7 +487,7 @@ void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
   if (!roll_call_.due(oldest.sequence(), deadline, now)) return;
   RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
   words.call = oldest.signature;
-  mesh_->control()->send_wait(group_.id, group_.members, std::as_bytes(std::span(&words, 1)));
+  mesh_->control()->send_wait(group_.name, group_.members, RollCall::to_bytes(words));
 }
 
 void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
@@ -561,7 +575,7 @@ std::string Executor::why_late(const Operation& message) const {
 std::string Executor::whereabouts(int rank) const {
   const int job_rank = group_.members[static_cast<std::size_t>(rank)];
   if (const auto& ledger = mesh_->ledger(); ledger != nullptr) {
-    if (const std::string words = ledger->whereabouts(job_rank, group_.id); !words.empty())
+    if (const std::string words = ledger->whereabouts(job_rank, group_.name.key); !words.empty())
       return fmt::format("; {}: {}", name_of(rank), words);
   }
   const Mesh::Wait* wait = mesh_->last_wait(job_rank);

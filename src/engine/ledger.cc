@@ -311,7 +311,7 @@ std::string Ledger::path_of(int job_rank) const {
   return fmt::format("{}/rank.{}", path_.substr(0, path_.rfind('/')), job_rank);
 }
 
-std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const {
+std::string Ledger::whereabouts(int job_rank, std::uint64_t name) const {
   std::string in_ours;
   std::string elsewhere;  // in a call there
   const auto header = read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
@@ -329,7 +329,7 @@ std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const 
       words = known ? "in " + std::string(page.words.data(), ::strnlen(page.words.data(), page.words.size())) : "";
       if (words.size() <= 3) words = "in a send or recv";
     }
-    if (page.communicator != communicator) {
+    if (page.name != name) {
       const bool busy = !words.empty() && page.state.load() != kLedgerFailed;
       if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page.communicator);
     } else {
@@ -344,10 +344,10 @@ std::string Ledger::whereabouts(int job_rank, std::uint32_t communicator) const 
   return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
 }
 
-std::optional<CallHistory> Ledger::calls_of(int job_rank, std::uint32_t communicator) const {
+std::optional<CallHistory> Ledger::calls_of(int job_rank, std::uint64_t name) const {
   std::optional<CallHistory> calls;
   read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
-    if (page.communicator == communicator) calls = latest_calls(page);
+    if (page.name == name) calls = latest_calls(page);
   });
   return calls;
 }
@@ -392,7 +392,8 @@ void Ledger::leave_file_of_ended_process() noexcept {
   if (!worth_a_look) remove_file();
 }
 
-LedgerEntry::LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communicator, int rank, std::span<const int> members)
+LedgerEntry::LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communicator, int rank, std::span<const int> members,
+                         std::uint64_t name)
     : ledger_(std::move(ledger)), page_(ledger_ == nullptr ? nullptr : ledger_->take_page()) {
   if (page_ == nullptr) {
     own_ = std::make_unique<LedgerPage>();
@@ -403,6 +404,7 @@ LedgerEntry::LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communica
   page_->waiting_since_ns.store(0);
   page_->absent = page_->slow = {};
   page_->communicator = communicator;
+  page_->name = name;
   page_->rank = rank;
   page_->ranks = static_cast<std::int32_t>(members.size());
   page_->cause_code = 0;

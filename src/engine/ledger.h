@@ -54,9 +54,10 @@ struct alignas(64) LedgerPage {
   std::atomic<std::uint64_t> messages{0};        ///< sends and receives that have been started
   std::atomic<std::uint64_t> messages_ended{0};  ///< of them, those that have ended well
   std::atomic<std::uint32_t> state{0};
-  std::uint32_t communicator = 0;  ///< its number; 0: all ranks of the job
+  std::uint32_t communicator = 0;  ///< GroupName::short_form(); 0: all ranks of the job
   std::int32_t rank = 0;           ///< of this process, in the communicator
   std::int32_t ranks = 0;
+  std::uint64_t name = 0;  ///< GroupName::key: the same on all its ranks
 
   // While the oldest call in flight waits, rewritten a few times a second at most.
   alignas(64) std::atomic<std::uint64_t> waiting_since_ns{0};  ///< steady clock; 0: nothing has ever waited
@@ -156,13 +157,13 @@ class Ledger {
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
   /// What another rank of the job is in, by its own ledger: "in call 3 (barrier) of communicator 1a2b", which may be another
-  /// one than `communicator`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its ledger is not
+  /// one than `name`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its ledger is not
   /// here. Reads files: for errors and warnings.
-  [[nodiscard]] std::string whereabouts(int job_rank, std::uint32_t communicator) const;
+  [[nodiscard]] std::string whereabouts(int job_rank, std::uint64_t name) const;
 
-  /// The latest calls that another rank of the job has written down of a communicator. Nothing where its ledger is not here.
+  /// The latest calls that another rank of the job has written down of communicator `name`. Nothing where its ledger is not here.
   /// Reads files: for errors.
-  [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint32_t communicator) const;
+  [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint64_t name) const;
 
   /// False in a child of fork().
   [[nodiscard]] bool of_this_process() const noexcept;
@@ -189,7 +190,9 @@ class Ledger {
 /// A page of a Ledger, or of ordinary memory where there is none. Given back when it goes, unless its communicator has failed.
 class LedgerEntry {
  public:
-  LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communicator, int rank, std::span<const int> members);
+  /// `communicator`, `name`: GroupName::short_form() and key.
+  LedgerEntry(std::shared_ptr<Ledger> ledger, std::uint32_t communicator, int rank, std::span<const int> members,
+              std::uint64_t name = 0);
   ~LedgerEntry();
   LedgerEntry(const LedgerEntry&) = delete;
   LedgerEntry& operator=(const LedgerEntry&) = delete;

@@ -64,6 +64,8 @@ Mesh::Mesh(MeshParts parts)
     wire.link = link;
     wire.transport = parts_.transport_of_link[i];
     wire.taken = link->sent_tiles();  // start-up may have used the link
+    wire.theirs[0];  // the communicator of all ranks needs no telling
+    wire.unmade[{}] = 0;
     wire_of_rank_[static_cast<std::size_t>(link->peer())] = static_cast<int>(i);
   }
   caller_descriptors_.reserve(1 + kMaxWaitFds);
@@ -91,32 +93,38 @@ std::size_t Mesh::memory_bytes() const noexcept {
   return bytes;
 }
 
+std::uint32_t Mesh::next_number() noexcept {
+  const std::uint32_t given = numbers_given_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (given < kCommunicatorLimit) return given;
+  numbers_given_.store(kCommunicatorLimit, std::memory_order_relaxed);
+  return kCommunicatorLimit;
+}
+
 Status Mesh::attach(Executor& executor) {
+  const std::uint32_t number = executor.number();
+  const GroupName& name = executor.group().name;
   take_seat();
-  const std::uint32_t number = executor.group().id;
-  if (by_number_.contains(number) || is_retired(number)) {
+  Status refused = overflow_;
+  if (number == kCommunicatorLimit) {
+    refused = {StatusCode::unsupported,
+               fmt::format("this process has made {} communicators; no more have a number", kCommunicatorLimit - 1)};
+  } else if (by_name_.contains(name) || is_retired(name)) {
+    refused = {StatusCode::internal, fmt::format("the name {:x} of a new communicator is in use", name.key)};
+  }
+  if (!refused.ok()) {
     leave_seat();
-    return {StatusCode::internal, fmt::format("the number {} of a new communicator is in use; make it again", number)};
+    return refused;
   }
   attached_.push_back(&executor);
   by_number_.emplace(number, &executor);
+  by_name_.emplace(name, &executor);
   running_.reserve(attached_.size());  // now, not in a call
-  for (Wire& wire : wires_) {
-    for (const auto& aside : wire.asides) {
-      if (aside->communicator() == number) {
-        executor.take_aside(wire.link->peer(), *aside);
-        --foreign_asides_;
-      } else if (aside->communicator() == (number | kMessageBit)) {
-        for (; !aside->empty(); aside->pop()) executor.take_message(wire.link->peer(), *aside->front());
-        --foreign_asides_;
-      }
-    }
-    std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
-  }
-  if (const auto early = early_.find(number); early != early_.end()) {
+  for (Wire& wire : wires_) take_early_tiles(wire, executor);
+  if (const auto early = early_.find(name); early != early_.end()) {
     for (const auto& [rank, calls] : early->second.left) executor.peer_left(rank, calls);
     for (const auto& [rank, what] : early->second.waits) executor.peer_waits(rank, what);
     if (!early->second.abort.ok()) executor.close(early->second.abort);
+    early_bytes_ -= early->second.bytes;
     early_.erase(early);
   }
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
@@ -129,15 +137,21 @@ Status Mesh::attach(Executor& executor) {
 }
 
 void Mesh::detach(Executor& executor) {
-  const std::uint32_t number = executor.group().id;
   std::erase(attached_, &executor);
   std::erase(running_, &executor);
-  by_number_.erase(number);
-  retire(number);
-  for (Wire& wire : wires_) {
-    std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == number; });
+  by_number_.erase(executor.number());
+  by_name_.erase(executor.group().name);
+  retire(executor.group().name);
+  for (const int member : executor.group().members) {
+    Wire* wire = wire_to(member);
+    if (wire == nullptr) continue;
+    if (const auto number = executor.number_of(member)) forget_number(*wire, *number);
+    if (!attached_.empty() && executor.has_bound(member)) say(*wire, executor.number(), MeshWord::unbind);
   }
-  if (attached_.empty() && parts_.control != nullptr) parts_.control->send_goodbye();
+  send_words();
+  if (!attached_.empty() || parts_.control == nullptr) return;
+  parts_.control->send_goodbye();
+  parts_.control->finish();
 }
 
 std::vector<int> Mesh::present() {
@@ -267,7 +281,7 @@ void Mesh::leave_seat() {
   do {
     if (attention_.load(std::memory_order_relaxed)) check();
     calls = !running_.empty();
-    unfinished = calls || !words_.empty();
+    unfinished = calls || has_words();
     seat_.store(false, std::memory_order_seq_cst);
     // Again: whoever closed an executor and found the seat taken relies on us.
   } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());
@@ -325,7 +339,7 @@ void Mesh::hear(const ControlPlane::Message& message) {
   const auto rank = static_cast<std::size_t>(message.rank);
   if (message.kind == Kind::waits) {
     if (const auto words = RollCall::parse(message.payload); words && words->sequence != RollCall::kNoCall)
-      waits_[message.rank] = {message.communicator, words->sequence, words->call, Clock::now()};
+      waits_[message.rank] = {message.group.short_form(), words->sequence, words->call, Clock::now()};
   }
   if (message.kind == Kind::goodbye) {
     gone_[rank] = true;
@@ -333,17 +347,49 @@ void Mesh::hear(const ControlPlane::Message& message) {
   } else if (message.kind == Kind::death) {
     dead_[rank] = message.status;
     deaths_pending_ = true;
-  } else if (Executor* executor = find(message.communicator); executor != nullptr) {
+  } else if (Executor* executor = find(message.group); executor != nullptr) {
     if (message.kind == Kind::abort) executor->close(message.status);
     if (message.kind == Kind::farewell) executor->peer_left(message.rank, message.payload);
     if (message.kind == Kind::waits) executor->peer_waits(message.rank, message.payload);
     if (message.kind == Kind::calls) executor->peer_disagrees(message.rank, message.payload);
-  } else if (!is_retired(message.communicator) && (early_.size() < kMaxForeign || early_.contains(message.communicator))) {
-    Early& early = early_[message.communicator];
-    if (message.kind == Kind::abort && early.abort.ok()) early.abort = message.status;
-    if (message.kind == Kind::farewell) early.left[message.rank] = message.payload;
-    if (message.kind == Kind::waits) early.waits[message.rank] = message.payload;
+  } else if (!is_retired(message.group)) {
+    hear_early(message);
   }
+}
+
+/// Of a communicator that is not made here yet.
+void Mesh::hear_early(const ControlPlane::Message& message) {
+  using Kind = ControlPlane::Message::Kind;
+  const bool closes = message.kind == Kind::abort;
+  if (!closes && message.kind != Kind::farewell && message.kind != Kind::waits) return;
+  const std::size_t bytes = kEarlyRecordBytes + message.payload.size() + message.status.message().size();
+  if (const auto known = early_.find(message.group); known != early_.end() && !known->second.abort.ok()) return;
+  if (!has_early_room(bytes)) {
+    // A wait is told again; without a farewell or an abort this rank would wait until its deadline.
+    if (message.kind != Kind::waits) refuse(message.rank, message.group);
+    return;
+  }
+  Early& early = early_[message.group];
+  if (closes) early.abort = message.status;
+  std::vector<std::byte>* kept = nullptr;
+  if (message.kind == Kind::farewell) kept = &early.left[message.rank];
+  if (message.kind == Kind::waits) kept = &early.waits[message.rank];
+  const std::size_t before = kept == nullptr || kept->empty() ? 0 : kEarlyRecordBytes + kept->size();
+  if (kept != nullptr) *kept = message.payload;
+  early.bytes += bytes - before;
+  early_bytes_ += bytes - before;
+}
+
+/// There is no room for what `rank` sends for a communicator that is not made here yet: it fails, here when it is made.
+void Mesh::refuse(int rank, const GroupName& name) {
+  Early& early = early_[name];
+  if (!early.abort.ok()) return;
+  early.abort = {StatusCode::unsupported,
+                 fmt::format("rank {} of the job has sent more than rank {} keeps ({} bytes) for groups that rank {} has not "
+                             "made yet, the last of them communicator {:x}; let all members make their groups before calls",
+                             rank, parts_.rank, parts_.early_bytes, parts_.rank, name.short_form())};
+  if (parts_.control != nullptr) parts_.control->send_abort(name, std::span(&rank, 1), early.abort);
+  if (++refused_ > kMaxRefused && overflow_.ok()) overflow_ = early.abort;
 }
 
 const Mesh::Wait* Mesh::last_wait(int job_rank) const {

@@ -21,6 +21,7 @@
 #include "src/device/device.h"
 #include "src/engine/aside.h"
 #include "src/engine/control.h"
+#include "src/engine/group_name.h"
 #include "src/engine/ledger.h"
 #include "src/engine/operation.h"
 #include "src/engine/signature.h"
@@ -49,6 +50,9 @@ struct MeshParts {
   std::chrono::milliseconds warn_after{0};  ///< a call that waits so long for others is worth a line on stderr; zero: never
   /// Whether tiles that stand in the way of other communicators are moved aside. Off only in a test that shows what for.
   bool moves_aside = true;
+  /// What is kept of what comes for communicators that are not made here yet. A peer that sends more is told that the last
+  /// communicator it sent for has failed: held back on the link, it would hold up all others as well.
+  std::size_t early_bytes = std::size_t{64} << 20;
 };
 
 /// Tiles that come from one link, or are copied, before the clock is looked at.
@@ -67,12 +71,22 @@ bool has_cores_to_spare(const MeshParts& parts);
 /// Rank numbers here are those of the job. Thread rule: as named.
 class Mesh : public std::enable_shared_from_this<Mesh> {
  public:
+  /// A communicator of which a peer has told the number.
+  struct Bound {
+    GroupName name;
+    Executor* executor = nullptr;  ///< null: not made here yet, or over
+    bool over = false;             ///< what still comes is dropped
+    bool left = false;             ///< nothing more comes
+  };
   /// One link, and what all its users need to know of it.
   struct Wire {
     Link* link = nullptr;
     std::uint32_t transport = 0;                 ///< index of its transport
     std::uint64_t taken = 0;                     ///< tiles that the link has taken so far
     std::vector<std::unique_ptr<Aside>> asides;  ///< by communicator; those not made here yet among them
+    std::unordered_map<std::uint32_t, Bound> theirs;  ///< communicators by the numbers that the peer gives them
+    /// Of them, the numbers of those that have not been made here yet.
+    std::unordered_map<GroupName, std::uint32_t, GroupName::Hash> unmade;
     bool stuck = false;                          ///< the tile at its head has been seen before
     std::uint64_t taken_when_stuck = 0;          ///< `taken` at that time
   };
@@ -96,8 +110,12 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// The wire to `rank`; null for the own rank.
   [[nodiscard]] Wire* wire_to(int rank) noexcept;
 
+  /// A number for one more communicator of this process, in its own tiles: each is given out once, so that none means two.
+  /// kCommunicatorLimit where there is none left. Any thread.
+  std::uint32_t next_number() noexcept;
   /// From now on `executor` gets what comes for its communicator, beginning with what has come already. Takes the seat: any
-  /// thread that does not hold it. Errors: internal, where the communicator's number is in use.
+  /// thread that does not hold it. Errors: unsupported, where all numbers have been given out or too much has come for too many
+  /// communicators that were not made here; internal, where the communicator's name is in use.
   Status attach(Executor& executor);
   /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the seat.
   void detach(Executor& executor);
@@ -121,8 +139,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   [[nodiscard]] bool alone() const noexcept { return attached_.size() == 1; }
   /// A tile of somebody else stands at the head of a link that an executor has looked at.
   void note_stray() noexcept { stray_ = true; }
-  /// Tells the Mesh at the other end of `wire` something about `communicator`.
-  void say(Wire& wire, std::uint32_t communicator, MeshWord word);
+  /// Tells the Mesh at the other end of `wire` something about the communicator that has `number`: whose, see MeshWord.
+  void say(Wire& wire, std::uint32_t number, MeshWord word);
+  /// Tells the peer at once, before the first tile with `number`, which communicator has it. False where there is no room.
+  [[nodiscard]] bool bind(Wire& wire, std::uint32_t number, const GroupName& name);
 
   // Calls. Any thread.
   /// Leaves `operation` (already referenced for the driver) in the inbox and sees to it that it is driven.
@@ -153,7 +173,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   // For whoever drives (drive.h).
   /// True where calls are in flight or in the inbox.
   [[nodiscard]] bool busy() const noexcept {
-    return !running_.empty() || !words_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr;
+    return waits_for_peers() || inbox_.load(std::memory_order_seq_cst) != nullptr;
   }
   /// Moves what can be moved; true where anything did.
   bool progress();
@@ -189,7 +209,11 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
  private:
   /// What peers send matters now. Of several meshes that one thread drives some may be idle: a peer that is ahead sends to them
   /// what nobody here can take yet, and would keep the thread awake.
-  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty(); }
+  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || has_words(); }
+  /// Something is still to be said to peers, on links or the control plane.
+  [[nodiscard]] bool has_words() const noexcept {
+    return !words_.empty() || (parts_.control != nullptr && parts_.control->pending());
+  }
   /// Has the progress thread see to what is left. Where there is none to be had, fails the calls in flight.
   void call_thread(bool for_calls);
   void drain_inbox();
@@ -199,15 +223,25 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void hear(const ControlPlane::Message& message);
 
   // routing.cc
-  [[nodiscard]] Executor* find(std::uint32_t communicator) const noexcept;
+  /// By this process's number.
+  [[nodiscard]] Executor* find(std::uint32_t number) const noexcept;
+  [[nodiscard]] Executor* find(const GroupName& name) const noexcept;
   /// Sees to the tiles at the heads of the links that their communicators could not use. `quiet`: nothing else has moved.
   bool route(bool quiet);
   bool stands_in_the_way(Wire& wire, const Executor* owner, bool quiet) const;
-  bool set_aside(Wire& wire, Executor* owner, const Arrival& arrival);
-  void hear(const Wire& wire, const TileHeader& header);
+  void set_aside(Wire& wire, Bound& bound, const Arrival& arrival);
+  void hear(Wire& wire, const TileHeader& header);
+  void hear_bind(Wire& wire, std::uint32_t number, const GroupName& name);
+  void hear_unbind(Wire& wire, std::uint32_t number);
+  void take_early_tiles(Wire& wire, Executor& executor);
+  void forget_number(Wire& wire, std::uint32_t number);
+  void drop_asides(Wire& wire, std::uint32_t number);
   bool send_words();
-  [[nodiscard]] bool is_retired(std::uint32_t communicator) const { return retired_.contains(communicator); }
-  void retire(std::uint32_t communicator);
+  [[nodiscard]] bool is_retired(const GroupName& name) const { return retired_.contains(name); }
+  void retire(const GroupName& name);
+  void hear_early(const ControlPlane::Message& message);
+  [[nodiscard]] bool has_early_room(std::size_t bytes) const noexcept { return bytes <= parts_.early_bytes - early_bytes_; }
+  void refuse(int rank, const GroupName& name);
 
   MeshParts parts_;
   std::vector<Wire> wires_;        // parallel to parts_.links
@@ -216,28 +250,35 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   // Driver's.
   std::vector<Executor*> attached_;
   std::unordered_map<std::uint32_t, Executor*> by_number_;
+  std::unordered_map<GroupName, Executor*, GroupName::Hash> by_name_;
+  std::atomic<std::uint32_t> numbers_given_{0};
   std::vector<Executor*> running_;  // those with calls in flight
   bool stray_ = false;
   struct Word {
     Wire* wire = nullptr;
-    std::uint32_t communicator = 0;
+    std::uint32_t number = 0;
     MeshWord word = MeshWord::pause;
   };
   std::vector<Word> words_;  // to be said when the links have room
-  // Numbers of communicators that have ended here: what still comes for them is dropped.
+  // Communicators that have ended here: what still comes for them is dropped. A member that sends its first tile so much later
+  // is taken for one of a communicator that is still to be made; that takes room only.
   static constexpr std::size_t kMaxRetired = 1 << 16;
-  std::unordered_set<std::uint32_t> retired_;
-  std::deque<std::uint32_t> retired_order_;
+  std::unordered_set<GroupName, GroupName::Hash> retired_;
+  std::deque<GroupName> retired_order_;
   // What peers have said of communicators that have not been made here yet.
-  static constexpr std::size_t kMaxForeign = 1024;
   struct Early {
     Status abort;
     std::map<int, std::vector<std::byte>> left;   // by rank, what it has said
     std::map<int, std::vector<std::byte>> waits;  // by rank, the latest
+    std::size_t bytes = 0;                        // of early_bytes_
   };
-  std::unordered_map<std::uint32_t, Early> early_;
+  static constexpr std::size_t kEarlyRecordBytes = 256;  // about, for each communicator, tile and message
+  static constexpr std::size_t kMaxRefused = 1 << 16;
+  std::unordered_map<GroupName, Early, GroupName::Hash> early_;
+  std::size_t early_bytes_ = 0;  // of early_, and of tiles moved aside for communicators that are not made here yet
+  std::size_t refused_ = 0;      // entries of early_ that refuse() has made
+  Status overflow_;              // nothing more can be written down, not even what has been refused
   std::unordered_map<int, Wait> waits_;  // by rank
-  std::size_t foreign_asides_ = 0;
   std::vector<bool> gone_;    // by rank: has said goodbye
   std::vector<Status> dead_;  // by rank: how
 

@@ -15,7 +15,9 @@ using internal::Operation;
 
 namespace {
 
-void remove(std::vector<Operation*>& list, const Operation* operation) { std::erase(list, operation); }
+constexpr int kAny = -1;  // in place of a receive's peer
+
+bool is_later(const Operation* one, const Operation* other) { return one->sequence() > other->sequence(); }
 
 std::string amount(DataType type, std::size_t bytes) {
   const std::size_t element = size_of(type);
@@ -25,9 +27,13 @@ std::string amount(DataType type, std::size_t bytes) {
 
 }  // namespace
 
-Messages::Messages(Mesh& mesh, const Group& group)
-    : mesh_(mesh), number_on_wire_(group.id | kMessageBit), rank_(group.rank), group_(group) {
-  for (const int member : group.members) peers_.emplace_back().wire = mesh.wire_to(member);
+Messages::Messages(Mesh& mesh, const Group& group, std::uint32_t number)
+    : mesh_(mesh), number_(number), rank_(group.rank), group_(group) {
+  for (const int member : group.members) {
+    Peer& peer = peers_.emplace_back();
+    peer.wire = mesh.wire_to(member);
+    peer.bound = group.name.is_whole();
+  }
 }
 
 std::optional<Messages::Announcement> Messages::parse_announcement(std::span<const std::byte> tile) noexcept {
@@ -50,17 +56,22 @@ std::string Messages::describe(const Operation& operation) {
   return fmt::format("{} {} rank {} (tag {})", what, m.is_send ? "to" : "from", m.peer, m.tag);
 }
 
+void Messages::enqueue(Operation* operation) {
+  waiting_.push_back(operation);
+  std::ranges::push_heap(waiting_, is_later);
+}
+
 bool Messages::advance() {
   bool any = false;
-  while (!waiting_.empty()) {
-    const auto next = std::find_if(waiting_.begin(), waiting_.end(),
-                                   [&](const Operation* operation) { return operation->sequence() == next_start_; });
-    if (next == waiting_.end()) break;
-    Operation* operation = *next;
-    *next = waiting_.back();
+  while (!waiting_.empty() && waiting_.front()->sequence() == next_start_) {
+    std::ranges::pop_heap(waiting_, is_later);
+    Operation* operation = waiting_.back();
     waiting_.pop_back();
     ++next_start_;
-    live_.push_back(operation);
+    if (spare_.empty()) spare_.emplace_back();
+    spare_.front() = operation;
+    operation->message.place = spare_.begin();
+    live_.splice(live_.end(), spare_, spare_.begin());
     start(operation);
     any = true;
   }
@@ -73,29 +84,65 @@ bool Messages::advance() {
 void Messages::start(Operation* operation) {
   Message& m = operation->message;
   if (!m.is_send) {
-    const auto known = std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
-      return (m.peer < 0 || m.peer == message.peer) && m.tag == message.announcement.tag;
-    });
-    if (known == unexpected_.end()) return posted_.push_back(operation);
-    const Unexpected message = std::move(*known);
-    unexpected_.erase(known);
-    if (Status status = match(operation, message, message.bytes); !status.ok() && failure_.ok()) failure_ = status;
+    const std::optional<Unexpected> message = take_unexpected(m);
+    if (!message) return posted_.push(m.peer < 0 ? kAny : m.peer, m.tag, operation);
+    if (Status status = match(operation, *message, message->bytes); !status.ok() && failure_.ok()) failure_ = status;
     return;
   }
   if (m.peer != rank_) return peer(m.peer).to_announce.push(operation);
   // To ourselves: the send is its own announcement.
   Unexpected message{rank_, 0, {m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type), 0, 0}, {}, operation};
-  const auto receive = std::find_if(posted_.begin(), posted_.end(), [&](const Operation* posted) {
-    return (posted->message.peer < 0 || posted->message.peer == rank_) && posted->message.tag == m.tag;
-  });
-  if (receive == posted_.end()) return unexpected_.push_back(std::move(message));
-  Operation* found = *receive;
-  posted_.erase(receive);
-  if (Status status = match(found, message, {}); !status.ok() && failure_.ok()) failure_ = status;
+  Operation* const receive = take_posted(rank_, m.tag);
+  Status status = receive != nullptr ? match(receive, message, {}) : keep(std::move(message));
+  if (!status.ok() && failure_.ok()) failure_ = std::move(status);
+}
+
+/// Keeps a message until a receive asks for it.
+Status Messages::keep(Unexpected message) {
+  const int from = message.peer;
+  if (peer(from).unmatched == kMostUnmatched) {
+    return {StatusCode::mismatch,
+            fmt::format("{} has sent {} messages that {} has not asked for, and sends {} with tag {}{}; call recv for them "
+                        "before more are sent",
+                        group_.name_of(from), kMostUnmatched, group_.name_of(rank_), describe(message.announcement),
+                        message.announcement.tag, group_.in_words())};
+  }
+  ++peer(from).unmatched;
+  const int tag = message.announcement.tag;
+  unexpected_.push(from, tag, std::move(message));
+  return {};
+}
+
+/// The oldest message that fits `receive`; nothing where none has come.
+std::optional<Messages::Unexpected> Messages::take_unexpected(const Message& receive) {
+  int from = receive.peer;
+  if (from < 0) {
+    std::optional<std::uint64_t> oldest;
+    for (int each = 0; unexpected_.size() > 0 && each < static_cast<int>(peers_.size()); ++each) {
+      const auto order = unexpected_.oldest(each, receive.tag);
+      if (!order || (oldest && *oldest < *order)) continue;
+      oldest = order;
+      from = each;
+    }
+    if (!oldest) return std::nullopt;
+  } else if (!unexpected_.oldest(from, receive.tag)) {
+    return std::nullopt;
+  }
+  --peer(from).unmatched;
+  return unexpected_.take(from, receive.tag);
+}
+
+/// The oldest receive that a message `from` a rank fits; null where none waits.
+Operation* Messages::take_posted(int from, int tag) {
+  const auto of_rank = posted_.oldest(from, tag);
+  const auto of_any = posted_.oldest(kAny, tag);
+  if (!of_rank && !of_any) return nullptr;
+  return posted_.take(of_any && (!of_rank || *of_any < *of_rank) ? kAny : from, tag);
 }
 
 bool Messages::advance(Peer& peer) {
   bool any = retire_sent(peer);
+  if (!peer.bound && !bind(peer)) return any;
   while (!peer.to_clear.empty() && send_word(peer, Kind::clear, peer.to_clear.front())) {
     peer.to_clear.pop();
     any = true;
@@ -109,8 +156,15 @@ bool Messages::advance(Peer& peer) {
   return any;
 }
 
+/// Before the first tile: tells the peer the number by which the tiles of this communicator go. False where there is no room for
+/// that, or no need of it.
+bool Messages::bind(Peer& peer) {
+  const bool has_tiles = !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
+  return has_tiles && (peer.bound = mesh_.bind(*peer.wire, number_, group_.name));
+}
+
 bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
-  if (!peer.wire->link->try_send({number_on_wire_, number, static_cast<std::uint32_t>(kind), 0, 0}, {})) return false;
+  if (!peer.wire->link->try_send({number_ | kMessageBit, number, static_cast<std::uint32_t>(kind), 0, 0}, {})) return false;
   ++peer.wire->taken;
   return true;
 }
@@ -125,7 +179,7 @@ bool Messages::announce(Peer& peer) {
   m.tile.resize(sizeof announcement + (eager ? m.size_bytes : 0));
   std::memcpy(m.tile.data(), &announcement, sizeof announcement);
   if (eager && m.size_bytes != 0) std::memcpy(m.tile.data() + sizeof announcement, m.data, m.size_bytes);
-  const TileHeader header{number_on_wire_, peer.next_number, static_cast<std::uint32_t>(Kind::announce),
+  const TileHeader header{number_ | kMessageBit, peer.next_number, static_cast<std::uint32_t>(Kind::announce),
                           static_cast<std::uint32_t>(m.tile.size()), 0};
   if (!peer.wire->link->try_send(header, m.tile)) return false;
   m.number = peer.next_number++;
@@ -133,7 +187,7 @@ bool Messages::announce(Peer& peer) {
   if (eager) {
     ++peer.eager_sent;
   } else {
-    peer.announced.push_back(operation);
+    peer.announced.put(m.number, operation);
   }
   peer.to_announce.pop();
   taken_by_link(peer, operation, m.tile.size());
@@ -144,7 +198,7 @@ bool Messages::send_data(Peer& peer) {
   Operation* operation = peer.to_send.front();
   Message& m = operation->message;
   const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), mesh_.tile_bytes()});
-  const TileHeader header{number_on_wire_, m.number, static_cast<std::uint32_t>(Kind::data), static_cast<std::uint32_t>(bytes),
+  const TileHeader header{number_ | kMessageBit, m.number, static_cast<std::uint32_t>(Kind::data), static_cast<std::uint32_t>(bytes),
                           m.moved_bytes};
   if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
   m.moved_bytes += bytes;
@@ -176,7 +230,7 @@ void Messages::moved(Operation* operation, std::size_t bytes) {
 }
 
 void Messages::end(Operation* operation) {
-  remove(live_, operation);
+  spare_.splice(spare_.begin(), live_, operation->message.place);
   ended_.push_back(operation);
 }
 
@@ -203,7 +257,7 @@ Status Messages::match(Operation* receive, const Unexpected& message, std::span<
   } else {
     m.number = message.number;
     m.open_bytes = m.size_bytes;
-    peer(message.peer).receiving.push_back(receive);
+    peer(message.peer).receiving.put(message.number, receive);
     peer(message.peer).to_clear.push(message.number);
   }
   return {};
@@ -216,9 +270,6 @@ Status Messages::take(int from, const Arrival& arrival) {
     return Status(StatusCode::internal,
                   fmt::format("{} sent an unexpected tile of message {}{}", group_.name_of(from), number, group_.in_words()));
   };
-  const auto by_number = [&](std::vector<Operation*>& list) {
-    return std::find_if(list.begin(), list.end(), [&](const Operation* each) { return each->message.number == number; });
-  };
   switch (static_cast<Kind>(arrival.header.edge)) {
     case Kind::announce: {
       Unexpected message{from, number, {}, {}, nullptr};
@@ -226,34 +277,27 @@ Status Messages::take(int from, const Arrival& arrival) {
       if (!announcement) return nonsense();
       message.announcement = *announcement;
       const auto bytes = arrival.data.subspan(sizeof message.announcement);
-      const auto receive = std::find_if(posted_.begin(), posted_.end(), [&](const Operation* posted) {
-        return (posted->message.peer < 0 || posted->message.peer == from) && posted->message.tag == message.announcement.tag;
-      });
-      if (receive == posted_.end()) {
-        message.bytes.assign(bytes.begin(), bytes.end());
-        unexpected_.push_back(std::move(message));
-        return {};
-      }
-      Operation* found = *receive;
-      posted_.erase(receive);
-      return match(found, message, bytes);
+      if (Operation* const receive = take_posted(from, announcement->tag); receive != nullptr)
+        return match(receive, message, bytes);
+      message.bytes.assign(bytes.begin(), bytes.end());
+      return keep(std::move(message));
     }
     case Kind::clear: {
-      const auto send = by_number(sender.announced);
-      if (send == sender.announced.end()) return nonsense();
+      Operation* const* const send = sender.announced.find(number);
+      if (send == nullptr) return nonsense();
       sender.to_send.push(*send);
-      sender.announced.erase(send);
+      sender.announced.erase(number);
       return {};
     }
     case Kind::data: {
-      const auto receive = by_number(sender.receiving);
-      if (receive == sender.receiving.end()) return nonsense();
+      Operation* const* const receive = sender.receiving.find(number);
+      if (receive == nullptr) return nonsense();
       Operation* operation = *receive;
       Message& m = operation->message;
       if (arrival.header.offset_bytes != m.moved_bytes || arrival.data.size() > m.size_bytes - m.moved_bytes) return nonsense();
       mesh_.device().copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
       m.moved_bytes += arrival.data.size();
-      if (m.moved_bytes == m.size_bytes) sender.receiving.erase(receive);
+      if (m.moved_bytes == m.size_bytes) sender.receiving.erase(number);
       moved(operation, arrival.data.size());
       return {};
     }
@@ -275,12 +319,13 @@ void Messages::give_up() {
     peer.outstanding.clear();
     peer.to_clear.clear();
     peer.receiving.clear();
+    peer.unmatched = 0;
   }
   posted_.clear();
   unexpected_.clear();
   ended_.insert(ended_.end(), live_.begin(), live_.end());
   ended_.insert(ended_.end(), waiting_.begin(), waiting_.end());
-  live_.clear();
+  spare_.splice(spare_.begin(), live_);
   waiting_.clear();
 }
 

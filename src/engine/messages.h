@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,8 @@
 #include <shoal/status.h>
 
 #include "src/engine/aside.h"
+#include "src/engine/flat_map.h"
+#include "src/engine/match_queues.h"
 #include "src/engine/mesh.h"
 #include "src/engine/operation.h"
 #include "src/engine/ring_queue.h"
@@ -26,14 +29,18 @@ struct Group;
 /// the buffer. Few bytes that nobody has asked for yet are kept; a sender may have kEagerWindow such messages under way,
 /// further ones wait for their receiver like large ones.
 ///
+/// What a peer has announced and no receive has asked for is kept, as many as kMostUnmatched of each peer. One more is an
+/// error: to hold the sender back instead could hold back the announcement of the very message that a receive waits for.
+///
 /// The tiles have a number of their own (kMessageBit) and never stand in the way: every one can be taken when it comes.
 /// Thread rule: the driver. Ranks are those of the communicator.
 class Messages {
  public:
-  Messages(Mesh& mesh, const Group& group);
+  /// `number`: the communicator's, in the tiles of this process.
+  Messages(Mesh& mesh, const Group& group, std::uint32_t number);
 
   /// Takes a call in that is to be started when its turn has come: messages are announced in the order of their numbers.
-  void enqueue(internal::Operation* operation) { waiting_.push_back(operation); }
+  void enqueue(internal::Operation* operation);
   /// Calls in flight.
   [[nodiscard]] std::size_t size() const noexcept { return waiting_.size() + live_.size(); }
   /// Starts what is to be started and sends what can be sent.
@@ -51,8 +58,14 @@ class Messages {
   [[nodiscard]] bool wants(int peer) const noexcept;
   /// As above, from or for that peer alone: without it the call cannot end.
   [[nodiscard]] bool needs(int peer) const noexcept;
-  [[nodiscard]] const std::vector<internal::Operation*>& live() const noexcept { return live_; }
+  /// `peer` has been told the number of the communicator.
+  [[nodiscard]] bool has_bound(int peer) const noexcept { return peers_[static_cast<std::size_t>(peer)].bound; }
+  /// Started, the oldest first.
+  [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
+  /// To be started when their turn has come, in no order.
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
+  /// Messages of one sender that a rank keeps until a receive asks for them.
+  static constexpr std::size_t kMostUnmatched = std::size_t{1} << 18;
   /// What a sender says first of a message.
   struct Announcement {
     std::uint64_t size_bytes = 0;
@@ -91,12 +104,14 @@ class Messages {
   };
   struct Peer {
     Mesh::Wire* wire = nullptr;                   // null for this rank
+    bool bound = false;                           // it has been told the number of the communicator
     RingQueue<internal::Operation*> to_announce;  // sends, in order
-    std::vector<internal::Operation*> announced;  // that wait for "clear"
+    FlatMap<internal::Operation*> announced;      // that wait for "clear", by number
     RingQueue<internal::Operation*> to_send;      // cleared; one after the other
     RingQueue<Outstanding> outstanding;           // taken by the link, which still needs the memory
     RingQueue<std::uint32_t> to_clear;            // numbers
-    std::vector<internal::Operation*> receiving;  // cleared by us
+    FlatMap<internal::Operation*> receiving;      // cleared by us, by number
+    std::size_t unmatched = 0;                    // of its messages in unexpected_
     std::uint32_t next_number = 0;
     std::uint32_t eager_sent = 0;
     std::uint32_t eager_taken = 0;  // as the peer has said
@@ -106,6 +121,7 @@ class Messages {
 
   void start(internal::Operation* operation);
   bool advance(Peer& peer);
+  bool bind(Peer& peer);
   bool announce(Peer& peer);
   bool send_data(Peer& peer);
   bool send_word(Peer& peer, Kind kind, std::uint32_t number);
@@ -114,18 +130,22 @@ class Messages {
   void moved(internal::Operation* operation, std::size_t bytes);
   void end(internal::Operation* operation);
   Status match(internal::Operation* receive, const Unexpected& message, std::span<const std::byte> bytes);
+  Status keep(Unexpected message);
+  [[nodiscard]] std::optional<Unexpected> take_unexpected(const internal::Message& receive);
+  [[nodiscard]] internal::Operation* take_posted(int from, int tag);
   Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
   Mesh& mesh_;
-  const std::uint32_t number_on_wire_;
+  const std::uint32_t number_;
   const int rank_;
   const Group& group_;
   std::vector<Peer> peers_;  // by rank
-  std::vector<internal::Operation*> waiting_;
+  std::vector<internal::Operation*> waiting_;  // a heap, the lowest number first
   std::uint64_t next_start_ = 0;
-  std::vector<internal::Operation*> live_;    // started
-  std::vector<internal::Operation*> posted_;  // receives without a message, in order
-  std::vector<Unexpected> unexpected_;        // by arrival
+  std::list<internal::Operation*> live_;          // started
+  std::list<internal::Operation*> spare_;         // its nodes, for later ones
+  MatchQueues<internal::Operation*> posted_;      // receives without a message; of any rank under kAnySource
+  MatchQueues<Unexpected> unexpected_;            // by arrival
   std::vector<internal::Operation*> ended_;
   Status failure_;  // found by start()
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct LinkProgress {
   CallSignature said;                 ///< what the link has taken, or is to take, as our signature
 };
 
+class Operation;
+
 /// A send or recv.
 struct Message {
   bool is_send = false;
@@ -47,6 +50,7 @@ struct Message {
   std::size_t moved_bytes = 0;  ///< handed to the link, or received
   std::size_t open_bytes = 0;   ///< whose memory is still needed, or that have not come
   std::vector<std::byte> tile;  ///< announcement, with the bytes where they are few
+  std::list<Operation*>::iterator place{};  ///< in the list of messages in flight
 };
 
 /// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the

@@ -16,12 +16,49 @@ constexpr Span kMostLead = milliseconds(400);
 constexpr Span kMostGrace = milliseconds(100);
 constexpr Span kJustTold = milliseconds(10);  // words as young as that answer a question
 
+/// What stands in front of the two sets.
+struct Front {
+  std::uint64_t sequence = 0;
+  std::uint32_t asks = 0;
+  std::uint16_t absent_parts = 0;  // of 64 ranks each
+  std::uint16_t slow_parts = 0;
+  CallSignature call;
+};
+static_assert(sizeof(Front) == 40, "sent as bytes: no padding");
+
+std::uint16_t parts_of(const RankSet& set) {
+  std::size_t parts = set.bits.size();
+  while (parts > 0 && set.bits[parts - 1] == 0) --parts;
+  return static_cast<std::uint16_t>(parts);
+}
+
 }  // namespace
 
+std::vector<std::byte> RollCall::to_bytes(const Words& words) {
+  const Front front{words.sequence, words.asks != 0 ? 1U : 0U, parts_of(words.absent), parts_of(words.slow), words.call};
+  constexpr std::size_t kPart = sizeof words.absent.bits[0];
+  std::vector<std::byte> bytes(sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts));
+  std::memcpy(bytes.data(), &front, sizeof front);
+  std::memcpy(bytes.data() + sizeof front, words.absent.bits.data(), kPart * front.absent_parts);
+  std::memcpy(bytes.data() + sizeof front + kPart * front.absent_parts, words.slow.bits.data(), kPart * front.slow_parts);
+  return bytes;
+}
+
 std::optional<RollCall::Words> RollCall::parse(std::span<const std::byte> bytes) noexcept {
+  Front front;
+  if (bytes.size() < sizeof front) return std::nullopt;
+  std::memcpy(&front, bytes.data(), sizeof front);
   Words words;
-  if (bytes.size() != sizeof words) return std::nullopt;
-  std::memcpy(&words, bytes.data(), sizeof words);
+  constexpr std::size_t kPart = sizeof words.absent.bits[0];
+  const std::size_t parts = words.absent.bits.size();
+  if (front.absent_parts > parts || front.slow_parts > parts ||
+      bytes.size() != sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts))
+    return std::nullopt;
+  words.sequence = front.sequence;
+  words.asks = front.asks;
+  words.call = front.call;
+  std::memcpy(words.absent.bits.data(), bytes.data() + sizeof front, kPart * front.absent_parts);
+  std::memcpy(words.slow.bits.data(), bytes.data() + sizeof front + kPart * front.absent_parts, kPart * front.slow_parts);
   return words;
 }
 

@@ -29,7 +29,7 @@ class RollCall {
   using Clock = std::chrono::steady_clock;
   static constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
 
-  /// What a rank tells the others, as it lies in memory.
+  /// What a rank tells the others.
   struct Words {
     std::uint64_t sequence = kNoCall;  ///< its oldest call in flight
     std::uint64_t asks = 0;            ///< 1: the others are to say theirs
@@ -37,6 +37,8 @@ class RollCall {
     RankSet slow;
     CallSignature call;  ///< that one
   };
+  /// As it travels: of each set no more than reaches its last rank, so that few ranks take few bytes.
+  static std::vector<std::byte> to_bytes(const Words& words);
   /// What a rank has said; nothing where these are no Words.
   static std::optional<Words> parse(std::span<const std::byte> bytes) noexcept;
 

@@ -14,6 +14,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -32,10 +33,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using internal::Operation;
 
-/// Another transport that once has news in the very moment in which its driver would sleep, and counts the tries.
-class Restless final : public Transport {
+/// Another transport, of which a test changes some functions.
+class Wrapped : public Transport {
  public:
-  Restless(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : inner_(std::move(inner)), tries_(tries) {}
+  explicit Wrapped(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return inner_->name(); }
   [[nodiscard]] bool tiles_are_costly() const noexcept override { return inner_->tiles_are_costly(); }
@@ -46,24 +47,49 @@ class Restless final : public Transport {
   }
   bool progress() override { return inner_->progress(); }
   [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
-  bool prepare_wait() override {
-    const bool clear = inner_->prepare_wait();
-    if (tries_.fetch_add(1) != 0 || !clear) return clear;
-    inner_->finish_wait(false);
-    return false;
-  }
+  bool prepare_wait() override { return inner_->prepare_wait(); }
   void finish_wait(bool readable) override { inner_->finish_wait(readable); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept override { return inner_->memory_bytes(); }
 
  private:
   std::unique_ptr<Transport> inner_;
+};
+
+/// Once has news in the very moment in which its driver would sleep, and counts the tries.
+class Restless final : public Wrapped {
+ public:
+  Restless(std::unique_ptr<Transport> inner, std::atomic<int>& tries) : Wrapped(std::move(inner)), tries_(tries) {}
+
+  bool prepare_wait() override {
+    const bool clear = Wrapped::prepare_wait();
+    if (tries_.fetch_add(1) != 0 || !clear) return clear;
+    Wrapped::finish_wait(false);
+    return false;
+  }
+
+ private:
   std::atomic<int>& tries_;
+};
+
+/// Calls a function whenever it is driven.
+class Observed final : public Wrapped {
+ public:
+  Observed(std::unique_ptr<Transport> inner, std::function<void()> look) : Wrapped(std::move(inner)), look_(std::move(look)) {}
+
+  bool progress() override {
+    look_();
+    return Wrapped::progress();
+  }
+
+ private:
+  std::function<void()> look_;
 };
 
 /// Ranks as threads of this process, each with a Mesh of its own over one hub.
 class Job {
  public:
-  Job(int ranks, const LoopbackOptions& wire, bool moves_aside = true) : ranks_(ranks), moves_aside_(moves_aside) {
+  Job(int ranks, const LoopbackOptions& wire, bool moves_aside = true, std::size_t early_bytes = MeshParts().early_bytes)
+      : ranks_(ranks), moves_aside_(moves_aside), early_bytes_(early_bytes) {
     LoopbackOptions quiet;
     quiet.tile_bytes = 4096;
     data_ = std::make_unique<LoopbackHub>(std::move(LoopbackHub::create(ranks, wire)).value());
@@ -78,6 +104,12 @@ class Job {
   void make_restless(int rank, std::atomic<int>& tries) {
     auto& end = data_ends_[static_cast<std::size_t>(rank)];
     end = std::make_unique<Restless>(std::move(end), tries);
+  }
+
+  /// `look` is called whenever the control plane of `rank` is driven.
+  void observe_control(int rank, std::function<void()> look) {
+    auto& end = control_ends_[static_cast<std::size_t>(rank)];
+    end = std::make_unique<Observed>(std::move(end), std::move(look));
   }
 
   /// Runs `body` on every rank with the executor of all ranks; joins.
@@ -107,6 +139,7 @@ class Job {
     parts.topology = Topology::uniform(1, ranks_);
     parts.device = &host_device();
     parts.moves_aside = moves_aside_;
+    parts.early_bytes = early_bytes_;
     const auto at = static_cast<std::size_t>(rank);
     const auto deadline = Clock::now() + std::chrono::seconds(30);
     auto links = data_ends_[at]->connect(peers, addresses, deadline);
@@ -123,6 +156,7 @@ class Job {
 
   int ranks_;
   bool moves_aside_;
+  std::size_t early_bytes_;
   std::unique_ptr<LoopbackHub> data_;
   std::unique_ptr<LoopbackHub> control_;
   std::vector<std::unique_ptr<Transport>> data_ends_;
@@ -201,6 +235,156 @@ TEST(Groups, FoldsThatCrossNeedTilesToBeMovedAside) {
   EXPECT_TRUE(with.ok()) << with.to_string();
   // The same calls without: each link's head waits for what is behind the other's.
   EXPECT_EQ(folds_that_cross(false).code(), StatusCode::timeout);
+}
+
+/// A sum of `count` elements in `group`, to which every rank gives 1.
+Status sum_in(Executor& group, std::size_t count, Clock::time_point deadline) {
+  Call call;
+  call.post(group, sum_of(count), "one_shot", 1, deadline);
+  Status status = call.wait();
+  const auto right = std::ranges::count(call.buffer, static_cast<std::int32_t>(group.group().members.size()));
+  if (status.ok() && right != static_cast<std::ptrdiff_t>(count)) return {StatusCode::internal, "a wrong sum"};
+  return status;
+}
+
+// Two groups whose 31-bit FNV-1a hashes, the numbers of earlier versions, are the same; both are alive, then one of them is
+// over. Rank 1 is in one of two only.
+TEST(Groups, ThatAnHashDoesNotTellApartAreApart) {
+  struct Pair {
+    std::vector<int> first;
+    std::uint32_t first_made;
+    std::vector<int> second;
+    std::uint32_t second_made;
+  };
+  for (const Pair& pair : {Pair{{0, 1, 2}, 14807, {0, 2}, 17473}, Pair{{0, 2}, 2373, {0, 1, 2}, 20396}}) {
+    for (const bool retired : {false, true}) {
+      Job job(3, {});
+      job.run([&](int rank, Executor& world) {
+        const auto deadline = Clock::now() + std::chrono::seconds(20);
+        const auto is_in = [&](const std::vector<int>& members) { return std::ranges::count(members, rank) != 0; };
+        std::shared_ptr<Executor> first;
+        std::shared_ptr<Executor> second;
+        if (is_in(pair.first)) first = make_group(world, pair.first, pair.first_made);
+        if (first != nullptr && retired) {
+          EXPECT_TRUE(sum_in(*first, 100, deadline).ok());
+          first->shut_down();
+        }
+        if (is_in(pair.second)) second = make_group(world, pair.second, pair.second_made);
+        if (second != nullptr) {
+          EXPECT_EQ(to_string(sum_in(*second, 2000, deadline).code()), "ok");
+        }
+        if (first != nullptr && !retired) {
+          EXPECT_EQ(to_string(sum_in(*first, 2000, deadline).code()), "ok");
+        }
+        EXPECT_TRUE(sum_in(world, 10, deadline).ok());
+        if (first != nullptr && !retired) first->shut_down();
+        if (second != nullptr) second->shut_down();
+      });
+    }
+  }
+}
+
+TEST(Groups, NamesOfManyDiffer) {
+  std::unordered_set<GroupName, GroupName::Hash> names;
+  constexpr std::uint32_t kMany = 100'000;
+  const std::vector<std::vector<int>> lists{{0, 1}, {1, 0}, {0, 1, 2}, {0}};
+  for (std::uint32_t made = 0; made < kMany; ++made) {
+    for (const auto& list : lists) names.insert(GroupName().child(list, made));
+  }
+  EXPECT_EQ(names.size(), std::size_t{kMany} * lists.size());
+  EXPECT_FALSE(names.contains(GroupName()));
+}
+
+// Rank 0 gives up its groups, more than 1,024, before rank 1 has made them.
+TEST(Groups, WhatAPeerSaysBeforeAGroupIsMadeIsKept) {
+  constexpr std::uint32_t kGroups = 1500;
+  Job job(2, {});
+  job.run([&](int rank, Executor& world) {
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    std::vector<std::shared_ptr<Executor>> groups;
+    if (rank == 0) {
+      for (std::uint32_t made = 0; made < kGroups; ++made) {
+        groups.push_back(make_group(world, {0, 1}, made));
+        groups.back()->close({StatusCode::aborted, "given up"});
+      }
+    }
+    EXPECT_TRUE(sum_in(world, 10, deadline).ok());
+    if (rank == 1) {
+      for (const std::uint32_t made : {0U, kGroups - 1}) {
+        groups.push_back(make_group(world, {0, 1}, made));
+        EXPECT_EQ(to_string(sum_in(*groups.back(), 10, Clock::now() + std::chrono::seconds(5)).code()), "aborted") << made;
+      }
+    }
+    EXPECT_TRUE(sum_in(world, 10, deadline).ok());
+    for (const auto& group : groups) group->shut_down();
+  });
+}
+
+// What comes for groups that are never made here fills the room for it: those groups fail, and nothing else waits for them.
+TEST(Groups, TooMuchForGroupsThatAreNotMadeFailsThoseOnly) {
+  constexpr std::uint32_t kGroups = 40;
+  LoopbackOptions wire;
+  wire.tile_bytes = 4096;
+  wire.capacity_tiles = 2;
+  Job job(2, wire, true, 16 << 10);
+  job.run([&](int rank, Executor& world) {
+    const auto deadline = Clock::now() + std::chrono::seconds(30);
+    std::vector<std::shared_ptr<Executor>> groups;
+    std::vector<Call> calls(kGroups);
+    for (std::uint32_t made = 0; rank == 0 && made < kGroups; ++made) {
+      groups.push_back(make_group(world, {0, 1}, made));
+      calls[made].post(*groups.back(), sum_of(900), "direct", 1, deadline);
+    }
+    for (int k = 0; k < 50; ++k) EXPECT_EQ(to_string(sum_in(world, 900, deadline).code()), "ok");
+    if (rank == 1) {
+      for (std::uint32_t made = 0; made < kGroups; ++made) {
+        groups.push_back(make_group(world, {0, 1}, made));
+        calls[made].post(*groups.back(), sum_of(900), "direct", 1, deadline);
+      }
+    }
+    std::size_t refused = 0;
+    for (Call& call : calls) {
+      const Status status = call.wait();
+      EXPECT_TRUE(status.ok() || status.code() == StatusCode::unsupported) << status.to_string();
+      if (status.code() != StatusCode::unsupported) continue;
+      ++refused;
+      EXPECT_NE(status.message().find("rank 0"), std::string::npos) << status.message();
+    }
+    EXPECT_GT(refused, 0U);
+    EXPECT_LT(refused, kGroups);
+    EXPECT_EQ(to_string(sum_in(world, 10, deadline).code()), "ok");
+    for (const auto& group : groups) group->shut_down();
+  });
+}
+
+// A thread that gives a hook while another closes the communicator: the hook is called once, whichever of them calls it.
+TEST(CloseHooks, OneGivenWhileCloseRunsIsCalledOnce) {
+  Job job(2, {});
+  std::atomic<Executor*> closing{nullptr};
+  std::atomic<int> calls{0};
+  job.observe_control(0, [&] {
+    // Between the moment in which the communicator is closed and that in which close() calls the hooks.
+    Executor* const executor = closing.load();
+    if (executor == nullptr || !executor->closed() || closing.exchange(nullptr) == nullptr) return;
+    std::thread([&] { executor->on_close(&calls, [&](const Status&) { ++calls; }); }).join();
+  });
+  job.run([&](int rank, Executor& world) {
+    EXPECT_TRUE(sum_in(world, 10, Clock::now() + std::chrono::seconds(20)).ok());
+    if (rank == 1) return;
+    int before = 0;
+    const int owner = 0;
+    world.on_close(&owner, [&](const Status&) { ++before; });
+    closing.store(&world);
+    world.close({StatusCode::aborted, "by the test"});
+    EXPECT_EQ(closing.load(), nullptr) << "nothing was tested";
+    EXPECT_EQ(before, 1);
+    EXPECT_EQ(calls.load(), 1);
+    world.close({StatusCode::aborted, "again"});
+    world.on_close(&owner, [&](const Status&) { before += 100; });
+    EXPECT_EQ(before, 101) << "at once, where it is closed";
+    world.on_close(&owner, {});
+    EXPECT_EQ(calls.load(), 1);
+  });
 }
 
 TEST(Groups, NewsOnALinkKeepNobodyAwakeForGood) {
@@ -375,7 +559,7 @@ void run_seed(std::uint64_t seed) {
 
 // What a group runs is chosen for its own shape, however the whole job lies.
 TEST(Groups, ChooseAsAJobOfTheirShapeWould) {
-  Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2), 0};  // ranks 0 and 1 on the first node, and so on
+  Group job{0, 0, {0, 1, 2, 3, 4, 5, 6, 7}, Topology::uniform(4, 2), {}};  // ranks 0 and 1 on the first node, and so on
   const Collective large{CollectiveKind::all_reduce, 16 << 20, DataType::float32, ReduceOp::sum, 0};
   struct Case {
     std::vector<int> members;

@@ -24,7 +24,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (announcement->eager != 0 && announcement->size_bytes > size) std::abort();
     if (Messages::describe(*announcement).empty()) std::abort();
   }
-  if (RollCall::parse(bytes).has_value() != (size == sizeof(RollCall::Words))) std::abort();
+  if (const auto words = RollCall::parse(bytes)) {
+    const auto again = RollCall::parse(RollCall::to_bytes(*words));
+    if (!again || again->absent.bits != words->absent.bits || again->slow.bits != words->slow.bits ||
+        again->sequence != words->sequence || !(again->call == words->call))
+      std::abort();
+  }
   if (const auto history = parse_history(bytes)) {
     static LedgerPage page;  // of 130 calls: some more than a peer tells
     page.started = 130;

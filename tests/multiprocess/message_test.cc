@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "tests/facts.h"
+#include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 
 namespace shoal {
@@ -73,6 +74,56 @@ TEST_P(Messages, ManyWithoutBytesArrive) {
       if (const Status status = c.barrier(); !status.ok()) return status.to_string();
     }
     return {};
+  });
+}
+
+// Each has a tag of its own, and the last is asked for first.
+TEST_P(Messages, AreFoundInWhateverOrderTheyAreAskedFor) {
+  expect_ranks(2, over(GetParam()), [](Communicator& c) -> std::string {
+    constexpr int kMany = 3000;
+    std::vector<std::int32_t> data(kMany);
+    std::vector<Work> works;
+    for (int k = 0; k < kMany; ++k) {
+      const int tag = c.rank() == 0 ? k : kMany - 1 - k;
+      std::int32_t& element = data[static_cast<std::size_t>(tag)];
+      if (c.rank() == 0) element = 7 * tag;
+      auto work =
+          c.rank() == 0 ? c.send_async(&element, 1, DataType::int32, 1, tag) : c.recv_async(&element, 1, DataType::int32, 0, tag);
+      if (!work.ok()) return work.status().to_string();
+      works.push_back(*work);
+      // Nothing is asked for before a good part has been announced.
+      if (c.rank() == 1 && k == 0) {
+        if (const Status status = works[0].wait(); !status.ok()) return status.to_string();
+      }
+    }
+    for (Work& work : works) {
+      if (const Status status = work.wait(); !status.ok()) return status.to_string();
+    }
+    for (int k = 0; k < kMany; ++k) {
+      if (data[static_cast<std::size_t>(k)] != 7 * k) return fmt::format("message {} is wrong", k);
+    }
+    return {};
+  });
+}
+
+TEST(UnaskedMessages, BeyondWhatAReceiverKeepsAreAnErrorOnBothRanks) {
+  constexpr int kKept = 1 << 18;
+  expect_ranks(2, over("shm"), [](Communicator& c) -> std::string {
+    std::int32_t none = 0;
+    Status status;
+    if (c.rank() == 0) {
+      for (int k = 0; status.ok() && k < kKept; ++k) status = c.send(&none, 0, DataType::int32, 1, k);
+      if (!status.ok()) return "too early: " + status.to_string();
+      status = c.send(&none, 0, DataType::int32, 1, kKept);  // may go well: rank 1 has not taken it yet
+      if (status.ok()) status = c.send(&none, 0, DataType::int32, 1, -1);
+      if (status.ok()) status = c.recv(&none, 0, DataType::int32, 1);
+    } else {
+      status = c.recv(&none, 0, DataType::int32, 0, -1);
+    }
+    if (status.code() != StatusCode::mismatch) return "no mismatch: " + status.to_string();
+    return testing::mentions(status.message(), "rank 0", "rank 1", std::to_string(kKept), std::string("tag ") + std::to_string(kKept))
+               ? ""
+               : status.message();
   });
 }
 

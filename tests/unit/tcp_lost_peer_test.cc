@@ -102,7 +102,7 @@ TEST(TcpLostPeer, WhatASendFindsIsDueToBeRead) {
   pair.ends[1].destroy();
   const std::array<int, 1> peer{1};
   for (int i = 0; i < 20; ++i) {
-    control.send_wait(0, peer, std::as_bytes(std::span("waits")));
+    control.send_wait({}, peer, std::as_bytes(std::span("waits")));
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const bool sleeps = control.transport()->prepare_wait();
