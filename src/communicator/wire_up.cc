@@ -282,11 +282,16 @@ Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const K
   return make_tcp_transport(as_tcp);
 }
 
+Result<std::int64_t> progress_nice() { return integer_setting("SHOAL_PROGRESS_NICE", -20, 19); }
+
 Result<std::shared_ptr<Executor>> make_executor(MeshParts parts, const std::vector<int>& progress_cores, int local_size) {
+  const auto nice = progress_nice();
+  if (!nice.ok()) return nice.status();
   const bool spare_cores = parts.cores >= 2 * local_size;
   auto mesh = std::make_shared<Mesh>(std::move(parts));
   if (Status status = mesh->status(); !status.ok()) return status;
-  if (Status status = ProgressThread::instance().add(mesh, progress_cores, spare_cores); !status.ok()) return status;
+  const ProgressThread::Place place{progress_cores, spare_cores, static_cast<int>(*nice)};
+  if (Status status = ProgressThread::instance().add(mesh, place); !status.ok()) return status;
   Group everybody = Group::whole(*mesh);
   return Executor::create(std::move(mesh), std::move(everybody));
 }
@@ -297,6 +302,7 @@ Result<milliseconds> begin(MeshParts& parts, int rank) {
   parts.device = &host_device();
   parts.cores = allowed_cores();
   if (Status status = check_progress_cores(); !status.ok()) return status;
+  if (const auto nice = progress_nice(); !nice.ok()) return nice.status();
   const auto warn_after = time_setting("SHOAL_WARN_AFTER");
   if (!warn_after.ok()) return warn_after.status();
   parts.warn_after = *warn_after;

@@ -8,7 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <system_error>
+
+#include <fmt/format.h>
 
 #include "src/engine/drive.h"
 #include "src/engine/waiter.h"
@@ -17,7 +20,24 @@
 namespace shoal {
 namespace {
 
-constexpr int kNice = -10;
+/// A refusal costs speed only, but the user has asked for it.
+void set_nice(int value) {
+  if (value == 0 || ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), value) == 0) return;
+  fmt::print(stderr,
+             "shoal: process {}: SHOAL_PROGRESS_NICE={}: the system refuses it ({}); the communication thread keeps the "
+             "process's priority; grant CAP_SYS_NICE or raise the limit (ulimit -e)\n",
+             ::getpid(), value, std::generic_category().message(errno));
+}
+
+void run_on(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) {
+    if (core < CPU_SETSIZE) CPU_SET(core, &set);
+  }
+  ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
+}
 
 }  // namespace
 
@@ -42,16 +62,13 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 ProgressThread::~ProgressThread() = default;
 
-Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores) {
+Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const Place& place) {
   const std::scoped_lock lock(mutex_);
   if (wake_fd_ < 0) wake_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // there was none before
   if (wake_fd_ < 0) return system_error("start-up: an eventfd for the communication thread", errno);
   meshes_.push_back(mesh);
   generation_.fetch_add(1);
-  if (!started_.load()) {
-    spare_cores_ = spare_cores;
-    pin_to_cores_ = cores;
-  }
+  if (!started_.load()) place_ = place;
   return {};
 }
 
@@ -95,18 +112,9 @@ void ProgressThread::wake() noexcept {
 
 void ProgressThread::loop() {
   ::pthread_setname_np(::pthread_self(), "shoal-progress");
-  // It runs for microseconds at a time, and a wire idles while it waits for a core behind a thread that computes for seconds.
-  // Needs a privilege; a refusal costs speed only.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
-  if (!pin_to_cores_.empty()) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (const int core : pin_to_cores_) {
-      if (core < CPU_SETSIZE) CPU_SET(core, &set);
-    }
-    ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
-  }
-  Waiter waiter(spare_cores_, /*yields=*/false);
+  set_nice(place_.nice);
+  run_on(place_.cores);
+  Waiter waiter(place_.spare_cores, /*yields=*/false);
   for (;;) {
     if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
       {

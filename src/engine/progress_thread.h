@@ -20,10 +20,15 @@ class ProgressThread {
  public:
   static ProgressThread& instance();
 
-  /// The thread will run on `cores` (any where empty; see placing.h), and spin a little where there are `spare_cores`. The
-  /// first communicators of the process place it: it starts with the first call that needs it. system_error where there is no
-  /// file descriptor to wake it by.
-  Status add(const std::shared_ptr<Mesh>& mesh, const std::vector<int>& cores, bool spare_cores);
+  /// How the thread runs.
+  struct Place {
+    std::vector<int> cores;    ///< on which; any where empty (see placing.h)
+    bool spare_cores = false;  ///< it may spin a little
+    int nice = 0;              ///< its nice value (SHOAL_PROGRESS_NICE); 0: that of the process
+  };
+  /// The first communicators of the process place the thread: it starts with the first call that needs it. system_error where
+  /// there is no file descriptor to wake it by.
+  Status add(const std::shared_ptr<Mesh>& mesh, const Place& place);
   /// Returns when the thread no longer touches `mesh`.
   void remove(Mesh* mesh);
   /// `mesh` has calls that need driving. system_error where no thread can be had for them.
@@ -46,8 +51,7 @@ class ProgressThread {
   std::atomic<bool> sleeps_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};
-  bool spare_cores_ = false;
-  std::vector<int> pin_to_cores_;
+  Place place_;
   int wake_fd_ = -1;
   // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
   std::vector<std::shared_ptr<Mesh>> known_;

@@ -91,6 +91,9 @@ constexpr std::array kSettings{
         "core of a rank's communication thread: near: close to the NIC that the rank uses, where the machine tells and is all "
         "the ranks' own; last: one of the last; off: any; or a list such as 11,23, of which, ascending, the i-th rank of the "
         "host takes the i-th. None is taken where cores are short, but for a list"},
+    Setting{"SHOAL_PROGRESS_NICE", "0",
+            "nice value that a rank's communication thread gives itself, -20 to 19; below 0 it gets a core before threads that "
+            "compute, which needs CAP_SYS_NICE or a limit (ulimit -e); 0: that of the process"},
     Setting{"SHOAL_RANK_ORDER", "",
             "answer of DescribeInstanceTopology, a file, by which shoal run --hosts puts close hosts next to each other; with "
             "|COMMAND what a command prints. See shoal run --rank-order"},

@@ -1,5 +1,6 @@
 // Where the communication threads of real ranks run: on the cores that SHOAL_PROGRESS_CORES gives them, and the machine.
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -24,28 +25,39 @@ namespace {
 
 using testing::expect_ranks;
 
-/// The cores that this process's communication thread may run on; empty where there is no such thread.
-std::string cores_of_progress_thread() {
+/// The number of this process's communication thread; 0 where there is none.
+pid_t progress_thread() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
-    if (name != "shoal-progress") continue;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (::sched_getaffinity(std::stoi(task.path().filename().string()), sizeof set, &set) != 0) return "unknown";
-    std::string cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(core, &set)) cores += fmt::format("{}{}", cores.empty() ? "" : ",", core);
-    }
-    return cores;
+    if (name == "shoal-progress") return std::stoi(task.path().filename().string());
   }
-  return {};
+  return 0;
+}
+
+/// The cores that this process's communication thread may run on; empty where there is no such thread.
+std::string cores_of_progress_thread() {
+  const pid_t thread = progress_thread();
+  if (thread == 0) return {};
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(thread, sizeof set, &set) != 0) return "unknown";
+  std::string cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores += fmt::format("{}{}", cores.empty() ? "" : ",", core);
+  }
+  return cores;
+}
+
+std::string nice_of_progress_thread() {
+  const pid_t thread = progress_thread();
+  return thread == 0 ? "" : std::to_string(::getpriority(PRIO_PROCESS, static_cast<id_t>(thread)));
 }
 
 std::string text_of(const std::vector<int>& cores) { return fmt::format("{}", fmt::join(cores, ",")); }
 
-/// Starts the communication thread of a rank; says what is wrong where it does not run on `expected`.
-std::string complaint_of(Communicator& c, const std::string& expected) {
+/// Starts the communication thread of a rank; says what is wrong where `found` does not come to say `expected`.
+std::string complaint_of(Communicator& c, const std::string& expected, std::string (*look)() = cores_of_progress_thread) {
   std::array<float, 1024> first{};
   std::array<float, 1024> second{};
   // Two at once: the one that nobody waits for is left to the thread, which starts for it.
@@ -55,14 +67,27 @@ std::string complaint_of(Communicator& c, const std::string& expected) {
   if (!other.ok()) return other.status().to_string();
   if (Status status = other->wait(); !status.ok()) return status.to_string();
   if (Status status = one->wait(); !status.ok()) return status.to_string();
-  // The thread pins itself as its first act; it may not have come to that yet.
+  // The thread places itself as its first act; it may not have come to that yet.
   std::string found;
   for (int i = 0; i < 200 && found != expected; ++i) {
-    found = cores_of_progress_thread();
+    found = look();
     if (found != expected) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   if (Status status = c.barrier(); !status.ok()) return status.to_string();
-  return found == expected ? std::string() : fmt::format("runs on '{}', not on {}", found, expected);
+  return found == expected ? std::string() : fmt::format("runs on or at '{}', not {}", found, expected);
+}
+
+TEST(Placement, ThePriorityIsTheProcessesUnlessASettingChangesIt) {
+  const std::string own = std::to_string(::getpriority(PRIO_PROCESS, 0));
+  expect_ranks(2, {}, [&](Communicator& c) { return complaint_of(c, own, nice_of_progress_thread); });
+  ::setenv("SHOAL_PROGRESS_NICE", "19", 1);  // the only value that needs no privilege whatever that of the process is
+  expect_ranks(2, {}, [&](Communicator& c) { return complaint_of(c, "19", nice_of_progress_thread); });
+  ::setenv("SHOAL_PROGRESS_NICE", "-21", 1);
+  testing::expect_all_well(testing::run_ranks(1, [](int rank, int size, const std::string& directory) -> std::string {
+    const auto made = testing::join(directory, rank, size, {});
+    return made.status().code() == StatusCode::invalid_argument ? "" : "-21 is taken: " + made.status().to_string();
+  }));
+  ::unsetenv("SHOAL_PROGRESS_NICE");
 }
 
 TEST(Placement, EachRankTakesItsCoreOfTheList) {
