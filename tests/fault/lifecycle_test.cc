@@ -177,19 +177,25 @@ TEST_P(Lifecycle, SignalsOfTheProgramDisturbNoCall) {
   expect_all_ok(job);
 }
 
-/// The threads of this process but the calling one: those that would take SIGTERM, and all.
-std::pair<int, int> other_threads_open_to_sigterm() {
-  int open = 0;
+/// Of the threads of this process but the calling one: how many there are, and which would take a signal of the program.
+std::pair<int, std::string> other_threads_open_to_signals() {
   int all = 0;
+  std::string open;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     if (task.path().filename() == std::to_string(::gettid())) continue;
     ++all;
     std::ifstream status(task.path() / "status");
+    std::string name;
+    std::getline(status, name);
     for (std::string line; std::getline(status, line);) {
-      if (line.rfind("SigBlk:", 0) == 0 && (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) == 0) ++open;
+      if (line.rfind("SigBlk:", 0) != 0) continue;
+      const std::uint64_t blocked = std::stoull(line.substr(7), nullptr, 16);
+      for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGCHLD, SIGRTMIN}) {
+        if ((blocked >> (signal - 1) & 1) == 0) open += fmt::format("{} takes {}; ", name, signal);
+      }
     }
   }
-  return {open, all};
+  return {all, open};
 }
 
 std::vector<void (*)(int)> signal_handlers() {
@@ -230,10 +236,29 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
       ::pthread_sigmask(SIG_UNBLOCK, &wanted, nullptr);
       if (const Status status = work->wait(); !status.ok()) return status.to_string();
     }
-    const auto [open, all] = other_threads_open_to_sigterm();
+    const auto [all, open] = other_threads_open_to_signals();
     if (all < 2) return fmt::format("only {} other threads, so nothing was tested", all);
-    if (open != 0) return fmt::format("{} of {} other threads would take SIGTERM", open, all);
+    if (!open.empty()) return open;
     return signal_handlers() == handlers ? "" : "a signal has another handler now";
+  });
+  testing::expect_all_well(outcomes);
+}
+
+class Libraries : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, Libraries, ::testing::Values("ofi", "ucx"), [](const auto& info) { return std::string(info.param); });
+
+// libfabric and UCX start threads of their own in calls of shoal's.
+TEST_P(Libraries, TheirThreadsTakeNoSignalsOfTheProgram) {
+  if (const std::string why = testing::library_complaint(GetParam()); !why.empty()) GTEST_SKIP() << why;
+  const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
+    CommunicatorOptions options;
+    options.transports = GetParam();
+    auto made = testing::join(directory, rank, size, options);
+    if (!made.ok()) return made.status().to_string();
+    if (const Status status = sum(**made, 100'000, 0); !status.ok()) return status.to_string();
+    const auto [all, open] = other_threads_open_to_signals();
+    fmt::print("{} other threads\n", all);
+    return open;
   });
   testing::expect_all_well(outcomes);
 }

@@ -50,7 +50,7 @@ def include_complaints(path, text):
         if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
             complain(included, "schedules and what reads them know nothing of wires, devices and threads")
         if match := re.match(r"(transports/\w+)/", path):
-            own = (match[1], "src/trust", SHARED_RAILS.get(match[1]))
+            own = (match[1], "src/trust", "src/status", SHARED_RAILS.get(match[1]))
             if folder and included not in COMMON_OF_TRANSPORTS and folder not in own:
                 complain(included, "a transport includes its interface and its own files, never another's")
             if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):

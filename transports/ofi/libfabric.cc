@@ -38,6 +38,7 @@ Result<std::vector<OfiProvider>> libfabric_providers() { return not_built(); }
 #include <set>
 #include <utility>
 
+#include "src/status/quiet_thread.h"
 #include "src/trust/proof.h"
 
 namespace shoal::ofi {
@@ -86,6 +87,7 @@ Result<Library> load() {
   // Larger messages would be fetched by reads, which ofi_rxm over tcp does not survive; see survives_writes().
   static_cast<void>(::setenv("FI_OFI_RXM_EAGER_LIMIT", "16777216", 0));
   const char* const named = std::getenv("SHOAL_OFI_LIBRARY");
+  const SignalsBlocked blocked;
   void* handle = ::dlopen(named == nullptr || *named == '\0' ? "libfabric.so.1" : named, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
@@ -151,6 +153,7 @@ Info list_endpoints(const std::string& provider) {
     hints->tx_attr->msg_order = FI_ORDER_NONE;
     if (!provider.empty()) hints->fabric_attr->prov_name = ::strdup(provider.c_str());
     fi_info* list = nullptr;
+    const SignalsBlocked blocked;  // providers start threads here
     if (library()->getinfo(library()->api, nullptr, nullptr, 0, hints.get(), &list) != 0) continue;
     if (first == nullptr) {
       first.reset(list);
@@ -232,6 +235,7 @@ class LibfabricRail final : public Rail {
  public:
   /// `operations`: room for so many in its completion queue.
   static Result<std::unique_ptr<Rail>> open(const fi_info& chosen, const RailRequest& request, std::size_t operations) {
+    const SignalsBlocked blocked;  // providers start threads here
     std::unique_ptr<LibfabricRail> rail(new LibfabricRail(chosen));
     Status status = rail->open_queues(request, operations);
     if (status.ok()) status = rail->open_endpoint();
@@ -249,6 +253,7 @@ class LibfabricRail final : public Rail {
   }
 
   Result<std::uint64_t> add_peer(std::string_view address) override {
+    const SignalsBlocked blocked;  // providers may start a thread for their first peer
     fi_addr_t peer = FI_ADDR_UNSPEC;
     // Some providers read beyond a short name up to the size of the longest.
     std::array<char, 256> bytes{};

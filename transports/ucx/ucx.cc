@@ -32,6 +32,7 @@ Result<std::string> ucx_version() { return no_ucx(); }
 #include <deque>
 #include <type_traits>
 
+#include "src/status/quiet_thread.h"
 #include "transports/ucx/devices.h"
 
 namespace shoal {
@@ -74,6 +75,7 @@ Result<Library> load() {
   };
   // Never unloaded: it leaves handlers behind.
   const char* const named = std::getenv("SHOAL_UCX_LIBRARY");
+  const SignalsBlocked blocked;
   void* const handle = ::dlopen(named == nullptr || *named == '\0' ? "libucp.so.0" : named, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return absent(::dlerror());
   Library library;
@@ -141,6 +143,7 @@ class UcxRail final : public Rail {
  public:
   /// `devices`: UCX's names of those that it may use; empty: its choice.
   static Result<std::unique_ptr<Rail>> open(const std::string& devices) {
+    const SignalsBlocked blocked;  // UCX starts a thread for its workers
     std::unique_ptr<UcxRail> rail(new UcxRail());
     if (Status status = rail->start(devices); !status.ok()) return status;
     return std::unique_ptr<Rail>(std::move(rail));
@@ -163,6 +166,7 @@ class UcxRail final : public Rail {
     parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     // What was under way completes with the error; who sends next is told.
     parameters.err_handler.cb = [](void*, ucp_ep_h, ucs_status_t) {};
+    const SignalsBlocked blocked;  // some of UCX's wires start theirs with the first peer
     ucp_ep_h endpoint = nullptr;
     ucs_status_t status = library()->ucp_ep_create(worker_, &parameters, &endpoint);
     if (status == UCS_ERR_UNREACHABLE || status == UCS_ERR_UNSUPPORTED) {
