@@ -115,7 +115,7 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   auto control_links = connect(*control_transport, control);
   parts.control = std::make_unique<ControlPlane>(std::move(control_transport), std::move(control_links));
   auto mesh = std::make_shared<Mesh>(std::move(parts));
-  EXPECT_TRUE(ProgressThread::instance().add(mesh, {}, allowed_cores() >= 2 * scenario.topology.ranks()).ok());
+  EXPECT_TRUE(ProgressThread::instance().add(mesh, {{}, allowed_cores() >= 2 * scenario.topology.ranks(), 0}).ok());
   return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
 }
 

@@ -150,7 +150,7 @@ class Job {
     parts.transports.push_back(std::move(data_ends_[at]));
     parts.control = std::make_unique<ControlPlane>(std::move(control_ends_[at]), std::move(control).value());
     auto mesh = std::make_shared<Mesh>(std::move(parts));
-    EXPECT_TRUE(ProgressThread::instance().add(mesh, {}, allowed_cores() >= 2 * ranks_).ok());
+    EXPECT_TRUE(ProgressThread::instance().add(mesh, {{}, allowed_cores() >= 2 * ranks_, 0}).ok());
     return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
   }
 
