@@ -128,13 +128,11 @@ void list_jobs(const JobList& list, const DoctorOptions& options) {
                clock_time(job.started_ns), before, found.sentence.empty() ? "well" : found.sentence);
   };
   if (list.running.empty()) fmt::print("no job runs\n");
-  if (!list.running.empty() || !list.ended.empty())
-    fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
+  if (!list.running.empty() || !list.ended.empty()) fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
   for (const JobView* job : list.running) row(*job, "");
   for (const JobView* job : list.ended)
     row(*job, fmt::format("ended after {}: ", clock_time(job->last_sign_ns).substr(5)));  // without the year
-  if (list.left_out > 0)
-    fmt::print("{} more ended over an hour ago; shoal doctor --all lists them\n", list.left_out);
+  if (list.left_out > 0) fmt::print("{} more ended over an hour ago; shoal doctor --all lists them\n", list.left_out);
 }
 
 int report_checks(const std::vector<MachineCheck>& checks) {

@@ -70,8 +70,9 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
       moved = true;
       drop_queue(peer);
       if (peer.gone) continue;
-      const Status unread{StatusCode::peer_failed,
-                          fmt::format("rank {} has left {} control messages unread; is its process stopped?", rank, kMostQueued)};
+      const Status unread{
+          StatusCode::peer_failed,
+          fmt::format("rank {} has left {} control messages unread; is its process stopped?", rank, kMostQueued)};
       messages.push_back({Kind::death, {}, rank, peer.link->status().ok() ? unread : peer.link->status(), {}});
     }
   }
@@ -94,9 +95,8 @@ void ControlPlane::send(Kind kind, const GroupName& group, const std::span<const
 
 void ControlPlane::enqueue(Peer& peer, Queued message) {
   if (replaces(message.kind)) {
-    const auto earlier = std::ranges::find_if(peer.queue, [&](const Queued& each) {
-      return each.kind == message.kind && each.group == message.group;
-    });
+    const auto earlier = std::ranges::find_if(
+        peer.queue, [&](const Queued& each) { return each.kind == message.kind && each.group == message.group; });
     if (earlier != peer.queue.end()) {
       earlier->payload = std::move(message.payload);
       return;

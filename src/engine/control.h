@@ -22,9 +22,9 @@ Status parse_abort(int from, std::span<const std::byte> data);
 /// Small messages over a Transport of its own, so that they never wait behind data. Communicators that share it are told apart
 /// by their names; ranks are those of the job.
 ///
-/// No send waits: what a peer's link does not take now stands in a queue, which poll() goes on with. Of the messages that a newer
-/// one replaces (waits, calls) the newest stands there; a peer that has left kMostQueued unread is taken for dead.
-/// Thread rule: one thread at a time (the driver).
+/// No send waits: what a peer's link does not take now stands in a queue, which poll() goes on with. Of the messages that a
+/// newer one replaces (waits, calls) the newest stands there; a peer that has left kMostQueued unread is taken for dead. Thread
+/// rule: one thread at a time (the driver).
 class ControlPlane {
  public:
   /// What a peer has said, or what has become of it.

@@ -110,7 +110,8 @@ void Executor::find_windows() {
   if (group_.name.is_whole()) {
     for (const int member : group_.members) windows.push_back(transport.shared_window(member));
   } else if (group_.members.size() > 1) {
-    lease_ = WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.name.key, group_.members.size());
+    lease_ =
+        WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.name.key, group_.members.size());
     windows = lease_.windows();
   }
   if (!windows.empty())
@@ -342,8 +343,7 @@ bool Executor::advance_send(LinkState& state) {
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
   // Only now: signature and first tile share a packet. See send_late_signatures().
   if (!progress.call_sent) return send_signature(state);
-  const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile),
-                          progress.send_issued_bytes};
+  const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
   const bool taken = instruction.may_lend && mesh_->alone() ? state.link->try_lend(header, {data, tile})
                                                             : state.link->try_send(header, {data, tile});

@@ -179,9 +179,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
     Mesh::Wire* wire = nullptr;
     int peer = -1;
     std::uint32_t their_number = kCommunicatorLimit;  // the peer's for this communicator; the limit: it has not told yet
-    bool bound = false;      // the peer has been told ours
-    bool paused = false;     // the peer wants no more tiles of ours
-    Aside* aside = nullptr;  // tiles that have been moved off the link; null: never any
+    bool bound = false;                               // the peer has been told ours
+    bool paused = false;                              // the peer wants no more tiles of ours
+    Aside* aside = nullptr;                           // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;

@@ -8,8 +8,11 @@
 
 namespace shoal {
 
-/// The name that every member of a communicator works out alone. 88 bits: two of 2^32 groups have the same with a probability of
-/// 2^-25, two of 100,000 with one of 2^-55. Tiles carry a short number instead, which their sender gives out: see Mesh::bind().
+/// The name that every member of a communicator works out alone, so that nobody waits for anybody when a group is made. It has
+/// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55.
+///
+/// Tiles have room for 31 bits only. They carry a number that their sender has taken from its own counter, which gives none out
+/// twice: so no two communicators of a sender share one. See Mesh::bind() for how the peer learns which name it stands for.
 struct GroupName {
   std::uint64_t key = 0;
   std::uint32_t check = 0;  ///< below kCheckLimit

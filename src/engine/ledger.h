@@ -161,8 +161,8 @@ class Ledger {
   /// here. Reads files: for errors and warnings.
   [[nodiscard]] std::string whereabouts(int job_rank, std::uint64_t name) const;
 
-  /// The latest calls that another rank of the job has written down of communicator `name`. Nothing where its ledger is not here.
-  /// Reads files: for errors.
+  /// The latest calls that another rank of the job has written down of communicator `name`. Nothing where its ledger is not
+  /// here. Reads files: for errors.
   [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint64_t name) const;
 
   /// False in a child of fork().

@@ -64,7 +64,7 @@ Mesh::Mesh(MeshParts parts)
     wire.link = link;
     wire.transport = parts_.transport_of_link[i];
     wire.taken = link->sent_tiles();  // start-up may have used the link
-    wire.theirs[0];  // the communicator of all ranks needs no telling
+    wire.theirs[0];                   // the communicator of all ranks needs no telling
     wire.unmade[{}] = 0;
     wire_of_rank_[static_cast<std::size_t>(link->peer())] = static_cast<int>(i);
   }

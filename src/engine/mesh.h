@@ -81,14 +81,14 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   /// One link, and what all its users need to know of it.
   struct Wire {
     Link* link = nullptr;
-    std::uint32_t transport = 0;                 ///< index of its transport
-    std::uint64_t taken = 0;                     ///< tiles that the link has taken so far
-    std::vector<std::unique_ptr<Aside>> asides;  ///< by communicator; those not made here yet among them
+    std::uint32_t transport = 0;                      ///< index of its transport
+    std::uint64_t taken = 0;                          ///< tiles that the link has taken so far
+    std::vector<std::unique_ptr<Aside>> asides;       ///< by communicator; those not made here yet among them
     std::unordered_map<std::uint32_t, Bound> theirs;  ///< communicators by the numbers that the peer gives them
     /// Of them, the numbers of those that have not been made here yet.
     std::unordered_map<GroupName, std::uint32_t, GroupName::Hash> unmade;
-    bool stuck = false;                          ///< the tile at its head has been seen before
-    std::uint64_t taken_when_stuck = 0;          ///< `taken` at that time
+    bool stuck = false;                  ///< the tile at its head has been seen before
+    std::uint64_t taken_when_stuck = 0;  ///< `taken` at that time
   };
 
   explicit Mesh(MeshParts parts);
@@ -172,9 +172,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // For whoever drives (drive.h).
   /// True where calls are in flight or in the inbox.
-  [[nodiscard]] bool busy() const noexcept {
-    return waits_for_peers() || inbox_.load(std::memory_order_seq_cst) != nullptr;
-  }
+  [[nodiscard]] bool busy() const noexcept { return waits_for_peers() || inbox_.load(std::memory_order_seq_cst) != nullptr; }
   /// Moves what can be moved; true where anything did.
   bool progress();
   /// The checks that need no hurry: control messages, where some are due, deadlines, broken links, strays. True where anything
@@ -275,12 +273,12 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   static constexpr std::size_t kEarlyRecordBytes = 256;  // about, for each communicator, tile and message
   static constexpr std::size_t kMaxRefused = 1 << 16;
   std::unordered_map<GroupName, Early, GroupName::Hash> early_;
-  std::size_t early_bytes_ = 0;  // of early_, and of tiles moved aside for communicators that are not made here yet
-  std::size_t refused_ = 0;      // entries of early_ that refuse() has made
-  Status overflow_;              // nothing more can be written down, not even what has been refused
+  std::size_t early_bytes_ = 0;          // of early_, and of tiles moved aside for communicators that are not made here yet
+  std::size_t refused_ = 0;              // entries of early_ that refuse() has made
+  Status overflow_;                      // nothing more can be written down, not even what has been refused
   std::unordered_map<int, Wait> waits_;  // by rank
-  std::vector<bool> gone_;    // by rank: has said goodbye
-  std::vector<Status> dead_;  // by rank: how
+  std::vector<bool> gone_;               // by rank: has said goodbye
+  std::vector<Status> dead_;             // by rank: how
 
   bool left_to_parent_ = false;
   std::mutex groups_mutex_;

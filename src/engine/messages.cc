@@ -156,10 +156,11 @@ bool Messages::advance(Peer& peer) {
   return any;
 }
 
-/// Before the first tile: tells the peer the number by which the tiles of this communicator go. False where there is no room for
-/// that, or no need of it.
+/// Before the first tile: tells the peer the number by which the tiles of this communicator go. False where there is no room
+/// for that, or no need of it.
 bool Messages::bind(Peer& peer) {
-  const bool has_tiles = !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
+  const bool has_tiles =
+      !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
   return has_tiles && (peer.bound = mesh_.bind(*peer.wire, number_, group_.name));
 }
 
@@ -198,8 +199,8 @@ bool Messages::send_data(Peer& peer) {
   Operation* operation = peer.to_send.front();
   Message& m = operation->message;
   const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), mesh_.tile_bytes()});
-  const TileHeader header{number_ | kMessageBit, m.number, static_cast<std::uint32_t>(Kind::data), static_cast<std::uint32_t>(bytes),
-                          m.moved_bytes};
+  const TileHeader header{number_ | kMessageBit, m.number, static_cast<std::uint32_t>(Kind::data),
+                          static_cast<std::uint32_t>(bytes), m.moved_bytes};
   if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
   m.moved_bytes += bytes;
   if (m.moved_bytes == m.size_bytes) peer.to_send.pop();

@@ -139,13 +139,13 @@ class Messages {
   const std::uint32_t number_;
   const int rank_;
   const Group& group_;
-  std::vector<Peer> peers_;  // by rank
+  std::vector<Peer> peers_;                    // by rank
   std::vector<internal::Operation*> waiting_;  // a heap, the lowest number first
   std::uint64_t next_start_ = 0;
-  std::list<internal::Operation*> live_;          // started
-  std::list<internal::Operation*> spare_;         // its nodes, for later ones
-  MatchQueues<internal::Operation*> posted_;      // receives without a message; of any rank under kAnySource
-  MatchQueues<Unexpected> unexpected_;            // by arrival
+  std::list<internal::Operation*> live_;      // started
+  std::list<internal::Operation*> spare_;     // its nodes, for later ones
+  MatchQueues<internal::Operation*> posted_;  // receives without a message; of any rank under kAnySource
+  MatchQueues<Unexpected> unexpected_;        // by arrival
   std::vector<internal::Operation*> ended_;
   Status failure_;  // found by start()
 };

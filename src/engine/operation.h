@@ -46,10 +46,10 @@ struct Message {
   std::size_t size_bytes = 0;
   std::byte* data = nullptr;
   // How far it has got.
-  std::uint32_t number = 0;     ///< counts the messages from the sender to the receiver
-  std::size_t moved_bytes = 0;  ///< handed to the link, or received
-  std::size_t open_bytes = 0;   ///< whose memory is still needed, or that have not come
-  std::vector<std::byte> tile;  ///< announcement, with the bytes where they are few
+  std::uint32_t number = 0;                 ///< counts the messages from the sender to the receiver
+  std::size_t moved_bytes = 0;              ///< handed to the link, or received
+  std::size_t open_bytes = 0;               ///< whose memory is still needed, or that have not come
+  std::vector<std::byte> tile;              ///< announcement, with the bytes where they are few
   std::list<Operation*>::iterator place{};  ///< in the list of messages in flight
 };
 

@@ -1,7 +1,7 @@
 // `shoal doctor` on real jobs: running, hung, dead and finished ones.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mount.h>
@@ -381,8 +381,8 @@ TEST(DoctorList, ShowsRunningJobsThenThoseOfTheLastHour) {
     return fmt::format("{} | {} | {} ; {} | {} | {}", fmt::join(ids_of(some.running), " "), fmt::join(ids_of(some.ended), " "),
                        some.left_out, fmt::join(ids_of(all.running), " "), fmt::join(ids_of(all.ended), " "), all.left_out);
   });
-  EXPECT_THAT(outcomes[0].output, ::testing::AnyOf("14 15 | 11 12 | 2 ; 14 15 | 11 12 10 13 | 0",
-                                                   "15 14 | 11 12 | 2 ; 15 14 | 11 12 10 13 | 0"));
+  EXPECT_THAT(outcomes[0].output,
+              ::testing::AnyOf("14 15 | 11 12 | 2 ; 14 15 | 11 12 10 13 | 0", "15 14 | 11 12 | 2 ; 15 14 | 11 12 10 13 | 0"));
 }
 
 // A day after the last sign of life, not after the start; a job that ran for long and has just been killed is worth a look.
@@ -483,7 +483,8 @@ TEST(DoctorCommand, ShowsATableWithTheCulpritAndSaysSoByItsStatus) {
   const std::string its_process = fmt::format("process {}", watched.ranks[kOdd].pid);
   const std::string its_stack = fmt::format("gdb -p {}", watched.ranks[kOdd].pid);
   EXPECT_THAT(watched.seen,
-              AllOf(HasSubstr("1 1\n"), ::testing::Not(HasSubstr("the list is wrong")), Mentions("3 of 3", "call 1", "all_reduce float32 x 20 sum"),
+              AllOf(HasSubstr("1 1\n"), ::testing::Not(HasSubstr("the list is wrong")),
+                    Mentions("3 of 3", "call 1", "all_reduce float32 x 20 sum"),
                     ::testing::ContainsRegex("\n0 +[0-9]+ [^\n]* rank 1[^0-9]"), Mentions(its_process, its_stack)));
   const std::string nowhere = std::string(SHOAL_PROGRAM) + ".none";
   EXPECT_THAT(run("--folder " + nowhere, &status), Mentions(nowhere, "SHOAL_LEDGER"));

@@ -245,7 +245,8 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
 }
 
 class Libraries : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(, Libraries, ::testing::Values("ofi", "ucx"), [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(, Libraries, ::testing::Values("ofi", "ucx"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // libfabric and UCX start threads of their own in calls of shoal's.
 TEST_P(Libraries, TheirThreadsTakeNoSignalsOfTheProgram) {

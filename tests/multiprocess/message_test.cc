@@ -87,8 +87,8 @@ TEST_P(Messages, AreFoundInWhateverOrderTheyAreAskedFor) {
       const int tag = c.rank() == 0 ? k : kMany - 1 - k;
       std::int32_t& element = data[static_cast<std::size_t>(tag)];
       if (c.rank() == 0) element = 7 * tag;
-      auto work =
-          c.rank() == 0 ? c.send_async(&element, 1, DataType::int32, 1, tag) : c.recv_async(&element, 1, DataType::int32, 0, tag);
+      auto work = c.rank() == 0 ? c.send_async(&element, 1, DataType::int32, 1, tag)
+                                : c.recv_async(&element, 1, DataType::int32, 0, tag);
       if (!work.ok()) return work.status().to_string();
       works.push_back(*work);
       // Nothing is asked for before a good part has been announced.
@@ -121,7 +121,8 @@ TEST(UnaskedMessages, BeyondWhatAReceiverKeepsAreAnErrorOnBothRanks) {
       status = c.recv(&none, 0, DataType::int32, 0, -1);
     }
     if (status.code() != StatusCode::mismatch) return "no mismatch: " + status.to_string();
-    return testing::mentions(status.message(), "rank 0", "rank 1", std::to_string(kKept), std::string("tag ") + std::to_string(kKept))
+    return testing::mentions(status.message(), "rank 0", "rank 1", std::to_string(kKept),
+                             std::string("tag ") + std::to_string(kKept))
                ? ""
                : status.message();
   });

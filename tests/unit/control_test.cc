@@ -86,9 +86,7 @@ class ControlTest : public ::testing::Test {
     for (const int peer : {1, 2}) made.push_back(std::make_unique<FakeLink>(peer, links_));
     control_ = std::make_unique<ControlPlane>(std::make_unique<FakeTransport>(waits_), std::move(made));
   }
-  void wait(const std::string& words) {
-    control_->send_wait(group_, both_, std::as_bytes(std::span(words)));
-  }
+  void wait(const std::string& words) { control_->send_wait(group_, both_, std::as_bytes(std::span(words))); }
 
   int waits_ = 0;
   std::vector<FakeLink*> links_;
