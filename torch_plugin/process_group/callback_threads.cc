@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "torch_plugin/process_group/quiet_thread.h"
+
 namespace shoal::torch {
 namespace {
 
@@ -17,7 +19,7 @@ thread_local int this_level = 0;
 
 class Worker {
  public:
-  explicit Worker(int level) : thread_([this, level] { loop(level); }) {}
+  explicit Worker(int level) : thread_(quiet_thread([this, level] { loop(level); })) {}
 
   void add(std::function<void()> task) {
     {
