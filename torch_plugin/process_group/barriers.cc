@@ -9,6 +9,7 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/process_group/staging.h"
 
@@ -53,6 +54,7 @@ std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(),
 std::string to_text(milliseconds timeout) { return std::to_string(timeout.count()) + " ms"; }
 
 /// Whether `key` exists, or comes to exist by `deadline`. Asks again and again: FileStore's own wait counts in whole seconds.
+/// Throws an Interruption where a signal handler raises an exception meanwhile.
 bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_point deadline) {
   milliseconds pause(1);
   while (!store.check({key})) {
@@ -60,6 +62,8 @@ bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_poin
     if (left <= milliseconds(0)) return false;
     std::this_thread::sleep_for(std::min(pause, left));
     pause = std::min(2 * pause, milliseconds(20));
+    if (interpreter().run_signal_handlers == nullptr) continue;
+    if (const std::optional<Interruption> interruption = interpreter().run_signal_handlers()) throw Interruption(*interruption);
   }
   return true;
 }
@@ -69,6 +73,8 @@ bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_poin
 }  // namespace
 
 void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const InterpreterExit leaving;
+  check_alive();
   if (estimate_us_) refuse("monitored_barrier", "its time cannot be estimated: it waits at the store");
   const milliseconds timeout = timeout_or_default(options.timeout);
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
@@ -113,6 +119,11 @@ void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bo
         (missing.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " + to_text(timeout);
     store_->set(verdict_key, bytes(complaint));
     fail(complaint);
+  } catch (const Interruption& interruption) {
+    const std::string reason = reason_of(interruption);
+    communicator_->abort("monitored_barrier: " + reason);
+    if (getRank() == 0) store_->set(verdict_key, bytes("rank 0: " + reason));
+    std::rethrow_exception(interruption.exception);
   } catch (const c10::DistBackendError&) {
     throw;
   } catch (const std::exception& error) {

@@ -7,6 +7,8 @@
 #include <c10/util/Logging.h>
 
 #include "torch_plugin/process_group/callback_threads.h"
+#include "torch_plugin/process_group/calls_in_flight.h"
+#include "torch_plugin/process_group/interpreter.h"
 
 namespace shoal::torch {
 
@@ -16,10 +18,12 @@ void CompletionHook::follow(c10::ivalue::Future& ended, c10d::OpType type, std::
     ++state_->untold;
   }
   const auto started = std::chrono::steady_clock::now();
-  ended.addCallback([state = state_, type, sequence, started](c10::ivalue::Future&) {
+  // The function may be one of Python's.
+  auto in_flight = CallsInFlight::add({});
+  ended.addCallback([in_flight = std::move(in_flight), state = state_, type, sequence, started](c10::ivalue::Future&) {
     const auto ended = std::chrono::steady_clock::now();
     auto info = std::make_shared<c10d::WorkInfo>(type, sequence, started, ended, ended - started);
-    CallbackThreads::run(1, [state, info = std::move(info)] {
+    CallbackThreads::run(1, [in_flight, state, info = std::move(info)] {
       try {
         state->function(info);
       } catch (const std::exception& error) {
@@ -31,9 +35,16 @@ void CompletionHook::follow(c10::ivalue::Future& ended, c10d::OpType type, std::
   });
 }
 
-void CompletionHook::wait() const {
-  std::unique_lock<std::mutex> lock(state_->mutex);
-  state_->all_told.wait(lock, [this] { return state_->untold == 0; });
+void CompletionHook::wait(const std::function<void(const std::string& reason)>& abort) const {
+  const InterpreterExit leaving;
+  const auto told = [this] { return state_->untold == 0; };
+  const auto wait_for = [&](std::chrono::milliseconds limit) {
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    if (limit != kNoTimeout) return state_->all_told.wait_for(lock, limit, told);
+    state_->all_told.wait(lock, told);
+    return true;
+  };
+  wait_with_signals(kNoTimeout, wait_for, abort);
 }
 
 }  // namespace shoal::torch

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -21,7 +22,8 @@ class CompletionHook {
   /// The function is told when this is completed, as the call with this number then is.
   void follow(c10::ivalue::Future& ended, c10d::OpType type, std::uint64_t sequence) const;
   /// Returns when it has been told of every call followed so far.
-  void wait() const;
+  /// `abort` as in wait_with_signals().
+  void wait(const std::function<void(const std::string& reason)>& abort) const;
 
  private:
   struct State {

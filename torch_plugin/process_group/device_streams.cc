@@ -11,6 +11,8 @@
 #include <c10/util/Logging.h>
 
 #include "torch_plugin/process_group/call_scope.h"
+#include "torch_plugin/process_group/interpreter.h"
+#include "torch_plugin/process_group/quiet_thread.h"
 
 namespace shoal::torch {
 
@@ -23,7 +25,9 @@ Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_p
   Status usable = cuda_available();
   const auto own = static_cast<std::int32_t>(usable.code());
   std::vector<std::int32_t> codes(static_cast<std::size_t>(host->size()));
-  if (Status told = host->all_gather(&own, codes.data(), 1, DataType::int32); !told.ok()) return told;
+  const Status told = finish_with_signals("the first call on a CUDA device", *host,
+                                          host->all_gather_async(&own, codes.data(), 1, DataType::int32));
+  if (!told.ok()) return told;
   for (std::size_t rank = 0; rank < codes.size() && usable.ok(); ++rank) {
     if (codes[rank] != 0) usable = Status(StatusCode::unsupported, "rank " + std::to_string(rank) + " has no CUDA for shoal");
   }
@@ -46,7 +50,7 @@ DeviceStreams::DeviceStreams(std::shared_ptr<Communicator> host, c10::Device dev
       stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)),
       communicator_(std::move(communicator)),
       ready_(device.type()),
-      thread_([this] { watch(); }) {}
+      thread_(quiet_thread([this] { watch(); })) {}
 
 DeviceStreams::~DeviceStreams() {
   {

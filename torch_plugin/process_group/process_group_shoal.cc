@@ -10,6 +10,7 @@
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
 #include "torch_plugin/process_group/device_streams.h"
+#include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/store_adapter.h"
 #include "torch_plugin/process_group/work_stream.h"
 
@@ -20,6 +21,7 @@ using std::chrono::milliseconds;
 
 namespace {
 StartRound join_or_throw(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout) {
+  const InterpreterExit leaving;
   Result<StartRound> round = join_start_round(store, rank, size, timeout);
   if (!round.ok()) throw_status("init_process_group", round.status());
   return std::move(round).value();
@@ -44,8 +46,10 @@ ProcessGroupShoal::ProcessGroupShoal(const c10::intrusive_ptr<c10d::Store>& stor
       round_(join_or_throw(store, rank, size, options_->timeout)),
       store_(round_.store),
       recorder_(rank, size) {
+  const InterpreterExit leaving;
   StoreAdapter adapter(store_);
   Result<std::unique_ptr<Communicator>> made = Communicator::create(adapter, rank, size, options_->for_communicator());
+  if (adapter.interruption()) std::rethrow_exception(adapter.interruption());
   if (!made.ok()) throw_status("init_process_group", made.status());
   communicator_ = std::move(made).value();
 }
@@ -76,6 +80,7 @@ milliseconds ProcessGroupShoal::timeout_or_default(milliseconds timeout) const {
 }
 
 void ProcessGroupShoal::check_alive() const {
+  const InterpreterExit leaving;  // no thread that a failed call would send back into it begins one while it ends
   if (communicator_ == nullptr) C10_THROW_ERROR(DistBackendError, "shoal: the process group has been destroyed");
 }
 
@@ -172,7 +177,7 @@ void ProcessGroupShoal::registerOnCompletionHook(CompletionHook::Function&& hook
 
 void ProcessGroupShoal::waitForPendingWorks() {
   if (!completion_hook_) refuse("waitForPendingWorks", "no hook has been registered");
-  completion_hook_->wait();
+  completion_hook_->wait([this](const std::string& reason) { communicator_->abort(reason); });
 }
 
 void ProcessGroupShoal::abort() {

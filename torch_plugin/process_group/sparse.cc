@@ -3,6 +3,7 @@
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 
 namespace shoal::torch {
@@ -82,7 +83,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_sparse(std::vector<T
   // How many values each rank has: what the second call needs to know before it begins.
   const auto count = static_cast<std::uint64_t>(mine._nnz());
   std::vector<std::uint64_t> counts(static_cast<std::size_t>(getSize()));
-  const Status counted = communicator_->all_gather(&count, counts.data(), 1, DataType::uint64, how);
+  const Status counted = finish_with_signals(
+      kCall, *communicator_, communicator_->all_gather_async(&count, counts.data(), 1, DataType::uint64, how));
   if (!counted.ok()) throw_status(kCall, counted);
   std::vector<std::size_t> bytes;
   std::int64_t total = 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 
 namespace shoal::torch {
 namespace {
@@ -87,6 +89,12 @@ class Joining {
 
   /// The number of the round.
   Result<std::int64_t> join() { return rank_ == 0 ? lead() : follow(); }
+
+  /// Ends the round on all ranks.
+  Status fail(const Status& status) {
+    if (round_ != 0) fail_round(round_, status);
+    return status;
+  }
 
  private:
   Result<std::int64_t> lead() {
@@ -229,11 +237,6 @@ class Joining {
             name(rank, member) + ", " + name(other_rank, other) + "; start all ranks with the same WORLD_SIZE"};
   }
 
-  /// Ends the round on all ranks.
-  Status fail(const Status& status) {
-    if (round_ != 0) fail_round(round_, status);
-    return status;
-  }
   void fail_round(std::int64_t round, const Status& status) {
     set(in_round(round, kRoundFailed), std::to_string(static_cast<int>(status.code())) + " " + status.message());
   }
@@ -261,13 +264,15 @@ class Joining {
 }  // namespace
 
 bool StoreWait::arrives(const std::string& key, milliseconds time) {
-  constexpr microseconds kLongestPause{50'000};
+  constexpr microseconds kLongestPause = kSignalPeriod / 2;
   const auto until = steady_clock::now() + time;
   while (!store_.check({key})) {
     const auto left = std::chrono::ceil<microseconds>(until - steady_clock::now());
     if (left <= microseconds(0)) return false;
     std::this_thread::sleep_for(std::min(pause_, left));
     pause_ = std::min(pause_ + pause_ / 4, kLongestPause);
+    if (interpreter().run_signal_handlers == nullptr) continue;
+    if (const std::optional<Interruption> interruption = interpreter().run_signal_handlers()) throw Interruption(*interruption);
   }
   return true;
 }
@@ -285,10 +290,14 @@ Status failure_at(c10d::Store& store, const std::string& key) {
 
 Result<StartRound> join_start_round(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout) {
   if (size <= 1 || rank < 0 || rank >= size) return StartRound{store, 0};  // create() refuses what makes no sense
+  Joining joining(*store, rank, size, timeout);
   try {
-    const Result<std::int64_t> round = Joining(*store, rank, size, timeout).join();
+    const Result<std::int64_t> round = joining.join();
     if (!round.ok()) return round.status();
     return StartRound{c10::make_intrusive<c10d::PrefixStore>(prefix_of(*round), store), *round};
+  } catch (const Interruption& interruption) {
+    joining.fail({StatusCode::aborted, "rank " + std::to_string(rank) + " gave up: " + reason_of(interruption)});
+    std::rethrow_exception(interruption.exception);
   } catch (const std::exception& error) {
     return Status(StatusCode::system_error, "the c10d store failed: " + plain_message(error));
   }

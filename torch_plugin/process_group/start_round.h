@@ -44,7 +44,8 @@ inline constexpr std::chrono::milliseconds kStoreSlice{250};
 class StoreWait {
  public:
   explicit StoreWait(c10d::Store& store) : store_(store) {}
-  /// Whether `key` is there, at the latest after `time`. Throws what the store throws.
+  /// Whether `key` is there, at the latest after `time`. Throws what the store throws, and an Interruption (interpreter.h)
+  /// where a signal handler raises an exception meanwhile.
   bool arrives(const std::string& key, std::chrono::milliseconds time);
 
  private:
@@ -58,7 +59,7 @@ Status failure_at(c10d::Store& store, const std::string& key);
 /// Joins the start of a group of `size` ranks as `rank`, and returns when every rank has joined. While it waits it writes a
 /// line to standard error after SHOAL_WARN_AFTER that names the missing ranks.
 /// Errors: timeout, naming the missing ranks; mismatch, where ranks have different sizes or two processes have the same rank,
-/// naming both processes (host, process number); system_error, where the store fails.
+/// naming both processes (host, process number); system_error, where the store fails. Throws what a signal handler raises.
 Result<StartRound> join_start_round(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                     std::chrono::milliseconds timeout);
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/start_round.h"
 
 namespace shoal::torch {
@@ -62,6 +63,9 @@ Result<std::string> StoreAdapter::wait_for(std::string_view key, steady_clock::t
       if (Status status = sees_failures ? failure() : Status(); !status.ok()) return status;
       if (steady_clock::now() >= deadline) return failed(StatusCode::timeout, "it did not come before the deadline");
     }
+  } catch (const Interruption& interruption) {
+    interruption_ = interruption.exception;
+    return failed(StatusCode::aborted, reason_of(interruption));
   } catch (const std::exception& error) {
     return failed(StatusCode::system_error, plain_message(error));
   }

@@ -1,6 +1,7 @@
 // Lets shoal's ranks find each other through the store that c10d already has.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,8 @@ class StoreAdapter final : public shoal::Store {
   void leave() override;
   Result<std::string> get_from(int rank, std::string_view key, std::chrono::steady_clock::time_point deadline) override;
   Status look(std::chrono::steady_clock::time_point deadline) override;
+  /// What a signal handler has raised during a wait, which then has failed; null where none has.
+  [[nodiscard]] const std::exception_ptr& interruption() const { return interruption_; }
 
  private:
   Result<std::string> wait_for(std::string_view key, std::chrono::steady_clock::time_point deadline, bool sees_failures);
@@ -32,6 +35,7 @@ class StoreAdapter final : public shoal::Store {
 
   c10::intrusive_ptr<c10d::Store> store_;
   bool entered_ = false;
+  std::exception_ptr interruption_;
 };
 
 }  // namespace shoal::torch

@@ -72,6 +72,7 @@ Status StreamEnd::see_end() {
   memory.clear();
   for (RecorderEntry& entry : entries_) entry.ended(outcome);
   result_->markCompleted(c10::IValue(static_cast<std::int64_t>(to_work_result(outcome))));
+  in_flight_.reset();
   return outcome;
 }
 

@@ -15,6 +15,7 @@
 #include <shoal/cuda.h>
 #include <shoal/status.h>
 
+#include "torch_plugin/process_group/calls_in_flight.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 
 namespace shoal::torch {
@@ -31,6 +32,8 @@ class StreamEnd {
 
   /// What the flight recorder knows of it: an entry for each of c10d's calls. Before it is followed.
   void add_entry(RecorderEntry entry) { entries_.push_back(std::move(entry)); }
+  /// What is kept until the call has ended and its callbacks have returned. Before it is followed.
+  void keep(std::shared_ptr<CallsInFlight::Entry> in_flight) { in_flight_ = std::move(in_flight); }
   void write_trace_once() const { entries_.front().write_trace_once(); }
 
   /// Never blocks: whether the device is through with it, or it has failed.
@@ -59,6 +62,7 @@ class StreamEnd {
   const c10::Event done_;
   const c10::intrusive_ptr<c10::ivalue::Future> result_;
   std::vector<RecorderEntry> entries_;
+  std::shared_ptr<CallsInFlight::Entry> in_flight_;
 
   mutable std::mutex mutex_;  ///< guards what follows
   std::condition_variable over_;

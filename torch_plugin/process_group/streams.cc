@@ -63,6 +63,9 @@ void ProcessGroupShoal::start(const std::shared_ptr<DeviceStreams>& streams, con
   Result<std::shared_ptr<StreamEnd>> made = streams->make(on_stream, unpacks, memory);
   if (!made.ok()) throw_status(name, made.status());
   const std::shared_ptr<StreamEnd> end = std::move(made).value();
+  end->keep(CallsInFlight::add([group = std::weak_ptr<DeviceStreams>(streams)](const std::string& reason) {
+    if (const std::shared_ptr<DeviceStreams> open = group.lock()) open->abort(reason);
+  }));
   for (const OnStream& each : calls) {
     auto [sequence, entry] = note(each.call, options);
     end->add_entry(std::move(entry));

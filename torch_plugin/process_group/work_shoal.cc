@@ -12,6 +12,7 @@
 #include "torch_plugin/process_group/call_scope.h"
 #include "torch_plugin/process_group/callback_threads.h"
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 
 namespace shoal::torch {
 
@@ -26,7 +27,7 @@ WorkBase::WorkBase(int rank, c10d::OpType type, const char* name, const char* pr
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                        devices.empty() ? devices_of(outputs_) : std::move(devices))) {}
 
-void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
+void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind, const InFlight& in_flight) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_ = steady_clock::now();
@@ -35,7 +36,10 @@ void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind) {
   int level = 0;
   if (callback_level_.compare_exchange_strong(level, kEnding)) return mark(failure);
   auto self = c10::intrusive_ptr<WorkBase>::reclaim_copy(this);
-  CallbackThreads::run(level, [self, failure] { self->mark(failure); });
+  CallbackThreads::run(level, [self, failure, in_flight]() mutable {
+    self->mark(failure);
+    self.reset();  // before in_flight: what it holds may need the interpreter to be freed
+  });
 }
 
 void WorkBase::mark(const std::exception_ptr& failure) {
@@ -54,6 +58,17 @@ void WorkBase::let_callbacks_wait() {
   callback_level_.compare_exchange_strong(level, CallbackThreads::own_level() + 1);
   // It is just ending elsewhere: callbacks attached before it is marked would run there.
   while (level == kEnding && !future_->completed()) std::this_thread::yield();
+}
+
+bool WorkBase::wait_for_mark(milliseconds timeout, const std::function<void(const std::string& reason)>& abort) {
+  const auto marked = [this](milliseconds limit) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (limit != kNoTimeout) return cv_.wait_for(lock, limit, [this] { return completed_; });
+    cv_.wait(lock, [this] { return completed_; });
+    return true;
+  };
+  const bool ended = wait_with_signals(timeout, marked, abort);
+  return c10d::Work::wait(ended ? kNoTimeout : milliseconds(1));  // throws what failed, or that time is up, in c10d's words
 }
 
 bool WorkBase::isSuccess() const {
@@ -109,12 +124,20 @@ void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
   operation_ = std::move(operation);
   entry_ = std::move(entry);
   // The callback owns this object: c10d may drop its own reference while the operation still runs.
-  auto self = c10::intrusive_ptr<WorkShoal>::reclaim_copy(this);
-  const Status status = operation_.on_completion([self](const Status& outcome) { self->complete(outcome); });
+  struct Running {
+    InFlight in_flight;  // first: it goes last
+    c10::intrusive_ptr<WorkShoal> self;
+  };
+  Running running{CallsInFlight::add([communicator = communicator_](const std::string& reason) {
+                    if (const auto open = communicator.lock()) open->abort(reason);
+                  }),
+                  c10::intrusive_ptr<WorkShoal>::reclaim_copy(this)};
+  const Status status = operation_.on_completion(
+      [running = std::move(running)](const Status& outcome) { running.self->complete(outcome, running.in_flight); });
   if (!status.ok()) throw_status(name_, status);
 }
 
-void WorkShoal::complete(const Status& status) {
+void WorkShoal::complete(const Status& status, const InFlight& in_flight) {
   std::exception_ptr failure;
   if (!status.ok()) {
     failure = to_exception(name_, status);
@@ -126,7 +149,7 @@ void WorkShoal::complete(const Status& status) {
     }
   }
   entry_.ended(status);
-  end(failure, to_work_result(status));
+  end(failure, to_work_result(status), in_flight);
 }
 
 void WorkShoal::write_outputs() {
@@ -141,19 +164,15 @@ void WorkShoal::write_outputs() {
 }
 
 bool WorkShoal::wait(milliseconds timeout) {
+  const InterpreterExit leaving;
+  const auto abort_group = [this](const std::string& reason) { abort_because(std::string(name_) + ": " + reason); };
   // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other
   // thread.
-  if (timeout == kNoTimeout) {
-    const Status status = operation_.wait();
-    if (!operation_.is_completed()) throw_status(name_, status);  // this is shoal's thread, in a callback
-  } else {
-    const Status status = operation_.wait_for(timeout);
-    if (status.code() == StatusCode::invalid_argument && !operation_.is_completed()) throw_status(name_, status);
-    // Let c10d say that time is up, in its words.
-    timeout = operation_.is_completed() ? kNoTimeout : milliseconds(1);
-  }
+  Status status;
+  const bool over = wait_with_signals(timeout, operation_, status, abort_group);
+  if (over && !operation_.is_completed()) throw_status(name_, status);  // or this is shoal's thread, in a callback
   try {
-    return c10d::Work::wait(timeout);
+    return wait_for_mark(over ? kNoTimeout : milliseconds(1), abort_group);
   } catch (...) {
     if (isCompleted()) entry_.write_trace_once();
     throw;
@@ -176,10 +195,10 @@ bool WorkShoal::isCompleted() {
   return WorkBase::isCompleted();
 }
 
-void WorkShoal::abort() {
-  if (const std::shared_ptr<shoal::Communicator> communicator = communicator_.lock()) {
-    communicator->abort(std::string("abort of a work, ") + name_);
-  }
+void WorkShoal::abort() { abort_because(std::string("abort of a work, ") + name_); }
+
+void WorkShoal::abort_because(const std::string& reason) const {
+  if (const std::shared_ptr<shoal::Communicator> communicator = communicator_.lock()) communicator->abort(reason);
 }
 
 namespace {
@@ -201,14 +220,18 @@ WorkTogether::WorkTogether(int rank, const char* name, const char* profiling_tit
       missing_(parts_.size() + 1) {}
 
 void WorkTogether::follow() {
-  auto self = c10::intrusive_ptr<WorkTogether>::reclaim_copy(this);
+  struct Running {
+    InFlight in_flight;  // first: it goes last
+    c10::intrusive_ptr<WorkTogether> self;
+  };
+  const Running running{CallsInFlight::add({}), c10::intrusive_ptr<WorkTogether>::reclaim_copy(this)};
   for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
-    part->getFuture()->addCallback([self](c10::ivalue::Future&) { self->part_ended(); });
+    part->getFuture()->addCallback([running](c10::ivalue::Future&) { running.self->part_ended(running.in_flight); });
   }
-  part_ended();  // counted above, so that this does not end while parts are still being followed
+  part_ended(running.in_flight);  // counted above, so that this does not end while parts are still being followed
 }
 
-void WorkTogether::part_ended() {
+void WorkTogether::part_ended(const InFlight& in_flight) {
   if (missing_.fetch_sub(1) != 1) return;
   std::exception_ptr failure;
   for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
@@ -219,7 +242,7 @@ void WorkTogether::part_ended() {
     }
   }
   if (!failure && !future_->devices().empty()) join_streams();
-  end(failure, failure ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS);
+  end(failure, failure ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS, in_flight);
 }
 
 /// The result is there when those of all parts are, which move in streams of their own.
@@ -245,6 +268,7 @@ bool WorkTogether::isSuccess() const {
 }
 
 bool WorkTogether::wait(milliseconds timeout) {
+  const InterpreterExit leaving;
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
   for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
     milliseconds left = timeout;
@@ -253,7 +277,7 @@ bool WorkTogether::wait(milliseconds timeout) {
     }
     part->wait(left);
   }
-  return c10d::Work::wait(timeout);
+  return wait_for_mark(timeout, [this](const std::string&) { abort(); });
 }
 
 void WorkTogether::abort() {

@@ -14,6 +14,7 @@
 
 #include <shoal/communicator.h>
 
+#include "torch_plugin/process_group/calls_in_flight.h"
 #include "torch_plugin/process_group/flight_recorder.h"
 #include "torch_plugin/process_group/staging.h"
 
@@ -56,7 +57,11 @@ class WorkBase : public c10d::Work {
   void blockCurrentStream() override;
 
  protected:
-  void end(const std::exception_ptr& failure, c10d::WorkResult kind);
+  using InFlight = std::shared_ptr<CallsInFlight::Entry>;
+  /// `in_flight` is kept until the callbacks have returned.
+  void end(const std::exception_ptr& failure, c10d::WorkResult kind, const InFlight& in_flight = {});
+  /// c10d::Work::wait(), during which signal handlers run; `abort` as in wait_with_signals().
+  bool wait_for_mark(std::chrono::milliseconds timeout, const std::function<void(const std::string& reason)>& abort);
   [[nodiscard]] std::chrono::steady_clock::time_point started_at() const { return started_; }
 
   const char* const name_;  ///< in messages, "all_reduce"
@@ -110,8 +115,9 @@ class WorkShoal final : public WorkBase {
   int sourceRank() const override { return operation_.source(); }
 
  private:
-  void complete(const Status& status);
+  void complete(const Status& status, const InFlight& in_flight);
   void write_outputs();
+  void abort_because(const std::string& reason) const;
   void start_if_collected();
 
   const std::vector<at::Tensor> inputs_;
@@ -140,7 +146,7 @@ class WorkTogether final : public WorkBase {
   void abort() override;
 
  private:
-  void part_ended();
+  void part_ended(const InFlight& in_flight);
   void join_streams();
 
   const std::vector<c10::intrusive_ptr<c10d::Work>> parts_;

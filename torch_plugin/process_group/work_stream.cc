@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "torch_plugin/process_group/conversions.h"
+#include "torch_plugin/process_group/interpreter.h"
 
 namespace shoal::torch {
 
@@ -30,8 +31,16 @@ std::exception_ptr WorkStream::exception() const {
 }
 
 bool WorkStream::wait(std::chrono::milliseconds timeout) {
+  const InterpreterExit leaving;
   StreamEnd& end = known_end();
-  if (timeout != kNoTimeout) TORCH_CHECK(end.wait_for(timeout), "Operation timed out!");  // in c10d's words
+  if (timeout != kNoTimeout) {
+    const bool over = wait_with_signals(
+        timeout, [&](std::chrono::milliseconds limit) { return end.wait_for(limit); },
+        [this](const std::string& reason) {
+          if (const auto streams = streams_of_group_.lock()) streams->abort(std::string(name_) + ": " + reason);
+        });
+    TORCH_CHECK(over, "Operation timed out!");  // in c10d's words
+  }
   if (const Status status = end.status(); !status.ok()) {
     end.write_trace_once();
     throw_status(name_, status);

@@ -1,9 +1,14 @@
 // shoal._C: makes the process group known to Python. torch must have been imported before this module.
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "torch_plugin/process_group/calls_in_flight.h"
+#include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/process_group/work_stream.h"
 
@@ -66,7 +71,39 @@ void define_work(py::module_& module, const char* name) {
 
 }  // namespace
 
+/// The thread in which Python ends, from the time when its atexit hooks run; 0 before.
+std::atomic<pid_t> ending_in{0};
+
+/// Python runs the handlers of signals in its main thread only, which is the process's. Others need not take its lock.
+std::optional<shoal::torch::Interruption> run_signal_handlers() {
+  if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return {};
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() == 0) return {};
+  const py::error_already_set error;
+  std::string cause = py::cast<std::string>(error.type().attr("__name__"));
+  try {
+    if (const auto text = py::cast<std::string>(py::str(error.value())); !text.empty()) cause += ": " + text;
+  } catch (const std::exception&) {  // of a class whose __str__ fails: its name will do
+  }
+  return shoal::torch::Interruption{std::make_exception_ptr(error), cause};
+}
+
+/// Python ends a thread that asks for its lock while it ends, and with it the process, since C++ code stands on that thread's
+/// stack. So a thread that has waited in this library sleeps until the process has ended; with Python's lock none can come here.
+void stay_out_at_exit() {
+  const pid_t ending = ending_in.load();
+  if (ending == 0 || ending == ::gettid() || PyGILState_Check() != 0) return;
+  for (;;) ::pause();
+}
+
+/// What is in flight fails, and all callbacks have run when this returns: after it, Python cannot run any. Whether they have.
+bool end_calls_at_exit(std::chrono::milliseconds limit) {
+  ending_in = ::gettid();
+  return shoal::torch::CallsInFlight::end_all("the Python program of this rank ends while calls are in flight", limit);
+}
+
 PYBIND11_MODULE(_C, module) {
+  shoal::torch::install_interpreter({&run_signal_handlers, &stay_out_at_exit});
   using shoal::torch::ProcessGroupShoal;
   using Options = ProcessGroupShoal::Options;
 
@@ -126,6 +163,9 @@ PYBIND11_MODULE(_C, module) {
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_id"), py::arg("global_ranks"),
       py::arg("options") = py::none(), py::arg("parent") = py::none(), py::call_guard<py::gil_scoped_release>(),
       "Joins the ranks of a group: through its store, or over the links of `parent`, the group of all ranks. Collective.");
+
+  module.def("end_calls_at_exit", &end_calls_at_exit, py::arg("limit"), py::call_guard<py::gil_scoped_release>(),
+             "Ends the calls that are in flight, and waits for their callbacks. For atexit: no call can be made after it.");
 
   module.def(
       "dump_flight_recorder",

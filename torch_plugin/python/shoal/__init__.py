@@ -7,6 +7,9 @@ Serves tensors on the CPU and on CUDA devices. Beside it a device may keep a bac
 init_process_group("cpu:shoal,cuda:nccl").
 """
 
+import atexit
+from datetime import timedelta
+
 import torch  # its libraries must be loaded before _C
 import torch.distributed as _dist
 
@@ -18,7 +21,7 @@ if torch.__version__.split("+")[0].split(".")[:2] != _BUILT_FOR.split("."):
         "Install shoal again, for this torch: pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python"
     )
 
-from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder
+from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder, end_calls_at_exit as _end_calls_at_exit
 
 _DEVICES = ["cpu", "cuda"]  # what a group of backend "shoal" serves where the script does not say
 
@@ -74,4 +77,7 @@ def register():
         _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=_DEVICES)
 
 
+# Callbacks in Python must have run when the interpreter ends. A call ends at once when it is aborted, so that the limit is for
+# callbacks that do not return.
+atexit.register(_end_calls_at_exit, timedelta(seconds=10))
 register()
