@@ -115,6 +115,14 @@ std::int64_t prod_term(std::uint64_t random, int rank, std::size_t index, int ra
 template <typename Unsigned>
 Unsigned reduce_integer(std::span<const std::uint64_t> terms, ReduceOp op, bool is_signed) {
   using Signed = std::make_signed_t<Unsigned>;
+  if (op == ReduceOp::avg) {  // of the exact sum; the terms are small
+    std::int64_t sum = 0;
+    for (const std::uint64_t wide : terms) {
+      const auto term = static_cast<Unsigned>(wide);
+      sum += is_signed ? std::int64_t{static_cast<Signed>(term)} : static_cast<std::int64_t>(term);
+    }
+    return static_cast<Unsigned>(sum / static_cast<std::int64_t>(terms.size()));
+  }
   auto result = static_cast<Unsigned>(terms[0]);
   for (const std::uint64_t wide : terms.subspan(1)) {
     const auto term = static_cast<Unsigned>(wide);
@@ -143,11 +151,6 @@ Unsigned reduce_integer(std::span<const std::uint64_t> terms, ReduceOp op, bool 
         result ^= term;
         break;
     }
-  }
-  if (op == ReduceOp::avg) {
-    const auto ranks = static_cast<std::int64_t>(terms.size());
-    result = is_signed ? static_cast<Unsigned>(static_cast<Signed>(result) / ranks)
-                       : static_cast<Unsigned>(result / static_cast<std::uint64_t>(ranks));
   }
   return result;
 }

@@ -62,8 +62,9 @@ enum {
   SHOAL_FLOAT8_E5M2 = 13
 };
 
-/* How elements are combined. SHOAL_AVG is the sum divided by the number of ranks (integers: towards zero). The bitwise
- * operations take integers only. */
+/* How elements are combined. SHOAL_SUM and SHOAL_PROD of integers wrap: they are right modulo 2^bits. SHOAL_AVG is the sum
+ * divided by the number of ranks; of integers it is that of the exact sum, rounded toward zero (on CUDA memory it is refused
+ * with SHOAL_UNSUPPORTED). The bitwise operations take integers only. */
 typedef int shoal_reduce_op;
 enum {
   SHOAL_SUM = 0,

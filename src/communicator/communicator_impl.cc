@@ -5,12 +5,17 @@
 #include <bit>
 #include <cstdio>
 #include <limits>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/communicator/integer_average.h"
+#include "src/engine/call_buffers.h"
 #include "src/engine/call_group.h"
+#include "src/schedule/layout.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
 #include "src/status/deadline.h"
@@ -435,7 +440,10 @@ Status CommunicatorImpl::estimate(const Call& call, const CallOptions& options) 
   bool in_place = false;
   if (Status status = check(call, options, in_place); !status.ok()) return status;
   std::unique_ptr<Plan> owned;
-  const auto plan = find_plan({call.collective, in_place, call.barrier, options.algorithm}, &owned);
+  std::vector<std::size_t> counts;
+  const bool average = averages_integers(call.collective, executor_->topology().ranks());
+  const Collective collective = average ? sum_of_parts(call.collective, counts) : call.collective;
+  const auto plan = find_plan({collective, in_place, call.barrier, options.algorithm}, &owned);
   if (!plan.ok()) return plan.status();
   *options.estimate_us += (*plan)->predicted_us;
   return {};
@@ -445,6 +453,10 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   if (options.estimate_us != nullptr) return estimate(call, options);
   if (Operation::in_callback())
     return waits_in_callback(to_string(call.barrier ? CollectiveKind::barrier : call.collective.kind));
+  if (averages_integers(call.collective, executor_->topology().ranks())) {
+    const auto average = prepare_average(call, options);
+    return average.ok() ? run(*average) : average.status();
+  }
   const auto timeout = options.timeout.value_or(options_.timeout);
   std::unique_ptr<Plan> owned;
   Plan* plan = repeated(call, options);
@@ -459,10 +471,53 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   const std::size_t scratch_bytes = plan->scratch_bytes;
   Operation* operation = executor_->acquire(plan, std::move(owned), deadline_after(timeout), call.input, call.output);
   if (operation == nullptr) return no_memory(call, scratch_bytes);
+  return run(operation);
+}
+
+Status CommunicatorImpl::run(Operation* operation) {
   executor_->run(operation);
-  Status outcome = operation->done() ? operation->outcome() : Status();  // not yet between group_begin() and group_end()
+  // Between group_begin() and group_end() it has not even started; its outcome is the group's.
+  Status outcome = operation->done() ? operation->outcome() : Status();
   operation->drop_reference();
   return outcome;
+}
+
+Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const CallOptions& options) {
+  bool in_place = false;
+  if (Status status = check(call, options, in_place); !status.ok()) return status;
+  const int ranks = executor_->topology().ranks();
+  const int rank = executor_->rank();
+  const DataType type = call.collective.type;
+  const std::size_t numbers = call.collective.message_bytes(ranks) / size_of(type);
+  constexpr std::size_t kMostBytes = 2 * sizeof(std::int64_t);  // of the parts of a number
+  if (numbers > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / kMostBytes)
+    return no_memory(call, std::numeric_limits<std::size_t>::max());
+  std::vector<std::size_t> counts;
+  const Collective sum = sum_of_parts(call.collective, counts);
+  const std::size_t part_bytes = sum.parts_of_number() * size_of(sum.type);
+  // In place: the result of a reduce_scatter lies at this rank's share.
+  const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[std::max<std::size_t>(numbers * part_bytes, 1)]);
+  if (memory == nullptr) return no_memory(call, numbers * part_bytes);
+  const CallBuffers given = call_buffers(call.collective, ranks, rank);
+  std::byte* const result = memory.get() + (deals_in_shares(sum.kind) ? share_offset_bytes(sum, ranks, rank) : 0);
+
+  const CallBuffers buffers = call_buffers(sum, ranks, rank);
+  const PlanKey key{sum, buffers.placement(memory.get(), result) == CallBuffers::Placement::in_place, false,
+                    options.algorithm};
+  std::unique_ptr<Plan> owned;
+  const auto plan = find_plan(key, &owned);
+  if (!plan.ok()) return plan.status();
+  if (owned == nullptr) last_plan_.store(*plan, std::memory_order_release);
+  split_into_parts(type, call.input, numbers, ranks, memory.get());
+  const std::size_t scratch_bytes = (*plan)->scratch_bytes;
+  Operation* operation = executor_->acquire(*plan, std::move(owned), deadline_after(options.timeout.value_or(options_.timeout)),
+                                            memory.get(), result);
+  if (operation == nullptr) return no_memory(call, scratch_bytes);
+  const std::size_t results = given.output_bytes / size_of(type);
+  operation->set_last_step([memory, type, result, results, ranks, output = call.output] {
+    average_of_parts(type, result, results, ranks, output);
+  });
+  return operation;
 }
 
 Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& options) {
@@ -470,6 +525,12 @@ Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& option
     Status status = estimate(call, options);
     if (!status.ok()) return status;
     return Work();
+  }
+  if (averages_integers(call.collective, executor_->topology().ranks())) {
+    const auto average = prepare_average(call, options);
+    if (!average.ok()) return average.status();
+    executor_->post(*average);
+    return Work(*average);
   }
   std::unique_ptr<Plan> owned;
   const auto plan = plan_for(call, options, &owned);

@@ -81,6 +81,10 @@ class CommunicatorImpl {
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// Adds to *options.estimate_us what the call is predicted to take. Errors: as the call's own arguments.
   Status estimate(const Call& call, const CallOptions& options);
+  /// An average of integers, ready to be posted or run: the sum of their parts (integer_average.h).
+  Result<Operation*> prepare_average(const Call& call, const CallOptions& options);
+  /// Runs what acquire() has given; its outcome, or ok where it is in a group that has not ended.
+  Status run(Operation* operation);
   [[nodiscard]] double estimated_us(const Message& message) const;
   /// The Plan for `key`; `owned` is set where it is not cached.
   Result<Plan*> find_plan(const PlanKey& key, std::unique_ptr<Plan>* owned);

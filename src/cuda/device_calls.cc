@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "src/communicator/integer_average.h"
 #include "src/cuda/device_group.h"
 #include "src/cuda/device_scope.h"
 #include "src/engine/call_buffers.h"
@@ -86,6 +87,11 @@ Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Strea
         fmt::format("{}: SHOAL_NUMERICS=strict is not kept on CUDA memory: kernels add in an order that depends on where ranks "
                     "are; use host memory, or SHOAL_NUMERICS=repeatable",
                     to_string(signature_of(what)))};
+  if (internal::averages_integers(what, communicator_.size()))
+    return {StatusCode::unsupported,
+            fmt::format("{}: the average of integers is not made on CUDA memory, where their sum could leave the range of the "
+                        "type; use host memory, or the sum of a wider type",
+                        to_string(signature_of(what)))};
   if (what.kind != CollectiveKind::barrier) {
     CallOptions options;
     options.timeout = timeout;

@@ -74,6 +74,7 @@ void Operation::reset(std::shared_ptr<Executor> executor, std::uint64_t sequence
   next_in_inbox = nullptr;
   outcome_ = Status();
   callback_ = nullptr;
+  last_step_ = nullptr;
   callback_is_given_.store(false, std::memory_order_relaxed);
   callback_state_.store(kNoCallback, std::memory_order_relaxed);
   references_.store(1, std::memory_order_relaxed);
@@ -123,6 +124,10 @@ Status Operation::set_callback(std::function<void(const Status&)> callback) {
 void Operation::finish(Status outcome) {
   if (scratch_.size_bytes > 0) ScratchPool::instance().give(std::exchange(scratch_, {}));
   outcome_ = std::move(outcome);
+  if (last_step_) {
+    if (outcome_.ok()) last_step_();
+    last_step_ = nullptr;
+  }
   if (plan->meter != nullptr && outcome_.ok())
     plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);
   const bool has_callback = callback_state_.exchange(kFinished, std::memory_order_acq_rel) == kCallbackSet;

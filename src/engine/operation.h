@@ -88,6 +88,8 @@ class Operation {
   /// Sleeps until done() or `deadline`.
   void sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
   Status set_callback(std::function<void(const Status&)> callback);
+  /// Before it is posted: what makes the caller's result, in the thread that ends the call well, before anybody hears of that.
+  void set_last_step(std::function<void()> step) { last_step_ = std::move(step); }
   /// Whether this thread is in a callback of an Operation that it has just ended. It has the driver's seat then, so nothing
   /// that it waited for would go on.
   [[nodiscard]] static bool in_callback() noexcept { return callbacks_ != 0; }
@@ -140,6 +142,7 @@ class Operation {
   std::atomic<bool> callback_is_given_{false};  // whoever sets it may write callback_
   std::atomic<int> callback_state_{kNoCallback};
   std::function<void(const Status&)> callback_;
+  std::function<void()> last_step_;
   Status outcome_;
   std::uint64_t sequence_ = 0;
   std::chrono::steady_clock::time_point deadline_;

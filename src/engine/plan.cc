@@ -125,7 +125,7 @@ bool PlanKey::operator==(const PlanKey& other) const noexcept {
   const Collective& theirs = other.collective;
   if (mine.count != theirs.count || mine.kind != theirs.kind || type_and_op(*this) != type_and_op(other) ||
       mine.root != theirs.root || flags(*this) != flags(other) || mine.counts.size() != theirs.counts.size() ||
-      (algorithm == nullptr) != (other.algorithm == nullptr)) {
+      mine.average_of != theirs.average_of || (algorithm == nullptr) != (other.algorithm == nullptr)) {
     return false;
   }
   if (mine.counts.empty() && algorithm == nullptr) return true;
@@ -340,11 +340,11 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     plan->ordinary_memory = plan->shared_moves || (plan->shared_fold && fold_reaches_all(collective, *context.topology));
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
-                     collective.type,
-                     collective.op,
+                     collective.average_of.value_or(collective.type),
+                     collective.average_of ? ReduceOp::avg : collective.op,
                      static_cast<std::uint8_t>(collective.counts.empty() ? 0 : 1),
                      collective.root,
-                     collective.count,
+                     collective.count / collective.parts_of_number(),
                      0};
   plan->signature.plan_fingerprint = fingerprint(*plan, program, context);
   if (!collective.counts.empty()) {

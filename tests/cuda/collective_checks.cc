@@ -250,7 +250,7 @@ std::string all_kinds(StreamRank& rank, bool exact, bool registers) {
     }
   }
   const std::pair<DataType, ReduceOp> others[] = {{DataType::bfloat16, ReduceOp::avg},
-                                                  {DataType::int8, ReduceOp::avg},
+                                                  {DataType::int8, ReduceOp::prod},
                                                   {DataType::int64, ReduceOp::bxor},
                                                   {DataType::uint16, ReduceOp::max},
                                                   {DataType::float32, ReduceOp::min}};

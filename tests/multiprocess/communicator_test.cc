@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -313,6 +314,108 @@ TEST(Communicator, AverageAndOtherOperations) {
       return error;
     });
   }
+}
+
+// An average may need a sum that does not fit into the type: it is that of the exact sum, rounded toward zero.
+template <typename T>
+std::string check_integer_averages(Communicator& c, DataType type) {
+  using Limits = std::numeric_limits<T>;
+  const std::size_t ranks = static_cast<std::size_t>(c.size());
+  const auto value = [](std::size_t rank, std::size_t i) -> T {
+    switch (i % 5) {
+      case 0:
+        return Limits::max();
+      case 1:
+        return Limits::min();
+      case 2:
+        return static_cast<T>(Limits::max() - static_cast<T>(rank));
+      case 3:
+        return static_cast<T>(Limits::min() + static_cast<T>(rank));
+      default:
+        return rank == 0 ? T{7} : static_cast<T>(Limits::is_signed ? -static_cast<int>(rank + i) : static_cast<int>(rank + i));
+    }
+  };
+  const auto average = [&](std::size_t i) -> T {  // of quotients and remainders, which cannot overflow
+    const auto n = static_cast<T>(ranks);
+    T whole = 0;
+    std::int64_t rest = 0;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      whole = static_cast<T>(whole + value(r, i) / n);
+      rest += static_cast<std::int64_t>(value(r, i) % n);
+    }
+    const auto size = static_cast<std::int64_t>(ranks);
+    whole = static_cast<T>(whole + static_cast<T>(rest / size));
+    rest %= size;
+    if (whole > 0 && rest < 0) --whole;
+    if (Limits::is_signed && whole < 0 && rest > 0) ++whole;
+    return whole;
+  };
+  const std::size_t share = 67;
+  const std::size_t count = share * ranks;
+  const auto own = static_cast<std::size_t>(c.rank());
+  std::vector<T> input(count);
+  for (std::size_t i = 0; i < count; ++i) input[i] = value(own, i);
+  const auto check = [&](const char* call, const Status& status, const T* output, std::size_t first,
+                         std::size_t length) -> std::string {
+    if (!status.ok()) return fmt::format("{} of {}: {}", call, to_string(type), status.to_string());
+    for (std::size_t i = 0; i < length; ++i) {
+      if (output[i] != average(first + i))
+        return fmt::format("{} of {}: element {} is {}, not {}", call, to_string(type), i, output[i], average(first + i));
+    }
+    return {};
+  };
+  std::vector<T> output(count);
+  Status status = c.all_reduce(input.data(), output.data(), count, type, ReduceOp::avg);
+  if (auto error = check("all_reduce", status, output.data(), 0, count); !error.empty()) return error;
+  for (const char* algorithm : {"ring", "direct"}) {
+    std::vector<T> in_place = input;
+    CallOptions options;
+    options.algorithm = algorithm;
+    auto work = c.all_reduce_async(in_place.data(), in_place.data(), count, type, ReduceOp::avg, options);
+    status = work.ok() ? work->wait() : work.status();
+    if (auto error = check(algorithm, status, in_place.data(), 0, count); !error.empty()) return error;
+  }
+  const int root = c.size() - 1;
+  status = c.reduce(input.data(), output.data(), count, type, ReduceOp::avg, root);
+  if (auto error = check("reduce", status, output.data(), 0, c.rank() == root ? count : 0); !error.empty()) return error;
+  status = c.reduce_scatter(input.data(), output.data(), share, type, ReduceOp::avg);
+  if (auto error = check("reduce_scatter", status, output.data(), own * share, share); !error.empty()) return error;
+  std::vector<std::size_t> counts(ranks, share - 1);
+  counts[0] += ranks;
+  const std::size_t first = own == 0 ? 0 : own * (share - 1) + ranks;
+  Communicator::group_begin();
+  status = c.reduce_scatter_v(input.data(), output.data(), counts, type, ReduceOp::avg);
+  if (const Status grouped = Communicator::group_end(); status.ok()) status = grouped;
+  if (auto error = check("reduce_scatter_v", status, output.data(), first, counts[own]); !error.empty()) return error;
+  std::vector<T> before(count);
+  for (std::size_t i = 0; i < count; ++i) before[i] = value(own, i);
+  return input == before ? "" : "an input was changed";
+}
+
+TEST(Communicator, IntegerAverageIsThatOfTheExactSum) {
+  for (const int ranks : {2, 5}) {
+    expect_ranks(ranks, {}, [](Communicator& c) -> std::string {
+      std::string error = check_integer_averages<std::int8_t>(c, DataType::int8);
+      if (error.empty()) error = check_integer_averages<std::int16_t>(c, DataType::int16);
+      if (error.empty()) error = check_integer_averages<std::int32_t>(c, DataType::int32);
+      if (error.empty()) error = check_integer_averages<std::int64_t>(c, DataType::int64);
+      if (error.empty()) error = check_integer_averages<std::uint8_t>(c, DataType::uint8);
+      if (error.empty()) error = check_integer_averages<std::uint16_t>(c, DataType::uint16);
+      if (error.empty()) error = check_integer_averages<std::uint32_t>(c, DataType::uint32);
+      if (error.empty()) error = check_integer_averages<std::uint64_t>(c, DataType::uint64);
+      return error;
+    });
+  }
+}
+
+// They travel alike, but are not the same call.
+TEST(Communicator, IntegerAveragesOfTwoTypesAreAMismatch) {
+  expect_ranks(2, {}, [](Communicator& c) -> std::string {
+    std::vector<std::int32_t> data(10, 1);
+    const DataType type = c.rank() == 0 ? DataType::int8 : DataType::int32;
+    const Status status = c.all_reduce(data.data(), data.data(), data.size(), type, ReduceOp::avg);
+    return status.code() == StatusCode::mismatch ? "" : status.to_string();
+  });
 }
 
 TEST(Communicator, TwoInOneProcessAndDestructionInAnyOrder) {
