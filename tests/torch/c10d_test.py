@@ -72,8 +72,8 @@ def bad_calls(rank, size):
     add("all_gather into too many", "list", lambda g: g.allgather([[one] * (size + 1)], [one], AllgatherOptions()))
     add("all_gather of two types", "invalid tensor type",
         lambda g: g.allgather([[one] * (size - 1) + [other]], [one], AllgatherOptions()))
-    add("all_gather of two sizes", "invalid tensor size",
-        lambda g: g.allgather([[one] * (size - 1) + [two]], [one], AllgatherOptions()))
+    add("all_gather into another size", "invalid tensor size",
+        lambda g: g.allgather([[two] * size], [one], AllgatherOptions()))
     add("coalesced all_gather of nothing", "requires non-empty input tensor list",
         lambda g: g.allgather_coalesced([[one]] * size, [], AllgatherOptions()))
     add("coalesced all_gather into too few lists", "output lists should be equal to world size",
@@ -90,7 +90,7 @@ def bad_calls(rank, size):
     add("gather at the root into two lists", "output list", lambda g: g.gather([[one] * size] * 2, [one], to_this))
     add("gather at the root into too few", "incorrect output list size", lambda g: g.gather([[one] * (size - 1)], [one], to_this))
     add("gather of two types", "invalid tensor type", lambda g: g.gather([[one] * (size - 1) + [other]], [one], to_this))
-    add("gather of two sizes", "invalid tensor size", lambda g: g.gather([[one] * (size - 1) + [two]], [one], to_this))
+    add("gather into another size", "invalid tensor size", lambda g: g.gather([[two] * size], [one], to_this))
     from_this, from_next = rooted(dist.ScatterOptions, rank), rooted(dist.ScatterOptions, (rank + 1) % size)
     add("scatter into nothing", "tensor list", lambda g: g.scatter([], [], rooted(dist.ScatterOptions, 0)))
     add("scatter into two", "tensor list", lambda g: g.scatter([one, one], [], rooted(dist.ScatterOptions, 0)))
@@ -99,7 +99,7 @@ def bad_calls(rank, size):
     add("scatter at the root of too many", "incorrect input list size",
         lambda g: g.scatter([one], [[one] * (size + 1)], from_this))
     add("scatter of two types", "invalid tensor type", lambda g: g.scatter([one], [[one] * (size - 1) + [other]], from_this))
-    add("scatter of two sizes", "invalid tensor size", lambda g: g.scatter([one], [[one] * (size - 1) + [two]], from_this))
+    add("scatter of another size", "invalid tensor size", lambda g: g.scatter([one], [[two] * size], from_this))
     if size > 1:
         add("gather elsewhere with a list", "requires empty output on non-root", lambda g: g.gather([[one] * size], [one], to_next))
         add("scatter elsewhere with a list", "requires empty input on non-root",

@@ -142,6 +142,139 @@ def shapes_and_strides(rank, size):
     check(torch.equal(whole[:, 1::2], torch.zeros(10, 5)), "what lies between the elements was touched")
 
 
+def layouts(values):
+    """The same values in other orders of memory: rows first, channels last, transposed."""
+    yield values.contiguous()
+    yield values.contiguous(memory_format=torch.channels_last)
+    yield values.transpose(0, 3).contiguous().transpose(0, 3)
+
+
+def strides_that_differ(rank, size):
+    """Every rank lays its tensors out in its own way; elements belong together by their index."""
+    def mine(values, turn=0):
+        return list(layouts(values))[(rank + turn) % 3].clone()
+
+    shape = (2 * size, 3, 4, 5)
+    value = torch.arange(float(120 * size)).view(shape)
+    values = [value + r for r in range(size)]
+    total = sum(values)
+    for turn in range(3):
+        def same(call, tensor, expected):
+            check(torch.equal(tensor, expected), f"{call} with strides {tensor.stride()} on rank {rank}")
+
+        tensor = mine(values[rank], turn)
+        dist.broadcast(tensor, src=size - 1)
+        same("broadcast", tensor, values[-1])
+        tensor = mine(values[rank], turn)
+        dist.all_reduce(tensor)
+        same("all_reduce", tensor, total)
+        factor = dist._make_nccl_premul_sum(2.0)
+        tensor = mine(values[rank], turn)
+        dist.all_reduce(tensor, op=factor)
+        same("all_reduce PREMUL_SUM", tensor, 2 * total)
+        tensor = mine(values[rank], turn)
+        dist.reduce(tensor, dst=0)
+        same("reduce", tensor, total if rank == 0 else values[rank])
+        tensors = [mine(values[rank], turn), mine(values[rank], turn + 1)]
+        with dist._coalescing_manager():
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        for tensor in tensors:
+            same("coalesced all_reduce", tensor, total)
+        parts = [mine(torch.zeros(shape), turn) for _ in range(size)]
+        dist.all_gather(parts, mine(values[rank], turn))
+        for r in range(size):
+            same("all_gather", parts[r], values[r])
+        whole = mine(torch.zeros(2 * size * size, 3, 4, 5), turn)
+        dist.all_gather_into_tensor(whole, mine(values[rank], turn))
+        same("all_gather_into_tensor", whole, torch.cat(values))
+        share = mine(torch.zeros(2, 3, 4, 5), turn)
+        dist.reduce_scatter_tensor(share, mine(values[rank], turn + 1))
+        same("reduce_scatter_tensor", share, total[2 * rank:2 * rank + 2])
+        dist.reduce_scatter(share, [mine(values[rank][2 * r:2 * r + 2], turn) for r in range(size)])
+        same("reduce_scatter", share, total[2 * rank:2 * rank + 2])
+        exchanged = mine(torch.zeros(shape), turn)
+        dist.all_to_all_single(exchanged, mine(values[rank], turn + 1))
+        same("all_to_all_single", exchanged, torch.cat([v[2 * rank:2 * rank + 2] for v in values]))
+        parts = [mine(torch.zeros(shape), turn) for _ in range(size)] if rank == 0 else None
+        dist.gather(mine(values[rank], turn), parts, dst=0)
+        for r in range(size if rank == 0 else 0):
+            same("gather", parts[r], values[r])
+        tensor = mine(torch.zeros(shape), turn)
+        dist.scatter(tensor, [mine(v, turn) for v in values] if rank == 0 else None, src=0)
+        same("scatter", tensor, values[rank])
+        received = mine(torch.zeros(shape), turn)
+        messages = [dist.P2POp(dist.isend, mine(values[rank], turn), (rank + 1) % size),
+                    dist.P2POp(dist.irecv, received, (rank - 1) % size)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+        same("batch_isend_irecv", received, values[(rank - 1) % size])
+    embedding = torch.sparse_coo_tensor([[rank]], list(layouts(values[rank][:1]))[rank % 3], (size, 3, 4, 5))
+    dist.all_reduce(embedding)
+    check(torch.equal(embedding.to_dense(), torch.cat([v[:1] for v in values])), "all_reduce of sparse tensors")
+
+
+def uneven_parts(rank, size):
+    """The ranks' tensors have several sizes, 0 among them; each call in both forms."""
+    def part(r, value=None):
+        return torch.full((2 * r, 3), float(r if value is None else value))
+
+    def finish(work, is_async):
+        if is_async:
+            work.wait()
+
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        values = [part(r).to(dtype) for r in range(size)]
+        for is_async in (False, True):
+            outputs = [torch.zeros(2 * r, 3, dtype=dtype) for r in range(size)]
+            finish(dist.all_gather(outputs, values[rank], async_op=is_async), is_async)
+            check(all(torch.equal(outputs[r], values[r]) for r in range(size)), f"all_gather of {dtype}")
+            for root in range(size):
+                parts = [torch.zeros(3, 2 * r, dtype=dtype).t() for r in range(size)] if rank == root else None
+                finish(dist.gather(values[rank], parts, dst=root, async_op=is_async), is_async)
+                check(rank != root or all(torch.equal(parts[r], values[r]) for r in range(size)), f"gather of {dtype}")
+                output = torch.zeros(2 * rank, 3, dtype=dtype)
+                finish(dist.scatter(output, values if rank == root else None, src=root, async_op=is_async), is_async)
+                check(torch.equal(output, values[rank]), f"scatter of {dtype}")
+    whole = torch.full((size * (size + 1) // 2,), -1.0)  # one piece of memory, of which the root's own tensor is a part
+    parts = list(whole.split([r + 1 for r in range(size)]))
+    own = parts[rank].fill_(rank) if rank == 0 else torch.full((rank + 1,), float(rank))
+    dist.gather(own, parts if rank == 0 else None, dst=0)
+    expected = torch.cat([torch.full((r + 1,), float(r)) for r in range(size)])
+    check(rank != 0 or torch.equal(whole, expected), "gather in place")
+    dist.scatter(own.zero_() if rank != 0 else own, parts if rank == 0 else None, src=0)
+    check(torch.equal(own, torch.full((rank + 1,), float(rank))), "scatter in place")
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    lists = [[torch.zeros(r + 1), torch.zeros(2)] for r in range(size)]
+    group.allgather_coalesced(lists, [torch.full((rank + 1,), float(rank)), torch.full((2,), float(rank))]).wait()
+    check(all(torch.equal(lists[r][0], torch.full((r + 1,), float(r))) for r in range(size)), "all_gather_coalesced")
+    if size > 1:
+        expect(ValueError, f"all_gather: .*index {rank}", lambda: dist.all_gather([torch.zeros(5)] * size, torch.zeros(4)))
+
+
+def integer_averages(rank, size):
+    """The sum may not fit into the type, the average does. Toward zero, as an exact quotient is cut."""
+    average = dist.ReduceOp.AVG
+    for dtype in INTEGERS + (torch.uint16, torch.uint32, torch.uint64):
+        limits = torch.iinfo(dtype)
+        columns = [[limits.max - r, limits.min + r, limits.max - 1, 7 + 2 * r if limits.min == 0 else -7 - 2 * r] for r in range(size)]
+        totals = [sum(column) for column in zip(*columns)]
+        expected = torch.tensor([abs(t) // size * (1 if t > 0 else -1) for t in totals], dtype=dtype)
+        mine = torch.tensor(columns[rank], dtype=dtype)
+        tensor = mine.clone()
+        dist.all_reduce(tensor, op=average)
+        check(torch.equal(tensor, expected), f"all_reduce of {dtype}: {tensor.tolist()}, not {expected.tolist()}")
+        tensor = mine.clone()
+        dist.all_reduce(tensor, op=average, async_op=True).wait()
+        check(torch.equal(tensor, expected), f"asynchronous all_reduce of {dtype}")
+        tensor = mine.clone()
+        dist.reduce(tensor, dst=0, op=average)
+        check(torch.equal(tensor, expected if rank == 0 else mine), f"reduce of {dtype}")
+        share = torch.zeros(4, dtype=dtype)
+        dist.reduce_scatter_tensor(share, torch.cat([mine] * size), op=average)
+        check(torch.equal(share, expected), f"reduce_scatter_tensor of {dtype}")
+
+
 def broadcast_and_gather(rank, size):
     for dtype in FLOATING + INTEGERS + (torch.bool, torch.complex64):
         for root in range(size):
@@ -603,6 +736,21 @@ def test_all_reduce_complex(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_shapes_and_strides(size):
     run_ranks(size, shapes_and_strides)
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_strides_that_differ_between_ranks(size):
+    run_ranks(size, strides_that_differ)
+
+
+@pytest.mark.parametrize("size", (1, 3))
+def test_parts_of_several_sizes(size):
+    run_ranks(size, uneven_parts)
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_averages_of_integers(size):
+    run_ranks(size, integer_averages)
 
 
 @pytest.mark.parametrize("size", SIZES)

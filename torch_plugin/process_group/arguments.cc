@@ -1,7 +1,9 @@
 #include "torch_plugin/process_group/arguments.h"
 
+#include <algorithm>
 #include <sstream>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
@@ -110,14 +112,26 @@ void check_shares(const char* call, const char* rule, const char* which, const T
                    std::to_string(share.numel() * size));
 }
 
+void check_parts(const char* call, const std::vector<Tensor>& parts, int rank, const Tensor& own) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    check_tensor(call, parts[i]);
+    check_type(call, parts[i], i, own);
+  }
+  check_like(call, parts[static_cast<std::size_t>(rank)], static_cast<std::size_t>(rank), own);
+}
+
+bool are_equal(const std::vector<std::size_t>& counts) {
+  return std::ranges::all_of(counts, [&](std::size_t count) { return count == counts[0]; });
+}
+
 std::vector<Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<Tensor>>& lists,
-                                 bool is_root, int size, const Tensor& like) {
+                                 bool is_root, int size, int rank, const Tensor& own) {
   if (!is_root) {
     if (!lists.empty()) refuse(call, std::string("requires empty ") + which + " on non-root");
     return {};
   }
   const std::vector<Tensor>& list = only_list(call, which, lists, size);
-  for (std::size_t rank = 0; rank < list.size(); ++rank) check_like(call, list[rank], rank, like);
+  check_parts(call, list, rank, own);
   return list;
 }
 
@@ -129,12 +143,10 @@ std::vector<Tensor> concat(std::vector<Tensor> first, const std::vector<Tensor>&
 namespace {
 bool out_of_reach(const Tensor& tensor, Reach reach) { return reach == Reach::host && on_device(tensor); }
 
-bool has_no_holes(const Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
-}
+bool is_row_major(const Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-Tensor copy_from_device(const Tensor& tensor, bool same_strides) {
-  Tensor memory = host_memory(tensor, same_strides);
+Tensor copy_from_device(const Tensor& tensor) {
+  Tensor memory = host_memory(tensor);
   from_device(memory, tensor);
   wait_for_stream(tensor.device());
   return memory;
@@ -142,28 +154,19 @@ Tensor copy_from_device(const Tensor& tensor, bool same_strides) {
 }  // namespace
 
 Tensor contiguous(const Tensor& tensor, Reach reach) {
-  if (out_of_reach(tensor, reach)) return copy_from_device(tensor, /*same_strides=*/false);
+  if (out_of_reach(tensor, reach)) return copy_from_device(tensor);
+  const at::NoGradGuard no_grad;  // an input may require a gradient
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
 Tensor contiguous_output(const Tensor& tensor, Reach reach) {
   if (out_of_reach(tensor, reach)) return host_memory(tensor);
-  return tensor.is_contiguous() && has_no_holes(tensor) ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  return is_row_major(tensor) ? tensor : at::empty_like(tensor, at::MemoryFormat::Contiguous);
 }
 
 std::function<void()> copy_back(const Tensor& memory, const Tensor& tensor) {
   if (memory.is_same(tensor)) return {};
   return [memory, tensor] { to_device(tensor, memory); };
-}
-
-Tensor dense(const Tensor& tensor, Reach reach) {
-  if (out_of_reach(tensor, reach)) return copy_from_device(tensor, tensor.is_non_overlapping_and_dense());
-  return has_no_holes(tensor) ? tensor : contiguous(tensor, reach);
-}
-
-Tensor dense_output(const Tensor& tensor, Reach reach) {
-  if (out_of_reach(tensor, reach)) return host_memory(tensor, tensor.is_non_overlapping_and_dense());
-  return has_no_holes(tensor) ? tensor : contiguous_output(tensor, reach);
 }
 
 namespace {
@@ -173,7 +176,7 @@ void* one_piece(const std::vector<Tensor>& parts, Reach reach) {
   char* begin = nullptr;
   const char* end = nullptr;
   for (const Tensor& part : parts) {
-    if (!part.is_contiguous() || part.is_conj() || part.is_neg()) return nullptr;
+    if (!is_row_major(part)) return nullptr;
     if (part.numel() == 0) continue;
     // Allocations of a device that happen to be neighbours are not one piece.
     if (on_device(part) && !part.storage().is_alias_of(parts[0].storage())) return nullptr;

@@ -47,10 +47,14 @@ void check_peer(const char* call, int peer, int rank, int size);
 void check_shares(const char* call, const char* rule, const char* which, const at::Tensor& all, const at::Tensor& share,
                   int size);
 
-/// What only the root passes: the one list in `lists` ("input" or "output" names it), of `size` tensors like `like`. Elsewhere
-/// `lists` must be empty, and so is what is returned.
+/// Refuses a list of one tensor for each rank in which one has not the type and device of `own`, or the one of `rank`, this
+/// rank, not as many elements. Those of other ranks may have any size.
+void check_parts(const char* call, const std::vector<at::Tensor>& parts, int rank, const at::Tensor& own);
+
+/// What only the root passes: the one list in `lists` ("input" or "output" names it), of `size` tensors that check_parts()
+/// takes. Elsewhere `lists` must be empty, and so is what is returned.
 std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
-                                     bool is_root, int size, const at::Tensor& like);
+                                     bool is_root, int size, int rank, const at::Tensor& own);
 
 /// One list behind the other.
 std::vector<at::Tensor> concat(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second);
@@ -61,16 +65,12 @@ enum class Reach {
   device,  ///< that of the tensors' device, in the order of its current stream
 };
 
-/// Memory to work on, in whatever order its elements lie: the tensor itself unless it has holes, overlaps itself, is a lazy
-/// view (conjugate, negative) or lies on a device that is out of reach, from which its elements have come when this returns.
-/// For calls where every rank lays its tensor out alike.
-at::Tensor dense(const at::Tensor& tensor, Reach reach = Reach::host);
-
-/// The same with the elements in row-major order.
+/// Memory to work on, with the elements in row-major order: the tensor itself unless its elements lie in another order, it is a
+/// lazy view (conjugate, negative) or it lies on a device that is out of reach, from which its elements have come when this
+/// returns. Every call takes this: the ranks' tensors may have different strides, and elements belong together by their index.
 at::Tensor contiguous(const at::Tensor& tensor, Reach reach = Reach::host);
 
-/// The same two for a tensor that is only written: other memory than its own has undefined contents.
-at::Tensor dense_output(const at::Tensor& tensor, Reach reach = Reach::host);
+/// The same for a tensor that is only written: other memory than its own has undefined contents.
 at::Tensor contiguous_output(const at::Tensor& tensor, Reach reach = Reach::host);
 
 /// What copies the result from the memory worked on to the user's tensor; empty where they are the same.
@@ -105,5 +105,8 @@ class Joined {
 
 /// The same for several tensors.
 std::function<void()> copy_back(const Joined& joined);
+
+/// Whether all ranks have equal shares.
+bool are_equal(const std::vector<std::size_t>& counts);
 
 }  // namespace shoal::torch

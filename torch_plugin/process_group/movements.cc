@@ -1,5 +1,8 @@
 // Calls that move elements unchanged.
+#include <algorithm>
 #include <utility>
+
+#include <ATen/ops/empty_like.h>
 
 #include "torch_plugin/process_group/arguments.h"
 #include "torch_plugin/process_group/conversions.h"
@@ -17,7 +20,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::broadcast(std::vector<Tensor>&
   const CallOptions how = call_options(options.timeout);
   const auto streams = streams_for("broadcast", tensor, how);
   const Reach reach = reach_of(streams);
-  const Tensor buffer = options.rootRank == getRank() ? dense(tensor, reach) : dense_output(tensor, reach);
+  const Tensor buffer = options.rootRank == getRank() ? contiguous(tensor, reach) : contiguous_output(tensor, reach);
   const Movement movement = to_movement(buffer);
   WorkShoal::Call call{.type = c10d::OpType::BROADCAST,
                        .name = "broadcast",
@@ -35,7 +38,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vec
                                                             const c10d::AllgatherOptions& options) {
   const Tensor& input = only_tensor("all_gather", inputs);
   const std::vector<Tensor>& parts = only_list("all_gather", "output", outputs, getSize());
-  for (std::size_t rank = 0; rank < parts.size(); ++rank) check_like("all_gather", parts[rank], rank, input);
+  check_parts("all_gather", parts, getRank(), input);
   return all_gather(parts, input, options, "shoal:all_gather");
 }
 
@@ -53,8 +56,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather(const std::vector<T
                        .staging = concat({source}, gathered.memory()),
                        .outputs = parts,
                        .unpack = copy_back(gathered)};
-  return make(streams, std::move(call), how, &Communicator::all_gather_async, &StreamCommunicator::all_gather,
-              source.data_ptr(), gathered.data(), movement.count, movement.type);
+  const std::vector<std::size_t> counts = gathered.counts(movement.factor);
+  if (are_equal(counts))
+    return make(streams, std::move(call), how, &Communicator::all_gather_async, &StreamCommunicator::all_gather,
+                source.data_ptr(), gathered.data(), movement.count, movement.type);
+  return make(streams, std::move(call), how, &Communicator::all_gather_v_async, &StreamCommunicator::all_gather_v,
+              source.data_ptr(), gathered.data(), counts, movement.type);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::_allgather_base(Tensor& output, Tensor& input,
@@ -92,15 +99,18 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vecto
   if (outputs.size() != static_cast<std::size_t>(getSize())) refuse(kCall, "output lists should be equal to world size");
   for (const std::vector<Tensor>& of_rank : outputs) {
     if (of_rank.size() != inputs.size()) refuse(kCall, "invalid output size: every rank's list needs a tensor for each input");
-    for (std::size_t i = 0; i < inputs.size(); ++i) check_like(kCall, of_rank[i], i, inputs[i]);
   }
-  for (std::size_t i = 1; i < inputs.size(); ++i) check_device(kCall, inputs[i], i, inputs[0]);
+  std::vector<std::vector<Tensor>> parts_of(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    for (const std::vector<Tensor>& of_rank : outputs) parts_of[i].push_back(of_rank[i]);
+    check_tensor(kCall, inputs[i]);
+    check_device(kCall, inputs[i], i, inputs[0]);
+    check_parts(kCall, parts_of[i], getRank(), inputs[i]);
+  }
   std::vector<Tensor> results;
   for (const std::vector<Tensor>& of_rank : outputs) results.insert(results.end(), of_rank.begin(), of_rank.end());
   return all_of(kCall, "shoal:all_gather", inputs, std::move(results), [&](std::size_t i, const char* title) {
-    std::vector<Tensor> parts;
-    for (const std::vector<Tensor>& of_rank : outputs) parts.push_back(of_rank[i]);
-    return all_gather(parts, inputs[i], options, title);
+    return all_gather(parts_of[i], inputs[i], options, title);
   });
 }
 
@@ -113,15 +123,39 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_into_tensor_coalesce
                 [&](std::size_t i, const char* title) { return all_gather_into(outputs[i], inputs[i], options, title); });
 }
 
+namespace {
+/// What all_to_all_v moves between this rank and the root only. Only the root knows what the other ranks hold, so that gather_v
+/// and scatter_v, where every rank must know all sizes, are of no use.
+std::vector<std::size_t> with_root_only(int root, int size, std::size_t count) {
+  std::vector<std::size_t> counts(static_cast<std::size_t>(size));
+  counts[static_cast<std::size_t>(root)] = count;
+  return counts;
+}
+
+/// On streams every gather and scatter deals in equal shares: an all_to_all_v goes through host memory there.
+void check_equal_on_stream(const char* call, const std::vector<std::size_t>& counts, const Tensor& own) {
+  if (!are_equal(counts))
+    refuse(call, "tensors on " + own.device().str() + " must have one size in this call; all_gather takes several");
+}
+
+/// At the root: whether its own tensor lies in the memory of all parts. Such a call would be in place, which no all_to_all is.
+bool lies_in(const Joined& parts, const Tensor& own) {
+  const std::vector<Tensor> memory = parts.memory();
+  return std::ranges::any_of(memory, [&](const Tensor& each) { return each.storage().is_alias_of(own.storage()); });
+}
+}  // namespace
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector<Tensor>>& outputs, std::vector<Tensor>& inputs,
                                                          const c10d::GatherOptions& options) {
   const Tensor& input = only_tensor("gather", inputs);
   check_root("gather", options.rootRank, getSize());
-  const std::vector<Tensor> parts = list_of_root("gather", "output", outputs, options.rootRank == getRank(), getSize(), input);
+  const int root = static_cast<int>(options.rootRank);
+  const std::vector<Tensor> parts = list_of_root("gather", "output", outputs, root == getRank(), getSize(), getRank(), input);
   const CallOptions how = call_options(options.timeout);
   const auto streams = streams_for("gather", input, how);
-  const Tensor source = contiguous(input, reach_of(streams));
   const Joined gathered(parts, reach_of(streams));
+  Tensor source = contiguous(input, reach_of(streams));
+  if (streams == nullptr && lies_in(gathered, source)) source = source.detach().clone();
   const Movement movement = to_movement(source);
   WorkShoal::Call call{.type = c10d::OpType::GATHER,
                        .name = "gather",
@@ -130,8 +164,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector
                        .staging = concat({source}, gathered.memory()),
                        .outputs = parts,
                        .unpack = copy_back(gathered)};
-  return make(streams, std::move(call), how, &Communicator::gather_async, &StreamCommunicator::gather, source.data_ptr(),
-              gathered.data(), movement.count, movement.type, static_cast<int>(options.rootRank));
+  std::vector<std::size_t> counts = gathered.counts(movement.factor);
+  if (streams != nullptr) {
+    check_equal_on_stream("gather", counts, input);
+    return make(streams, std::move(call), how, &Communicator::gather_async, &StreamCommunicator::gather, source.data_ptr(),
+                gathered.data(), movement.count, movement.type, root);
+  }
+  counts.resize(static_cast<std::size_t>(getSize()));  // elsewhere than at the root: nothing from anybody
+  const std::vector<std::size_t> to_root = with_root_only(root, getSize(), movement.count);
+  return start(std::move(call),
+               communicator_->all_to_all_v_async(source.data_ptr(), to_root, gathered.data(), counts, movement.type, how), how);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& outputs,
@@ -139,12 +181,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
                                                           const c10d::ScatterOptions& options) {
   const Tensor& output = only_tensor("scatter", outputs);
   check_root("scatter", options.rootRank, getSize());
-  const std::vector<Tensor> parts = list_of_root("scatter", "input", inputs, options.rootRank == getRank(), getSize(), output);
+  const int root = static_cast<int>(options.rootRank);
+  const std::vector<Tensor> parts = list_of_root("scatter", "input", inputs, root == getRank(), getSize(), getRank(), output);
   const CallOptions how = call_options(options.timeout);
   const auto streams = streams_for("scatter", output, how);
   const Joined source(parts, reach_of(streams));
   source.pack();
-  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  if (streams == nullptr && lies_in(source, result)) result = at::empty_like(result);
   const Movement movement = to_movement(result);
   WorkShoal::Call call{.type = c10d::OpType::SCATTER,
                        .name = "scatter",
@@ -153,8 +197,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
                        .staging = concat(source.memory(), {result}),
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  return make(streams, std::move(call), how, &Communicator::scatter_async, &StreamCommunicator::scatter, source.data(),
-              result.data_ptr(), movement.count, movement.type, static_cast<int>(options.rootRank));
+  std::vector<std::size_t> counts = source.counts(movement.factor);
+  if (streams != nullptr) {
+    check_equal_on_stream("scatter", counts, output);
+    return make(streams, std::move(call), how, &Communicator::scatter_async, &StreamCommunicator::scatter, source.data(),
+                result.data_ptr(), movement.count, movement.type, root);
+  }
+  counts.resize(static_cast<std::size_t>(getSize()));  // elsewhere than at the root: nothing to anybody
+  const std::vector<std::size_t> from_root = with_root_only(root, getSize(), movement.count);
+  return start(std::move(call),
+               communicator_->all_to_all_v_async(source.data(), counts, result.data_ptr(), from_root, movement.type, how), how);
 }
 
 namespace {

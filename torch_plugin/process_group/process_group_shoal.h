@@ -46,9 +46,14 @@ class WorkStream;
 /// result moves to the device in a stream of its own (WorkBase says what waits for that). Ranks may use different devices in
 /// one such call.
 ///
-/// A tensor may have any strides. One without holes (contiguous, channels_last, transposed) is used where it lies, so for
-/// allreduce, reduce and broadcast it must be laid out alike on all ranks, as Gloo demands too; one with holes is copied. A
-/// call takes one tensor per rank.
+/// A tensor may have any strides, and the ranks' tensors different ones: elements belong together by their logical index. A
+/// contiguous tensor is used where it lies, every other one (transposed, channels_last, with holes) is copied. A call takes one
+/// tensor per rank. SUM and PRODUCT of integers wrap; AVG of integers is exact and rounded toward zero, on CUDA devices by way
+/// of host memory.
+///
+/// While a call waits for other ranks in the main thread of a Python program, that program's signal handlers run, at most 100
+/// ms late. An exception that one of them raises leaves the call and aborts the group: the other ranks' errors name this rank
+/// and the exception. (A wait inside of torch is not one of these: that of a future, or of DDP's reducer in backward.)
 ///
 /// Errors: a bad argument throws c10::ValueError at once and leaves the group usable; whatever shoal reports is thrown as
 /// c10::DistBackendError with shoal's message, by the call itself or by Work::wait and the future. Thread rule: as
@@ -106,7 +111,8 @@ class ProcessGroupShoal final : public c10d::Backend {
                                                                  std::vector<at::Tensor>& inputs,
                                                                  const c10d::ReduceScatterOptions& options = {}) override;
 
-  // Movements.
+  // Movements. The parts of allgather, gather and scatter may differ in size from rank to rank. For allgather every rank must
+  // give the same sizes; for gather and scatter the root alone knows them. They must be equal in a gather or scatter on streams.
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,

@@ -1,5 +1,4 @@
 // Calls that reduce.
-#include <algorithm>
 #include <utility>
 
 #include "torch_plugin/process_group/arguments.h"
@@ -11,6 +10,11 @@ namespace shoal::torch {
 
 using at::Tensor;
 
+namespace {
+/// shoal averages integers in the host's memory only.
+bool needs_host(const Reduction& reduction) { return reduction.op == ReduceOp::avg && !is_floating(reduction.type); }
+}  // namespace
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce(std::vector<Tensor>& tensors,
                                                             const c10d::AllreduceOptions& options) {
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
@@ -21,8 +25,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_reduce(const Tensor& tenso
                                                              const char* title) {
   const Reduction reduction = to_reduction("all_reduce", tensor, options.reduceOp);
   const CallOptions how = call_options(options.timeout);
-  const auto streams = streams_for("all_reduce", tensor, how);
-  const Tensor buffer = dense(scaled(tensor, options.reduceOp), reach_of(streams));
+  const auto streams = needs_host(reduction) ? nullptr : streams_for("all_reduce", tensor, how);
+  const Tensor buffer = contiguous(scaled(tensor, options.reduceOp), reach_of(streams));
   WorkShoal::Call call{.type = c10d::OpType::ALLREDUCE,
                        .name = "all_reduce",
                        .profiling_title = title,
@@ -46,8 +50,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce(std::vector<Tensor>& te
   check_root("reduce", options.rootRank, getSize(), options.rootTensor);
   const Reduction reduction = to_reduction("reduce", tensor, options.reduceOp);
   const CallOptions how = call_options(options.timeout);
-  const auto streams = streams_for("reduce", tensor, how);
-  const Tensor buffer = dense(scaled(tensor, options.reduceOp), reach_of(streams));
+  const auto streams = needs_host(reduction) ? nullptr : streams_for("reduce", tensor, how);
+  const Tensor buffer = contiguous(scaled(tensor, options.reduceOp), reach_of(streams));
   const bool is_root = options.rootRank == getRank();
   WorkShoal::Call call{.type = c10d::OpType::REDUCE,
                        .name = "reduce",
@@ -71,7 +75,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
   check_like("reduce_scatter", output, 0, parts[static_cast<std::size_t>(getRank())]);
   const Reduction reduction = to_reduction("reduce_scatter", output, options.reduceOp);
   const CallOptions how = call_options(options.timeout);
-  const auto streams = streams_for("reduce_scatter", output, how);
+  const auto streams = needs_host(reduction) ? nullptr : streams_for("reduce_scatter", output, how);
   std::vector<Tensor> sources;
   for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
   const Joined source(std::move(sources), reach_of(streams));
@@ -85,8 +89,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
                        .staging = concat(source.memory(), {result}),
                        .outputs = {output},
                        .unpack = copy_back(result, output)};
-  const bool even = std::ranges::all_of(counts, [&](std::size_t count) { return count == counts[0]; });
-  if (even)
+  if (are_equal(counts))
     return make(streams, std::move(call), how, &Communicator::reduce_scatter_async, &StreamCommunicator::reduce_scatter,
                 source.data(), result.data_ptr(), counts[0], reduction.type, reduction.op);
   return make(streams, std::move(call), how, &Communicator::reduce_scatter_v_async, &StreamCommunicator::reduce_scatter_v,
@@ -106,7 +109,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
   check_shares(kCall, "input tensor must be the same size as output size times world size", "input", input, output, getSize());
   const Reduction reduction = to_reduction(kCall, output, options.reduceOp);
   const CallOptions how = call_options(options.timeout);
-  const auto streams = streams_for(kCall, output, how);
+  const auto streams = needs_host(reduction) ? nullptr : streams_for(kCall, output, how);
   const Tensor source = contiguous(scaled(input, options.reduceOp), reach_of(streams));
   const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
   WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,

@@ -4,7 +4,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/StreamGuard.h>
 
 namespace shoal::torch {
@@ -22,14 +21,12 @@ c10::Allocator* pinned_allocator(c10::DeviceType type) {
   }
 }
 
-Tensor host_memory(const Tensor& tensor, c10::IntArrayRef sizes, const c10::IntArrayRef* strides) {
+Tensor host_memory(const Tensor& tensor, c10::IntArrayRef sizes) {
   const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
   if (c10::Allocator* pinned = pinned_allocator(tensor.device().type()); pinned != nullptr) {
-    if (strides != nullptr) return at::detail::empty_strided_generic(sizes, *strides, pinned, keys, tensor.scalar_type());
     return at::detail::empty_generic(sizes, pinned, keys, tensor.scalar_type(), std::nullopt);
   }
-  const at::TensorOptions options = at::TensorOptions(at::kCPU).dtype(tensor.dtype());
-  return strides != nullptr ? at::empty_strided(sizes, *strides, options) : at::empty(sizes, options);
+  return at::empty(sizes, at::TensorOptions(at::kCPU).dtype(tensor.dtype()));
 }
 
 /// Whether a copy between the two may go on while this thread does something else: without pinned memory it has to end first.
@@ -39,12 +36,9 @@ bool in_stream_order(const Tensor& memory, const Tensor& tensor) {
 
 }  // namespace
 
-Tensor host_memory(const Tensor& tensor, bool same_strides) {
-  const c10::IntArrayRef strides = tensor.strides();
-  return host_memory(tensor, tensor.sizes(), same_strides ? &strides : nullptr);
-}
+Tensor host_memory(const Tensor& tensor) { return host_memory(tensor, tensor.sizes()); }
 
-Tensor host_memory(const Tensor& tensor, std::int64_t elements) { return host_memory(tensor, {elements}, nullptr); }
+Tensor host_memory(const Tensor& tensor, std::int64_t elements) { return host_memory(tensor, c10::IntArrayRef(elements)); }
 
 void from_device(const Tensor& memory, const Tensor& tensor) {
   const at::NoGradGuard no_grad;  // an input may require a gradient

@@ -14,9 +14,9 @@ namespace shoal::torch {
 
 inline bool on_device(const at::Tensor& tensor) { return !tensor.device().is_cpu(); }
 
-/// Host memory for the elements of a device tensor, in row-major order or, if `same_strides`, as they lie there. Pinned where
-/// the type of device has an allocator for that. Contents undefined.
-at::Tensor host_memory(const at::Tensor& tensor, bool same_strides = false);
+/// Host memory for the elements of a device tensor, in row-major order. Pinned where the type of device has an allocator for
+/// that. Contents undefined.
+at::Tensor host_memory(const at::Tensor& tensor);
 /// The same for `elements` of its type.
 at::Tensor host_memory(const at::Tensor& tensor, std::int64_t elements);
 
