@@ -97,8 +97,8 @@ struct StreamOptions {
 ///
 /// The first error closes the group on every rank, as does the closing of the communicator that it was made from; streams that
 /// wait go on (what they compute from then on is undefined), every StreamWork in flight fails with the cause, and later calls
-/// fail at once. The average of integers is refused with unsupported. Calls cannot be captured into CUDA graphs: they are refused with unsupported. Thread rule: calls may come from
-/// any thread, in the same order on every rank.
+/// fail at once. The average of integers is refused with unsupported. Calls cannot be captured into CUDA graphs: they are
+/// refused with unsupported. Thread rule: calls may come from any thread, in the same order on every rank.
 class StreamCommunicator {
  public:
   /// Collective over `communicator`, which must live longer. Uses the current CUDA device. Errors: as cuda_available();

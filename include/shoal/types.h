@@ -34,9 +34,9 @@ enum class DataType : std::uint8_t {
 };
 inline constexpr int kDataTypeCount = 14;
 
-/// Reduction operations. `sum` and `prod` of integers wrap: they are right modulo 2^bits, as those of C++'s unsigned types. `avg`
-/// is the sum divided by the number of ranks; of integers it is that of the exact sum, rounded toward zero, so it always fits
-/// (on CUDA memory it is refused with unsupported). The bitwise ones take integer types only. Append only.
+/// Reduction operations. `sum` and `prod` of integers wrap: they are right modulo 2^bits, as those of C++'s unsigned types.
+/// `avg` is the sum divided by the number of ranks; of integers it is that of the exact sum, rounded toward zero, so it always
+/// fits (on CUDA memory it is refused with unsupported). The bitwise ones take integer types only. Append only.
 enum class ReduceOp : std::uint8_t { sum = 0, prod = 1, min = 2, max = 3, avg = 4, band = 5, bor = 6, bxor = 7 };
 inline constexpr int kReduceOpCount = 8;
 

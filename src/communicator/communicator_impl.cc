@@ -502,8 +502,7 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const Cal
   std::byte* const result = memory.get() + (deals_in_shares(sum.kind) ? share_offset_bytes(sum, ranks, rank) : 0);
 
   const CallBuffers buffers = call_buffers(sum, ranks, rank);
-  const PlanKey key{sum, buffers.placement(memory.get(), result) == CallBuffers::Placement::in_place, false,
-                    options.algorithm};
+  const PlanKey key{sum, buffers.placement(memory.get(), result) == CallBuffers::Placement::in_place, false, options.algorithm};
   std::unique_ptr<Plan> owned;
   const auto plan = find_plan(key, &owned);
   if (!plan.ok()) return plan.status();
@@ -514,9 +513,8 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const Cal
                                             memory.get(), result);
   if (operation == nullptr) return no_memory(call, scratch_bytes);
   const std::size_t results = given.output_bytes / size_of(type);
-  operation->set_last_step([memory, type, result, results, ranks, output = call.output] {
-    average_of_parts(type, result, results, ranks, output);
-  });
+  operation->set_last_step(
+      [memory, type, result, results, ranks, output = call.output] { average_of_parts(type, result, results, ranks, output); });
   return operation;
 }
 

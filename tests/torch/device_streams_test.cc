@@ -290,6 +290,17 @@ TEST_F(DeviceStreamsTest, CallsThroughTheHostAndOnStreamsFollowEachOther) {
   }
 }
 
+/// Their sum may not fit into the type.
+TEST_F(DeviceStreamsTest, AveragesOfIntegersAreExact) {
+  on_ranks(2, [](const Rank& self) {
+    Tensors values{at::full({7}, 100 + self.rank, at::kChar).to(fake::device(self.rank))};
+    c10d::AllreduceOptions average;
+    average.reduceOp = c10d::ReduceOp::AVG;
+    self.group->allreduce(values, average)->wait();
+    expect_equal(values[0], at::full({7}, 100, at::kChar), "the average");
+  });
+}
+
 TEST_F(DeviceStreamsTest, TheMeetingMayBeInTheMiddleOfCallsTogether) {
   on_ranks(3, [](const Rank& self) {
     Tensors on_cpu{Rank::of(self.rank)}, there{self.mine(1)}, again{self.mine(2)};

@@ -177,6 +177,27 @@ def pending(rank, store):
     expect_callback(rank, store)
 
 
+def pending_chain(rank, store):
+    """The callback itself waits for a call, which never ends by itself."""
+    if rank == 1:
+        store.wait(["attached"], PATIENCE)
+        dist.all_reduce(torch.ones(1))
+        return expect_callback(rank, store)
+    begun = threading.Event()
+
+    def callback(future):
+        begun.set()
+        try:
+            dist.all_reduce(torch.ones(2))
+        except RuntimeError:
+            store.set("callback", "")
+
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().add_done_callback(callback)
+    store.set("attached", "")
+    check(begun.wait(PATIENCE.total_seconds()), "the callback runs")
+    time.sleep(0.1)  # until it waits, most likely
+
+
 def pending_together(rank, store):
     if rank == 0:
         tensors = [torch.ones(1), torch.ones(2)]
@@ -220,6 +241,7 @@ CASES = {
     "done": done,
     "left_open": left_open,
     "pending": pending,
+    "pending_chain": pending_chain,
     "pending_together": pending_together,
     "exception": exception,
     "failed": failed,

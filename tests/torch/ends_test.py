@@ -13,6 +13,7 @@ ENDS = {
     "done": [0, 0],
     "left_open": [0, 0],
     "pending": [0, 0],
+    "pending_chain": [0, 0],
     "pending_together": [0, 0],
     "exception": [1, 0],
     "failed": [3, 7],

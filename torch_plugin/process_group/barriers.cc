@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
@@ -12,6 +11,7 @@
 #include "torch_plugin/process_group/interpreter.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
 #include "torch_plugin/process_group/staging.h"
+#include "torch_plugin/process_group/start_round.h"
 
 namespace shoal::torch {
 
@@ -53,19 +53,10 @@ std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(),
 
 std::string to_text(milliseconds timeout) { return std::to_string(timeout.count()) + " ms"; }
 
-/// Whether `key` exists, or comes to exist by `deadline`. Asks again and again: FileStore's own wait counts in whole seconds.
-/// Throws an Interruption where a signal handler raises an exception meanwhile.
+/// Whether `key` exists, or comes to exist by `deadline`. Throws an Interruption where a signal handler raises an exception.
 bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_point deadline) {
-  milliseconds pause(1);
-  while (!store.check({key})) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
-    if (left <= milliseconds(0)) return false;
-    std::this_thread::sleep_for(std::min(pause, left));
-    pause = std::min(2 * pause, milliseconds(20));
-    if (interpreter().run_signal_handlers == nullptr) continue;
-    if (const std::optional<Interruption> interruption = interpreter().run_signal_handlers()) throw Interruption(*interruption);
-  }
-  return true;
+  const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+  return StoreWait(store).arrives(key, std::max(left, milliseconds(0)));
 }
 
 [[noreturn]] void fail(const std::string& message) { C10_THROW_ERROR(DistBackendError, message); }

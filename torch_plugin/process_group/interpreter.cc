@@ -1,5 +1,7 @@
 #include "torch_plugin/process_group/interpreter.h"
 
+#include "torch_plugin/process_group/callback_threads.h"
+
 namespace shoal::torch {
 
 using std::chrono::milliseconds;
@@ -11,6 +13,11 @@ Interpreter installed;
 
 void install_interpreter(const Interpreter& interpreter) noexcept { installed = interpreter; }
 const Interpreter& interpreter() noexcept { return installed; }
+
+InterpreterExit::~InterpreterExit() {
+  // The end of the interpreter waits for callbacks, which may wait for calls.
+  if (interpreter().stay_out_at_exit != nullptr && CallbackThreads::own_level() == 0) interpreter().stay_out_at_exit();
+}
 
 bool wait_with_signals(milliseconds timeout, shoal::Work& operation, Status& status,
                        const std::function<void(const std::string& reason)>& abort) {
@@ -29,8 +36,10 @@ Status finish_with_signals(const char* name, Communicator& communicator, Result<
   const InterpreterExit leaving;
   if (!operation.ok()) return operation.status();
   Status status;
-  wait_with_signals(kNoTimeout, *operation, status,
-                    [&](const std::string& reason) { communicator.abort(std::string(name) + ": " + reason); });
+  wait_with_signals(kNoTimeout, *operation, status, [&](const std::string& reason) {
+    communicator.abort(std::string(name) + ": " + reason);
+    (void)operation->wait();  // until then it may write to memory of the caller's, who leaves by an exception
+  });
   return status;
 }
 

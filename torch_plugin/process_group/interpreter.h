@@ -45,9 +45,7 @@ class InterpreterExit {
   InterpreterExit() = default;
   InterpreterExit(const InterpreterExit&) = delete;
   InterpreterExit& operator=(const InterpreterExit&) = delete;
-  ~InterpreterExit() {
-    if (interpreter().stay_out_at_exit != nullptr) interpreter().stay_out_at_exit();
-  }
+  ~InterpreterExit();
 };
 
 /// How long a signal waits for its handler while the main thread waits for other ranks.

@@ -109,9 +109,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vecto
   }
   std::vector<Tensor> results;
   for (const std::vector<Tensor>& of_rank : outputs) results.insert(results.end(), of_rank.begin(), of_rank.end());
-  return all_of(kCall, "shoal:all_gather", inputs, std::move(results), [&](std::size_t i, const char* title) {
-    return all_gather(parts_of[i], inputs[i], options, title);
-  });
+  return all_of(kCall, "shoal:all_gather", inputs, std::move(results),
+                [&](std::size_t i, const char* title) { return all_gather(parts_of[i], inputs[i], options, title); });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_into_tensor_coalesced(std::vector<Tensor>& outputs,

@@ -112,7 +112,8 @@ class ProcessGroupShoal final : public c10d::Backend {
                                                                  const c10d::ReduceScatterOptions& options = {}) override;
 
   // Movements. The parts of allgather, gather and scatter may differ in size from rank to rank. For allgather every rank must
-  // give the same sizes; for gather and scatter the root alone knows them. They must be equal in a gather or scatter on streams.
+  // give the same sizes; for gather and scatter the root alone knows them. They must be equal in a gather or scatter on
+  // streams.
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,

@@ -83,8 +83,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_sparse(std::vector<T
   // How many values each rank has: what the second call needs to know before it begins.
   const auto count = static_cast<std::uint64_t>(mine._nnz());
   std::vector<std::uint64_t> counts(static_cast<std::size_t>(getSize()));
-  const Status counted = finish_with_signals(
-      kCall, *communicator_, communicator_->all_gather_async(&count, counts.data(), 1, DataType::uint64, how));
+  const Status counted = finish_with_signals(kCall, *communicator_,
+                                             communicator_->all_gather_async(&count, counts.data(), 1, DataType::uint64, how));
   if (!counted.ok()) throw_status(kCall, counted);
   std::vector<std::size_t> bytes;
   std::int64_t total = 0;

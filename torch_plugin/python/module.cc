@@ -89,7 +89,8 @@ std::optional<shoal::torch::Interruption> run_signal_handlers() {
 }
 
 /// Python ends a thread that asks for its lock while it ends, and with it the process, since C++ code stands on that thread's
-/// stack. So a thread that has waited in this library sleeps until the process has ended; with Python's lock none can come here.
+/// stack. So a thread that has waited in this library sleeps until the process has ended; with Python's lock none can come
+/// here.
 void stay_out_at_exit() {
   const pid_t ending = ending_in.load();
   if (ending == 0 || ending == ::gettid() || PyGILState_Check() != 0) return;
