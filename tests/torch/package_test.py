@@ -92,3 +92,19 @@ class TestPackage:
         assert len([line for line in script.splitlines() if line.strip()]) == 10
         output = run(*TORCHRUN, path)
         assert re.search(r"loss [0-9.]+", output), output
+
+    def test_a_script_needs_no_import(self):
+        path = os.path.join(FOLDER, "unmodified.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("import torch.distributed as dist\ndist.init_process_group('shoal')\nprint('backend', dist.get_backend())\n"
+                       "dist.destroy_process_group()\n")
+        assert run(*TORCHRUN, path).count("backend shoal") == 2
+
+    def test_a_broken_copy_only_warns(self):
+        folder = run(PYTHON, "-c", "import shoal, os; print(os.path.dirname(shoal.__file__))").splitlines()[-1]
+        module = next(entry.path for entry in os.scandir(folder) if entry.name.startswith("_C."))
+        os.rename(module, module + ".away")
+        try:
+            assert 'backend "shoal"' in run(PYTHON, "-c", "import torch")
+        finally:
+            os.rename(module + ".away", module)

@@ -3,6 +3,8 @@
     import shoal
     torch.distributed.init_process_group("shoal")
 
+An installed copy needs no import: shoal_autoload registers the backend when torch is imported.
+
 Serves tensors on the CPU and on CUDA devices. Beside it a device may keep a backend of its own:
 init_process_group("cpu:shoal,cuda:nccl").
 """
@@ -13,17 +15,13 @@ from datetime import timedelta
 import torch  # its libraries must be loaded before _C
 import torch.distributed as _dist
 
-from ._build import TORCH as _BUILT_FOR, VERSION as __version__
+from shoal_autoload import DEVICES as _DEVICES, register, version_complaint as _version_complaint
+from shoal_autoload._build import VERSION as __version__
 
-if torch.__version__.split("+")[0].split(".")[:2] != _BUILT_FOR.split("."):
-    raise ImportError(
-        f"shoal was built for torch {_BUILT_FOR}, and this is torch {torch.__version__}; c10d's classes differ between them. "
-        "Install shoal again, for this torch: pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python"
-    )
+if _complaint := _version_complaint():
+    raise ImportError(_complaint)
 
 from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder, end_calls_at_exit as _end_calls_at_exit
-
-_DEVICES = ["cpu", "cuda"]  # what a group of backend "shoal" serves where the script does not say
 
 __all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "register"]
 
@@ -69,12 +67,6 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
         return
     limit = {} if timeout is None else {"timeout": timeout}
     (group or _dist.group.WORLD).monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
-
-
-def register():
-    """Makes the backend "shoal" known to torch.distributed; importing this package has done it already."""
-    if _dist.is_available() and not hasattr(_dist.Backend, "SHOAL"):
-        _dist.Backend.register_backend("shoal", _create_backend, extended_api=True, devices=_DEVICES)
 
 
 # Callbacks in Python must have run when the interpreter ends. A call ends at once when it is aborted, so that the limit is for

@@ -1,0 +1,92 @@
+"""Registers the backend "shoal" when torch is imported, so that a program can name it without `import shoal`.
+
+torch calls autoload() (entry point group torch.backends) at the end of `import torch`, in every program of the environment.
+So this package is cheap, loads no library, changes nothing for programs that never name "shoal", and raises nothing: an exception
+would make `import torch` fail. TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns the call off.
+"""
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import warnings
+
+import torch
+
+DEVICES = ["cpu", "cuda"]  # what a group of backend "shoal" serves where the script does not say
+
+
+class _Plugins(dict):
+    """torch's table of backends, with shoal found by its name but not listed.
+
+    torch 2.11 gives a group of backend "cpu:gloo,cuda:gloo" no default backend where any other backend is listed. Programs that use
+    Gloo must not change because shoal is installed.
+    """
+
+    def __init__(self, listed, plugin):
+        super().__init__(listed)
+        self._plugin = plugin
+
+    def __contains__(self, name):
+        return name == "SHOAL" or super().__contains__(name)
+
+    def __missing__(self, name):
+        if name == "SHOAL":
+            return self._plugin
+        raise KeyError(name)
+
+
+def _create(backend_options, group_options):
+    import shoal  # here, since it loads the libraries
+
+    return shoal._create_backend(backend_options, group_options)
+
+
+def register():
+    """Makes the backend "shoal" known to torch.distributed. The libraries are loaded with the first group."""
+    dist = torch.distributed
+    if not dist.is_available() or hasattr(dist.Backend, "SHOAL"):
+        return
+    dist.Backend.register_backend("shoal", _create, extended_api=True, devices=DEVICES)
+    listed = dict(dist.Backend._plugins)
+    dist.Backend._plugins = _Plugins(listed, listed.pop("SHOAL"))
+
+
+def version_complaint():
+    """Why the package shoal does not fit this torch; None where it does."""
+    from ._build import TORCH  # here, so that autoload() sees a file that is missing
+
+    if torch.__version__.split("+")[0].split(".")[:2] == TORCH.split("."):
+        return None
+    return (f"shoal was built for torch {TORCH}, and this is torch {torch.__version__}; c10d's classes differ between them. "
+            "Install shoal again, for this torch: pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python")
+
+
+def _installation_complaint():
+    """What is wrong with the installation, as far as that is seen without loading it; None where it looks right."""
+    spec = importlib.util.find_spec("shoal")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        return "the package shoal is missing beside shoal_autoload"
+    modules = [os.path.join(folder, "_C" + suffix) for folder in folders for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    if not any(map(os.path.exists, modules)):
+        return f"{folders[0]} has no module _C for Python {sys.version_info.major}.{sys.version_info.minor}"
+    return version_complaint()
+
+
+def _warn(complaint):
+    text = f'backend "shoal" cannot be used: {complaint}; install shoal again, or remove it'
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=1)
+    except RuntimeWarning:  # python -W error
+        print(text, file=sys.stderr)
+
+
+def autoload():
+    """register() for torch's entry point: warns of an installation that cannot work, and never raises."""
+    try:
+        register()
+        complaint = _installation_complaint()
+    except Exception as error:  # pylint: disable=broad-exception-caught
+        complaint = f"{type(error).__name__}: {error}"
+    if complaint:
+        _warn(complaint)
