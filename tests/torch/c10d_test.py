@@ -348,6 +348,19 @@ def made_by_members(rank, size):
     dist.barrier()
 
 
+def made_outside_of_c10d(rank, size):
+    """Two groups with stores of their own, as torchft makes them, one after the other."""
+    world = dist.distributed_c10d._get_default_store()
+    for round_ in range(2):
+        group = shoal.process_group(dist.PrefixStore(f"outside{round_}", world), rank, size, timedelta(seconds=20))
+        check((group.rank(), group.size()) == (rank, size), "rank and size")
+        tensor = torch.tensor([float(rank)])
+        group.allreduce([tensor], dist.ReduceOp.SUM).wait()
+        check(tensor.item() == sum(range(size)), "sum")
+        group.barrier().wait()
+        group.abort()
+
+
 def registered(rank, size):
     check(dist.is_backend_available("shoal") and dist.Backend.SHOAL == "shoal", "the backend is known")
     check(dist.get_backend() == "shoal" and dist.get_backend_config() == "cpu:shoal,cuda:shoal", f"{dist.get_backend_config()}")
@@ -419,6 +432,10 @@ def test_broadcast_coalesced():
 
 def test_made_by_their_members():
     run_ranks(4, made_by_members)
+
+
+def test_made_outside_of_c10d():
+    run_ranks(2, made_outside_of_c10d)
 
 
 def test_registration():

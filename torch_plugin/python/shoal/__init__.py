@@ -23,7 +23,7 @@ if _complaint := _version_complaint():
 
 from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder, end_calls_at_exit as _end_calls_at_exit
 
-__all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "register"]
+__all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "process_group", "register"]
 
 
 def _links_to_share(options):
@@ -56,6 +56,20 @@ def _create_backend(backend_options, group_options):
         group_options,
         _links_to_share(group_options),
     )
+
+
+def process_group(store, rank, size, timeout=_dist.default_pg_timeout, options=None):
+    """A ProcessGroup of the ranks that call this with one store, without init_process_group: torchft and others make their groups so.
+
+    `timeout` is a timedelta; the store must be one that no group has used before, such as a PrefixStore with a prefix of its own.
+    """
+    group = _dist.ProcessGroup(store, rank, size)
+    kind = _dist.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(kind)
+    backend = _create(store, rank, size, timeout, "", list(range(size)), options)
+    for device in _DEVICES:
+        group._register_backend(torch.device(device), kind, backend)
+    return group
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
