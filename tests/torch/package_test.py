@@ -57,7 +57,7 @@ class TestPackage:
                 pytest.skip(f"{TOOLS} cannot be installed: no network")
             raise
         # The flags of the main build, so that a compiler cache has all objects already.
-        defines = ("SHOAL_DEVELOPER=ON", "SHOAL_BUILD_TESTS=OFF", "SHOAL_BUILD_BENCH=OFF")
+        defines = ("CMAKE_UNITY_BUILD=ON", "SHOAL_DEVELOPER=ON", "SHOAL_BUILD_TESTS=OFF", "SHOAL_BUILD_BENCH=OFF")
         settings = [f"--config-settings=build-dir={FOLDER}", *(f"--config-settings=cmake.define.{name}" for name in defines)]
         pip = (PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "--disable-pip-version-check")
         run(*pip, *settings, SOURCE, timeout=1500)
