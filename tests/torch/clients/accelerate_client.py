@@ -35,9 +35,10 @@ def main(backend):
     before = common.weights(model)
     common.train(model, optimizer, training, accelerator.backward)
     accelerator.load_state(os.path.join(folder, "state"))
-    common.report(accelerator.process_index, backend=dist.get_backend(), losses=losses, right=right, weights=before,
-                  restored=common.weights(model) == before, padded=accelerator.pad_across_processes(torch.ones(2 + accelerator.process_index)).tolist(),
-                  summed=accelerator.reduce(torch.tensor(losses), "sum").tolist(), objects=gather_object([accelerator.process_index]))
+    rank = accelerator.process_index
+    common.report(rank, backend=dist.get_backend(), losses=losses, right=right, weights=before,
+                  restored=common.weights(model) == before, padded=accelerator.pad_across_processes(torch.ones(2 + rank)).tolist(),
+                  summed=accelerator.reduce(torch.tensor(losses), "sum").tolist(), objects=gather_object([rank]))
     accelerator.end_training()
 
 

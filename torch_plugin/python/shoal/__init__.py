@@ -15,12 +15,10 @@ from datetime import timedelta
 import torch  # its libraries must be loaded before _C
 import torch.distributed as _dist
 
-from shoal_autoload import DEVICES as _DEVICES, register, version_complaint as _version_complaint
+from shoal_autoload import DEVICES as _DEVICES, register, require_fitting_torch as _require_fitting_torch
 from shoal_autoload._build import VERSION as __version__
 
-if _complaint := _version_complaint():
-    raise ImportError(_complaint)
-
+_require_fitting_torch()
 from ._C import Options, ProcessGroupShoal, create as _create, dump_flight_recorder, end_calls_at_exit as _end_calls_at_exit
 
 __all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_barrier", "process_group", "register"]

@@ -36,8 +36,10 @@ class _Plugins(dict):
 
 
 def _create(backend_options, group_options):
-    import shoal  # here, since it loads the libraries
-
+    try:
+        import shoal  # here, since it loads the libraries
+    except ImportError as error:
+        raise ImportError(_sentence(_installation_complaint() or str(error))) from error
     return shoal._create_backend(backend_options, group_options)
 
 
@@ -51,14 +53,13 @@ def register():
     dist.Backend._plugins = _Plugins(listed, listed.pop("SHOAL"))
 
 
-def version_complaint():
+def _version_complaint():
     """Why the package shoal does not fit this torch; None where it does."""
     from ._build import TORCH  # here, so that autoload() sees a file that is missing
 
     if torch.__version__.split("+")[0].split(".")[:2] == TORCH.split("."):
         return None
-    return (f"shoal was built for torch {TORCH}, and this is torch {torch.__version__}; c10d's classes differ between them. "
-            "Install shoal again, for this torch: pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python")
+    return f"it was built for torch {TORCH}, and this is torch {torch.__version__}; c10d's classes differ between them"
 
 
 def _installation_complaint():
@@ -70,15 +71,25 @@ def _installation_complaint():
     modules = [os.path.join(folder, "_C" + suffix) for folder in folders for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     if not any(map(os.path.exists, modules)):
         return f"{folders[0]} has no module _C for Python {sys.version_info.major}.{sys.version_info.minor}"
-    return version_complaint()
+    return _version_complaint()
+
+
+def require_fitting_torch():
+    """ImportError where the package shoal was built for another torch: loading it would crash."""
+    if complaint := _version_complaint():
+        raise ImportError(_sentence(complaint))
+
+
+def _sentence(complaint):
+    return (f'backend "shoal" cannot be used: {complaint}. Install shoal again, for this Python and this torch '
+            "(pip install --no-build-isolation --force-reinstall --no-deps torch_plugin/python), or remove it.")
 
 
 def _warn(complaint):
-    text = f'backend "shoal" cannot be used: {complaint}; install shoal again, or remove it'
     try:
-        warnings.warn(text, RuntimeWarning, stacklevel=1)
+        warnings.warn(_sentence(complaint), RuntimeWarning, stacklevel=1)
     except RuntimeWarning:  # python -W error
-        print(text, file=sys.stderr)
+        print(_sentence(complaint), file=sys.stderr)
 
 
 def autoload():
