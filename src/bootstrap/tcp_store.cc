@@ -377,7 +377,8 @@ Result<std::unique_ptr<Store>> other_rank_0(const std::string& host, int port, s
   constexpr auto kPatience = std::chrono::seconds(2);
   auto store = connect_store(nullptr, host, port, job, key, std::min(deadline, Clock::now() + kPatience));
   if (store.ok()) return store;
-  return store.status().code() == StatusCode::invalid_argument ? store.status() : why;
+  const bool of_another_job = store.status().code() == StatusCode::invalid_argument;
+  return of_another_job ? Status(why.code(), fmt::format("{}; {}", why.message(), store.status().message())) : why;
 }
 
 }  // namespace

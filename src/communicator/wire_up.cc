@@ -393,11 +393,10 @@ Result<WiredRanks> wire_up_ranks(Exchange& exchange, Opened& opened, int rank, i
     control.peers.push_back(peer);
     const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
     if (!(same_node && config->use_shm) && config->network == Network::none) {
-      return Status(
-          StatusCode::unsupported,
-          fmt::format(
-              "rank {} is on another node, which shm does not reach; allow tcp, ofi or ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
-              peer));
+      return Status(StatusCode::unsupported, fmt::format("rank {} is on another host, in another container or of another user, "
+                                                         "where shm does not reach; allow tcp, ofi or "
+                                                         "ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
+                                                         peer));
     }
     (same_node && config->use_shm ? shm : network).peers.push_back(peer);
   }

@@ -104,7 +104,7 @@ def test_a_start_after_ranks_died_at_any_moment(port):
     """As torchrun restarts workers: one rank dies, all others are killed, and new processes start, perhaps fewer."""
     print(f"SHOAL_TEST_SEED={SEED}", flush=True)
     chance = random.Random(SEED)
-    for _ in range(8):
+    for _ in range(6):
         size = chance.randint(2, 4)
         generation = Generation(port, range(size), one_start, size)
         victim, _ = generation.processes[chance.randrange(size)]

@@ -68,8 +68,9 @@ TEST(DetectLaunch, AnAddressMayHaveBracketsAndAPort) {
   EXPECT_EQ(master_of("[::1]:81", kSrun), "::1 81");
   expect_refused(with(kShoalRun, {{"SHOAL_MASTER_ADDR", "[::1]:81"}}), {"[::1]:81"});
   expect_refused(with(kTorchrun, {{"MASTER_ADDR", "[::1]:81"}}), {"[::1]:81"});
-  for (const char* bad : {"[::1]:", "[::1]:x", "[::1]:65536", "node01:0"})
+  for (const char* bad : {"[::1]:x", "[::1]:65536", "node01:0"})
     expect_refused(with(without_port, {{"SHOAL_MASTER_ADDR", bad}}), {"1", "65535"});
+  expect_refused(with(without_port, {{"SHOAL_MASTER_ADDR", "[::1]:"}}), {"port"});
   EXPECT_EQ(detect(with(kTorchrun, {{"MASTER_ADDR", "[fd00::3]"}}))->master_host, "fd00::3");
 }
 

@@ -33,7 +33,8 @@ Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const c10::
   Result<std::unique_ptr<Communicator>> group = job.control->group(all_ranks(job));
   if (!group.ok()) return group.status();
   auto options = c10::make_intrusive<torch::ProcessGroupShoal::Options>(job.timeout);
-  return {c10::make_intrusive<torch::ProcessGroupShoal>(std::move(group).value(), store, std::move(options))};
+  return {
+      c10::make_intrusive<torch::ProcessGroupShoal>(std::move(group).value(), torch::StartRound{store, 0}, std::move(options))};
 }
 
 }  // namespace
