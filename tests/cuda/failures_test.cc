@@ -359,6 +359,8 @@ TEST(StreamFailures, BadArgumentsAreRefusedAndNothingIsStarted) {
     if (!is_invalid(group.broadcast(data, 10, DataType::int32, -1, rank.stream))) return "a negative root";
     if (!is_invalid(group.all_reduce(data, data, std::size_t{1} << 62, DataType::int32, ReduceOp::sum, rank.stream)))
       return "count";
+    const auto average = group.all_reduce(data, data, 100, DataType::int32, ReduceOp::avg, rank.stream);
+    if (average.ok() || average.status().code() != StatusCode::unsupported) return "an average of integers";
     auto work = group.all_reduce(data, data, 100, DataType::int32, ReduceOp::sum, rank.stream);
     return work.ok() ? work->wait().message() : work.status().to_string();
   });
