@@ -49,8 +49,9 @@ def register():
     if not dist.is_available() or hasattr(dist.Backend, "SHOAL"):
         return
     dist.Backend.register_backend("shoal", _create, extended_api=True, devices=DEVICES)
-    listed = dict(dist.Backend._plugins)
-    dist.Backend._plugins = _Plugins(listed, listed.pop("SHOAL"))
+    listed = getattr(dist.Backend, "_plugins", {})  # private: another torch may keep its backends elsewhere
+    if plugin := listed.pop("SHOAL", None):
+        dist.Backend._plugins = _Plugins(listed, plugin)
 
 
 def _version_complaint():
