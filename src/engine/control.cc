@@ -155,6 +155,7 @@ void ControlPlane::finish() {
     pollfd descriptor{transport_->wait_fd(), POLLIN, 0};
     transport_->finish_wait(::poll(&descriptor, 1, 10) != 0);
   }
+  for (Peer& peer : peers_) drop_queue(peer);
 }
 
 void ControlPlane::send_abort(const GroupName& group, std::span<const int> ranks, const Status& cause) {

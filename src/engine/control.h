@@ -70,7 +70,8 @@ class ControlPlane {
   void send_calls(const GroupName& group, int rank, std::span<const std::byte> history);
   /// Tells every peer that this rank leaves altogether.
   void send_goodbye();
-  /// For the end, when no communicator is left that could be held up: gives slow peers a moment to take what is queued.
+  /// For the end, when no communicator is left that could be held up: gives slow peers a moment to take what is
+  /// queued; what they have not taken then is lost.
   void finish();
 
   [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }

@@ -281,7 +281,7 @@ void Mesh::leave_seat() {
   do {
     if (attention_.load(std::memory_order_relaxed)) check();
     calls = !running_.empty();
-    unfinished = calls || has_words();
+    unfinished = calls || !words_.empty() || (unsent() && !attached_.empty());
     seat_.store(false, std::memory_order_seq_cst);
     // Again: whoever closed an executor and found the seat taken relies on us.
   } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());

@@ -172,7 +172,12 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
   // For whoever drives (drive.h).
   /// True where calls are in flight or in the inbox.
-  [[nodiscard]] bool busy() const noexcept { return waits_for_peers() || inbox_.load(std::memory_order_seq_cst) != nullptr; }
+  [[nodiscard]] bool busy() const noexcept {
+    return !running_.empty() || !words_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr;
+  }
+  /// A message of the control plane waits for a slow peer. The driver goes on with it, the progress thread where nobody else
+  /// drives; no call waits for it.
+  [[nodiscard]] bool unsent() const noexcept { return parts_.control != nullptr && parts_.control->pending(); }
   /// Moves what can be moved; true where anything did.
   bool progress();
   /// The checks that need no hurry: control messages, where some are due, deadlines, broken links, strays. True where anything
@@ -207,11 +212,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
  private:
   /// What peers send matters now. Of several meshes that one thread drives some may be idle: a peer that is ahead sends to them
   /// what nobody here can take yet, and would keep the thread awake.
-  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || has_words(); }
-  /// Something is still to be said to peers, on links or the control plane.
-  [[nodiscard]] bool has_words() const noexcept {
-    return !words_.empty() || (parts_.control != nullptr && parts_.control->pending());
-  }
+  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty() || unsent(); }
   /// Has the progress thread see to what is left. Where there is none to be had, fails the calls in flight.
   void call_thread(bool for_calls);
   void drain_inbox();

@@ -29,6 +29,8 @@ void set_nice(int value) {
              ::getpid(), value, std::generic_category().message(errno));
 }
 
+bool needs_driver(const Mesh* mesh) { return mesh->busy() || mesh->unsent(); }
+
 void run_on(const std::vector<int>& cores) {
   if (cores.empty()) return;
   cpu_set_t set;
@@ -131,7 +133,7 @@ void ProgressThread::loop() {
       // Whoever wants the seat now will call again when it leaves it. In this order: a look at who wants it that came before
       // news_ was cleared could miss the call.
       if (!mesh->wants_thread.exchange(false) || mesh->seat_wanted() || !mesh->try_take_seat()) continue;
-      if (mesh->busy()) {
+      if (needs_driver(mesh.get())) {
         driven_.push_back(mesh.get());
       } else {
         mesh->leave_seat();
@@ -144,7 +146,7 @@ void ProgressThread::loop() {
       };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
       drive(driven_, waiter, wake_fd_, descriptors_, std::chrono::steady_clock::time_point::max(),
-            [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->busy(); }); });
+            [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
       sleeps_.store(false, std::memory_order_relaxed);
       for (Mesh* mesh : driven_) mesh->leave_seat();  // those still busy notify this thread again
       driven_.clear();

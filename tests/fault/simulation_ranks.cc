@@ -102,6 +102,9 @@ bool SimulatedRank::is_awaited(std::size_t index) const {
   return !scenario_.calls[index].model.async && !calls_[index].ended_at;
 }
 
+// As the progress thread sees it.
+bool SimulatedRank::needs_driver() const { return mesh_->busy() || mesh_->unsent(); }
+
 bool SimulatedRank::calls_now() const {
   if (made_ == calls_.size() || absent_ || Simulated::now() < makes_next_at_) return false;
   return made_ == 0 || !is_awaited(made_ - 1);
@@ -110,7 +113,7 @@ bool SimulatedRank::calls_now() const {
 bool SimulatedRank::is_ready() const {
   if (has_left() || Simulated::now() < busy_until_) return false;
   if (calls_now()) return true;
-  if (phase_ == Phase::idle) return mesh_->busy();
+  if (phase_ == Phase::idle) return needs_driver();
   if (phase_ != Phase::asleep) return true;
   return Simulated::now() >= wakes_at_ ||
          std::ranges::any_of(descriptors_, [](const pollfd& each) { return Simulated::is_readable(each.fd); });
@@ -196,7 +199,7 @@ char SimulatedRank::drive() {
         mesh_->check_if_overdue();
         return 'm';
       }
-      if (!mesh_->busy()) {
+      if (!needs_driver()) {
         phase_ = Phase::idle;
         return 'i';
       }
@@ -211,7 +214,7 @@ char SimulatedRank::drive() {
       stay_awake();
       return 'A';
     case Phase::look_once_more:
-      if (mesh_->progress() || !mesh_->busy()) {
+      if (mesh_->progress() || !needs_driver()) {
         stay_awake();
         return 'M';
       }
@@ -268,6 +271,7 @@ void SimulatedRank::bury() {
 void SimulatedRank::leave() {
   while (mesh_->busy()) mesh_->progress();
   if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) mesh_->finish_wait({});
+  mesh_->control()->finish();  // the progress thread would send the rest
   mesh_->leave_seat();
   executor_->shut_down();
   for (MadeCall& call : calls_) {

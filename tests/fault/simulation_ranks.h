@@ -72,6 +72,7 @@ class SimulatedRank {
   enum class Phase { idle, look, check, announce, look_once_more, asleep };
 
   [[nodiscard]] bool calls_now() const;
+  [[nodiscard]] bool needs_driver() const;
   [[nodiscard]] bool is_awaited(std::size_t index) const;
   void make_call(std::size_t index);
   void post(std::size_t index);
