@@ -296,7 +296,7 @@ Result<StartRound> join_start_round(const c10::intrusive_ptr<c10d::Store>& store
     if (!round.ok()) return round.status();
     return StartRound{c10::make_intrusive<c10d::PrefixStore>(prefix_of(*round), store), *round};
   } catch (const Interruption& interruption) {
-    joining.fail({StatusCode::aborted, "rank " + std::to_string(rank) + " gave up: " + reason_of(interruption)});
+    (void)joining.fail({StatusCode::aborted, "rank " + std::to_string(rank) + " gave up: " + reason_of(interruption)});
     std::rethrow_exception(interruption.exception);
   } catch (const std::exception& error) {
     return Status(StatusCode::system_error, "the c10d store failed: " + plain_message(error));
