@@ -1,8 +1,10 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace shoal {
@@ -29,5 +31,12 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// Whether this process has no descriptor left. A call that failed for want of one may have met a shortage that has passed.
+/// `open`: any descriptor of it.
+inline bool has_no_descriptors_left(int open) noexcept {
+  const Descriptor another(::fcntl(open, F_DUPFD_CLOEXEC, 0));
+  return !another.valid() && errno == EMFILE;
+}
 
 }  // namespace shoal

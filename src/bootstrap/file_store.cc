@@ -171,11 +171,11 @@ class FileStore final : public Store {
     return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
   [[nodiscard]] std::string temporary(const std::string& name) const {
-    return fmt::format("{}/tmp-{}-{}", directory_, ::getpid(), name);
+    return fmt::format("{}/tmp-{}-{}", directory_, ::gettid(), name);  // ranks may be threads of one process
   }
 
   // A file that nobody else sees until show(). For this user's eyes only: some values are secrets of the job. Never what lies
-  // there already, which others may have open or which leads elsewhere; a process with this number that has ended may have left
+  // there already, which others may have open or which leads elsewhere; a thread with this number that has ended may have left
   // it.
   [[nodiscard]] Result<Descriptor> create(const std::string& name) const {
     const std::string path = temporary(name);

@@ -417,7 +417,8 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
 Result<Plan*> CommunicatorImpl::plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned) {
   bool in_place = false;
   if (Status status = check(call, options, in_place); !status.ok()) return status;
-  const auto plan = find_plan({call.collective, in_place, call.barrier, options.algorithm}, owned);
+  const auto plan = find_plan(
+      {.collective = call.collective, .in_place = in_place, .barrier = call.barrier, .algorithm = options.algorithm}, owned);
   if (plan.ok() && *owned == nullptr) {
     last_plan_.store(*plan, std::memory_order_release);
     last_of_kind_[static_cast<std::size_t>(call.collective.kind)].store(*plan, std::memory_order_release);
@@ -430,8 +431,8 @@ Plan* CommunicatorImpl::repeated(const Call& call, const CallOptions& options) n
   if (plan == nullptr || options.timeout || options.algorithm != nullptr || executor_->closed()) return nullptr;
   const auto placement = plan->buffers.placement(call.input, call.output);
   if (placement != CallBuffers::Placement::apart && placement != CallBuffers::Placement::in_place) return nullptr;
-  if (!(PlanKey{call.collective, placement == CallBuffers::Placement::in_place, call.barrier, nullptr} == plan->key))
-    return nullptr;
+  const bool in_place = placement == CallBuffers::Placement::in_place;
+  if (!(PlanKey{.collective = call.collective, .in_place = in_place, .barrier = call.barrier} == plan->key)) return nullptr;
   if (last_plan_.load(std::memory_order_relaxed) != plan) last_plan_.store(plan, std::memory_order_release);
   return plan;
 }
@@ -441,9 +442,9 @@ Status CommunicatorImpl::estimate(const Call& call, const CallOptions& options) 
   if (Status status = check(call, options, in_place); !status.ok()) return status;
   std::unique_ptr<Plan> owned;
   std::vector<std::size_t> counts;
-  const bool average = averages_integers(call.collective, executor_->topology().ranks());
-  const Collective collective = average ? sum_of_parts(call.collective, counts) : call.collective;
-  const auto plan = find_plan({collective, in_place, call.barrier, options.algorithm}, &owned);
+  PlanKey key{.collective = call.collective, .in_place = in_place, .barrier = call.barrier, .algorithm = options.algorithm};
+  if (averages_integers(call)) key = sum_of_parts(key, counts);
+  const auto plan = find_plan(key, &owned);
   if (!plan.ok()) return plan.status();
   *options.estimate_us += (*plan)->predicted_us;
   return {};
@@ -453,7 +454,7 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
   if (options.estimate_us != nullptr) return estimate(call, options);
   if (Operation::in_callback())
     return waits_in_callback(to_string(call.barrier ? CollectiveKind::barrier : call.collective.kind));
-  if (averages_integers(call.collective, executor_->topology().ranks())) {
+  if (averages_integers(call)) {
     const auto average = prepare_average(call, options);
     return average.ok() ? run(*average) : average.status();
   }
@@ -493,8 +494,9 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const Cal
   if (numbers > static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / kMostBytes)
     return no_memory(call, std::numeric_limits<std::size_t>::max());
   std::vector<std::size_t> counts;
-  const Collective sum = sum_of_parts(call.collective, counts);
-  const std::size_t part_bytes = sum.parts_of_number() * size_of(sum.type);
+  PlanKey key = sum_of_parts({.collective = call.collective, .algorithm = options.algorithm}, counts);
+  const Collective& sum = key.collective;
+  const std::size_t part_bytes = key.parts_of_number() * size_of(sum.type);
   // In place: the result of a reduce_scatter lies at this rank's share.
   const std::shared_ptr<std::byte[]> memory(new (std::nothrow) std::byte[std::max<std::size_t>(numbers * part_bytes, 1)]);
   if (memory == nullptr) return no_memory(call, numbers * part_bytes);
@@ -502,7 +504,7 @@ Result<Operation*> CommunicatorImpl::prepare_average(const Call& call, const Cal
   std::byte* const result = memory.get() + (deals_in_shares(sum.kind) ? share_offset_bytes(sum, ranks, rank) : 0);
 
   const CallBuffers buffers = call_buffers(sum, ranks, rank);
-  const PlanKey key{sum, buffers.placement(memory.get(), result) == CallBuffers::Placement::in_place, false, options.algorithm};
+  key.in_place = buffers.placement(memory.get(), result) == CallBuffers::Placement::in_place;
   std::unique_ptr<Plan> owned;
   const auto plan = find_plan(key, &owned);
   if (!plan.ok()) return plan.status();
@@ -524,7 +526,7 @@ Result<Work> CommunicatorImpl::start(const Call& call, const CallOptions& option
     if (!status.ok()) return status;
     return Work();
   }
-  if (averages_integers(call.collective, executor_->topology().ranks())) {
+  if (averages_integers(call)) {
     const auto average = prepare_average(call, options);
     if (!average.ok()) return average.status();
     executor_->post(*average);

@@ -16,6 +16,7 @@
 #include <shoal/communicator.h>
 
 #include "src/communicator/call_statistics.h"
+#include "src/communicator/integer_average.h"
 #include "src/communicator/wire_up.h"
 #include "src/engine/executor.h"
 #include "src/selector/selector.h"
@@ -81,6 +82,9 @@ class CommunicatorImpl {
   Result<Plan*> plan_for(const Call& call, const CallOptions& options, std::unique_ptr<Plan>* owned);
   /// Adds to *options.estimate_us what the call is predicted to take. Errors: as the call's own arguments.
   Status estimate(const Call& call, const CallOptions& options);
+  [[nodiscard]] bool averages_integers(const Call& call) const noexcept {
+    return call.collective.op == ReduceOp::avg && internal::averages_integers(call.collective, executor_->topology().ranks());
+  }
   /// An average of integers, ready to be posted or run: the sum of their parts (integer_average.h).
   Result<Operation*> prepare_average(const Call& call, const CallOptions& options);
   /// Runs what acquire() has given; its outcome, or ok where it is in a group that has not ended.

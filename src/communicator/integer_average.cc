@@ -67,17 +67,19 @@ bool averages_integers(const Collective& collective, int ranks) noexcept {
   return reduces(collective.kind) && collective.op == ReduceOp::avg && !is_floating(collective.type) && ranks > 1;
 }
 
-Collective sum_of_parts(const Collective& collective, std::vector<std::size_t>& counts) {
-  Collective sum = collective;
-  sum.average_of = collective.type;
+PlanKey sum_of_parts(const PlanKey& average, std::vector<std::size_t>& counts) {
+  PlanKey key = average;
+  key.averages = true;
+  key.integers = average.collective.type;
+  Collective& sum = key.collective;
   sum.op = ReduceOp::sum;
-  sum.type = collective.type == DataType::uint64 ? DataType::uint64 : DataType::int64;
-  const std::size_t parts = sum.parts_of_number();
+  sum.type = key.integers == DataType::uint64 ? DataType::uint64 : DataType::int64;
+  const std::size_t parts = key.parts_of_number();
   sum.count *= parts;
-  counts.assign(collective.counts.begin(), collective.counts.end());
+  counts.assign(sum.counts.begin(), sum.counts.end());
   for (std::size_t& count : counts) count *= parts;
   sum.counts = counts;
-  return sum;
+  return key;
 }
 
 void split_into_parts(DataType type, const void* input, std::size_t count, int ranks, void* parts) noexcept {

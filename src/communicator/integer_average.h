@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "src/schedule/program.h"
+#include "src/engine/plan.h"
 
 namespace shoal::internal {
 
@@ -16,8 +16,8 @@ namespace shoal::internal {
 
 /// Whether a call is made that way.
 [[nodiscard]] bool averages_integers(const Collective& collective, int ranks) noexcept;
-/// The call that adds up the parts; `counts` is where its counts lie, if any.
-[[nodiscard]] Collective sum_of_parts(const Collective& collective, std::vector<std::size_t>& counts);
+/// The call that adds up the parts of `average`; `counts` is where its counts lie, if any.
+[[nodiscard]] PlanKey sum_of_parts(const PlanKey& average, std::vector<std::size_t>& counts);
 
 /// Writes the parts of `count` numbers at `input` to `parts`.
 void split_into_parts(DataType type, const void* input, std::size_t count, int ranks, void* parts) noexcept;

@@ -107,16 +107,21 @@ std::size_t choose_tile(const PlanContext& context, int peer, std::size_t messag
 // algorithm of their own, is looked at last.
 namespace {
 
-std::uint64_t two_bytes(const void* object, std::size_t offset_bytes) noexcept {
-  std::uint16_t bytes = 0;
+template <typename Bytes>
+Bytes bytes_at(const void* object, std::size_t offset_bytes) noexcept {
+  Bytes bytes = 0;
   std::memcpy(&bytes, static_cast<const std::byte*>(object) + offset_bytes, sizeof bytes);
   return bytes;
 }
 static_assert(offsetof(Collective, op) == offsetof(Collective, type) + 1);
 static_assert(offsetof(PlanKey, barrier) == offsetof(PlanKey, in_place) + 1);
+static_assert(offsetof(PlanKey, averages) == offsetof(PlanKey, in_place) + 2);
+static_assert(offsetof(PlanKey, integers) == offsetof(PlanKey, in_place) + 3);
 
-std::uint64_t type_and_op(const PlanKey& key) noexcept { return two_bytes(&key.collective, offsetof(Collective, type)); }
-std::uint64_t flags(const PlanKey& key) noexcept { return two_bytes(&key, offsetof(PlanKey, in_place)); }
+std::uint64_t type_and_op(const PlanKey& key) noexcept {
+  return bytes_at<std::uint16_t>(&key.collective, offsetof(Collective, type));
+}
+std::uint64_t flags(const PlanKey& key) noexcept { return bytes_at<std::uint32_t>(&key, offsetof(PlanKey, in_place)); }
 
 }  // namespace
 
@@ -125,7 +130,7 @@ bool PlanKey::operator==(const PlanKey& other) const noexcept {
   const Collective& theirs = other.collective;
   if (mine.count != theirs.count || mine.kind != theirs.kind || type_and_op(*this) != type_and_op(other) ||
       mine.root != theirs.root || flags(*this) != flags(other) || mine.counts.size() != theirs.counts.size() ||
-      mine.average_of != theirs.average_of || (algorithm == nullptr) != (other.algorithm == nullptr)) {
+      (algorithm == nullptr) != (other.algorithm == nullptr)) {
     return false;
   }
   if (mine.counts.empty() && algorithm == nullptr) return true;
@@ -340,11 +345,11 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     plan->ordinary_memory = plan->shared_moves || (plan->shared_fold && fold_reaches_all(collective, *context.topology));
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
-                     collective.average_of.value_or(collective.type),
-                     collective.average_of ? ReduceOp::avg : collective.op,
+                     key.averages ? key.integers : collective.type,
+                     key.averages ? ReduceOp::avg : collective.op,
                      static_cast<std::uint8_t>(collective.counts.empty() ? 0 : 1),
                      collective.root,
-                     collective.count / collective.parts_of_number(),
+                     collective.count / key.parts_of_number(),
                      0};
   plan->signature.plan_fingerprint = fingerprint(*plan, program, context);
   if (!collective.counts.empty()) {

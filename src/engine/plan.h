@@ -29,9 +29,17 @@ class Operation;
 struct PlanKey {
   Collective collective;
   bool in_place = false;
-  bool barrier = false;             ///< an all_reduce of one byte that only serves to wait for each other
+  bool barrier = false;  ///< an all_reduce of one byte that only serves to wait for each other
+  /// An average of integers, of type `integers`: `collective` is the sum that it is made of (communicator/integer_average.h).
+  /// To the other ranks it is the average.
+  bool averages = false;
+  DataType integers = DataType::float32;
   const char* algorithm = nullptr;  ///< forced by the call; compared as text
 
+  /// How many elements of `collective` stand for one number of the caller's.
+  [[nodiscard]] std::size_t parts_of_number() const noexcept {
+    return averages && size_of(integers) == size_of(DataType::int64) ? 2 : 1;
+  }
   bool operator==(const PlanKey& other) const noexcept;
   [[nodiscard]] std::uint64_t hash() const noexcept;
 };

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,18 +24,10 @@ struct Collective {
   /// Where shares differ: elements of each rank's share, and `count` is their sum. all_to_all: what this rank sends to each
   /// rank, then what it receives from each, and `count` is the sum of the former. Empty: all shares are of `count`. Not owned.
   std::span<const std::size_t> counts = {};
-  /// In the sum that an average of integers is made of: the type of the integers, each of which is one number of `type` or,
-  /// where it has 64 bits itself, two (communicator/integer_average.h). To the other ranks it is still the average.
-  std::optional<DataType> average_of = {};
 
   friend bool operator==(const Collective& a, const Collective& b) noexcept {
     return a.count == b.count && a.kind == b.kind && a.type == b.type && a.op == b.op && a.root == b.root &&
-           a.average_of == b.average_of && a.counts.size() == b.counts.size() &&
-           (a.counts.empty() || std::ranges::equal(a.counts, b.counts));
-  }
-  /// How many elements stand for one number of the caller's.
-  [[nodiscard]] std::size_t parts_of_number() const noexcept {
-    return average_of.has_value() && size_of(*average_of) == size_of(DataType::int64) ? 2 : 1;
+           a.counts.size() == b.counts.size() && (a.counts.empty() || std::ranges::equal(a.counts, b.counts));
   }
   /// Bytes of `count` elements.
   [[nodiscard]] std::size_t input_bytes() const noexcept { return count * size_of(type); }

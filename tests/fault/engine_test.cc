@@ -131,7 +131,7 @@ std::string run_rank(const Scenario& scenario, Ends& data, Ends& control, int ra
     buffers.push_back(std::make_unique<testing::ModelBuffers>(call.model, rank));
     std::vector<std::size_t> counts;
     const Collective collective = call.model.collective(rank, counts);
-    const PlanKey key{collective, buffers[k]->in_place(), false, call.algorithm->name.data()};
+    const PlanKey key{.collective = collective, .in_place = buffers[k]->in_place(), .algorithm = call.algorithm->name.data()};
     auto program = build_program(*call.algorithm, scenario.topology, collective, rank);
     auto plan = std::move(make_plan(executor->plan_context(), key, *program)).value();
     Plan* raw = plan.get();

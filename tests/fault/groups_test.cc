@@ -177,7 +177,8 @@ struct Call {
   void post(Executor& executor, const Collective& collective, const char* algorithm, std::int32_t value,
             Clock::time_point deadline) {
     buffer.assign(collective.count, value);
-    const PlanKey key{collective, collective.kind == CollectiveKind::all_reduce, false, algorithm};
+    const PlanKey key{
+        .collective = collective, .in_place = collective.kind == CollectiveKind::all_reduce, .algorithm = algorithm};
     const auto program = build_program(**find_algorithm(algorithm), executor.topology(), collective, executor.rank());
     auto plan = std::move(make_plan(executor.plan_context(), key, *program)).value();
     Plan* raw = plan.get();

@@ -215,7 +215,8 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
     const auto handlers = signal_handlers();
     std::unique_ptr<Store> store;
     for (int port = 24700; port < 24800 && store == nullptr; ++port) {
-      auto made = make_tcp_store("127.0.0.1", port, true, "job", Clock::now() + std::chrono::seconds(10));
+      const std::string job = fmt::format("job of rank {}", rank);  // else rank 1's store would be that of rank 0
+      auto made = make_tcp_store("127.0.0.1", port, true, job, Clock::now() + std::chrono::seconds(10));
       if (made.ok()) store = std::move(made).value();
     }
     CommunicatorOptions options;

@@ -119,7 +119,8 @@ std::string strange_files(const Victims& job, const std::vector<int>& failed, in
     const std::string name = entry.path().filename();
     const std::string parent = entry.path().parent_path();
     const bool in_front = parent == job.folder();
-    const bool of_store = in_front && (name.starts_with("key-") || name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
+    const bool of_store = in_front && (name.starts_with("key-") || name.starts_with("left-") ||
+                                       name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
     const bool said = in_front && name.starts_with("stderr.");
     // ledgers/<job>/rank.N
     const bool is_folder = entry.path() == job.ledgers() || (parent == job.ledgers() && !failed.empty());

@@ -165,7 +165,7 @@ void SimulatedRank::make_call(std::size_t index) {
   made.made_at = Simulated::now();
   std::vector<std::size_t> counts;
   const Collective collective = call.model.collective(rank_, counts);
-  const PlanKey key{collective, made.buffers->in_place(), false, call.algorithm->name.data()};
+  const PlanKey key{.collective = collective, .in_place = made.buffers->in_place(), .algorithm = call.algorithm->name.data()};
   const auto program = build_program(*call.algorithm, scenario_.topology, collective, rank_);
   auto plan = std::move(make_plan(executor_->plan_context(), key, *program)).value();
   Plan* raw = plan.get();
@@ -271,6 +271,7 @@ void SimulatedRank::bury() {
 void SimulatedRank::leave() {
   while (mesh_->busy()) mesh_->progress();
   if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) mesh_->finish_wait({});
+  mesh_->check();              // whoever leaves the seat would do so, and may have more to send
   mesh_->control()->finish();  // the progress thread would send the rest
   mesh_->leave_seat();
   executor_->shut_down();

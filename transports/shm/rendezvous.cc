@@ -223,11 +223,12 @@ class Leader {
     Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       // It went away again, or it stays in the queue, and poll would report it over and over.
-      if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return {};
+      const int error = errno;
+      if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM) return {};
       // Without a connection to give up for it, a process at its own limit stays there.
-      if (errno == EMFILE && unknown_.empty())
+      if (error == EMFILE && unknown_.empty() && has_no_descriptors_left(listener_))
         return no_room_for_descriptors("accept a connection of " + list_ranks(missing()), ranks_.size());
-      note_ = "; " + system_error("accept", errno).message() + "; raise the limit of open files (ulimit -n)";
+      note_ = "; " + system_error("accept", error).message() + "; raise the limit of open files (ulimit -n)";
       accept_again_ = std::chrono::steady_clock::now() + kDescriptorPause;
       drop_oldest();
       return {};

@@ -36,10 +36,12 @@ void RealRendezvous::accept_from(int listener) {
   for (std::size_t i = 0; i < std::max<std::size_t>(most, 1); ++i) {
     Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(errno));
+      const int error = errno;
+      if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+        note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(error));
         // Without a connection to give up for it, a process at its own limit stays there.
-        if (errno == EMFILE && inbounds_.empty() && !rejoining()) failure_ = no_descriptors(EMFILE, "accept a connection");
+        if (error == EMFILE && inbounds_.empty() && !rejoining() && has_no_descriptors_left(listener))
+          failure_ = no_descriptors(error, "accept a connection");
         pause_listening();
         drop_inbound();
       }
