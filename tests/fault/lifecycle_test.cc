@@ -325,7 +325,7 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
 TEST_P(Lifecycle, TwoJobsOnOneHostKnowNothingOfEachOther) {
   const auto body = [](Communicator& c, Board&) -> Status {
     for (int k = 0; k < 200; ++k) {
-      if (const Status status = sum(c, static_cast<std::size_t>(1 + 37 * k), k); !status.ok()) return status;
+      if (const Status status = sum(c, 1 + 37 * static_cast<std::size_t>(k), k); !status.ok()) return status;
     }
     return {};
   };
@@ -412,8 +412,11 @@ Status wait_in(const std::string& name, Communicator& c, WaitBuffers& buffers) {
   std::vector<Work> works;
   Status status;  // of a call that comes after the abort, on a machine that had no time for it
   const auto keep = [&](Result<Work> work) {
-    if (work.ok()) works.push_back(std::move(work).value());
-    if (!work.ok()) status = work.status();
+    if (!work.ok()) {
+      status = work.status();
+      return;
+    }
+    works.push_back(std::move(work).value());
   };
   keep(c.all_reduce_async(data.data(), data.data(), data.size(), DataType::float32, ReduceOp::sum));
   keep(c.barrier_async());

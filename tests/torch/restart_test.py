@@ -69,12 +69,23 @@ class Generation:
             process.join()
 
 
+def serve(pipe):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(store.port)
+    pipe.poll(None)  # until the parent closes its end
+    os._exit(0)
+
+
 @pytest.fixture
 def port():
-    """Of a store that outlives all starts, as that of torchrun's agent does."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield store.port
-    del store
+    """Of a store that outlives all starts, as that of torchrun's agent does. Its server has threads, so it is not in the process that forks."""
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=[there])
+    server.start()
+    there.close()
+    yield here.recv()
+    server.kill()
+    server.join()
 
 
 def many_rounds(store, rank, rounds):
