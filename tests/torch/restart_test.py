@@ -96,6 +96,8 @@ def many_rounds(store, rank, rounds):
         start(store, rank, size)
         check_sum(rank, size)
         if number % 5 == 4:
+            store.set(f"sum {number} of {rank}", "")  # an abort ends calls of other ranks, too
+            store.wait([f"sum {number} of {other}" for other in range(size)])
             dist.distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
