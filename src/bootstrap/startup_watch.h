@@ -13,8 +13,8 @@ namespace shoal {
 
 /// While this exists, the thread that made it starts a communicator. Where that takes longer than SHOAL_WARN_AFTER, a thread
 /// writes what the start waits for, and again each time that the wait has doubled. A thread of its own, because the start may
-/// wait in calls of the system that have no limit of time, such as the resolution of names. Without a thread, or with a
-/// SHOAL_WARN_AFTER that makes no sense (the start reports that), it writes nothing.
+/// wait in system calls that have no timeout, such as name resolution. It writes nothing where no thread can be started, or
+/// where SHOAL_WARN_AFTER is invalid: the start reports that.
 class StartupWatch {
  public:
   StartupWatch(int rank, int size);

@@ -243,7 +243,7 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
     look_again();
   } else if (enters) {
     enter({*rank, *size, *low | std::uint64_t{*high} << 32, printable(std::string(*process))});
-    *set |= !table_.conflict.empty();  // those who wait have to know
+    *set |= !table_.conflict.empty();  // wakes the waiting sessions, which report it
   } else if (looks) {
     if (say_conflict()) return true;
     if (!table_.died.empty())

@@ -48,7 +48,7 @@ struct Message {
   // How far it has got.
   std::uint32_t number = 0;                 ///< counts the messages from the sender to the receiver
   std::size_t moved_bytes = 0;              ///< handed to the link, or received
-  std::size_t open_bytes = 0;               ///< whose memory is still needed, or that have not come
+  std::size_t open_bytes = 0;               ///< of memory in use by the link, or not received yet
   std::vector<std::byte> tile;              ///< announcement, with the bytes where they are few
   std::list<Operation*>::iterator place{};  ///< in the list of messages in flight
 };

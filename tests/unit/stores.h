@@ -236,7 +236,7 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
   EXPECT_LT(parting, milliseconds(900));
 }
 
-// Two processes with one rank, and ranks of another size: who has entered hears of it, whatever it waits for.
+// Two processes with one rank, and ranks with different sizes: every rank that has entered gets the error in its current wait.
 inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactory& make, const StoreFactory& make_other) {
   const auto one = make();
   const auto other = make();

@@ -38,7 +38,7 @@ Status finish_with_signals(const char* name, Communicator& communicator, Result<
   Status status;
   wait_with_signals(kNoTimeout, *operation, status, [&](const std::string& reason) {
     communicator.abort(std::string(name) + ": " + reason);
-    (void)operation->wait();  // until then it may write to memory of the caller's, who leaves by an exception
+    (void)operation->wait();  // the caller frees its memory when the exception unwinds it
   });
   return status;
 }

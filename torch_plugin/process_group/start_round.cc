@@ -61,7 +61,7 @@ std::string this_process() {
   return "process " + std::to_string(getpid()) + " on host " + host.data();
 }
 
-/// SHOAL_WARN_AFTER. Communicator::create() complains of one that makes no sense.
+/// SHOAL_WARN_AFTER. Communicator::create() reports an invalid value.
 milliseconds warn_after() {
   const char* const text = std::getenv("SHOAL_WARN_AFTER");
   const double seconds = text == nullptr ? 0 : std::strtod(text, nullptr);
@@ -289,7 +289,7 @@ Status failure_at(c10d::Store& store, const std::string& key) {
 }
 
 Result<StartRound> join_start_round(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout) {
-  if (size <= 1 || rank < 0 || rank >= size) return StartRound{store, 0};  // create() refuses what makes no sense
+  if (size <= 1 || rank < 0 || rank >= size) return StartRound{store, 0};  // create() reports invalid arguments
   Joining joining(*store, rank, size, timeout);
   try {
     const Result<std::int64_t> round = joining.join();
