@@ -1,12 +1,12 @@
-"""Prints one table from the result files of bench/demo: report.py FOLDER. It leaves the table in tables.json and one sentence in headline.txt,
-for the page. With --readme the sentence and a shorter table go into the repository's README."""
+"""Prints one table from the result files of bench/demo: report.py FOLDER. Leaves in FOLDER: the table in tables.json and one sentence in
+headline.txt, for the page; summary.md, the sentence and a shorter table."""
 import glob
 import json
 import os
 import sys
 import textwrap
 
-from comparison import readme, results
+from comparison import results
 from perf.plot import size_label
 
 RUNS = (("local-openmpi", "1 host x 2 ranks"), ("network-openmpi", "2 hosts x 2 ranks"), ("network-gloo", "2 hosts x 2 ranks"))
@@ -97,14 +97,17 @@ def peers_side_by_side(rows):
     return "\n".join(lines)
 
 
+def summary_page(sentence, rows):
+    return f"# bench/demo\n\n{textwrap.fill(sentence, 118)}\n\nFrom 64 KiB up:\n\n{peers_side_by_side(rows)}\n"
+
+
 def main():
-    arguments = [each for each in sys.argv[1:] if each != "--readme"]
-    if len(arguments) != 1:
-        sys.exit("usage: report.py FOLDER [--readme]")
-    folder = arguments[0]
+    if len(sys.argv) != 2:
+        sys.exit("usage: report.py FOLDER")
+    folder = sys.argv[1]
     rows, sentence = all_rows(folder), headline(load(folder, HEADLINE))
-    if "--readme" in sys.argv:
-        readme.put("demo", f"{textwrap.fill(sentence, 120)}\n\n{peers_side_by_side(all_rows(folder, results.LARGE_BYTES))}")
+    with open(os.path.join(folder, "summary.md"), "w", encoding="utf-8") as file:
+        file.write(summary_page(sentence, all_rows(folder, results.LARGE_BYTES)))
     machine = load(folder, RUNS[0][0])["machine"]
     print(f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores")
     widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD))]

@@ -1,4 +1,6 @@
 """Markdown: one row for each group and peer, and one table of every size. A size at which shoal is slower is shown in bold."""
+import textwrap
+
 from comparison.results import LARGE_BYTES, NAMES, geometric_mean, ratios, rows
 from comparison.runs import STOLEN_SHARE
 from comparison.targets import judge
@@ -16,11 +18,16 @@ def time(us):
     return f"{us:.2f}" if us < 10 else f"{us:.0f}" if us < 10000 else f"{us / 1000:.1f} ms"
 
 
-def short(verdict):
-    """What a verdict that is not met says."""
+def outcome(verdict):
+    """A target and what was measured."""
     if verdict.value is None:
-        return f"**not measured**: {verdict.target}"
-    return f"**{verdict.value:.2f}**" + (f" at {size_label(verdict.size)}" if verdict.size else "") + f" for {verdict.target}"
+        return f"{verdict.target}: not measured"
+    return f"{verdict.target}: {verdict.value:.2f}" + (f" at {size_label(verdict.size)}" if verdict.size else "")
+
+
+def command_block(command):
+    """An indented code block. Long commands continue on the next line."""
+    return "    " + " \\\n      ".join(textwrap.wrap(command, 108, break_long_words=False, break_on_hyphens=False))
 
 
 def percent_of_limit(row):
@@ -46,8 +53,7 @@ def targets_of(group, peer):
 
 def cell_of_targets(group, peer, document):
     verdicts = [judge(target, document) for target in targets_of(group, peer)]
-    missed = [short(verdict) for verdict in verdicts if not verdict.met]
-    return "; ".join([f"{len(verdicts) - len(missed)} of {len(verdicts)} met"] + missed)
+    return f"{sum(verdict.met for verdict in verdicts)} of {len(verdicts)}"
 
 
 def summary_row(group, peer, document):
@@ -65,14 +71,41 @@ def summary_row(group, peer, document):
                  ratio(of_peer[worst], worst), f"{100 * min(limits):.0f} %" if limits else "", cpu, cell_of_targets(group, peer, document)])
 
 
+def missed_targets(groups, documents):
+    """A list item for each target that is not met."""
+    verdicts = [(group["title"], judge(target, documents[group["name"]])) for group in groups if group["name"] in documents
+                for target in group["targets"]]
+    return "\n".join(f"- {title}: {outcome(verdict)}" for title, verdict in verdicts if not verdict.met)
+
+
 def summary(groups, documents):
-    """One row for each group and peer."""
-    head = ["work", "beside", "all sizes", "from 64 KiB", "least", "of the limit from 4 MiB", "CPU s/GB: shoal, peer", "targets"]
+    """One row for each group and peer, then the targets that are not met."""
+    head = ["work", "beside", "all sizes", "from 64 KiB", "least", "of limit", "CPU s/GB", "targets"]
     lines = [line(head), "|" + "---|" * len(head)]
     for group in groups:
         if group["name"] in documents:
             lines += [summary_row(group, peer, documents[group["name"]]) for peer in group["peers"] or [None]]
-    return "\n".join(lines)
+    missed = missed_targets(groups, documents)
+    return "\n".join(lines) + (f"\n\nTargets not met:\n\n{missed}" if missed else "")
+
+
+SUMMARY_NOTES = """- all sizes, from 64 KiB: geometric mean of the peer's time over shoal's. least: the smallest ratio, and its size.
+- of limit: least share, from 4 MiB up, of what the links allow.
+- CPU s/GB: CPU seconds of all ranks per GB of the largest message, of shoal and of the peer.
+- targets: how many are met of those that concern this peer."""
+
+
+def summary_page(groups, documents):
+    """The page of a folder: a table by size, a row for each group and peer, the targets that are not met."""
+    if "collective" in groups[0]:
+        parts = ["# Other collectives beside Open MPI and Gloo, float32", matrices(groups, documents)]
+    else:
+        parts = ["# AllReduce beside Open MPI and Gloo, float32 sum"]
+        if any("headline" in group and group["name"] in documents for group in groups):
+            parts += ["shoal's time in microseconds (median of interleaved rounds); Open MPI's time over shoal's, in bold where shoal is\n"
+                      "slower; from 4 MiB the share of what the links allow. Emulated hosts are joined at 1 Gbit/s.",
+                      headline(groups, documents)]
+    return "\n\n".join(parts + ["## Groups and targets", SUMMARY_NOTES, summary(groups, documents)]) + "\n"
 
 
 def matrix(groups, documents, peer):
@@ -148,17 +181,15 @@ def table_of_types(document):
 def details(groups, documents):
     """The page of all groups: what was run, the verdict on each target, every size."""
     parts = ["# Comparison",
-             "Times are medians of interleaved rounds; a number with x is the peer's time over shoal's, the median of the rounds' ratios, in bold "
-             "where shoal is slower."]
+             "Times are medians of interleaved rounds. A number with x is the peer's time over shoal's: the median of the rounds'\n"
+             "ratios, in bold where shoal is slower."]
     for group in groups:
         if group["name"] not in documents:
             continue
         document = documents[group["name"]]
         machine = document["machine"]
-        parts += [f"## {group['title']}", f"{machine['cpu']}, {machine['cores']} cores. `{document['command']}`{noise(document)}"]
+        parts += [f"## {group['title']}", f"{machine['cpu']}, {machine['cores']} cores.{noise(document)}", command_block(document["command"])]
         verdicts = [judge(target, document) for target in group["targets"]]
-        parts.append("\n".join(f"- {'met' if verdict.met else '**not met**'}: {verdict.target}"
-                               + (": not measured" if verdict.value is None else f": {verdict.value:.2f}")
-                               + (f" at {size_label(verdict.size)}" if verdict.size else "") for verdict in verdicts))
+        parts.append("\n".join(f"- {'met' if verdict.met else '**not met**'}: {outcome(verdict)}" for verdict in verdicts))
         parts.append(table_of_sizes(group, document) if group["peers"] else table_of_types(document))
     return "\n\n".join(parts) + "\n"

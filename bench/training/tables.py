@@ -1,6 +1,7 @@
 """Tables and verdicts of a study, for the report and as Markdown. A cell that starts with "!" is a figure that misses its target."""
 import math
 import statistics
+import textwrap
 
 from comparison.results import geometric_mean
 from training import rates, rows
@@ -259,13 +260,24 @@ def _markdown(head, lines):
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *[[cell(text) for text in row] for row in lines]])
 
 
-def headline(documents):
-    """The table of a README: for each network shoal's images/s, and how many times the better other one's that is."""
-    every = rows.rows_of(["rates-2x1", "rates-4x1", "1gbit-batch8", "1gbit-batch32", "one-host"], None)
+SUMMARY_NOTE = """shoal's images/s, and that over the images/s of the better of Gloo and Open MPI: DistributedDataParallel with each,
+in turns in the same processes, the networks in their CIFAR-10 form, batch per rank. Every figure: tables.md."""
+SUMMARY_TABLES = (("At the link rate at which the better peer waits for communication about half of its step, batch 8",
+                   ("rates-2x1", "rates-4x1")),
+                  ("At 1 Gbit/s, and on one host with 2 ranks (bound by compute, batch 32)", ("1gbit-batch8", "1gbit-batch32", "one-host")))
+COLUMN_WORDS = {"rates-2x1": "2 hosts x 1", "rates-4x1": "4 hosts x 1", "1gbit-batch8": "batch 8", "1gbit-batch32": "batch 32",
+                "one-host": "one host"}
+SHAPE_WORDS = {"2x1": ", 2 hosts", "4x1": ", 4 hosts"}
+
+
+def _column_head(part, shape):
+    return COLUMN_WORDS[part] + (SHAPE_WORDS[shape] if part.startswith("1gbit") else "")
+
+
+def speeds_by_network(documents, parts):
+    """Markdown: a row for each network, a column for each part and shape."""
+    every = rows.rows_of(parts, None)
     columns = list(dict.fromkeys((row.part, row.shape) for row in every))
-    kinds = {"rates-2x1": "half exposed, batch 8", "rates-4x1": "half exposed, batch 8", "1gbit-batch8": "1 Gbit/s, batch 8",
-             "1gbit-batch32": "1 Gbit/s, batch 32", "one-host": "one host, batch 32"}
-    where = {"2x1": "2 hosts", "4x1": "4 hosts", "1x2": "2 ranks"}
     lines, of_column = [], {column: [] for column in columns}
     for model in rows.NETWORKS:
         cells = []
@@ -282,9 +294,16 @@ def headline(documents):
         lines.append([model, *cells])
     means = [f"{geometric_mean(values):.2f} x" if len(values) == len(rows.NETWORKS) else "" for values in of_column.values()]
     lines.append(["geometric mean", *means])
+    return _markdown(["network", *[_column_head(part, shape) for part, shape in columns]], lines)
+
+
+def summary_page(documents):
+    """The short page: speeds by network, and every target."""
+    parts = ["# Training beside Gloo and Open MPI, in short", SUMMARY_NOTE]
+    for words, parts_of_table in SUMMARY_TABLES:
+        parts += [f"{words}:", speeds_by_network(documents, parts_of_table)]
     aims = targets(documents)
-    return (_markdown(["network", *[f"{kinds[part]}, {where[shape]}" for part, shape in columns]], lines) + "\n\n" +
-            _markdown(aims["head"], aims["rows"]))
+    return "\n\n".join(parts + ["## Targets", _markdown(aims["head"], aims["rows"])]) + "\n"
 
 
 def to_markdown(tables):
@@ -292,6 +311,6 @@ def to_markdown(tables):
     for each in tables:
         parts.append(f"## {each['title']}")
         if each["note"]:
-            parts.append(each["note"])
+            parts.append(textwrap.fill(each["note"], 118))
         parts.append(_markdown(each["head"], each["rows"]))
     return "\n\n".join(parts) + "\n"

@@ -50,7 +50,9 @@ class TestCompare:
         done = self.compare()
         assert done.returncode == 0, done.stderr
         assert re.search(r"\[1/1\] 1 host x 2, .*\b15 s\b", done.stderr), done.stderr
-        assert re.search(r"1 of 2 met; \*\*0\.70\*\* at 1 MiB for float16 .*\b0\.6 .*float32", done.stdout), done.stdout
+        assert "| 1 of 2 |" in done.stdout, done.stdout
+        assert re.search(r"(?m)^- 1 host x 2, .*: float16 .*\b0\.6 .*float32.*: 0\.70 at 1 MiB$", done.stdout), done.stdout
+        assert "| 1 of 2 |" in self.read("summary.md")
         assert re.search(r"(?m)^- met: bfloat16 .*\b0\.6 .*float32 .*1 MiB to 64 MiB: 0\.55 at 1 MiB$", self.read("tables.md"))
         assert sorted(os.listdir(self.out)) == ["1x2-halves.json", "summary.md", "tables.md"]
         document = json.loads(self.read("1x2-halves.json"))

@@ -8,13 +8,15 @@ import pytest
 
 import support
 
+# The C++ example of the repository's README.
 PROGRAM = """#include <cstdio>
 #include <shoal/communicator.h>
 int main() {
   auto communicator = shoal::Communicator::create();
   if (!communicator.ok()) return std::fprintf(stderr, "%s\\n", communicator.status().message().c_str()), 1;
   float value = 42;
-  const shoal::Status status = (*communicator)->all_reduce(&value, &value, 1, shoal::DataType::float32, shoal::ReduceOp::sum);
+  const shoal::Status status =
+      (*communicator)->all_reduce(&value, &value, 1, shoal::DataType::float32, shoal::ReduceOp::sum);
   std::printf("%d rank, %g, %s\\n", (*communicator)->size(), static_cast<double>(value), status.to_string().c_str());
 }
 """

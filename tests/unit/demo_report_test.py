@@ -56,6 +56,13 @@ def test_a_training_has_a_row_for_each_peer():
                     ("2 hosts x 1 rank", "training resnet18, cifar10, batch 8", "35.0 images/s", "50.0 images/s", "Open MPI", "0.70", "-")]
 
 
+def test_the_summary_has_the_sentence_and_one_row_for_all_peers():
+    rows = report.training_rows({"results": [result("shoal", 35.0), result("gloo", 28.0), result("mpi", 50.0)]})
+    text = report.summary_page("Training is fast.", rows)
+    assert text.startswith("# bench/demo\n\nTraining is fast.\n")
+    assert "| 2 hosts x 1 rank | training resnet18, cifar10, batch 8 | 35.0 images/s | 0.70 x | 1.25 x |" in text
+
+
 def test_the_page_begins_with_the_sentence(folder, monkeypatch):
     figures = mock.MagicMock()  # this Python may have no matplotlib
     figures.to_svg.return_value = "<svg />"

@@ -178,16 +178,26 @@ class TestTables:
         found = tables.speeds("T", "", [row], {row.name: document(result("shoal", 60, speedup_vs_1=1.5), result("gloo", 40))})
         assert found["rows"][0][found["head"].index("shoal / one rank")] == "1.50 x"
 
-    def test_the_headline_has_speeds_ratios_and_means(self):
+    def test_the_summary_has_speeds_ratios_and_means(self):
         documents = {row.name: document(result("shoal", 60, model=row.model, rate="500mbit"), result("gloo", 40, model=row.model))
                      for row in rows.rows_of(["rates-2x1"], None)}
         documents["one-host-vgg16"] = document(result("shoal", 97), result("gloo", 100))
-        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.headline(documents).splitlines()]
-        found = {line[0]: line for line in lines}
-        assert found["resnet18"][1] == "60 at 500 Mbit/s, 1.50 x"
-        assert found["vgg16"][-1] == "97, **0.97 x**"
-        assert found["vgg16"][2] == "", "not measured"
-        assert (found["geometric mean"][1], found["geometric mean"][-1]) == ("1.50 x", ""), "no mean of a part"
+
+        def cells(*parts):
+            lines = [[cell.strip() for cell in line.strip("|").split("|")]
+                     for line in tables.speeds_by_network(documents, parts).splitlines()]
+            return {line[0]: line for line in lines}
+
+        rates_found = cells("rates-2x1", "rates-4x1")
+        assert rates_found["network"] == ["network", "2 hosts x 1", "4 hosts x 1"]
+        assert rates_found["resnet18"][1] == "60 at 500 Mbit/s, 1.50 x"
+        assert rates_found["vgg16"][2] == "", "not measured"
+        assert rates_found["geometric mean"][1] == "1.50 x"
+        plain = cells("1gbit-batch8", "1gbit-batch32", "one-host")
+        assert plain["network"][1:] == ["batch 8, 2 hosts", "batch 8, 4 hosts", "batch 32, 2 hosts", "batch 32, 4 hosts", "one host"]
+        assert plain["vgg16"][-1] == "97, **0.97 x**"
+        assert plain["geometric mean"][-1] == "", "no mean of a part"
+        assert "| resnet18 | 60 at 500 Mbit/s, 1.50 x |" in tables.summary_page(documents)
 
     def test_markdown_shows_misses_in_bold(self):
         text = tables.to_markdown([tables.table("T", "", ["a", "b"], [["x", "!y"]])])
