@@ -77,9 +77,13 @@ Status verify_requested(const ScheduleOptions& options, Tally& tally) {
   return {};
 }
 
-/// All algorithms and collectives on 1..17, 24 and 64 ranks, all shapes, sizes and some roots.
-Status verify_all(Tally& tally) {
+/// All collectives on 1..17, 24 and 64 ranks, all shapes, sizes and some roots. `only`: the name of one algorithm; empty: all.
+Status verify_all(const std::string& only, Tally& tally) {
+  if (!only.empty()) {
+    if (const auto known = find_algorithm(only); !known.ok()) return known.status();
+  }
   for (const Algorithm& algorithm : algorithms()) {
+    if (!only.empty() && find_algorithm(only).value()->name != algorithm.name) continue;
     const Tally before = tally;
     for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 64}) {
       for (const Topology& topology : shapes_of(ranks)) {
@@ -118,10 +122,12 @@ void add_verify_command(CLI::App& app, int* exit_status) {
   const auto all = std::make_shared<bool>(false);
   options->add_to(*command);
   options->add_size_to(*command);
-  command->add_flag("--all", *all, "every algorithm and collective on many numbers of ranks, shapes and sizes");
+  command->add_flag(
+      "--all", *all,
+      "every collective on many numbers of ranks, shapes and sizes, by every algorithm or by the one of --algorithm");
   command->callback([options, all, exit_status] {
     Tally tally;
-    const Status status = *all ? verify_all(tally) : verify_requested(*options, tally);
+    const Status status = *all ? verify_all(options->algorithm, tally) : verify_requested(*options, tally);
     if (!status.ok()) {
       *exit_status = report_error("verify", status);
       return;

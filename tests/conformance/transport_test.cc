@@ -25,10 +25,10 @@ using Clock = std::chrono::steady_clock;
 
 #ifdef SHOAL_SANITIZED
 constexpr int kSlowdown = 10;
-constexpr int kTilesUnderLoad = 10'000;
+constexpr int kTilesUnderLoad = 4'000;
 #else
 constexpr int kSlowdown = 1;
-constexpr int kTilesUnderLoad = 25'000;
+constexpr int kTilesUnderLoad = 10'000;
 #endif
 
 /// Tiles for each rank in the tests under load. tests/long asks for more.

@@ -39,7 +39,12 @@ StreamCase delayed(int ranks, std::uint64_t seed, const char* route) {
 }
 
 TEST(Streams, EveryCollectiveThroughMemoryOfPeers) {
-  for (const int ranks : {1, 2, 3, 4, 8}) {
+#ifdef SHOAL_SANITIZED
+  const std::vector<int> sizes{1, 3, 4};
+#else
+  const std::vector<int> sizes{1, 2, 3, 4, 8};
+#endif
+  for (const int ranks : sizes) {
     SCOPED_TRACE(ranks);
     expect_stream_ranks(delayed(ranks, 1, "peer"), [](StreamRank& rank) { return all_kinds(rank, false); });
   }

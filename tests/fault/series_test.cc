@@ -60,7 +60,7 @@ constexpr std::uint64_t kStops = 4;
 constexpr std::uint64_t kKillsAtMoments = 8;
 #else
 constexpr double kSlack = 1;
-constexpr std::uint64_t kKills = 100;
+constexpr std::uint64_t kKills = 50;
 constexpr std::uint64_t kStops = 100;
 constexpr std::uint64_t kKillsAtMoments = 40;
 #endif

@@ -23,9 +23,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 #ifdef SHOAL_SANITIZED
-constexpr int kDefaultInputs = 4'000;
+constexpr int kDefaultInputs = 2'500;
 #else
-constexpr int kDefaultInputs = 100'000;
+constexpr int kDefaultInputs = 30'000;
 #endif
 
 /// SHOAL_HOSTILE_INPUTS: for longer runs.

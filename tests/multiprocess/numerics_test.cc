@@ -8,7 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmath>
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -42,14 +43,22 @@ struct Circumstances {
   bool shared = false;  ///< buffers from mem_alloc
 };
 
+/// Random bits for element `index`. Source: Vigna's splitmix64.
+std::uint64_t random_bits(std::uint64_t seed, std::size_t index) {
+  std::uint64_t bits = seed * 0xd1342543de82ef95ULL + (index + 1) * 0x9e3779b97f4a7c15ULL;
+  bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9ULL;
+  bits = (bits ^ bits >> 27) * 0x94d049bb133111ebULL;
+  return bits ^ bits >> 31;
+}
+
 /// What `rank` gives: values of a wide range, so that another order of additions gives other bits. Any type of 16 .. 64 bits.
 std::vector<std::byte> contribution(int rank, std::size_t count, DataType type, std::uint64_t seed) {
-  std::mt19937_64 random(seed * 1000 + static_cast<std::uint64_t>(rank));
+  constexpr std::array<double, 16> kScales{1. / 64, 1. / 32, 1. / 16, 1. / 8, 1. / 4, 1. / 2,   1, 2,
+                                           4,       8,       16,      32,     64,     1. / 128, 1, 2};
   std::vector<std::byte> bytes(count * size_of(type));
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t bits = random();
-    const double value =
-        std::ldexp(static_cast<double>(bits >> 12) / static_cast<double>(1ULL << 52) - 0.5, static_cast<int>(bits % 12) - 6);
+    const std::uint64_t bits = random_bits(seed * 1000 + static_cast<std::uint64_t>(rank), i);
+    const double value = (static_cast<double>(bits >> 12) * (1.0 / static_cast<double>(1ULL << 52)) - 0.5) * kScales[bits % 16];
     const auto put = [&](auto number) { std::memcpy(bytes.data() + i * sizeof number, &number, sizeof number); };
     switch (type) {
       case DataType::float64:
@@ -68,9 +77,14 @@ std::vector<std::byte> contribution(int rank, std::size_t count, DataType type, 
   return bytes;
 }
 
-/// FNV-1a.
+/// A hash of `bytes` bytes that goes on from `hash`, eight bytes at a time.
 std::uint64_t hash_of(std::uint64_t hash, const void* data, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211ULL;
+  for (std::size_t i = 0; i < bytes; i += sizeof hash) {
+    std::uint64_t block = 0;
+    std::memcpy(&block, static_cast<const unsigned char*>(data) + i, std::min(bytes - i, sizeof block));
+    hash = (hash ^ block) * 1099511628211ULL;
+    hash ^= hash >> 29;
+  }
   return hash;
 }
 

@@ -66,14 +66,14 @@ class SharedMemory : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(, SharedMemory, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 TEST_P(SharedMemory, GivesTheSameBitsAsOrdinaryBuffers) {
-  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return compare(c, 120); });
-  expect_ranks(GetParam(), over_shm("direct"), [](Communicator& c) { return compare(c, 60); });
+  expect_ranks(GetParam(), over_shm(), [](Communicator& c) { return compare(c, 60); });
+  expect_ranks(GetParam(), over_shm("direct"), [](Communicator& c) { return compare(c, 30); });
 }
 
 // Tiles travel by reference there.
 TEST_P(SharedMemory, ServesOtherAlgorithmsToo) {
   for (const char* algorithm : {"ring", "recursive_doubling", "hierarchical"}) {
-    expect_ranks(GetParam(), over_shm(algorithm), [](Communicator& c) { return compare(c, 30); });
+    expect_ranks(GetParam(), over_shm(algorithm), [](Communicator& c) { return compare(c, 15); });
   }
 }
 

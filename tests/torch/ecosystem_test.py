@@ -220,6 +220,7 @@ def check_losses(per_rank, tolerance=1e-5):
     assert alone[-1] < alone[0]
 
 
+@pytest.mark.long
 def test_fsdp2_trains_as_one_process_does_and_as_gloo():
     losses = run_ranks(4, fsdp2, "shoal")
     check_losses(losses)

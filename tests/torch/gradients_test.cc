@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kImages = 16;
+constexpr int kImages = 8;
 constexpr int kBackwards = 2;  // one bucket in the first, regrouped into several before the second
 constexpr std::uint64_t kSeed = 11;
 constexpr double kTolerance = 1e-5;  // relative, of the Euclidean norm of each parameter's gradient

@@ -75,7 +75,7 @@ class TestTrain:
     @pytest.mark.parametrize("ranks", (pytest.param(1, marks=pytest.mark.long), 2))
     def test_backends_follow_the_same_curve(self, ranks):
         file = self.path(f"{ranks}.json")
-        done = train("--backend", "shoal,gloo", "--steps", "4", "--json", file, *SHORT, ranks=ranks)
+        done = train("--backend", "shoal,gloo", "--steps", "4", "--json", file, *SMALL, ranks=ranks)
         assert done.returncode == 0, done.stdout + done.stderr
         rows = self.rows(file)
         assert [row["backend"] for row in rows] == ["shoal", "gloo"]
@@ -84,7 +84,7 @@ class TestTrain:
             assert row["ranks"] == ranks
             assert len(row["step_loss"]) == 4
             assert row["images_per_s"] > 0
-            assert row["bytes"] == traffic_bytes(row, 2, 11173962)
+            assert row["bytes"] == traffic_bytes(row, 2, 352042)
         for ours, theirs in zip(rows[0]["step_loss"], rows[1]["step_loss"]):
             assert ours == pytest.approx(theirs, abs=1e-4 * abs(theirs))
 
@@ -201,6 +201,7 @@ class TestTrain:
             picture = file.read()
         assert ">~" in picture  # projected, since no whole epoch was measured
 
+    @pytest.mark.long
     def test_a_plot_is_drawn_of_a_run(self):
         alone, plot = self.path("alone.json"), self.path("plot.svg")
         self.trained("--steps", "6", "--json", alone)
@@ -238,8 +239,9 @@ class TestTrain:
         return done
 
     @pytest.mark.parametrize("ranks, backends, more", (
-        (1, "shoal", "--optimizer adadelta --schedule cosine"), (2, "shoal,gloo", "--optimizer adam --schedule step --epochs 3"),
-        (3, "shoal", "--optimizer sgd")))
+        (1, "shoal", "--optimizer adadelta --schedule cosine"),
+        pytest.param(2, "shoal,gloo", "--optimizer adam --schedule step --epochs 3", marks=pytest.mark.long),
+        pytest.param(3, "shoal", "--optimizer sgd", marks=pytest.mark.long)))
     def test_a_resumed_training_has_the_same_bits(self, ranks, backends, more):
         def trained(*options):
             # Otherwise the second run, which measures the links anew, might choose an algorithm that adds in another order.
