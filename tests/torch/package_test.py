@@ -67,7 +67,8 @@ class TestPackage:
         folder = run(PYTHON, "-c", script).splitlines()[-1]
         assert folder.startswith(ENVIRONMENT), folder
         libraries = sorted(os.listdir(os.path.join(folder, "lib")))
-        assert libraries == ["libshoal.so.0", "libshoal.so.0.1.0", "libshoal_torch.so"]
+        kernels = ["libshoal_cuda.so"] if os.path.exists(os.path.join(support.BUILD, "lib/libshoal_cuda.so")) else []
+        assert libraries == ["libshoal.so.0", "libshoal.so.0.1.0", *kernels, "libshoal_torch.so"]
         script = "import shoal; print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libshoal' in line})"
         loaded = run(PYTHON, "-c", script).splitlines()[-1].split()
         assert len(loaded) == 2

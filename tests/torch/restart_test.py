@@ -175,6 +175,7 @@ if rank == 0:
 @pytest.mark.parametrize("launch, plan", (
     (["--standalone"], "kill"),
     pytest.param(["--standalone"], "raise-early,raise", marks=pytest.mark.long),
+    pytest.param(["--standalone"], ",".join(["kill", "raise"] * 25), marks=pytest.mark.long, id="fifty"),
     pytest.param(["--master-addr=127.0.0.1", "--master-port"], "raise-early,kill,raise", marks=pytest.mark.long)))
 def test_torchrun_restarts_the_workers(port, launch, plan):
     if "--standalone" not in launch:
@@ -187,7 +188,7 @@ def test_torchrun_restarts_the_workers(port, launch, plan):
         with open(script, "w", encoding="utf-8") as file:
             file.write(WORKER)
         done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *launch, "--nproc-per-node=2", f"--max-restarts={restarts}",
-                               "--monitor-interval=0.1", script, plan], capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+                               "--monitor-interval=0.1", script, plan], capture_output=True, text=True, timeout=(1 + restarts) * LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(f"done after {restarts} restarts") == 1, done.stdout + done.stderr
 
@@ -223,3 +224,28 @@ def test_a_rank_given_twice(port, ranks):
         for pid in twice:
             assert f"process {pid} " in result, result
     assert time.monotonic() - began < 0.5 * LIMIT_S
+
+
+def alone(store, rank, size, log):
+    with open(log, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ["SHOAL_WARN_AFTER"] = "0.3"
+    start(store, rank, size, timeout_s=1.5)
+
+
+def test_a_long_start_names_the_missing_ranks(port, tmp_path):
+    log = tmp_path / "stderr"
+    [result] = Generation(port, [1], alone, 3, log).results()
+    assert "rank 1 of 3" in result and "ranks 0, 2" in result, result
+    warnings = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("shoal: startup: rank 1 of 3 ")]
+    assert len(warnings) >= 2, "after 0.3 s and after 0.9 s"
+    assert all("ranks 0, 2" in line for line in warnings), warnings
+
+
+def test_a_rank_beyond_the_size_of_a_complete_start(port, tmp_path):
+    """Nothing tells it from a rank of the next start, which may have more ranks; its messages name both sizes."""
+    assert Generation(port, range(2), one_start, 2).results() == ["ok"] * 2
+    log = tmp_path / "stderr"
+    [result] = Generation(port, [2], alone, 3, log).results()
+    for text in (result, log.read_text(encoding="utf-8")):
+        assert "rank 2 of 3" in text and "world size 2" in text, text

@@ -20,9 +20,9 @@ namespace shoal::ddp {
 /// after backward, bit for bit: the gradients are scaled and summed as the reducer does without a hook, and no parameter is
 /// read in between.
 ///
-/// The larger part of every bucket travels beside backward, the rest beside the next forward, what that needs first first (see
-/// Averages). A
-/// model that runs its parts in another order than it lists them is slower, but right.
+/// The larger part of every bucket is averaged during backward, the rest during the next forward, in the order in which forward
+/// needs the parameters (see Averages). A model that runs its parts in another order than it lists them is slower; the results
+/// are the same.
 ///
 /// Collective; throws what the group's backend throws, and after that again whenever an average is needed. What is in flight
 /// may outlive the object: it holds its own memory. Thread rule: one thread.

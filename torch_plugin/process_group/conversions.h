@@ -23,10 +23,10 @@ struct Reduction {
 };
 
 /// What a reduction (`call`, for messages) of `tensor` with `op` is for shoal. PREMUL_SUM is the sum of scaled(). Complex
-/// numbers are reduced as twice as many real ones (sum and average only), as torch itself does; of torch's floats of 8 bits
-/// float8_e4m3fn and float8_e5m2 are reduced. bool is reduced as bytes of 0
-/// and 1 with the operation that means the same: sum, max and bor are "or"; product, min and band are "and". Throws
-/// c10::ValueError when shoal has no such type or the type no such operation; the message names both.
+/// numbers are reduced as twice as many real ones (sum and average only), as torch itself does. Of the 8-bit floats,
+/// float8_e4m3fn and float8_e5m2 are reduced. bool is reduced as bytes of 0 and 1 with the operation that means the same: sum,
+/// max and bor are "or"; product, min and band are "and". Throws c10::ValueError when shoal has no such type or the type no
+/// such operation; the message names both.
 Reduction to_reduction(const char* call, const at::Tensor& tensor, const c10d::ReduceOp& op);
 
 /// `tensor` times the factor that PREMUL_SUM carries, in new memory; `tensor` itself for every other operation.

@@ -200,16 +200,24 @@ class Joining {
     if (waited >= timeout_) {
       return fail({StatusCode::timeout,
                    "rank " + std::to_string(rank_) + " of " + std::to_string(self_.size) + " has waited " +
-                       seconds_since(start_) + " at the c10d store; " + names_of(missing()) +
-                       " did not join; check that their processes run and use the same store (MASTER_ADDR, MASTER_PORT) "
-                       "and size"});
+                       seconds_since(start_) + " at the c10d store; " + names_of(missing()) + " did not join" + other_size() +
+                       "; check that their processes run and use the same store (MASTER_ADDR, MASTER_PORT) and size"});
     }
     if (waited >= warn_interval_) {
       warn_interval_ *= 2;
-      (void)std::fprintf(stderr, "shoal: startup: rank %d of %d has waited %s at the c10d store; %s did not join yet\n", rank_,
-                         self_.size, seconds_since(start_).c_str(), names_of(missing()).c_str());
+      (void)std::fprintf(stderr, "shoal: startup: rank %d of %d has waited %s at the c10d store; %s did not join yet%s\n",
+                         rank_, self_.size, seconds_since(start_).c_str(), names_of(missing()).c_str(), other_size().c_str());
     }
     return {};
+  }
+
+  /// Where rank 0 has not answered: the size of the newest start at this store, if it differs. That start may be complete, and
+  /// this rank one too many.
+  std::string other_size() {
+    const std::int64_t newest = store_.add(kRounds, 0);
+    if (newest == 0 || newest == round_ || !store_.check({entry(newest, 0)})) return {};
+    const int size = member_of(get(entry(newest, 0))).size;
+    return size == self_.size ? "" : " (the newest start at this store has world size " + std::to_string(size) + ")";
   }
 
   /// Ranks without an entry in the newest round; rank 0 where this rank has no answer of it.

@@ -1,5 +1,5 @@
-"""Trains ResNet18 on CIFAR-10 as `shoal_train --overlap backward --no-augment` does, step for step. `import shoal` and the backend's name are all
-that a script for Gloo has otherwise. Started by torchrun: train_resnet18.py FOLDER STEPS [BATCH [BACKEND]]"""
+"""Trains ResNet18 on CIFAR-10 as `shoal_train --overlap backward --no-augment` does, step for step. Only the name of the
+backend differs from a script for Gloo. Started by torchrun: train_resnet18.py FOLDER STEPS [BATCH [BACKEND]]"""
 import sys
 import time
 
@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-
-import shoal  # noqa: F401  registers the backend
 
 
 def conv(inputs, outputs, side=3, stride=1):

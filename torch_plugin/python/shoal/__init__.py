@@ -1,9 +1,8 @@
 """shoal: collectives for gradients that cross a slow network, as a backend of torch.distributed.
 
-    import shoal
     torch.distributed.init_process_group("shoal")
 
-An installed copy needs no import: shoal_autoload registers the backend when torch is imported.
+An installed copy needs no `import shoal`: shoal_autoload registers the backend when torch is imported.
 
 Serves tensors on the CPU and on CUDA devices. Beside it a device may keep a backend of its own:
 init_process_group("cpu:shoal,cuda:nccl").
