@@ -13,7 +13,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/patience.h"
+#include "transports/common/patience.h"
 
 namespace shoal {
 

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/signature.h"
+#include "src/diagnosis/signature.h"
 
 namespace shoal {
 namespace {

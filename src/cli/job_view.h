@@ -11,7 +11,7 @@
 
 #include <shoal/status.h>
 
-#include "src/engine/ledger.h"
+#include "src/diagnosis/ledger.h"
 
 namespace shoal {
 

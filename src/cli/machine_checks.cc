@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/discovery/sysfs.h"
+#include "src/machine/sysfs.h"
 
 namespace shoal {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <shoal/status.h>
 
-#include "src/discovery/detect.h"
+#include "src/machine/detect.h"
 
 namespace shoal {
 

@@ -25,11 +25,11 @@
 #include <shoal/status.h>
 #include <CLI/CLI.hpp>
 
-#include "src/bootstrap/job_key.h"
-#include "src/bootstrap/launch.h"
 #include "src/cli/commands.h"
 #include "src/cli/supervisor.h"
-#include "src/discovery/rank_order.h"
+#include "src/join/job_key.h"
+#include "src/join/launch.h"
+#include "src/machine/rank_order.h"
 #include "src/settings/settings.h"
 
 extern char** environ;  // POSIX leaves its declaration to the program

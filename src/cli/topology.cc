@@ -16,12 +16,12 @@
 #include "src/cli/commands.h"
 #include "src/cli/schedule_options.h"
 #include "src/cli/topology_drawing.h"
-#include "src/discovery/affinity.h"
-#include "src/discovery/detect.h"
-#include "src/discovery/rank_order.h"
-#include "src/discovery/sysfs.h"
-#include "src/engine/cores.h"
-#include "src/engine/placing.h"
+#include "src/machine/affinity.h"
+#include "src/machine/cores.h"
+#include "src/machine/detect.h"
+#include "src/machine/placing.h"
+#include "src/machine/rank_order.h"
+#include "src/machine/sysfs.h"
 
 namespace shoal {
 namespace {

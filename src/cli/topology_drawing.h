@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "src/discovery/affinity.h"
-#include "src/discovery/detect.h"
+#include "src/machine/affinity.h"
+#include "src/machine/detect.h"
 
 namespace shoal {
 

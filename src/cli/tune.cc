@@ -20,13 +20,13 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "src/bootstrap/launch.h"
 #include "src/cli/commands.h"
 #include "src/cli/machine.h"
 #include "src/cli/schedule_options.h"
 #include "src/cli/tuner.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/tuning_file.h"
+#include "src/join/launch.h"
 #include "src/settings/settings.h"
 
 namespace shoal {

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/engine/call_meter.h"
+#include "src/plan/call_meter.h"
 #include "src/schedule/program.h"
 #include "src/selector/selector.h"
 

@@ -10,15 +10,15 @@
 
 #include <shoal/limits.h>
 
-#include "src/bootstrap/job_key.h"
-#include "src/bootstrap/launch.h"
-#include "src/bootstrap/socket.h"
-#include "src/bootstrap/startup_watch.h"
+#include "src/base/deadline.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/communicator/wire_up.h"
-#include "src/engine/call_group.h"
+#include "src/join/job_key.h"
+#include "src/join/launch.h"
+#include "src/join/socket.h"
+#include "src/join/startup_watch.h"
+#include "src/runtime/call_group.h"
 #include "src/settings/settings.h"
-#include "src/status/deadline.h"
 
 namespace shoal {
 
@@ -56,15 +56,15 @@ bool Work::is_completed() const noexcept { return operation_ == nullptr || opera
 Status Work::wait() {
   if (operation_ == nullptr) return {};
   // The deadline ends the operation through whoever drives it; the bound below is for a driver that is itself held up.
-  operation_->executor()->wait(operation_, std::chrono::steady_clock::time_point::max());
+  executor_of(*operation_).wait(operation_, std::chrono::steady_clock::time_point::max());
   if (!operation_->done())
-    return Operation::in_callback() ? internal::waits_in_callback("Work::wait") : operation_->executor()->status();
+    return Operation::in_callback() ? internal::waits_in_callback("Work::wait") : executor_of(*operation_).status();
   return operation_->outcome();
 }
 
 Status Work::wait_for(std::chrono::nanoseconds timeout) {
   if (operation_ == nullptr) return {};
-  operation_->executor()->wait(operation_, deadline_after(timeout));
+  executor_of(*operation_).wait(operation_, deadline_after(timeout));
   if (operation_->done()) return operation_->outcome();
   if (Operation::in_callback()) return internal::waits_in_callback("Work::wait_for");
   return {StatusCode::timeout, fmt::format("call {} is still in flight after {} ms", operation_->sequence(),

@@ -12,13 +12,13 @@
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
+#include "src/base/deadline.h"
 #include "src/communicator/integer_average.h"
-#include "src/engine/call_buffers.h"
-#include "src/engine/call_group.h"
+#include "src/plan/call_buffers.h"
+#include "src/runtime/call_group.h"
 #include "src/schedule/layout.h"
 #include "src/selector/selector.h"
 #include "src/settings/settings.h"
-#include "src/status/deadline.h"
 #include "src/trust/refusals.h"
 
 namespace shoal::internal {

@@ -18,7 +18,7 @@
 #include "src/communicator/call_statistics.h"
 #include "src/communicator/integer_average.h"
 #include "src/communicator/wire_up.h"
-#include "src/engine/executor.h"
+#include "src/runtime/executor.h"
 #include "src/selector/selector.h"
 
 namespace shoal::internal {

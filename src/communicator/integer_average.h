@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "src/engine/plan.h"
+#include "src/plan/plan.h"
 
 namespace shoal::internal {
 

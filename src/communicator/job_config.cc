@@ -7,7 +7,7 @@
 
 #include <shoal/shoal.h>
 
-#include "src/status/printable.h"
+#include "src/base/printable.h"
 
 namespace shoal {
 namespace {

@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
+#include "src/base/printable.h"
 #include "src/communicator/job_config.h"
-#include "src/engine/waiter.h"
-#include "src/status/printable.h"
+#include "src/progress/waiter.h"
 
 namespace shoal {
 namespace {

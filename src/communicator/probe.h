@@ -3,8 +3,8 @@
 
 #include <shoal/status.h>
 
-#include "src/bootstrap/exchange.h"
-#include "src/engine/mesh.h"
+#include "src/join/exchange.h"
+#include "src/progress/mesh.h"
 
 namespace shoal {
 

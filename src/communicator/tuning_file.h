@@ -6,7 +6,7 @@
 
 #include <shoal/status.h>
 
-#include "src/bootstrap/exchange.h"
+#include "src/join/exchange.h"
 #include "src/selector/tuning.h"
 
 namespace shoal {

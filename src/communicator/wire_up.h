@@ -9,9 +9,9 @@
 #include <shoal/status.h>
 #include <shoal/store.h>
 
-#include "src/bootstrap/job_key.h"
 #include "src/communicator/job_config.h"
-#include "src/engine/executor.h"
+#include "src/join/job_key.h"
+#include "src/runtime/executor.h"
 #include "src/selector/tuning.h"
 
 namespace shoal {

@@ -15,7 +15,7 @@
 
 #include <fmt/format.h>
 
-#include "src/status/deadline.h"
+#include "src/base/deadline.h"
 #include "src/trust/refusals.h"
 
 namespace shoal::cuda {

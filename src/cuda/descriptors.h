@@ -7,7 +7,7 @@
 #include <shoal/communicator.h>
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 
 namespace shoal::cuda {
 

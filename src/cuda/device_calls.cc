@@ -4,12 +4,12 @@
 
 #include <fmt/format.h>
 
+#include "src/base/deadline.h"
 #include "src/communicator/integer_average.h"
 #include "src/cuda/device_group.h"
 #include "src/cuda/device_scope.h"
-#include "src/engine/call_buffers.h"
+#include "src/plan/call_buffers.h"
 #include "src/schedule/layout.h"
-#include "src/status/deadline.h"
 
 namespace shoal::cuda {
 namespace {

@@ -11,10 +11,10 @@
 #include <fmt/format.h>
 
 #include "kernels/partition.h"
+#include "src/base/quiet_thread.h"
 #include "src/communicator/communicator_impl.h"
 #include "src/cuda/device_words.h"
 #include "src/settings/settings.h"
-#include "src/status/quiet_thread.h"
 
 namespace shoal::cuda {
 namespace {

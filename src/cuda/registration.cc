@@ -8,7 +8,7 @@
 #include "src/cuda/device_group.h"
 #include "src/cuda/device_scope.h"
 #include "src/cuda/device_words.h"
-#include "src/engine/call_buffers.h"
+#include "src/plan/call_buffers.h"
 #include "src/schedule/layout.h"
 
 namespace shoal::cuda {

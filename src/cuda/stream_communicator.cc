@@ -6,7 +6,7 @@
 
 #include "src/cuda/cuda_api.h"
 #include "src/cuda/device_group.h"
-#include "src/engine/call_group.h"
+#include "src/runtime/call_group.h"
 
 namespace shoal {
 namespace {

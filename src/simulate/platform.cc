@@ -10,7 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/topology/instances.h"
+#include "src/machine/instances.h"
 
 namespace shoal {
 namespace {

@@ -37,7 +37,7 @@ struct Platform {
   bool one_machine = false;         ///< the cores are those of all nodes together: an emulated cluster
 };
 
-/// The built-in platforms, in a fixed order: EC2's (a row of src/topology/instances each), plain Ethernet, and bench/cluster.
+/// The built-in platforms, in a fixed order: EC2's (a row of src/machine/instances each), plain Ethernet, and bench/cluster.
 std::span<const Platform> platforms();
 
 /// A built-in platform by its name (of EC2's also by the short one, "p5"), or one from a JSON file where `name` ends in

@@ -22,10 +22,10 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/engine/executor.h"
-#include "src/engine/ledger.h"
-#include "src/engine/plan_cache.h"
-#include "src/engine/recorder.h"
+#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/recorder.h"
+#include "src/plan/plan_cache.h"
+#include "src/runtime/executor.h"
 #include "src/selector/selector.h"
 #include "transports/shm/shm.h"
 #include "transports/tcp/tcp.h"

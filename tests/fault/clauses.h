@@ -1,5 +1,5 @@
-// The form of a report of a failure: clauses divided by "; " (src/engine/failures.md). The first says what has failed; after it
-// come lists of ranks, "...: rank 1, rank 3", and where late ranks are instead, "rank 1: ...".
+// The form of a report of a failure: clauses divided by "; " (src/diagnosis/failures.md). The first says what has failed; after
+// it come lists of ranks, "...: rank 1, rank 3", and where late ranks are instead, "rank 1: ...".
 #pragma once
 
 #include <algorithm>

@@ -19,7 +19,7 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/ledger.h"
+#include "src/diagnosis/ledger.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 

@@ -18,9 +18,9 @@
 #include <shoal/trace.h>
 
 #include "src/algorithms/algorithm.h"
-#include "src/engine/cores.h"
-#include "src/engine/executor.h"
-#include "src/engine/progress_thread.h"
+#include "src/machine/cores.h"
+#include "src/progress/progress_thread.h"
+#include "src/runtime/executor.h"
 #include "tests/multiprocess/call_model.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/seeds.h"

@@ -16,7 +16,7 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/signature.h"
+#include "src/diagnosis/signature.h"
 #include "tests/fault/clauses.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"

@@ -20,9 +20,9 @@
 #include <fmt/format.h>
 
 #include "src/algorithms/algorithm.h"
-#include "src/engine/cores.h"
-#include "src/engine/executor.h"
-#include "src/engine/progress_thread.h"
+#include "src/machine/cores.h"
+#include "src/progress/progress_thread.h"
+#include "src/runtime/executor.h"
 #include "src/selector/selector.h"
 #include "tests/seeds.h"
 #include "transports/loopback/loopback.h"
@@ -186,7 +186,7 @@ struct Call {
     executor.post(operation);
   }
   Status wait() {
-    operation->executor()->wait(operation, Clock::time_point::max());
+    executor_of(*operation).wait(operation, Clock::time_point::max());
     Status outcome = operation->outcome();
     operation->drop_reference();
     return outcome;

@@ -19,7 +19,7 @@
 
 #include "src/algorithms/algorithm.h"
 #include "src/communicator/communicator_impl.h"
-#include "src/engine/signature.h"
+#include "src/diagnosis/signature.h"
 #include "tests/facts.h"
 #include "tests/fault/victims.h"
 #include "tests/multiprocess/ranks.h"

@@ -34,9 +34,9 @@
 
 #include <fmt/format.h>
 
-#include "src/bootstrap/socket.h"
 #include "src/cli/diagnosis.h"
 #include "src/cli/job_view.h"
+#include "src/join/socket.h"
 #include "tests/fault/clauses.h"
 #include "tests/fault/victims.h"
 #include "tests/mentions.h"

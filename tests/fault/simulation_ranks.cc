@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "src/engine/drive.h"
+#include "src/progress/drive.h"
 
 namespace shoal::testing {
 

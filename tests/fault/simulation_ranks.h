@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "src/engine/executor.h"
+#include "src/runtime/executor.h"
 #include "tests/fault/simulation_scenario.h"
 #include "tests/fault/simulation_system.h"
 

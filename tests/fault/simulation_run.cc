@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/progress_thread.h"
+#include "src/progress/progress_thread.h"
 #include "tests/fault/simulation_ranks.h"
 #include "tests/fault/simulation_system.h"
 #include "tests/fault/simulation_verdict.h"

@@ -1,7 +1,7 @@
 // The engine on the loopback transport in one thread, on a clock of its own: everything that happens depends on the seed alone,
 // so a seed that fails does so again, step for step. Delays, refusals, late copies, little room, ranks that are late, stand
 // still, die, abort or disagree: every seed ends with right results or with the error that says what has happened, within the
-// times that src/engine/failures.md names.
+// times that src/diagnosis/failures.md names.
 //
 // SHOAL_TEST_SEED=n runs one seed; SHOAL_TEST_SEEDS=n, or first:n, others than the usual ones. SHOAL_TEST_TRACE=1 shows each
 // step of them.

@@ -1,4 +1,4 @@
-// What must come of a simulation: see src/engine/failures.md.
+// What must come of a simulation: see src/diagnosis/failures.md.
 #pragma once
 
 #include <memory>

@@ -18,7 +18,7 @@
 
 #include <shoal/shoal.h>
 
-#include "src/bootstrap/job_key.h"
+#include "src/join/job_key.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/slack.h"

@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "src/engine/call_history.h"
-#include "src/engine/control.h"
-#include "src/engine/messages.h"
-#include "src/engine/roll_call.h"
+#include "src/diagnosis/call_history.h"
+#include "src/diagnosis/roll_call.h"
+#include "src/progress/control.h"
+#include "src/runtime/messages.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

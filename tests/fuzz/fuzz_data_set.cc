@@ -7,8 +7,8 @@
 #include <fstream>
 #include <string>
 
-#include "torch_plugin/data/cifar10.h"
-#include "torch_plugin/data/fashion_mnist.h"
+#include "bench/train/data/cifar10.h"
+#include "bench/train/data/fashion_mnist.h"
 
 using namespace shoal::data;  // NOLINT(google-build-using-namespace): the whole file is one function
 

@@ -5,9 +5,9 @@
 #include <sstream>
 #include <string>
 
-#include "src/bootstrap/job_key.h"
-#include "src/bootstrap/launch.h"
-#include "src/engine/cores.h"
+#include "src/join/job_key.h"
+#include "src/join/launch.h"
+#include "src/machine/cores.h"
 #include "src/settings/settings.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function

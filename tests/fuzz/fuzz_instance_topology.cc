@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/discovery/rank_order.h"
+#include "src/machine/rank_order.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "src/discovery/metadata.h"
+#include "src/machine/metadata.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

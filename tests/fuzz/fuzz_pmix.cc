@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "src/bootstrap/pmix.h"
-#include "src/bootstrap/tcp_store.h"
+#include "src/join/pmix.h"
+#include "src/join/tcp_store.h"
 #include "tests/fuzz/fake_pmix.h"
 
 namespace shoal {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "tests/ofi/hand_peer.h"
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/rails/rails.h"
 #include "transports/rails/wire.h"
 

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 #include "transports/shm/message.h"
 #include "transports/shm/segment.h"
 

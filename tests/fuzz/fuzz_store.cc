@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "src/bootstrap/store_session.h"
+#include "src/join/store_session.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <string_view>
 
-#include "src/bootstrap/store_client.h"
-#include "src/bootstrap/store_session.h"
+#include "src/join/store_client.h"
+#include "src/join/store_session.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

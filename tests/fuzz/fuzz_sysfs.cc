@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "src/discovery/sysfs.h"
+#include "src/machine/sysfs.h"
 
 using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file is one function
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <string_view>
 
-#include "src/bootstrap/exchange.h"
-#include "src/bootstrap/job_key.h"
-#include "src/engine/signature.h"
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
+#include "src/diagnosis/signature.h"
+#include "src/join/exchange.h"
+#include "src/join/job_key.h"
 #include "transports/shm/message.h"
 #include "transports/shm/rendezvous.h"
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-#include "src/bootstrap/socket.h"
+#include "src/join/socket.h"
 #include "tests/hostile/listeners.h"
 
 namespace shoal::hostile {

@@ -8,8 +8,8 @@
 
 #include <shoal/store.h>
 
-#include "src/bootstrap/job_key.h"
-#include "src/bootstrap/socket.h"
+#include "src/join/job_key.h"
+#include "src/join/socket.h"
 #include "src/trust/proof.h"
 #include "tests/hostile/board.h"
 #include "tests/hostile/job.h"

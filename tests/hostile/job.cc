@@ -16,7 +16,7 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/bootstrap/exchange.h"
+#include "src/join/exchange.h"
 #include "src/trust/refusals.h"
 #include "tests/hostile/ways.h"
 #include "transports/shm/segment.h"

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <utility>
 
-#include "src/bootstrap/store_session.h"
+#include "src/join/store_session.h"
 #include "tests/hostile/job.h"
 #include "transports/shm/message.h"
 #include "transports/tcp/address.h"

@@ -14,9 +14,9 @@
 
 #include <fmt/format.h>
 
-#include "src/discovery/sysfs.h"
-#include "src/engine/cores.h"
-#include "src/engine/placing.h"
+#include "src/machine/cores.h"
+#include "src/machine/placing.h"
+#include "src/machine/sysfs.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/unit/fake_machine.h"
 

@@ -27,7 +27,7 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/window_moves.h"
+#include "src/peer_memory/window_moves.h"
 #include "tests/multiprocess/call_model.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"

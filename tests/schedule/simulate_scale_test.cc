@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/machine/instances.h"
 #include "src/simulate/published.h"
 #include "src/simulate/simgrid_engine.h"
-#include "src/topology/instances.h"
 #include "tests/mentions.h"
 #include "tests/schedule/shapes.h"
 

@@ -98,10 +98,10 @@ class TestChecker:
         assert [commands[name]["arguments"] for name in ("src/cli/run.cc", "src/cli/env.cc")] == [["c++", "-DX", "-c", path] for path in paths]
 
     def test_a_header_is_checked_in_a_source_that_includes_it(self):
-        sources = {"src/status/status.cc", "src/trust/proof.cc", "src/engine/mesh.cc"}
+        sources = {"src/base/status.cc", "src/trust/proof.cc", "src/progress/mesh.cc"}
         assert source_of("src/trust/proof.h", sources) == "src/trust/proof.cc"
-        assert source_of("src/engine/drive.h", sources) == "src/engine/mesh.cc"
-        assert source_of("include/shoal/status.h", sources) == "src/status/status.cc"
+        assert source_of("src/progress/drive.h", sources) == "src/progress/mesh.cc"
+        assert source_of("include/shoal/status.h", sources) == "src/base/status.cc"
         assert source_of("README.md", sources) is None
 
     def test_uncommitted_changes_come_first_and_the_rest_is_left_out(self):

@@ -12,11 +12,14 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # Folders of pure functions on values: nothing that moves bytes, and no threads.
 PURE = ("src/schedule/", "src/algorithms/", "src/topology/", "src/simulate/", "src/selector/")
-PURE_FORBIDDEN = re.compile(r"transports/|src/(device|engine|communicator|bootstrap|c_api|cli|discovery)/|cuda|nccl|thread$|mutex$|shared_mutex$|"
+PURE_FORBIDDEN = re.compile(r"transports/|src/machine/(?!instances|hardware)|cuda|nccl|thread$|mutex$|shared_mutex$|"
                             r"condition_variable$|atomic$|future$|semaphore$|barrier$|latch$|stop_token$|pthread\.h|sys/socket\.h|sys/epoll\.h")
-# What two transports have in common lies beside them.
-COMMON_OF_TRANSPORTS = ("transports/transport.h", "transports/patience.h", "transports/descriptor.h", "transports/checksum.h",
-                        "transports/interfaces.h")
+# The rooms of src/, from the bottom up. A room includes rooms before it only.
+ROOMS = ("base", "trust", "settings", "topology", "machine", "schedule", "algorithms", "simulate", "selector", "device", "join", "diagnosis",
+         "peer_memory", "plan", "progress", "runtime", "communicator", "cuda", "c_api", "cli")
+# Which rooms know transports; from `communicator` on by their kinds, below by their interface.
+KNOWS_TRANSPORTS = ROOMS[ROOMS.index("progress"):]
+COMMON_OF_TRANSPORTS = "transports/common"
 SHARED_RAILS = {"transports/ofi": "transports/rails", "transports/ucx": "transports/rails"}
 # Thin clients of what users see.
 CLIENTS = ("torch_plugin/", "bench/", "src/c_api/")
@@ -38,6 +41,20 @@ def _internal(path):
     return match[1] if match else None
 
 
+def _room_complaints(path, room, included):
+    """Rooms of src/ include rooms below them, and transports as KNOWS_TRANSPORTS says."""
+    if room not in ROOMS:
+        return []
+    if match := re.match(r"src/(\w+)/", included):
+        if match[1] not in ROOMS or ROOMS.index(match[1]) > ROOMS.index(room):
+            return [f"{path} includes {included}: rooms include rooms below them only: {' '.join(ROOMS)}"]
+    if included.startswith("transports/"):
+        kinds = ROOMS.index(room) >= ROOMS.index("communicator")
+        if room not in KNOWS_TRANSPORTS or not (kinds or included == "transports/transport.h"):
+            return [f"{path} includes {included}: progress and runtime know transports/transport.h, communicator and above all of them"]
+    return []
+
+
 def include_complaints(path, text):
     """Arrows between folders point down only."""
     complaints = []
@@ -45,18 +62,22 @@ def include_complaints(path, text):
     def complain(included, why):
         complaints.append(f"{path} includes {included}: {why}")
 
+    if (match := re.match(r"src/(\w+)/", path)) and match[1] not in (*ROOMS, "package"):
+        complaints.append(f"{path}: the room {match[1]} is not in ROOMS of tests/tidy/rules.py")
     for _, included in INCLUDE.findall(text):
         folder = _internal(included)
         if path.startswith(PURE) and PURE_FORBIDDEN.search(included):
             complain(included, "schedules and what reads them know nothing of wires, devices and threads")
         if match := re.match(r"(transports/\w+)/", path):
-            own = (match[1], "src/trust", "src/status", SHARED_RAILS.get(match[1]))
-            if folder and included not in COMMON_OF_TRANSPORTS and folder not in own:
+            own = (match[1], "src/trust", "src/base", COMMON_OF_TRANSPORTS, SHARED_RAILS.get(match[1]))
+            if folder and included != "transports/transport.h" and folder not in own:
                 complain(included, "a transport includes its interface and its own files, never another's")
             if included.startswith("shoal/") and included not in ("shoal/status.h", "shoal/types.h"):
                 complain(included, "of the public headers a transport needs the status and the types")
-        elif path.startswith("transports/") and folder and included not in COMMON_OF_TRANSPORTS:
+        elif path.startswith("transports/") and folder not in (None, COMMON_OF_TRANSPORTS, "src/base"):
             complain(included, "the interface of transports stands alone")
+        if match := re.match(r"src/(\w+)/", path):
+            complaints += _room_complaints(path, match[1], included)
         if path.startswith("src/device/") and folder and folder != "src/device":
             complain(included, "a device includes its interface and its own files")
         if path.startswith(CLIENTS) and path not in CLIENT_EXCEPTIONS and folder and not (folder + "/").startswith(CLIENTS):

@@ -78,22 +78,25 @@ class TestChecker:
 
     @pytest.mark.parametrize("path, line, bad", (
         ("src/schedule/x.cc", '#include "transports/transport.h"', True), ("src/algorithms/x.h", "#include <thread>", True),
-        ("src/selector/x.cc", '#include "src/engine/plan.h"', True), ("src/simulate/x.cc", "#include <cuda_runtime.h>", True),
-        ("src/topology/x.cc", "#  include <atomic>", True), ("src/topology/x.cc", '#include "src/discovery/sysfs.h"', True),
+        ("src/selector/x.cc", '#include "src/plan/plan.h"', True), ("src/plan/x.cc", '#include "src/runtime/executor.h"', True),
+        ("src/plan/x.cc", '#include "src/base/futex.h"', False), ("src/progress/x.cc", '#include "transports/tcp/tcp.h"', True),
+        ("src/progress/x.cc", '#include "transports/transport.h"', False), ("src/join/x.cc", '#include "transports/transport.h"', True),
+        ("src/engine/x.cc", "#include <vector>", True), ("src/simulate/x.cc", "#include <cuda_runtime.h>", True),
+        ("src/topology/x.cc", "#  include <atomic>", True), ("src/topology/x.cc", '#include "src/machine/sysfs.h"', True),
         ("src/schedule/x.cc", '#include "src/topology/topology.h"', False),
-        ("src/schedule/x.cc", '// #include "src/engine/plan.h"', False), ("transports/tcp/x.cc", '#include "transports/shm/ring.h"', True),
+        ("src/schedule/x.cc", '// #include "src/plan/plan.h"', False), ("transports/tcp/x.cc", '#include "transports/shm/ring.h"', True),
         ("transports/tcp/x.cc", '#include "src/device/device.h"', True), ("transports/tcp/x.cc", "#include <shoal/communicator.h>", True),
         ("transports/tcp/x.cc", '#include "transports/transport.h"', False),
         ("transports/tcp/x.cc", '#include "src/trust/proof.h"', False), ("transports/tcp/x.cc", '#include "src/settings/settings.h"', True),
         ("transports/tcp/x.cc", "#include <shoal/status.h>", False),
-        ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/engine/plan.h"', True),
-        ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/engine/plan.h"', True),
-        ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/status/s.h"', True),
-        ("torch_plugin/x.cc", '#include "torch_plugin/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
+        ("transports/transport.h", '#include "transports/tcp/tcp.h"', True), ("src/device/x.cc", '#include "src/plan/plan.h"', True),
+        ("src/device/x.cc", '#include "src/device/device.h"', False), ("bench/perf/x.cc", '#include "src/plan/plan.h"', True),
+        ("torch_plugin/x.cc", '#include "transports/transport.h"', True), ("src/c_api/x.cc", '#include "src/base/s.h"', True),
+        ("torch_plugin/x.cc", '#include "bench/train/data/dataset.h"', False), ("bench/perf/x.cc", "#include <shoal/communicator.h>", False),
         ("src/cuda/x.cc", "#include <cuda_runtime.h>", True), ("kernels/x.cu", "#include <cuda_runtime.h>", False),
-        ("src/engine/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
+        ("src/runtime/x.cc", '#include "kernels/fold.h"', True), ("kernels/x.cu", '#include "src/device/device.h"', True),
         ("kernels/x.cu", '#include "src/cuda/cuda_api.h"', False), ("src/cuda/x.cc", '#include "kernels/parameters.h"', False),
-        ("include/shoal/x.h", '#include "src/engine/plan.h"', True), ("src/engine/x.cc", '#include "tests/x.h"', True)))
+        ("include/shoal/x.h", '#include "src/plan/plan.h"', True), ("src/runtime/x.cc", '#include "tests/x.h"', True)))
     def test_includes(self, path, line, bad):
         assert bool(rules.include_complaints(path, "// x\n" + line + "\n")) == bad
 
@@ -105,7 +108,7 @@ class TestChecker:
         assert bool(rules.text_complaints("src/x.cc", text)) == bad
 
     def test_layout(self):
-        good = ["README.md", ".ci/run", "src/README.md", "src/engine/README.md", "src/engine/x.cc"]
+        good = ["README.md", ".ci/run", "src/README.md", "src/runtime/README.md", "src/runtime/x.cc"]
         assert rules.layout_complaints(good) == []
         assert rules.layout_complaints(good + ["docs/x.md", "docs/README.md"])
         assert rules.layout_complaints(good + ["src/other/x.cc"])

@@ -8,15 +8,15 @@
 #include <fstream>
 #include <set>
 
+#include "bench/train/data/augment.h"
+#include "bench/train/data/cifar10.h"
+#include "bench/train/data/fashion_mnist.h"
+#include "bench/train/data/loader.h"
+#include "bench/train/data/locate.h"
+#include "bench/train/data/official.h"
+#include "bench/train/data/sampler.h"
+#include "bench/train/data/synthetic.h"
 #include "tests/facts.h"
-#include "torch_plugin/data/augment.h"
-#include "torch_plugin/data/cifar10.h"
-#include "torch_plugin/data/fashion_mnist.h"
-#include "torch_plugin/data/loader.h"
-#include "torch_plugin/data/locate.h"
-#include "torch_plugin/data/official.h"
-#include "torch_plugin/data/sampler.h"
-#include "torch_plugin/data/synthetic.h"
 
 namespace shoal::data {
 namespace {

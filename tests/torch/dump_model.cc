@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-#include "torch_plugin/models/model.h"
+#include "bench/train/models/model.h"
 
 int main(int argc, char** argv) {
   if (argc != 7) {

@@ -12,10 +12,10 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "bench/train/gloo.h"
+#include "bench/train/models/model.h"
 #include "torch_plugin/ddp/data_parallel.h"
-#include "torch_plugin/models/model.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
-#include "torch_plugin/train/gloo.h"
 
 namespace shoal {
 namespace {

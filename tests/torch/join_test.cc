@@ -26,10 +26,10 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "bench/train/job.h"
 #include "tests/facts.h"
 #include "torch_plugin/process_group/join.h"
 #include "torch_plugin/process_group/listener.h"
-#include "torch_plugin/train/job.h"
 
 namespace shoal::torch {
 namespace {

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "torch_plugin/models/model.h"
+#include "bench/train/models/model.h"
 
 namespace shoal::models {
 namespace {

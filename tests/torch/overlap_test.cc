@@ -13,10 +13,10 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "bench/train/gloo.h"
+#include "bench/train/models/model.h"
 #include "torch_plugin/ddp/data_parallel.h"
-#include "torch_plugin/models/model.h"
 #include "torch_plugin/process_group/process_group_shoal.h"
-#include "torch_plugin/train/gloo.h"
 
 namespace shoal::ddp {
 namespace {

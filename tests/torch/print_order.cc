@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "torch_plugin/data/sampler.h"
+#include "bench/train/data/sampler.h"
 
 int main(int argc, char** argv) {
   if (argc != 7) return 2;

@@ -17,17 +17,17 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/train/adadelta.h"
+#include "bench/train/comm_clock.h"
+#include "bench/train/course.h"
+#include "bench/train/device.h"
+#include "bench/train/optimizers.h"
+#include "bench/train/progress.h"
+#include "bench/train/report.h"
+#include "bench/train/schedule.h"
+#include "bench/train/step_trace.h"
+#include "bench/train/survival.h"
 #include "tests/facts.h"
-#include "torch_plugin/train/adadelta.h"
-#include "torch_plugin/train/comm_clock.h"
-#include "torch_plugin/train/course.h"
-#include "torch_plugin/train/device.h"
-#include "torch_plugin/train/optimizers.h"
-#include "torch_plugin/train/progress.h"
-#include "torch_plugin/train/report.h"
-#include "torch_plugin/train/schedule.h"
-#include "torch_plugin/train/step_trace.h"
-#include "torch_plugin/train/survival.h"
 
 namespace shoal::train {
 namespace {

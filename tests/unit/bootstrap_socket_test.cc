@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "src/bootstrap/socket.h"
-#include "src/bootstrap/tcp_store.h"
+#include "src/join/socket.h"
+#include "src/join/tcp_store.h"
 #include "tests/mentions.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/engine/call_history.h"
+#include "src/diagnosis/call_history.h"
 #include "tests/mentions.h"
 
 namespace shoal {

@@ -11,8 +11,8 @@
 
 #include <fmt/format.h>
 
-#include "src/engine/control.h"
-#include "src/engine/roll_call.h"
+#include "src/diagnosis/roll_call.h"
+#include "src/progress/control.h"
 
 namespace shoal {
 namespace {

@@ -8,9 +8,9 @@
 #include <numeric>
 #include <set>
 
-#include "src/discovery/affinity.h"
-#include "src/discovery/detect.h"
-#include "src/discovery/sysfs.h"
+#include "src/machine/affinity.h"
+#include "src/machine/detect.h"
+#include "src/machine/sysfs.h"
 #include "tests/mentions.h"
 #include "tests/unit/fake_hardware.h"
 #include "tests/unit/fake_machine.h"

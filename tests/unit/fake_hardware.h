@@ -1,7 +1,7 @@
 // What read_hardware() finds on a fake machine.
 #pragma once
 
-#include "src/discovery/sysfs.h"
+#include "src/machine/sysfs.h"
 #include "tests/unit/fake_machine.h"
 
 namespace shoal::fake {

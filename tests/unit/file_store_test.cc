@@ -16,7 +16,7 @@
 
 #include <shoal/store.h>
 
-#include "src/bootstrap/socket.h"
+#include "src/join/socket.h"
 #include "tests/unit/stores.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "src/bootstrap/launch.h"
+#include "src/join/launch.h"
 #include "tests/mentions.h"
 
 namespace shoal {

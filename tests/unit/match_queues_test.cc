@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "src/engine/flat_map.h"
-#include "src/engine/match_queues.h"
+#include "src/base/flat_map.h"
+#include "src/runtime/match_queues.h"
 #include "tests/seeds.h"
 
 namespace shoal {

@@ -1,5 +1,5 @@
 // The metadata service: honest, absent, silent, slow, half open, endless, lying. Nothing of it takes longer than its budget.
-#include "src/discovery/metadata.h"
+#include "src/machine/metadata.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

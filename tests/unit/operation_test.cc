@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "src/engine/operation.h"
-#include "src/engine/plan.h"
+#include "src/plan/operation.h"
+#include "src/plan/plan.h"
 
 namespace shoal::internal {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "src/discovery/sysfs.h"
-#include "src/engine/cores.h"
-#include "src/engine/placing.h"
+#include "src/machine/cores.h"
+#include "src/machine/placing.h"
+#include "src/machine/sysfs.h"
 #include "tests/mentions.h"
 #include "tests/unit/fake_hardware.h"
 #include "tests/unit/fake_machine.h"

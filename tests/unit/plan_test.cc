@@ -1,5 +1,5 @@
 // Plans: the sizes of the pieces in which messages move.
-#include "src/engine/plan.h"
+#include "src/plan/plan.h"
 
 #include <algorithm>
 #include <memory>

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "src/bootstrap/pmix.h"
+#include "src/join/pmix.h"
 #include "tests/fuzz/fake_pmix.h"
 #include "tests/mentions.h"
 

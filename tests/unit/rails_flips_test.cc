@@ -9,7 +9,7 @@
 
 #include "tests/mentions.h"
 #include "tests/unit/rails_support.h"
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 
 namespace shoal::rails {
 namespace {

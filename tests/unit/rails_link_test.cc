@@ -9,7 +9,7 @@
 #include "tests/mentions.h"
 #include "tests/ofi/hand_peer.h"
 #include "tests/unit/rails_support.h"
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/rails/wire.h"
 
 namespace shoal::rails {

@@ -1,5 +1,5 @@
 // Hosts in the order of the network: DescribeInstanceTopology's answer, from a file or a command.
-#include "src/discovery/rank_order.h"
+#include "src/machine/rank_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

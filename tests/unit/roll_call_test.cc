@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "src/engine/roll_call.h"
+#include "src/diagnosis/roll_call.h"
 
 namespace shoal {
 namespace {

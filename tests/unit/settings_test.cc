@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "src/engine/cores.h"
+#include "src/machine/cores.h"
 #include "src/settings/settings.h"
 #include "tests/mentions.h"
 

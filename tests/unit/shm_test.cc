@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/descriptor.h"
 #include "src/trust/refusals.h"
 #include "tests/mentions.h"
-#include "transports/descriptor.h"
 #include "transports/shm/message.h"
 #include "transports/shm/segment.h"
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "src/bootstrap/socket.h"
-#include "src/bootstrap/store_session.h"
-#include "src/bootstrap/tcp_store.h"
+#include "src/join/socket.h"
+#include "src/join/store_session.h"
+#include "src/join/tcp_store.h"
 #include "tests/unit/stores.h"
 
 namespace shoal {

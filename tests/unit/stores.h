@@ -14,7 +14,7 @@
 
 #include <shoal/store.h>
 
-#include "src/bootstrap/exchange.h"
+#include "src/join/exchange.h"
 #include "tests/mentions.h"
 
 namespace shoal {

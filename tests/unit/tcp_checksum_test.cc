@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 
 namespace shoal::tcp {
 namespace {

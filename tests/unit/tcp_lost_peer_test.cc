@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/engine/control.h"
+#include "src/progress/control.h"
 #include "tests/unit/tcp_losses.h"
 
 namespace shoal::tcp_test {

@@ -10,7 +10,7 @@
 
 #include "tests/mentions.h"
 #include "tests/unit/tcp_support.h"
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/tcp/link.h"
 #include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/descriptor.h"
 #include "tests/mentions.h"
 #include "tests/unit/tcp_losses.h"
-#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
 

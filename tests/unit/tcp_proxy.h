@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 #include "transports/tcp/address.h"
 
 namespace shoal::tcp_test {

@@ -10,9 +10,9 @@
 #include <mutex>
 #include <optional>
 
+#include "src/base/descriptor.h"
 #include "src/trust/refusals.h"
 #include "tests/mentions.h"
-#include "transports/descriptor.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
 

@@ -18,8 +18,8 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/bootstrap/job_key.h"
 #include "src/communicator/job_config.h"
+#include "src/join/job_key.h"
 #include "src/trust/proof.h"
 #include "src/trust/refusals.h"
 #include "tests/mentions.h"

@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "src/engine/waiter.h"
+#include "src/progress/waiter.h"
 
 namespace shoal {
 namespace {

@@ -1,5 +1,5 @@
 // The board on which the members of a group find windows of their own.
-#include "src/engine/window_board.h"
+#include "src/peer_memory/window_board.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/engine/window_slots.h"
+#include "src/peer_memory/window_slots.h"
 
 namespace shoal {
 namespace {

@@ -32,7 +32,7 @@ std::string chosen_by(const char* variable) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// As the library chooses (src/bootstrap/socket.h, which clients do not see), so that everything goes by one network: IPv4
+/// As the library chooses (src/join/socket.h, which clients do not see), so that everything goes by one network: IPv4
 /// before IPv6, and last the bridges that containers and virtual machines hang on, whose addresses many hosts have.
 int badness_of(std::string_view interface, int family) {
   constexpr std::array<std::string_view, 5> kBridges{"docker", "br-", "virbr", "cni", "lxc"};

@@ -38,7 +38,7 @@ Result<std::vector<OfiProvider>> libfabric_providers() { return not_built(); }
 #include <set>
 #include <utility>
 
-#include "src/status/quiet_thread.h"
+#include "src/base/quiet_thread.h"
 #include "src/trust/proof.h"
 
 namespace shoal::ofi {

@@ -15,8 +15,8 @@
 
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
-#include "transports/patience.h"
+#include "src/base/descriptor.h"
+#include "transports/common/patience.h"
 #include "transports/rails/lane.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/rails/hub.h"
 #include "transports/rails/lane.h"
 

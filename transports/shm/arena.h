@@ -13,7 +13,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 
 namespace shoal::shm {
 

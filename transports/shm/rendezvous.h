@@ -22,8 +22,8 @@
 
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
-#include "transports/patience.h"
+#include "src/base/descriptor.h"
+#include "transports/common/patience.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/segment.h"
 

@@ -12,7 +12,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 #include "transports/shm/ring.h"
 
 namespace shoal::shm {

@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "transports/interfaces.h"
+#include "src/base/interfaces.h"
 
 namespace shoal::tcp {
 namespace {

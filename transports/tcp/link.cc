@@ -11,8 +11,8 @@
 
 #include <fmt/format.h>
 
+#include "src/base/tcp_options.h"
 #include "transports/tcp/reactor.h"
-#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "src/base/descriptor.h"
 #include "src/trust/sealing.h"
-#include "transports/descriptor.h"
 #include "transports/tcp/drain_rate.h"
 #include "transports/tcp/mirror_ring.h"
 #include "transports/tcp/rendezvous.h"

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/tcp/link_sockets.h"
 #include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"

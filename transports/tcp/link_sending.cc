@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/tcp/link_sockets.h"
 #include "transports/tcp/packing.h"
 #include "transports/tcp/reactor.h"

@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 
 namespace shoal::tcp {
 

@@ -11,7 +11,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/descriptor.h"
+#include "src/base/descriptor.h"
 #include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {

@@ -12,9 +12,9 @@
 
 #include <shoal/status.h>
 
+#include "src/base/descriptor.h"
 #include "src/trust/sealing.h"
-#include "transports/descriptor.h"
-#include "transports/patience.h"
+#include "transports/common/patience.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
 

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "src/base/tcp_options.h"
 #include "transports/tcp/real_rendezvous.h"
-#include "transports/tcp/tune.h"
 
 namespace shoal::tcp {
 namespace {

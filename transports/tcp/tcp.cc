@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "transports/checksum.h"
+#include "transports/common/checksum.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/link.h"
 #include "transports/tcp/packing_kernels.h"

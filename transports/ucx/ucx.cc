@@ -32,7 +32,7 @@ Result<std::string> ucx_version() { return no_ucx(); }
 #include <deque>
 #include <type_traits>
 
-#include "src/status/quiet_thread.h"
+#include "src/base/quiet_thread.h"
 #include "transports/ucx/devices.h"
 
 namespace shoal {

@@ -1,0 +1,34 @@
+// Training, put aside and taken up again.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <shoal/communicator.h>
+
+#include "bench/train/optimizers.h"
+
+namespace shoal::train {
+
+/// All that training goes on from.
+struct Checkpoint {
+  nlohmann::json settings;  ///< an object: what must be the same for the continuation to be the same training
+  /// Of each contestant, by its name: see Contestant::state.
+  std::map<std::string, Tensors> contestants;
+};
+
+/// Writes it as one file, from which Python makes a dictionary of tensors by dict(torch.load(file)). An older file at `path` is
+/// replaced when the new one is complete. Errors: system_error.
+Status save_checkpoint(const Checkpoint& checkpoint, const std::string& path);
+
+/// Reads it on rank 0 and gives it to all ranks. Collective. Errors, on every rank: not_found, system_error, invalid_argument
+/// for a file that is not a checkpoint.
+Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& control);
+
+/// Ok where `now` is what the checkpoint was made with, else invalid_argument with the first setting that differs.
+Status check_settings(const Checkpoint& checkpoint, const nlohmann::json& now);
+
+}  // namespace shoal::train

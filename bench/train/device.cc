@@ -1,0 +1,63 @@
+#include "bench/train/device.h"
+
+#include <algorithm>
+#include <string>
+
+#include "bench/train/cuda.h"
+
+namespace shoal::train {
+namespace {
+
+bool takes_part(const TrainOptions& options, const char* backend) {
+  return std::ranges::find(options.contestants, backend, &ContestantOptions::backend) != options.contestants.end();
+}
+
+/// What trains on the processor only, in the words of the command line; empty where nothing does.
+std::string processor_only(const TrainOptions& options) {
+  if (options.survives()) return "--on-failure shrink";  // undo and the ranks' new numbers are made for the processor
+  for (const char* backend : {"gloo", "mpi"}) {
+    if (takes_part(options, backend)) return backend;
+  }
+  return {};
+}
+
+}  // namespace
+
+GpuWish gpu_wish(const TrainOptions& options) {
+  if (options.device == "cuda" || takes_part(options, "nccl")) return GpuWish::always;
+  if (options.device == "cpu" || !processor_only(options).empty()) return GpuWish::never;
+  return GpuWish::if_there;
+}
+
+Status check_device(const TrainOptions& options) {
+  if (gpu_wish(options) != GpuWish::always) return {};
+  const std::string asks = options.device == "cuda" ? "--device cuda" : "--backend nccl";
+  if (const std::string processor = processor_only(options); !processor.empty()) {
+    return {StatusCode::invalid_argument, asks + ": " + processor +
+                                              " trains on the processor here and the others would on GPUs, which compares "
+                                              "nothing: take --backend shoal,nccl for GPUs, or --device cpu without nccl"};
+  }
+  if (options.device == "cpu")
+    return {StatusCode::invalid_argument, "--device cpu: nccl trains on GPUs only: leave it out, or take --device cuda"};
+  return {};
+}
+
+Result<at::Device> choose_device(const Job& job, const TrainOptions& options) {
+  const GpuWish wish = gpu_wish(options);
+  if (wish == GpuWish::never) return at::Device(at::kCPU);
+  const int gpu = job.control->local_rank();
+  Status own;
+  if (wish == GpuWish::if_there && !has_cuda_driver())  // which spares most machines the seconds that CUDA's libraries take
+    own = Status(StatusCode::unsupported, "no NVIDIA driver");
+  else
+    own = use_gpu(gpu);
+  std::uint8_t all_have = own.ok() ? 1 : 0;
+  if (const Status agreed = job.control->all_reduce(&all_have, &all_have, 1, DataType::uint8, ReduceOp::min); !agreed.ok())
+    return agreed;
+  if (all_have != 0) return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+  if (wish == GpuWish::if_there) return at::Device(at::kCPU);
+  if (!own.ok()) return own;
+  return Status(StatusCode::unsupported, "another rank has no GPU; that rank says why");
+}
+
+}  // namespace shoal::train

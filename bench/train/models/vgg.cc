@@ -1,0 +1,67 @@
+#include "bench/train/models/vgg.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "bench/train/models/layers.h"
+
+namespace shoal::models {
+namespace {
+
+namespace nn = ::torch::nn;
+using at::Tensor;
+
+using Convolutions = std::array<int, 5>;  // convolutions of each stage
+constexpr std::array<int, 5> kStageWidths{64, 128, 256, 512, 512};
+
+class Vgg final : public ImageClassifier {
+ public:
+  Vgg(const Convolutions& convolutions, int channels, int classes) {
+    int in = channels;
+    for (std::size_t stage = 0; stage < convolutions.size(); ++stage) {
+      for (int layer = 0; layer < convolutions[stage]; ++layer) {
+        const ConvolutionShape shape{.in = in, .out = kStageWidths[stage], .bias = true};
+        const std::string name = "conv" + std::to_string(stage + 1) + "_" + std::to_string(layer + 1);
+        stages_[stage].push_back(register_module(name, std::make_shared<ConvNorm>(*this, shape)));
+        in = kStageWidths[stage];
+      }
+    }
+    head_ = register_module("head", nn::Linear(in, classes));
+    start_convolutions(*this);
+  }
+
+  Tensor forward(Tensor images) override {
+    Tensor x = std::move(images);
+    for (const auto& stage : stages_) {
+      for (const auto& layer : stage) x = layer->forward(x).relu_();
+      // Sides are rounded up, so that 28 pixels survive five halvings too; 32 pixels see no difference.
+      x = ::torch::max_pool2d(x, /*kernel_size=*/2, /*stride=*/2, /*padding=*/0, /*dilation=*/1, /*ceil_mode=*/true);
+    }
+    return run(head_, mean_over_image(x));
+  }
+
+ private:
+  std::array<std::vector<std::shared_ptr<ConvNorm>>, 5> stages_;
+  nn::Linear head_{nullptr};
+};
+
+}  // namespace
+
+std::shared_ptr<ImageClassifier> make_vgg11(int channels, int classes) {
+  return std::make_shared<Vgg>(Convolutions{1, 1, 2, 2, 2}, channels, classes);
+}
+
+std::shared_ptr<ImageClassifier> make_vgg13(int channels, int classes) {
+  return std::make_shared<Vgg>(Convolutions{2, 2, 2, 2, 2}, channels, classes);
+}
+
+std::shared_ptr<ImageClassifier> make_vgg16(int channels, int classes) {
+  return std::make_shared<Vgg>(Convolutions{2, 2, 3, 3, 3}, channels, classes);
+}
+
+std::shared_ptr<ImageClassifier> make_vgg19(int channels, int classes) {
+  return std::make_shared<Vgg>(Convolutions{2, 2, 4, 4, 4}, channels, classes);
+}
+
+}  // namespace shoal::models

@@ -1,0 +1,18 @@
+// The program shoal_train, but for its command line.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "bench/train/options.h"
+
+namespace shoal::train {
+
+/// Joins the job, finds the images, trains, reports. Returns the exit status: 0, 1 after one clear message on standard error,
+/// or 130 when `stop` became true.
+int run(const TrainOptions& options, const std::atomic<bool>& stop);
+
+/// What `shoal_train models` prints.
+std::string list_models();
+
+}  // namespace shoal::train

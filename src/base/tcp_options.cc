@@ -1,0 +1,48 @@
+#include "src/base/tcp_options.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+namespace shoal::tcp {
+namespace {
+
+// A socket holds at most this much that is not yet on its way: what a slow flow has pulled is late, and all tiles behind it
+// wait.
+constexpr int kUnsentBytes = 1 << 20;
+constexpr int kUnsentBytesOfSeveral = 128 << 10;
+constexpr int kMostProbes = 127;  // that Linux takes
+
+void set_option(int socket, int level, int name, int value) noexcept {
+  static_cast<void>(::setsockopt(socket, level, name, &value, sizeof value));
+}
+
+// A host may vanish while nothing is under way. The link looks at the probes and gives up first: the kernel has one to spare.
+void keep_alive(int socket, std::chrono::milliseconds lost_after) noexcept {
+  const int seconds = static_cast<int>(std::chrono::ceil<std::chrono::seconds>(lost_after).count());
+  const int interval = seconds / kMostProbes + 1;
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfterS);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, std::min(kMostProbes, (seconds - kProbeAfterS) / interval + 2));
+}
+
+}  // namespace
+
+void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcept {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, shares ? kUnsentBytesOfSeveral : kUnsentBytes);
+  keep_alive(socket, lost_after);
+  // That of the handshake would end a link whose peer is only slow: it counts while a window is closed, too.
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
+}
+
+void tune_handshake(int socket, std::chrono::milliseconds patience) noexcept {
+  keep_alive(socket, patience);
+  // Nothing is probed while a record is under way.
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(patience.count()));
+}
+
+}  // namespace shoal::tcp

@@ -1,0 +1,201 @@
+#include "src/join/pmix.h"
+
+#include <fmt/format.h>
+
+#include "src/join/socket.h"
+#include "src/join/startup_watch.h"
+#include "src/join/tcp_store.h"
+
+#ifdef SHOAL_HAS_PMIX
+#include <dlfcn.h>
+#include <pmix.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#endif
+
+namespace shoal {
+namespace {
+
+constexpr const char* kAdvice = "set SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT (mpirun -x), or start the ranks with shoal run";
+
+}  // namespace
+
+#ifdef SHOAL_HAS_PMIX
+namespace {
+
+// The calls we need, resolved at run time.
+struct PmixLibrary {
+  decltype(&PMIx_Init) init = nullptr;
+  decltype(&PMIx_Put) put = nullptr;
+  decltype(&PMIx_Commit) commit = nullptr;
+  decltype(&PMIx_Fence) fence = nullptr;
+  decltype(&PMIx_Get) get = nullptr;
+  decltype(&PMIx_Finalize) finalize = nullptr;
+
+  static Result<PmixLibrary> load() {
+    void* handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
+    if (handle == nullptr)
+      return Status(StatusCode::unsupported, fmt::format("mpirun without PMIx ({}); {}", ::dlerror(), kAdvice));
+    PmixLibrary library;
+    const auto find = [handle](auto& function, const char* name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(handle, name));
+      return function != nullptr;
+    };
+    if (!find(library.init, "PMIx_Init") || !find(library.put, "PMIx_Put") || !find(library.commit, "PMIx_Commit") ||
+        !find(library.fence, "PMIx_Fence") || !find(library.get, "PMIx_Get") || !find(library.finalize, "PMIx_Finalize")) {
+      return Status(StatusCode::unsupported, fmt::format("libpmix.so.2 lacks a function; {}", kAdvice));
+    }
+    return library;
+  }
+};
+
+Status pmix_error(const char* what, int code) {
+  return {StatusCode::system_error, fmt::format("{} failed with PMIx status {}; {}", what, code, kAdvice)};
+}
+
+// PMIx counts its initialisations, so MPI in the same process does not mind; but mpirun calls an exit without finalisation a
+// failure, and finalising earlier would end PMIx before an MPI_Init that may follow.
+void finalize_at_exit(decltype(&PMIx_Finalize) finalize) {
+  static decltype(&PMIx_Finalize) call = nullptr;
+  if (std::exchange(call, finalize) == nullptr) std::atexit([] { call(nullptr, 0); });
+}
+
+constexpr const char* kAddressKey = "shoal.store";
+constexpr std::string_view kRefusal = "! ";  // in front of rank 0's words where it has no store
+constexpr std::size_t kMaxWords = 1000;      // of rank 0's that are repeated
+
+pmix_info_t info(const char* key) {
+  pmix_info_t made;
+  std::memset(&made, 0, sizeof made);
+  std::strncpy(made.key, key, PMIX_MAX_KEYLEN);
+  return made;
+}
+
+// What a call that waits for others is told, or it would wait for ever. Whole seconds, of which 0 means for ever.
+pmix_info_t time_left(std::chrono::steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::seconds>(deadline - std::chrono::steady_clock::now()).count();
+  pmix_info_t made = info(PMIX_TIMEOUT);
+  made.value.type = PMIX_INT;
+  made.value.data.integer = static_cast<int>(std::clamp<long long>(left, 1, std::numeric_limits<int>::max()));
+  return made;
+}
+
+Status publish(const PmixLibrary& library, std::string words) {
+  pmix_value_t value;
+  std::memset(&value, 0, sizeof value);
+  value.type = PMIX_STRING;
+  value.data.string = words.data();
+  if (const int code = library.put(PMIX_GLOBAL, kAddressKey, &value); code != PMIX_SUCCESS) return pmix_error("PMIx_Put", code);
+  if (const int code = library.commit(); code != PMIX_SUCCESS) return pmix_error("PMIx_Commit", code);
+  return {};
+}
+
+// Rank 0 opens its store and tells the others where it is, or why there is none.
+Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& given, OpenedStore* opened,
+             std::chrono::steady_clock::time_point deadline) {
+  // PMIx tells the ranks of this job only, so it may carry the key where there is no other. Who listens between its daemons
+  // hears it.
+  const std::string secret = given.secret ? "-" : to_hex(random_key());
+  if (!given.secret) opened->key = {key_from_text(secret), true, true};
+  const std::string host = own_address();
+  auto served = serve_tcp_store(host, launch.job, opened->key.key, deadline);
+  if (!served.ok()) {
+    static_cast<void>(publish(library, std::string(kRefusal).append(served.status().message())));
+    return served.status();
+  }
+  opened->store = std::move(served->store);
+  return publish(library, fmt::format("{} {} {}", host, served->port, secret));
+}
+
+// Waits until all ranks have come, and what they have said can be asked for.
+Status meet(const PmixLibrary& library, const Launch& launch, std::chrono::steady_clock::time_point deadline) {
+  startup_waits_for("all ranks at PMIx's fence (mpirun)");
+  std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA), time_left(deadline)};
+  how[0].value.type = PMIX_BOOL;
+  how[0].value.data.flag = true;
+  const int code = library.fence(nullptr, 0, how.data(), how.size());
+  if (code == PMIX_ERR_TIMEOUT) {
+    return {StatusCode::timeout,
+            fmt::format("start-up under mpirun: not all of the {} ranks have come to PMIx's fence before the "
+                        "deadline (SHOAL_TIMEOUT); one has ended, hangs, or does not use shoal",
+                        launch.size)};
+  }
+  return code == PMIX_SUCCESS ? Status() : pmix_error("PMIx_Fence", code);
+}
+
+// What rank 0 has told.
+Result<std::string> ask(const PmixLibrary& library, pmix_proc_t root, std::chrono::steady_clock::time_point deadline) {
+  root.rank = 0;
+  const pmix_info_t limit = time_left(deadline);
+  pmix_value_t* value = nullptr;
+  const int code = library.get(&root, kAddressKey, &limit, 1, &value);
+  if (code == PMIX_ERR_TIMEOUT) {
+    return Status(StatusCode::timeout,
+                  "start-up under mpirun: rank 0 has not told its address through PMIx before the deadline (SHOAL_TIMEOUT)");
+  }
+  if (code != PMIX_SUCCESS || value == nullptr) return pmix_error("PMIx_Get", code);
+  return std::string(value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "");
+}
+
+}  // namespace
+
+Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, std::chrono::steady_clock::time_point deadline) {
+  const auto library = PmixLibrary::load();
+  if (!library.ok()) return library.status();
+  pmix_proc_t self;
+  if (const int code = library->init(&self, nullptr, 0); code != PMIX_SUCCESS) return pmix_error("PMIx_Init", code);
+  finalize_at_exit(library->finalize);
+
+  OpenedStore opened{nullptr, given};
+  // Rank 0 goes to the fence whatever has happened, or the others would wait there for nothing.
+  const Status served = launch.rank == 0 ? serve(*library, launch, given, &opened, deadline) : Status();
+  const Status met = meet(*library, launch, deadline);
+  if (!served.ok()) return served;
+  if (!met.ok()) return met;
+  if (launch.rank == 0) return opened;
+
+  const auto told = ask(*library, self, deadline);
+  if (!told.ok()) return told.status();
+  if (told->starts_with(kRefusal)) {
+    std::string why = told->substr(kRefusal.size(), kMaxWords);
+    std::replace_if(
+        why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');  // for a terminal
+    return Status(StatusCode::system_error, fmt::format("rank 0 has no store to meet at: {}", why));
+  }
+  std::istringstream words(*told);
+  std::string host;
+  std::string secret;
+  int port = 0;
+  if (!(words >> host >> port >> secret) || port <= 0 || port > 65535)
+    return Status(StatusCode::internal, "what rank 0 published through PMIx is no address of a store");
+  if ((secret == "-") != given.secret) {
+    return Status(
+        StatusCode::mismatch,
+        fmt::format(
+            "rank {} has {} key and rank 0 has {}; give SHOAL_JOB_KEY to all ranks (mpirun -x SHOAL_JOB_KEY) or to none",
+            launch.rank, given.secret ? "a" : "no", given.secret ? "none" : "one"));
+  }
+  if (!given.secret) opened.key = {key_from_text(secret), true, true};
+  auto store = make_tcp_store(host, port, false, launch.job, opened.key.key, deadline);
+  if (!store.ok()) return store.status();
+  opened.store = std::move(store).value();
+  return opened;
+}
+
+#else
+
+Result<OpenedStore> open_pmix_store(const Launch&, const JobKey&, std::chrono::steady_clock::time_point) {
+  return Status(StatusCode::unsupported, fmt::format("mpirun, but this build has no PMIx; {}", kAdvice));
+}
+
+#endif
+
+}  // namespace shoal

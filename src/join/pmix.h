@@ -1,0 +1,21 @@
+// Start-up under mpirun (and srun --mpi=pmix): rank 0 tells its store's address through the launcher's PMIx server.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include <shoal/status.h>
+#include <shoal/store.h>
+
+#include "src/join/job_key.h"
+#include "src/join/launch.h"
+
+namespace shoal {
+
+/// A TCP store on a free port of rank 0, whose address travels by PMIx. libpmix is loaded at run time, so that programs that
+/// never meet mpirun do not need it. Where `given` is no secret, rank 0 makes a key, which travels with the address. Errors:
+/// unsupported, saying what to set instead, where there is no PMIx; mismatch where only some ranks were given a key; timeout
+/// where a rank does not come; system_error where rank 0 has no store, with its words on every rank.
+Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace shoal

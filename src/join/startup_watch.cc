@@ -1,0 +1,84 @@
+#include "src/join/startup_watch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/base/quiet_thread.h"
+#include "src/settings/settings.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+thread_local StartupWatch* watch_of_this_thread = nullptr;
+
+std::string names_of(const std::vector<int>& ranks) {
+  constexpr std::size_t kNamed = 16;
+  std::string names = ranks.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) names += fmt::format("{}{}", i == 0 ? " " : ", ", ranks[i]);
+  return ranks.size() <= kNamed ? names : fmt::format("{} and {} others", names, ranks.size() - kNamed);
+}
+
+}  // namespace
+
+StartupWatch::StartupWatch(int rank, int size) : rank_(rank), size_(size) {
+  const auto warn_after = time_setting("SHOAL_WARN_AFTER");
+  if (watch_of_this_thread != nullptr || size < 2 || !warn_after.ok()) return;
+  warn_after_ = *warn_after;
+  watch_of_this_thread = this;
+  try {
+    thread_ = quiet_thread([this] { watch(); });
+  } catch (const std::system_error&) {  // no more threads: the start goes on without these lines
+  }
+}
+
+StartupWatch::~StartupWatch() {
+  if (watch_of_this_thread == this) watch_of_this_thread = nullptr;
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void StartupWatch::watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (auto next = warn_after_; !changed_.wait_until(lock, start_ + next, [this] { return over_; }); next *= 2) {
+    const std::vector<int> absent = absent_ ? absent_() : std::vector<int>();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const std::string line = fmt::format("shoal: startup: rank {} of {} has waited {:.1f} s, now for {}{}\n", rank_, size_,
+                                         seconds, what_.empty() ? "the first step" : what_,
+                                         absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent)));
+    lock.unlock();  // a terminal that takes no output must not hold up the start
+    fmt::print(stderr, "{}", line);
+    lock.lock();
+  }
+}
+
+void startup_waits_for(std::string what) {
+  StartupWatch* const watch = watch_of_this_thread;
+  if (watch == nullptr) return;
+  const std::lock_guard<std::mutex> lock(watch->mutex_);
+  watch->what_ = std::move(what);
+}
+
+AbsentRanks::AbsentRanks(std::function<std::vector<int>()> absent) : watch_(watch_of_this_thread) {
+  if (watch_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(watch_->mutex_);
+  watch_->absent_ = std::move(absent);
+}
+
+AbsentRanks::~AbsentRanks() {
+  if (watch_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(watch_->mutex_);
+  watch_->absent_ = nullptr;
+}
+
+}  // namespace shoal

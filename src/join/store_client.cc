@@ -1,0 +1,157 @@
+#include "src/join/store_client.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/base/printable.h"
+#include "src/join/socket.h"
+#include "src/join/store_session.h"
+#include "src/trust/refusals.h"
+
+namespace shoal {
+namespace {
+
+Status no_store() { return {StatusCode::system_error, "it is not a shoal store"}; }
+
+Status send_text(int fd, std::string_view text, StoreDeadline deadline) {
+  return send_all(fd, text.data(), text.size(), deadline);
+}
+
+std::string request(StoreRequest kind) { return std::string(1, static_cast<char>(kind)); }
+
+}  // namespace
+
+Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
+                                           const std::string& where, StoreDeadline deadline) {
+  const auto no_answer = [&](const Status& status) {
+    return Status(status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message()));
+  };
+  const int fd = socket.get();
+  char answer = 0;
+  std::uint32_t length = 0;
+  Status status = send_text(fd, store_hello(job, nonce), deadline);
+  if (status.ok()) status = receive_all(fd, &answer, 1, deadline);
+  if (status.ok()) status = receive_all(fd, &length, sizeof length, deadline);
+  std::string other_job(std::min(length, kMaxStoreKeyBytes), '\0');  // another version's job may have a longer name
+  if (status.ok()) status = receive_all(fd, other_job.data(), other_job.size(), deadline);
+  if (!status.ok()) return no_answer(status);
+  if (answer == static_cast<char>(StoreAnswer::other_job)) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where,
+                              printable(std::move(other_job)), job));
+  }
+  if (answer != static_cast<char>(StoreAnswer::challenge))
+    return Status(StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where));
+  Nonce theirs;
+  Proof proof;
+  status = receive_all(fd, theirs.data(), theirs.size(), deadline);
+  if (status.ok()) status = receive_all(fd, proof.data(), proof.size(), deadline);
+  if (status.ok() && !same(proof, store_server_proof(key, job, nonce, theirs))) {
+    return Status(StatusCode::mismatch,
+                  fmt::format("store at {} does not hold this job's key; start all ranks with the same SHOAL_JOB_KEY or "
+                              "SHOAL_JOB_KEY_FILE, or all without",
+                              where));
+  }
+  if (status.ok()) status = send_text(fd, as_text(store_client_proof(key, job, nonce, theirs)), deadline);
+  if (!status.ok()) return no_answer(status);
+  return StoreConnection(std::move(socket), store_sealing(key, job, nonce, theirs, true));
+}
+
+Status StoreConnection::tell(std::string_view key, std::string_view value, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::set);
+  append_block(text, key);
+  append_block(text, value);
+  char answer = 0;
+  Status status = send(text, deadline);
+  if (status.ok()) status = receive(&answer, 1, deadline);
+  if (status.ok() && answer != static_cast<char>(StoreAnswer::done)) status = no_store();
+  return status;
+}
+
+Result<StoreConnection::News> StoreConnection::ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::get);
+  append_number(text, rank);
+  append_block(text, key);
+  std::uint32_t length = 0;
+  Status status = send(text, deadline);
+  if (status.ok()) status = receive(&length, sizeof length, deadline);
+  if (!status.ok()) return status;
+  if (rank != kStoreNoRank && length == kStoreRankDied) return News{{}, rank, false};
+  if (rank != kStoreNoRank && (length == kStoreGivenUp || length == kStoreConflict)) return receive_reason(length, deadline);
+  auto value = receive_value(length, deadline);
+  if (!value.ok()) return value.status();
+  return News{std::move(value).value(), kStoreNoRank, false};
+}
+
+Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
+  std::uint32_t answer = 0;
+  Status status = send(request(StoreRequest::look), deadline);
+  if (status.ok()) status = receive(&answer, sizeof answer, deadline);
+  if (!status.ok()) return status;
+  if (answer == kStoreGivenUp || answer == kStoreConflict) return receive_reason(answer, deadline);
+  return News{{}, answer, false};
+}
+
+// Why somebody has given up, or why the ranks cannot be of one job.
+Result<StoreConnection::News> StoreConnection::receive_reason(std::uint32_t kind, StoreDeadline deadline) {
+  std::uint32_t length = 0;
+  if (Status status = receive(&length, sizeof length, deadline); !status.ok()) return status;
+  auto value = receive_value(length, deadline);
+  if (!value.ok()) return value.status();
+  return News{std::move(value).value(), kStoreNoRank, kind == kStoreGivenUp, kind == kStoreConflict};
+}
+
+Result<std::string> StoreConnection::receive_value(std::uint32_t length, StoreDeadline deadline) {
+  if (length > kMaxStoreValueBytes) return no_store();
+  std::string value(length, '\0');
+  if (Status status = receive(value.data(), length, deadline); !status.ok()) return status;
+  return value;
+}
+
+Status StoreConnection::enter(const StoreMember& member, StoreDeadline deadline) {
+  std::string text = request(StoreRequest::enter);
+  append_member(text, member);
+  return send(text, deadline);
+}
+
+Status StoreConnection::leave(StoreDeadline deadline) { return send(request(StoreRequest::leave), deadline); }
+
+Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
+  std::string records;
+  append_sealed(records, sealing_, text);
+  return send_text(socket_.get(), records, deadline);
+}
+
+Status StoreConnection::receive(void* data, std::size_t bytes, StoreDeadline deadline) {
+  auto* next = static_cast<char*>(data);
+  while (bytes > 0) {
+    if (opened_.empty()) {
+      if (Status status = receive_record(deadline); !status.ok()) return status;
+    }
+    const std::size_t part = opened_.copy(next, bytes);
+    opened_.erase(0, part);
+    next += part;
+    bytes -= part;
+  }
+  return {};
+}
+
+// Into opened_, which is empty.
+Status StoreConnection::receive_record(StoreDeadline deadline) {
+  while (sealing_.waiting_bytes() == 0) {
+    const auto got = receive_some(socket_.get(), sealing_.room(), deadline);
+    if (!got.ok()) return got.status();
+    sealing_.arrived(*got);
+  }
+  opened_.resize(sealing_.waiting_bytes());
+  if (opened_.size() <= sealing_.most_bytes() && sealing_.open(std::as_writable_bytes(std::span(opened_)).data())) return {};
+  opened_.clear();
+  count_refusal("store", "an answer's record does not open: it was changed on the way");
+  return {StatusCode::system_error, "what came as its answer is not what it said: somebody changed it on the way"};
+}
+
+}  // namespace shoal

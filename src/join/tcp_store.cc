@@ -1,0 +1,415 @@
+// A Store served over TCP by rank 0's process, in a thread of its own for as long as the Store lives. What travels is described
+// in store_session.h.
+#include "src/join/tcp_store.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <shoal/limits.h>
+
+#include "src/base/quiet_thread.h"
+#include "src/base/tcp_options.h"
+#include "src/join/exchange.h"
+#include "src/join/job_key.h"
+#include "src/join/socket.h"
+#include "src/join/store_client.h"
+#include "src/join/store_session.h"
+#include "src/trust/refusals.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; one makes room for the next
+constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxStrangers;
+constexpr int kMaxReadsInARow = 16;  // so that one client keeps nobody waiting
+constexpr auto kStrangerPatience = std::chrono::seconds(10);
+constexpr auto kPause = std::chrono::milliseconds(100);     // before what has failed for want of something is tried again
+constexpr auto kFirstRetry = std::chrono::milliseconds(5);  // of a client whose connection was closed in the handshake
+constexpr auto kLastRetry = std::chrono::milliseconds(200);
+
+class Server {
+ public:
+  // `wake`: an eventfd. `spare`: any descriptor.
+  Server(Descriptor listener, Descriptor wake, Descriptor spare, std::string_view job, const Key& key)
+      : listener_(std::move(listener)),
+        table_{std::string(job), key, {}},
+        wake_(std::move(wake)),
+        spare_(std::move(spare)),
+        thread_(quiet_thread([this] { serve(); })) {}
+  ~Server() {
+    over_ = true;
+    const std::uint64_t one = 1;
+    while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
+    }
+    thread_.join();
+  }
+  /// Thread rule: any thread.
+  [[nodiscard]] std::vector<int> absent(int size) const {
+    const std::lock_guard<std::mutex> lock(table_mutex_);
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      if (!table_.members.contains(static_cast<std::uint32_t>(rank))) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+ private:
+  struct Client {
+    Client(Descriptor connection, StoreTable& table) : socket(std::move(connection)), session(table) {}
+    Descriptor socket;
+    StoreSession session;
+    Clock::time_point since = Clock::now();
+    std::string_view lost;  // why the connection is of no use any more
+  };
+
+  void serve() {
+    std::vector<pollfd> descriptors;
+    while (!over_) {
+      const bool paused = Clock::now() < accept_again_;
+      descriptors.assign({{wake_.get(), POLLIN, 0}, {listener_.get(), static_cast<short>(paused ? 0 : POLLIN), 0}});
+      for (const Client& client : clients_) {
+        const bool talks = !client.session.unsent.empty();
+        descriptors.push_back({client.socket.get(), static_cast<short>(talks ? POLLIN | POLLOUT : POLLIN), 0});
+      }
+      const auto timeout = paused ? kPause : std::chrono::milliseconds(1000);
+      if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
+        if (errno != EINTR) std::this_thread::sleep_for(kPause);  // memory is short, say: without this thread no rank starts
+        continue;                                                 // the answers of poll mean nothing now
+      }
+      const std::lock_guard<std::mutex> lock(table_mutex_);
+      std::size_t i = 2;
+      for (Client& client : clients_) {
+        if (descriptors[i++].revents != 0) receive(client);
+      }
+      for (Client& client : clients_) send_unsent(client);
+      drop_useless();
+      if ((descriptors[1].revents & POLLIN) != 0) accept_clients();
+    }
+  }
+
+  void drop_useless() {
+    const auto now = Clock::now();
+    bool died = false;
+    clients_.remove_if([now, &died](Client& client) {
+      const StoreSession& session = client.session;
+      if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kStrangerPatience)
+        client.lost = "it did not introduce itself in time";
+      if (client.lost.empty() && !(session.over() && session.unsent.empty())) return false;
+      if (!session.refused().empty())
+        count_refusal("store", session.refused());
+      else if (!session.trusted() && !session.over())
+        count_refusal("store", client.lost);
+      died |= client.session.lost();
+      return true;
+    });
+    if (died) look_again();
+  }
+
+  void look_again() {
+    for (Client& client : clients_) client.session.look_again();
+  }
+
+  void accept_clients() {
+    auto strangers = static_cast<std::size_t>(
+        std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
+    // At most a crowd at a time: those who belong to the job, and those who have just come, are heard in between.
+    for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
+      Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket.get() < 0) {
+        if (!is_short_of_descriptors(errno)) return;
+        // The connection stays in the queue, and poll would report it over and over.
+        if (!spare_.valid()) accept_again_ = Clock::now() + kPause;
+        spare_.reset();
+        return;
+      }
+      if (clients_.size() >= kMaxConnections) {
+        count_refusal("store", "too many at a time");
+        continue;
+      }
+      if (strangers >= kMaxStrangers)
+        drop_stranger();
+      else
+        ++strangers;
+      tcp::tune_handshake(socket.get(), silence_limit_);
+      clients_.emplace_back(std::move(socket), table_);
+    }
+  }
+
+  // Of the kind that is more numerous, those who have said nothing or those whose greeting may be anybody's: neither can fill
+  // the room of the other, and who comes is younger than half of them and heard before it is its turn.
+  void drop_stranger() {
+    auto silent = clients_.end();
+    auto greeted = clients_.end();
+    std::ptrdiff_t more_silent = 0;
+    for (auto client = clients_.begin(); client != clients_.end(); ++client) {
+      if (client->session.trusted()) continue;
+      auto& oldest = client->session.silent() ? silent : greeted;
+      if (oldest == clients_.end()) oldest = client;
+      more_silent += client->session.silent() ? 1 : -1;
+    }
+    clients_.erase(more_silent > 0 ? silent : greeted);
+    count_refusal("store", "too many at a time");
+  }
+
+  void receive(Client& client) {
+    std::array<char, 16384> buffer;
+    bool set = false;
+    for (int reads = 0; reads < kMaxReadsInARow && client.lost.empty() && !client.session.over(); ++reads) {
+      const ssize_t got = ::recv(client.socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+        client.lost = "it closed without introducing itself";
+        set |= client.session.lost();  // before another process enters as its rank
+      }
+      if (got <= 0) break;
+      set |= client.session.receive({buffer.data(), static_cast<std::size_t>(got)});
+    }
+    if (set) look_again();
+  }
+
+  static void send_unsent(Client& client) {
+    std::string& unsent = client.session.unsent;
+    while (!unsent.empty() && client.lost.empty()) {
+      const ssize_t sent = ::send(client.socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) {
+        unsent.erase(0, static_cast<std::size_t>(sent));
+      } else if (errno == EAGAIN) {
+        return;
+      } else if (errno != EINTR) {
+        client.lost = "it closed without introducing itself";
+      }
+    }
+  }
+
+  Descriptor listener_;
+  mutable std::mutex table_mutex_;  // held while a request is heeded
+  StoreTable table_;
+  Descriptor wake_;
+  Descriptor spare_;  // for the first connection that finds none: it may be this process's own, which would wait for it in vain
+  std::chrono::milliseconds silence_limit_ = silence_limit();
+  std::atomic<bool> over_ = false;
+  std::list<Client> clients_;  // oldest first
+  Clock::time_point accept_again_{};
+  std::thread thread_;  // last: starts when everything else is there
+};
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(std::unique_ptr<Server> server, const std::string& host, int port, std::string_view job, const Key& key)
+      : server_(std::move(server)), host_(host), port_(port), job_(job), key_(key), where_(host_and_port(host, port)) {}
+
+  Status set(std::string_view key, std::string_view value) override {
+    if (key.size() > kMaxStoreKeyBytes || value.size() > kMaxStoreValueBytes) {
+      return {StatusCode::invalid_argument,
+              fmt::format("store: key of {} or value of {} bytes is too long", key.size(), value.size())};
+    }
+    const auto deadline = in_time();
+    Status status = connect(deadline);
+    if (status.ok()) status = connection_->tell(key, value, deadline);
+    return explain(status, quoted(key));
+  }
+
+  Result<std::string> get(std::string_view key, Clock::time_point deadline) override {
+    return ask(kStoreNoRank, key, deadline);
+  }
+
+  Result<std::string> get_from(int rank, std::string_view key, Clock::time_point deadline) override {
+    return ask(static_cast<std::uint32_t>(rank), key, deadline);
+  }
+
+  Status enter(int rank, int size) override {
+    leave();
+    member_ = StoreMember{static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(size), client_, process_name()};
+    const bool new_connection = !connection_;
+    const auto deadline = in_time();
+    Status status = connect(deadline);
+    if (status.ok() && !new_connection) status = connection_->enter(*member_, deadline);
+    return explain(status, "entering");
+  }
+
+  void leave() override {
+    // What cannot be said to the server any more it sees.
+    if (member_ && connection_) static_cast<void>(connection_->leave(in_time()));
+    member_.reset();
+  }
+
+  Status look(Clock::time_point deadline) override {
+    if (Status status = connect(deadline); !status.ok()) return explain(status, "looking");
+    const auto news = connection_->look(deadline);
+    return news.ok() ? status_of(*news) : explain(news.status(), "looking");
+  }
+
+  [[nodiscard]] std::vector<int> absent(int size) const override {
+    return server_ != nullptr ? server_->absent(size) : std::vector<int>();
+  }
+
+  /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.
+  Status connect(Clock::time_point deadline) {
+    if (!lost_.ok() || connection_) return lost_;
+    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // who does not listen any more is gone
+    for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
+      auto socket = connect_to(host_, port_, deadline);
+      if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
+      auto made = introduce_to_store(std::move(socket).value(), job_, key_, random_nonce(), where_, deadline);
+      if (made.ok()) {
+        connection_.emplace(std::move(made).value());
+        reached_ = true;
+        return member_ ? connection_->enter(*member_, deadline) : Status();
+      }
+      const Status& status = made.status();
+      // A server that is flooded by strangers may have taken this for one of them.
+      const bool closed = status.code() == StatusCode::peer_failed || status.code() == StatusCode::system_error;
+      if (!closed || Clock::now() + pause >= deadline) return status;
+      ::poll(nullptr, 0, static_cast<int>(pause.count()));
+    }
+  }
+
+ private:
+  static constexpr auto kAnswerPatience = std::chrono::seconds(60);
+  static constexpr auto kReturnPatience = std::chrono::seconds(5);
+  static Clock::time_point in_time() { return Clock::now() + kAnswerPatience; }
+  static std::uint64_t random_number() {
+    std::random_device device;
+    return device() | static_cast<std::uint64_t>(device()) << 32;
+  }
+  static std::string quoted(std::string_view key) { return fmt::format("key '{}'", key); }
+
+  Result<std::string> ask(std::uint32_t rank, std::string_view key, Clock::time_point deadline) {
+    if (key.size() > kMaxStoreKeyBytes) {
+      return Status(StatusCode::invalid_argument, fmt::format("store: key of {} bytes is too long", key.size()));
+    }
+    const Status status = connect(deadline);
+    if (!status.ok()) return explain(status, quoted(key));
+    auto value = connection_->ask(rank, key, deadline);
+    if (!value.ok()) return explain(value.status(), quoted(key));
+    if (Status bad = status_of(*value); !bad.ok()) return bad;
+    return std::move(value->value);
+  }
+
+  [[nodiscard]] Status status_of(const StoreConnection::News& news) const {
+    if (news.conflict) return {StatusCode::mismatch, news.value};
+    if (news.given_up) return {StatusCode::aborted, news.value};
+    if (news.died == kStoreNoRank) return {};
+    return {StatusCode::peer_failed,
+            fmt::format("rank {} died, or lost its connection to rank 0's store at {}", news.died, where_)};
+  }
+
+  // An answer that came too late would be taken for that to the next request, so a call that has failed ends the connection.
+  // After a timeout the next call makes another one; a server that is gone stays gone.
+  [[nodiscard]] Status explain(const Status& status, const std::string& what) {
+    if (status.ok()) return status;
+    const bool comes_again = status.code() == StatusCode::timeout;
+    if (comes_again && member_ && connection_) static_cast<void>(connection_->leave(Clock::now()));
+    connection_.reset();
+    if (!comes_again) lost_ = status;
+    return {status.code(), fmt::format("rank 0's store at {}, {}: {}", where_, what, status.message())};
+  }
+
+  std::unique_ptr<Server> server_;  // on the rank that serves
+  std::string host_;
+  int port_;
+  std::string job_;
+  Key key_;
+  std::string where_;
+  std::optional<StoreConnection> connection_;
+  std::optional<StoreMember> member_;  // that this process has entered as
+  std::uint64_t client_ = random_number();
+  bool reached_ = false;
+  Status lost_;
+};
+
+Status check_job(std::string_view job) {
+  if (job.size() <= kMaxStoreJobBytes) return {};
+  return {StatusCode::invalid_argument,
+          fmt::format("store: the job's name has {} bytes, more than {}", job.size(), kMaxStoreJobBytes)};
+}
+
+struct Served {
+  std::unique_ptr<Server> server;
+  int port;
+};
+
+// `port` 0: one that is free.
+Result<Served> serve(const std::string& host, int port, std::string_view job, const Key& key) {
+  auto listener = listen_on(host, port);
+  const auto taken = listener.ok() ? port_of(*listener) : Result<int>(listener.status());
+  const auto cannot = [](const Status& why) {
+    return Status(why.code(), fmt::format("rank 0 cannot serve its store: {}", why.message()));
+  };
+  if (!taken.ok()) return cannot(taken.status());
+  Descriptor wake(::eventfd(0, EFD_CLOEXEC));
+  Descriptor spare(wake.valid() ? ::fcntl(wake.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (!spare.valid()) return cannot(descriptor_error("eventfd", errno));
+  return Served{std::make_unique<Server>(std::move(listener).value(), std::move(wake), std::move(spare), job, key), *taken};
+}
+
+Result<std::unique_ptr<Store>> connect_store(std::unique_ptr<Server> server, const std::string& host, int port,
+                                             std::string_view job, const Key& key, Clock::time_point deadline) {
+  auto store = std::make_unique<TcpStore>(std::move(server), host, port, job, key);
+  if (Status status = store->connect(deadline); !status.ok()) return status;
+  return std::unique_ptr<Store>(std::move(store));
+}
+
+// Where this rank 0 cannot listen: another process of this job that is rank 0, too, may serve the store. Then this process
+// enters there, so that every rank hears which two processes are rank 0. Else the store says which job it serves.
+Result<std::unique_ptr<Store>> other_rank_0(const std::string& host, int port, std::string_view job, const Key& key,
+                                            Clock::time_point deadline, const Status& why) {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  auto store = connect_store(nullptr, host, port, job, key, std::min(deadline, Clock::now() + kPatience));
+  if (store.ok()) return store;
+  const bool of_another_job = store.status().code() == StatusCode::invalid_argument;
+  return of_another_job ? Status(why.code(), fmt::format("{}; {}", why.message(), store.status().message())) : why;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
+                                              const Key& key, Clock::time_point deadline) {
+  if (Status status = check_job(job); !status.ok()) return status;
+  if (port < 1 || port > 65535) return Status(StatusCode::invalid_argument, fmt::format("store: {} is not a port", port));
+  std::unique_ptr<Server> server;
+  if (is_server) {
+    auto served = serve(host, port, job, key);
+    if (!served.ok()) return other_rank_0(host, port, job, key, deadline, served.status());
+    server = std::move(served->server);
+  }
+  return connect_store(std::move(server), host, port, job, key, deadline);
+}
+
+Result<ServedStore> serve_tcp_store(const std::string& host, std::string_view job, const Key& key, Clock::time_point deadline) {
+  if (Status status = check_job(job); !status.ok()) return status;
+  auto served = serve(host, 0, job, key);
+  if (!served.ok()) return served.status();
+  auto store = connect_store(std::move(served->server), host, served->port, job, key, deadline);
+  if (!store.ok()) return store.status();
+  return ServedStore{std::move(store).value(), served->port};
+}
+
+Result<std::unique_ptr<Store>> make_tcp_store(const std::string& host, int port, bool is_server, std::string_view job,
+                                              Clock::time_point deadline) {
+  const auto key = job_key();
+  if (!key.ok()) return key.status();
+  return make_tcp_store(host, port, is_server, job, key->key, deadline);
+}
+
+}  // namespace shoal

@@ -1,0 +1,167 @@
+#include "src/progress/progress_thread.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "src/base/quiet_thread.h"
+#include "src/progress/drive.h"
+#include "src/progress/waiter.h"
+
+namespace shoal {
+namespace {
+
+/// A refusal costs speed only, but the user has asked for it.
+void set_nice(int value) {
+  if (value == 0 || ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), value) == 0) return;
+  fmt::print(stderr,
+             "shoal: process {}: SHOAL_PROGRESS_NICE={}: the system refuses it ({}); the communication thread keeps the "
+             "process's priority; grant CAP_SYS_NICE or raise the limit (ulimit -e)\n",
+             ::getpid(), value, std::generic_category().message(errno));
+}
+
+bool needs_driver(const Mesh* mesh) { return mesh->busy() || mesh->unsent(); }
+
+void run_on(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) {
+    if (core < CPU_SETSIZE) CPU_SET(core, &set);
+  }
+  ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);  // a refusal costs speed only
+}
+
+}  // namespace
+
+ProgressThread& ProgressThread::instance() {
+  // Never destroyed: communicators may outlive every static object, and a thread that sleeps costs nothing at exit.
+  static std::atomic<ProgressThread*> current = [] {
+    // A child of fork() has no such thread, and must not share the descriptor that wakes it with its parent and siblings. The
+    // list of meshes must be whole there.
+    ::pthread_atfork([] { current.load()->mutex_.lock(); }, [] { current.load()->mutex_.unlock(); },
+                     [] {
+                       static ProgressThread* of_parent = nullptr;  // its meshes stay: nothing of them may be destroyed here
+                       of_parent = current.load();
+                       of_parent->mutex_.unlock();
+                       for (const auto& mesh : of_parent->meshes_) mesh->leave_to_parent();
+                       current.store(new ProgressThread(), std::memory_order_release);
+                     });
+    return new ProgressThread();
+  }();
+  return *current.load(std::memory_order_acquire);
+}
+
+ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+ProgressThread::~ProgressThread() = default;
+
+Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const Place& place) {
+  const std::scoped_lock lock(mutex_);
+  if (wake_fd_ < 0) wake_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // there was none before
+  if (wake_fd_ < 0) return system_error("start-up: an eventfd for the communication thread", errno);
+  meshes_.push_back(mesh);
+  generation_.fetch_add(1);
+  if (!started_.load()) place_ = place;
+  return {};
+}
+
+void ProgressThread::remove(Mesh* mesh) {
+  std::uint64_t generation = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(meshes_, [&](const auto& known) { return known.get() == mesh; });
+    generation = generation_.fetch_add(1) + 1;
+    if (!started_.load()) return;
+  }
+  wake();
+  if (std::this_thread::get_id() == thread_.get_id()) return;  // destroyed in a callback: the loop notices by itself
+  for (auto seen = seen_generation_.load(); seen < generation; seen = seen_generation_.load()) seen_generation_.wait(seen);
+}
+
+Status ProgressThread::notify(Mesh* mesh) {
+  mesh->wants_thread.store(true, std::memory_order_seq_cst);
+  news_.store(true, std::memory_order_seq_cst);
+  if (!started_.load(std::memory_order_acquire)) {
+    const std::scoped_lock lock(mutex_);
+    if (!started_.load()) {
+      try {
+        thread_ = quiet_thread([this] { loop(); });
+      } catch (const std::system_error& error) {
+        return system_error("the communication thread cannot be started", error.code().value());
+      }
+      started_.store(true, std::memory_order_release);
+    }
+  }
+  // seq_cst: either the thread sees the news before it sleeps, or we see that it sleeps.
+  if (sleeps_.load(std::memory_order_seq_cst)) wake();
+  return {};
+}
+
+void ProgressThread::wake() noexcept {
+  const std::uint64_t one = 1;
+  while (::write(wake_fd_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void ProgressThread::loop() {
+  ::pthread_setname_np(::pthread_self(), "shoal-progress");
+  set_nice(place_.nice);
+  run_on(place_.cores);
+  Waiter waiter(place_.spare_cores, /*yields=*/false);
+  for (;;) {
+    if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
+      {
+        const std::scoped_lock lock(mutex_);
+        known_ = meshes_;
+      }
+      driven_.reserve(known_.size());  // what calls need later is taken here
+      descriptors_.reserve(1 + kMaxWaitFds * known_.size());
+      seen_generation_.store(generation);
+      seen_generation_.notify_all();
+    }
+    news_.store(false, std::memory_order_seq_cst);
+    for (const auto& mesh : known_) {
+      // Whoever wants the seat now will call again when it leaves it. In this order: a look at who wants it that came before
+      // news_ was cleared could miss the call.
+      if (!mesh->wants_thread.exchange(false) || mesh->seat_wanted() || !mesh->try_take_seat()) continue;
+      if (needs_driver(mesh.get())) {
+        driven_.push_back(mesh.get());
+      } else {
+        mesh->leave_seat();
+      }
+    }
+    if (!driven_.empty()) {
+      const auto interrupted = [&] {
+        return news_.load() || generation_.load() != seen_generation_.load() ||
+               std::any_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->seat_wanted(); });
+      };
+      sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
+      drive(driven_, waiter, wake_fd_, descriptors_, std::chrono::steady_clock::time_point::max(),
+            [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
+      sleeps_.store(false, std::memory_order_relaxed);
+      for (Mesh* mesh : driven_) mesh->leave_seat();  // those still busy notify this thread again
+      driven_.clear();
+    } else {
+      sleeps_.store(true, std::memory_order_seq_cst);
+      if (!news_.load(std::memory_order_seq_cst) && generation_.load() == seen_generation_.load()) {
+        pollfd descriptor{wake_fd_, POLLIN, 0};
+        ::poll(&descriptor, 1, -1);
+      }
+      sleeps_.store(false, std::memory_order_relaxed);
+    }
+    std::uint64_t count = 0;
+    while (::read(wake_fd_, &count, sizeof count) < 0 && errno == EINTR) {
+    }
+  }
+}
+
+}  // namespace shoal

@@ -1,0 +1,63 @@
+// ProgressThread: the process's communication thread; drives the calls that nobody waits for.
+#pragma once
+
+#include <poll.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "src/progress/mesh.h"
+
+namespace shoal {
+
+/// One per process, started by the first asynchronous call, shared by all communicators and all rails, pinned
+/// where there are cores to spare. Sleeps while nothing is in flight.
+/// Thread rule: any thread.
+class ProgressThread {
+ public:
+  static ProgressThread& instance();
+
+  /// How the thread runs.
+  struct Place {
+    std::vector<int> cores;    ///< on which; any where empty (see placing.h)
+    bool spare_cores = false;  ///< it may spin a little
+    int nice = 0;              ///< its nice value (SHOAL_PROGRESS_NICE); 0: that of the process
+  };
+  /// The first communicators of the process place the thread: it starts with the first call that needs it. system_error where
+  /// there is no file descriptor to wake it by.
+  Status add(const std::shared_ptr<Mesh>& mesh, const Place& place);
+  /// Returns when the thread no longer touches `mesh`.
+  void remove(Mesh* mesh);
+  /// `mesh` has calls that need driving. system_error where no thread can be had for them.
+  Status notify(Mesh* mesh);
+
+  ProgressThread(const ProgressThread&) = delete;
+  ProgressThread& operator=(const ProgressThread&) = delete;
+
+ private:
+  ProgressThread();
+  ~ProgressThread();
+  void loop();
+  void wake() noexcept;
+
+  std::mutex mutex_;  // guards the list and start-up; not taken by notify once the thread runs
+  std::vector<std::shared_ptr<Mesh>> meshes_;
+  std::atomic<std::uint64_t> generation_{0};       // bumped by add and remove
+  std::atomic<std::uint64_t> seen_generation_{0};  // that the loop works with
+  std::atomic<bool> news_{false};                  // some mesh wants the thread
+  std::atomic<bool> sleeps_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> started_{false};
+  Place place_;
+  int wake_fd_ = -1;
+  // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
+  std::vector<std::shared_ptr<Mesh>> known_;
+  std::vector<Mesh*> driven_;
+  std::vector<pollfd> descriptors_;
+  std::thread thread_;
+};
+
+}  // namespace shoal

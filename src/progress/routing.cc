@@ -1,0 +1,209 @@
+// How a Mesh deals with tiles that stand in the way: see "Several communicators" in README.md.
+#include <algorithm>
+
+#include "src/progress/mesh.h"
+#include "src/progress/progress_client.h"
+
+namespace shoal {
+namespace {
+
+// A sender looks behind a tile that its communicator cannot use when it has sent so many more: the peer may have told it to
+// pause.
+constexpr std::uint64_t kTilesUnheard = 32;
+
+}  // namespace
+
+ProgressClient* Mesh::find(std::uint32_t number) const noexcept {
+  const auto known = by_number_.find(number);
+  return known == by_number_.end() ? nullptr : known->second;
+}
+
+ProgressClient* Mesh::find(const GroupName& name) const noexcept {
+  const auto known = by_name_.find(name);
+  return known == by_name_.end() ? nullptr : known->second;
+}
+
+void Mesh::retire(const GroupName& name) {
+  retired_.insert(name);
+  retired_order_.push_back(name);
+  if (retired_order_.size() <= kMaxRetired) return;
+  retired_.erase(retired_order_.front());
+  retired_order_.pop_front();
+}
+
+bool Mesh::route(bool quiet) {
+  bool moved = send_words();
+  stray_ = false;
+  for (Wire& wire : wires_) {
+    const Arrival* head = nullptr;
+    for (int tiles = 0; tiles < kMostTilesInARow && (head = wire.link->peek()) != nullptr; ++tiles) {
+      const std::uint32_t number = head->header.communicator;
+      if (number == kMeshTile) {
+        hear(wire, head->header);
+      } else if (const auto known = wire.theirs.find(number & ~kMessageBit); known != wire.theirs.end()) {
+        Bound& bound = known->second;
+        ProgressClient* const owner = bound.executor;
+        if (owner != nullptr && !owner->closed() && (number & kMessageBit) != 0) {
+          owner->take_message(wire.link->peer(), *head);
+        } else if (owner != nullptr ? !owner->closed() : !bound.over) {
+          if (!stands_in_the_way(wire, owner, quiet)) break;
+          set_aside(wire, bound, *head);
+        }
+      }
+      // Else nobody wants it any more.
+      wire.link->release();
+      wire.stuck = false;
+      moved = true;
+    }
+    if (head == nullptr) wire.stuck = false;
+  }
+  return moved;
+}
+
+/// Whether somebody could use what lies behind the head of `wire`, which `owner` (null: not made here yet) cannot use now.
+bool Mesh::stands_in_the_way(Wire& wire, const ProgressClient* owner, bool quiet) const {
+  if (!wire.stuck) {
+    wire.stuck = true;
+    wire.taken_when_stuck = wire.taken;
+  }
+  if (!parts_.moves_aside) return false;
+  if (wire.taken - wire.taken_when_stuck > kTilesUnheard) return true;
+  return quiet && std::any_of(running_.begin(), running_.end(), [&](const ProgressClient* executor) {
+           return executor == owner ? executor->is_paused(wire.link->peer()) : executor->uses(wire.link->peer());
+         });
+}
+
+void Mesh::set_aside(Wire& wire, Bound& bound, const Arrival& arrival) {
+  const std::uint32_t number = arrival.header.communicator;
+  ProgressClient* const owner = bound.executor;
+  if (owner == nullptr) {
+    const std::size_t bytes = kEarlyRecordBytes + arrival.data.size();
+    if (!has_early_room(bytes)) {
+      refuse(wire.link->peer(), bound.name);
+      bound.over = true;
+      return drop_asides(wire, number & ~kMessageBit);
+    }
+    early_bytes_ += bytes;
+  }
+  auto known =
+      std::find_if(wire.asides.begin(), wire.asides.end(), [&](const auto& aside) { return aside->communicator() == number; });
+  if (known == wire.asides.end()) {
+    known = wire.asides.insert(known, std::make_unique<Aside>(number));
+    if (owner != nullptr) owner->take_aside(wire.link->peer(), **known);
+  }
+  const bool full = (*known)->push(arrival);
+  if (arrival.lent && !wire.link->intact()) {
+    // Its sender has closed the communicator, and said so before it took the tile back.
+    poll_control();
+    if (owner != nullptr) owner->close(owner->taken_back_by(wire.link->peer()));
+  } else if (full) {
+    say(wire, number, MeshWord::pause);
+    send_words();  // now: the peer sends on meanwhile
+  }
+}
+
+void Mesh::hear(Wire& wire, const TileHeader& header) {
+  const auto word = static_cast<MeshWord>(header.edge & ((1U << kMeshWordBits) - 1));
+  if (word == MeshWord::bind) return hear_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kMeshWordBits});
+  if (word == MeshWord::unbind) return hear_unbind(wire, header.sequence);
+  ProgressClient* executor = find(header.sequence);
+  if (executor == nullptr) return;
+  if (word == MeshWord::pause || word == MeshWord::resume) executor->set_paused(wire.link->peer(), word == MeshWord::pause);
+}
+
+void Mesh::hear_bind(Wire& wire, std::uint32_t number, const GroupName& name) {
+  const auto [known, is_new] = wire.theirs.try_emplace(number);
+  if (!is_new) return;  // calls and messages of a communicator both tell
+  known->second.name = name;
+  if (ProgressClient* const executor = find(name); executor != nullptr) {
+    known->second.executor = executor;
+    executor->set_number_of(wire.link->peer(), number);
+  } else if (is_retired(name)) {
+    known->second.over = true;
+  } else {
+    wire.unmade[name] = number;
+  }
+}
+
+void Mesh::hear_unbind(Wire& wire, std::uint32_t number) {
+  const auto known = wire.theirs.find(number);
+  if (known == wire.theirs.end()) return;
+  known->second.left = true;
+  // What has come before waits for the communicator, here or aside, until that is over.
+  if (known->second.over && known->second.executor == nullptr && !wire.unmade.contains(known->second.name))
+    wire.theirs.erase(known);
+}
+
+/// `executor` is new: the peer at the other end of `wire` may have been faster.
+void Mesh::take_early_tiles(Wire& wire, ProgressClient& executor) {
+  const auto unmade = wire.unmade.find(executor.group().name);
+  if (unmade == wire.unmade.end()) return;
+  const std::uint32_t number = unmade->second;
+  wire.unmade.erase(unmade);
+  Bound& bound = wire.theirs[number];
+  bound.executor = &executor;
+  bound.over = false;
+  executor.set_number_of(wire.link->peer(), number);
+  for (const auto& aside : wire.asides) {
+    const bool messages = aside->communicator() == (number | kMessageBit);
+    if (!messages && aside->communicator() != number) continue;
+    early_bytes_ -= aside->bytes() + aside->size() * kEarlyRecordBytes;
+    if (!messages) executor.take_aside(wire.link->peer(), *aside);
+    for (; messages && !aside->empty(); aside->pop()) executor.take_message(wire.link->peer(), *aside->front());
+  }
+  std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
+}
+
+/// The communicator to which the peer gives `number` is over here.
+void Mesh::forget_number(Wire& wire, std::uint32_t number) {
+  const auto known = wire.theirs.find(number);
+  if (known == wire.theirs.end()) return;
+  std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == number; });
+  if (known->second.left) {
+    wire.theirs.erase(known);
+  } else {
+    known->second.executor = nullptr;
+    known->second.over = true;
+  }
+}
+
+/// Of a communicator that is not made here and has been refused.
+void Mesh::drop_asides(Wire& wire, std::uint32_t number) {
+  std::erase_if(wire.asides, [&](const auto& aside) {
+    if ((aside->communicator() & ~kMessageBit) != number) return false;
+    early_bytes_ -= aside->bytes() + aside->size() * kEarlyRecordBytes;
+    return true;
+  });
+}
+
+bool Mesh::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
+  const std::uint32_t word = static_cast<std::uint32_t>(MeshWord::bind) | name.check << kMeshWordBits;
+  if (!wire.link->try_send({kMeshTile, number, word, 0, name.key}, {})) return false;
+  ++wire.taken;
+  return true;
+}
+
+void Mesh::say(Wire& wire, std::uint32_t number, MeshWord word) { words_.push_back({&wire, number, word}); }
+
+bool Mesh::send_words() {
+  if (words_.empty()) return false;
+  std::vector<const Wire*> full;  // a wire that refuses one takes none after it: order counts
+  const std::size_t before = words_.size();
+  std::erase_if(words_, [&](const Word& word) {
+    if (!word.wire->link->status().ok()) return true;
+    if (std::find(full.begin(), full.end(), word.wire) != full.end()) return false;
+    const TileHeader header{kMeshTile, word.number, static_cast<std::uint32_t>(word.word), 0, 0};
+    if (!word.wire->link->try_send(header, {})) {
+      full.push_back(word.wire);
+      return false;
+    }
+    ++word.wire->taken;
+    return true;
+  });
+  if (words_.size() == before) return false;
+  // The driver may be about to leave: they must not wait for company.
+  for (const auto& transport : parts_.transports) transport->progress();
+  return true;
+}
+
+}  // namespace shoal

@@ -1,0 +1,90 @@
+#include "src/progress/waiter.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/cpu_relax.h"
+
+namespace shoal {
+
+bool Waiter::look_again() noexcept {
+  const auto now = Clock::now();
+  end_yield(now);
+  if (!waiting_) {
+    waiting_ = true;
+    since_ = now;
+    others_ = {};
+  }
+  const auto waited = now - since_ - others_;
+  const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
+  if (waited < pause) {
+    cpu_relax();
+    return true;
+  }
+  if (yields_ && waits_without_yield_ == 0 && others_ < kLostSlice && waited < pause + yield_budget_) {
+    yielding_ = true;
+    yielded_at_ = now;
+    ::sched_yield();
+    return true;
+  }
+  return false;
+}
+
+void Waiter::moved() noexcept {
+  if (!waiting_) return;
+  if (yielding_) {
+    end_yield(Clock::now());
+    if (++waits_since_loss_ >= kForgets) next_pause_of_yields_ = kFewWaits;
+  }
+  waiting_ = false;
+  look_longer();
+}
+
+void Waiter::blocking() noexcept {
+  waiting_ = false;
+  if (waits_without_yield_ > 0) --waits_without_yield_;
+}
+
+std::chrono::nanoseconds Waiter::longest_sleep() noexcept {
+  const bool measures = cores_to_spare_ && yields_ && ++sleeps_ % kSleepsBetweenMeasures == 0;
+  return measures ? kMeasuredSleep : std::chrono::nanoseconds::max();
+}
+
+void Waiter::slept(std::chrono::nanoseconds duration) noexcept {
+  measured_ = true;
+  const auto cost = std::max(duration - kMeasuredSleep - kTimerSlack, std::chrono::nanoseconds(0));
+  sleep_cost_ += (cost - sleep_cost_) / 4;
+}
+
+std::chrono::nanoseconds Waiter::max_yield() const noexcept { return std::max(kMaxYield, std::min(2 * sleep_cost_, kMaxLook)); }
+
+void Waiter::woken() noexcept {
+  if (std::exchange(measured_, false)) return;
+  // Looking longer would have saved most of it.
+  if (Clock::now() - since_ <= 2 * max_yield()) {
+    look_longer();
+  } else {
+    pause_budget_ = std::max(pause_budget_ / 2, kMinPause);
+    yield_budget_ = std::max(yield_budget_ / 2, kMinYield);
+  }
+}
+
+void Waiter::look_longer() noexcept {
+  pause_budget_ = std::min(pause_budget_ * 2, kMaxPause);
+  yield_budget_ = std::min(yield_budget_ * 2, max_yield());
+}
+
+void Waiter::yielded(std::chrono::nanoseconds duration) noexcept {
+  others_ += std::max(duration - kYieldCost, std::chrono::nanoseconds(0));
+  if (duration < kLostSlice) return;
+  waits_without_yield_ = std::exchange(next_pause_of_yields_, std::min(next_pause_of_yields_ * 2, kManyWaits));
+  waits_since_loss_ = 0;
+}
+
+void Waiter::end_yield(Clock::time_point now) noexcept {
+  if (std::exchange(yielding_, false)) yielded(now - yielded_at_);
+}
+
+}  // namespace shoal

@@ -1,0 +1,66 @@
+#include "src/runtime/call_group.h"
+
+#include <chrono>
+#include <utility>
+
+#include "src/runtime/executor.h"
+
+namespace shoal {
+
+using internal::Operation;
+
+// A look at it stands in front of every call: no function call for it.
+__attribute__((tls_model("initial-exec"))) thread_local int CallGroup::depth_ = 0;
+
+CallGroup::Collected& CallGroup::collected() {
+  static thread_local Collected mine;
+  return mine;
+}
+
+void CallGroup::add(Operation* operation, bool blocking) {
+  operation->add_reference();  // ours
+  operation->add_reference();  // the driver's
+  operation->put_into_group();
+  collected().entries.push_back({operation, blocking});
+  collected().unposted.push_back(operation);
+}
+
+void CallGroup::flush() {
+  std::vector<Operation*>& unposted = collected().unposted;
+  std::erase_if(unposted, [](Operation* operation) { return !operation->take_from_group(); });
+  // Whose communicator has ended meanwhile; it may be destroyed, and then nobody drives it.
+  std::erase_if(unposted, [](Operation* operation) {
+    const auto executor = std::static_pointer_cast<Executor>(operation->client());
+    const bool late = executor->closed();
+    if (late) executor->post_late(operation);
+    return late;
+  });
+  // Those of one Mesh at once: its driver sees all or none of them.
+  while (!unposted.empty()) {
+    Mesh* mesh = executor_of(*unposted.front()).mesh().get();
+    std::vector<Operation*> together;
+    std::erase_if(unposted, [&](Operation* operation) {
+      if (executor_of(*operation).mesh().get() != mesh) return false;
+      together.push_back(operation);
+      return true;
+    });
+    mesh->post(together);
+  }
+}
+
+Status CallGroup::end() {
+  if (depth_ == 0) return {StatusCode::invalid_argument, "group_end: no group_begin came before it in this thread"};
+  if (--depth_ != 0) return {};
+  flush();
+  Status first;
+  for (const Entry& entry : std::exchange(collected().entries, {})) {
+    if (entry.blocking) {
+      executor_of(*entry.operation).wait(entry.operation, std::chrono::steady_clock::time_point::max());
+      if (first.ok()) first = entry.operation->outcome();
+    }
+    entry.operation->drop_reference();
+  }
+  return first;
+}
+
+}  // namespace shoal

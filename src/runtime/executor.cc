@@ -1,0 +1,750 @@
+#include "src/runtime/executor.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/base/deadline.h"
+#include "src/progress/progress_thread.h"
+#include "src/runtime/call_group.h"
+
+namespace shoal {
+
+using internal::LinkProgress;
+using internal::Operation;
+
+namespace {
+
+constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
+constexpr std::size_t kTilesInFlight = 64;        // that a link needs memory of; beyond, the queue grows once
+
+constexpr int kTilesPerPass = 16;                 // that go to one link before what has come is looked at
+constexpr std::uint64_t kCallsBetweenLooks = 32;  // for signatures of calls that are over here
+constexpr std::size_t kFarewellCalls = 4;         // that a rank tells of when it leaves
+constexpr int kExpressLooks = 100;                // a microsecond or two
+
+using Clock = std::chrono::steady_clock;
+
+bool is_complete(const Operation& operation) { return operation.open_instructions == 0 && operation.open_links == 0; }
+
+}  // namespace
+
+Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<Mesh> mesh, Group group) {
+  std::shared_ptr<Executor> executor(new Executor(std::move(mesh), std::move(group)));
+  if (Status status = executor->mesh_->attach(*executor); !status.ok()) return status;
+  return executor;
+}
+
+Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
+    : ProgressClient(group, group.name.is_whole() ? 0 : mesh->next_number()),
+      mesh_(std::move(mesh)),
+      link_of_rank_(group_.members.size(), -1),
+      link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
+      left_(group_.members.size()),
+      messages_(*mesh_, group_, number_),
+      ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members, group_.name.key),
+      watchdog_(mesh_->warn_after()),
+      roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
+  std::size_t tile = mesh_->tile_bytes();
+  std::size_t network_tile = std::numeric_limits<std::size_t>::max();
+  bool costly_tiles = group_.topology.nodes() > 1;
+  links_.reserve(group_.members.size());
+  operands_.reserve(group_.members.size());
+  for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
+    Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
+    if (wire == nullptr) continue;
+    link_of_job_rank_[static_cast<std::size_t>(wire->link->peer())] = static_cast<int>(links_.size());
+    link_of_rank_[static_cast<std::size_t>(rank)] = static_cast<int>(links_.size());
+    LinkState& state = links_.emplace_back();
+    state.link = wire->link;
+    state.wire = wire;
+    state.peer = rank;
+    state.bound = group_.name.is_whole();
+    state.outstanding.reserve(kTilesInFlight);
+    tile = std::min(tile, wire->link->max_tile_bytes());
+    costly_tiles |= mesh_->transports()[wire->transport]->tiles_are_costly();
+    if (group_.topology.link_class(group_.rank, rank) == LinkClass::network) {
+      network_tile = std::min(network_tile, wire->link->max_tile_bytes());
+    }
+  }
+
+  find_windows();
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, window_calls_.room(), costly_tiles};
+}
+
+Executor::~Executor() = default;
+
+void Executor::find_windows() {
+  if (group_.topology.nodes() != 1) return;
+  // Windows serve only where every rank sees every window.
+  const auto sees_all = [&](const std::unique_ptr<Transport>& transport) {
+    return std::ranges::none_of(group_.members, [&](int member) { return transport->shared_window(member).empty(); });
+  };
+  const auto found = std::ranges::find_if(mesh_->transports(), sees_all);
+  if (found == mesh_->transports().end()) return;
+  Transport& transport = **found;
+  std::vector<std::span<std::byte>> windows;
+  if (group_.name.is_whole()) {
+    for (const int member : group_.members) windows.push_back(transport.shared_window(member));
+  } else if (group_.members.size() > 1) {
+    lease_ =
+        WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.name.key, group_.members.size());
+    windows = lease_.windows();
+  }
+  if (!windows.empty())
+    window_calls_ = WindowCalls(transport, std::move(windows), group_.members, group_.rank, mesh_->device());
+}
+
+Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
+                             void* output) {
+  Operation* operation = Operation::acquire(plan, std::move(owned));
+  // Before it has a number: for one that never starts all later calls would wait.
+  if (!operation->take_scratch()) {
+    operation->release();
+    return nullptr;
+  }
+  operation->reset(shared_from_this(), next_sequence_.fetch_add(1, std::memory_order_relaxed), deadline, input, output);
+  return operation;
+}
+
+Operation* Executor::acquire_message(const internal::Message& message, Clock::time_point deadline) {
+  Operation* operation = Operation::acquire(&message_plan_, nullptr);
+  operation->reset(shared_from_this(), next_message_.fetch_add(1, std::memory_order_relaxed), deadline, nullptr, nullptr);
+  operation->set_message(message);
+  return operation;
+}
+
+void Executor::post(Operation* operation) {
+  if (CallGroup::open()) return CallGroup::add(operation, false);
+  operation->add_reference();
+  mesh_->post(operation);
+}
+
+void Executor::post_late(Operation* operation) {
+  const auto executor = std::static_pointer_cast<Executor>(operation->client());  // it may be the last to hold it
+  if (!executor->closed()) return executor->mesh_->post(operation);
+  executor->finish(operation, executor->status());
+}
+
+void Executor::run(Operation* operation) {
+  if (CallGroup::open()) return CallGroup::add(operation, true);
+  operation->add_reference();
+  if (!mesh_->try_run(operation)) mesh_->post(operation);
+  wait_to_the_end(operation);
+}
+
+std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
+  const bool alone = plan.ranks == 1;
+  if ((!alone && (!plan.one_shot_window || !window_calls_.available())) || plan.meter != nullptr || CallGroup::open() ||
+      !mesh_->try_take_seat())
+    return std::nullopt;
+  std::uint64_t sequence = next_start_;
+  // The last: other threads number their calls without the seat.
+  if (mesh_->busy() || closed() || !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed)) {
+    mesh_->leave_seat();
+    return std::nullopt;
+  }
+  const CallChain before = chain_;
+  const CallSignature& signature = enter(sequence, plan);
+  ++next_start_;
+  if (alone) {  // every call is a copy, and a broadcast not even that
+    if (input != nullptr && input != output) {
+      mesh_->device().copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
+                           plan.key.collective.message_bytes(1));
+    }
+    ledger_.end();
+    mesh_->leave_seat();
+    return Status();
+  }
+  const auto attempt =
+      window_calls_.try_one_shot(plan, signature, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
+  if (attempt == WindowCalls::Attempt::ended) {
+    ledger_.end();
+    mesh_->leave_seat();
+    return Status();
+  }
+  // Somebody is late: an ordinary call from here on.
+  Operation* operation = Operation::acquire(&plan, nullptr);  // without scratch: calls over windows use none
+  operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
+  operation->before = before;
+  operation->signature = signature;
+  operation->published = attempt == WindowCalls::Attempt::published;
+  operation->add_reference();
+  active_.push(operation);
+  window_calls_.push(operation);
+  mesh_->run_seated(*this, *operation);
+  wait_to_the_end(operation);
+  Status outcome = operation->outcome();
+  operation->drop_reference();
+  return outcome;
+}
+
+// Whoever drives ends it at its deadline, a little later where that one is held up; its buffers are in use until then.
+void Executor::wait_to_the_end(Operation* operation) {
+  if (!operation->done()) wait(operation, Clock::time_point::max());
+}
+
+void Executor::wait(Operation* operation, Clock::time_point deadline) {
+  if (CallGroup::open()) CallGroup::flush();
+  if (Operation::in_callback()) return;  // it would wait for itself
+  if (mesh_->left_to_parent()) return;   // nothing here ends it
+  // Another thread may keep it in an open group, for ever: from here on deadline and abort() end it. It starts in its turn.
+  if (operation->take_from_group()) post_late(operation);
+  while (!operation->done() && Clock::now() < deadline) {
+    if (mesh_->seat_wanted()) {
+      std::this_thread::yield();
+    } else if (!mesh_->try_drive(*operation, deadline)) {
+      operation->sleep_until(deadline);
+    }
+  }
+}
+
+void Executor::start(Operation* operation) {
+  operation->before = chain_;
+  operation->signature = enter(operation->sequence(), *operation->plan);
+  active_.push(operation);
+  if (closed()) return;
+  // The windows carry signature and data; the links have no part in it.
+  if (window_calls_.takes(*operation->plan)) return window_calls_.push(operation);
+  start_on_links(operation);
+}
+
+void Executor::start_on_links(Operation* operation) {
+  operation->on_links = true;
+  ++calls_on_links_;
+  for (std::uint32_t i = 0; i < operation->plan->links.size(); ++i) {
+    LinkState& state = links_[operation->plan->links[i].link];
+    if (operation->plan->links[i].speaks) state.senders.push({operation, i});
+    if (operation->plan->links[i].hears) state.receivers.push({operation, i});
+  }
+}
+
+bool Executor::start_and_send() {
+  if (asking()) [[unlikely]]
+    return false;
+  bool moved = false;
+  while (!waiting_.empty() && !window_calls_.undecided()) {
+    const auto next = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const Operation* operation) { return operation->sequence() == next_start_; });
+    if (next == waiting_.end()) break;
+    Operation* operation = *next;
+    *next = waiting_.back();
+    waiting_.pop_back();
+    ++next_start_;
+    start(operation);
+    moved = true;
+  }
+  if (closed()) return end_calls() || moved;
+  if (messages_.size() != 0) {
+    moved |= messages_.advance();
+    moved |= finish_messages({});
+    if (Status failure = messages_.take_failure(); !failure.ok()) fail(std::move(failure));
+    mesh_->note_stray();  // their tiles are found by those who look at all links
+  }
+  if (active_.empty()) return moved;
+
+  moved |= advance_window_call();
+  if (closed()) return end_calls() || moved;
+  if (!on_links()) return retire_completed() || moved;
+  for (LinkState& state : links_) {
+    for (int tiles = 0; tiles < kTilesPerPass; ++tiles) {
+      if (state.senders.empty() || !advance_send(state)) break;
+      moved = true;
+    }
+  }
+  return moved;
+}
+
+bool Executor::receive_and_end() {
+  if (asking()) [[unlikely]]
+    return false;
+  bool moved = false;
+  if (!closed()) {
+    for (LinkState& state : links_) {
+      moved |= retire_sent(state);
+      for (int tiles = 0; tiles < kMostTilesInARow && !state.receivers.empty() && advance_receive(state); ++tiles) moved = true;
+    }
+    for (std::size_t i = 0; i < active_.size(); ++i) {
+      for (int tiles = 0; tiles < kMostTilesInARow && active_[i]->on_links && advance_local(active_[i]); ++tiles) moved = true;
+    }
+  }
+  // Calls that go well one after the other never wait for so long that check() looks.
+  if (next_start_ - strays_looked_for_ >= kCallsBetweenLooks && !closed()) {
+    strays_looked_for_ = next_start_;
+    moved |= check_stray_calls();
+  }
+  if (closed()) return end_calls() || moved;
+  return retire_completed() || moved;
+}
+
+void Executor::mark_done(Operation* operation, std::uint32_t instruction, std::size_t bytes) {
+  operation->done_bytes[instruction] += bytes;
+  if (operation->done_bytes[instruction] == operation->plan->instructions[instruction].size_bytes)
+    --operation->open_instructions;
+}
+
+void Executor::mark_sent(Operation* operation, std::uint32_t plan_link, std::uint32_t instruction, std::size_t bytes) {
+  if (instruction != kSignature) return mark_done(operation, instruction, bytes);
+  LinkProgress& progress = operation->links[plan_link];
+  progress.call_gone = true;
+  if (progress.call_received) --operation->open_links;
+}
+
+bool Executor::retire_sent(LinkState& state) {
+  bool moved = false;
+  while (!state.outstanding.empty() && state.outstanding.front().ticket <= state.link->sent_tiles()) {
+    const auto& sent = state.outstanding.front();
+    mark_sent(sent.operation, sent.plan_link, sent.instruction, sent.bytes);
+    state.outstanding.pop();
+    moved = true;
+  }
+  return moved;
+}
+
+// One step of the call whose turn it is to send on this link: its signature, a tile, or the end of its turn.
+bool Executor::advance_send(LinkState& state) {
+  if (state.paused) return false;
+  const auto [operation, plan_link] = state.senders.front();
+  const Plan& plan = *operation->plan;
+  LinkProgress& progress = operation->links[plan_link];
+  const auto& sends = plan.links[plan_link].sends;
+  if (progress.send_index == sends.size()) {
+    if (!progress.call_sent) return send_signature(state);
+    state.senders.pop();
+    return true;
+  }
+  const auto sequence = static_cast<std::uint32_t>(operation->sequence());
+  const std::uint32_t index = sends[progress.send_index];
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
+  if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
+  // Only now: signature and first tile share a packet. See send_late_signatures().
+  if (!progress.call_sent) return send_signature(state);
+  const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
+  const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
+  const bool taken = instruction.may_lend && mesh_->alone() ? state.link->try_lend(header, {data, tile})
+                                                            : state.link->try_send(header, {data, tile});
+  if (!taken) return false;
+  progress.send_issued_bytes += tile;
+  if (progress.send_issued_bytes == instruction.size_bytes) {
+    progress.send_issued_bytes = 0;
+    ++progress.send_index;
+  }
+  taken_by_link(state, index, tile);
+  if (Recorder::on() && group_.topology.link_class(group_.rank, state.peer) == LinkClass::network) [[unlikely]] {
+    record(*operation, state.peer, Stage::wire, tile, Clock::now());
+  }
+  return true;
+}
+
+// Tells the peer which call this rank is in. False where the link has no room.
+bool Executor::send_signature(LinkState& state) {
+  const auto [operation, plan_link] = state.senders.front();
+  CallSignature& said = operation->links[plan_link].said;
+  said = operation->before.of(operation->plan->links[plan_link].signature);
+  const auto bytes = std::as_bytes(std::span(&said, 1));
+  if (!state.bound && !mesh_->bind(*state.wire, number_, group_.name)) return false;
+  state.bound = true;
+  const TileHeader header{number_, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
+                          static_cast<std::uint32_t>(bytes.size()), 0};
+  if (!state.link->try_send(header, bytes)) return false;
+  operation->links[plan_link].call_sent = true;
+  taken_by_link(state, kSignature, bytes.size());
+  return true;
+}
+
+// The link has just taken a tile of the call whose turn it is: its memory is free now or later.
+void Executor::taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes) {
+  const auto [operation, plan_link] = state.senders.front();
+  const std::uint64_t ticket = ++state.wire->taken;
+  if (state.outstanding.empty() && state.link->sent_tiles() >= ticket) {
+    mark_sent(operation, plan_link, instruction, bytes);
+  } else {
+    state.outstanding.push({operation, plan_link, instruction, bytes, ticket});
+  }
+}
+
+// One step of the call whose turn it is to receive on this link.
+bool Executor::advance_receive(LinkState& state) {
+  const auto [operation, plan_link] = state.receivers.front();
+  const LinkProgress& progress = operation->links[plan_link];
+  if (progress.call_received && progress.receive_index == operation->plan->links[plan_link].receives.size()) {
+    state.receivers.pop();
+    return true;
+  }
+  const Arrival* head = this->head(state);
+  if (head == nullptr) return false;
+  if (head->header.sequence != static_cast<std::uint32_t>(operation->sequence())) return out_of_step(state, *head, *operation);
+  if (!progress.call_received) return receive_signature(state, operation, plan_link, *head);
+  return receive_tile(state, operation, plan_link, *head);
+}
+
+bool Executor::receive_signature(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
+  const auto theirs = signature_in(head);
+  if (!theirs)
+    return fail({StatusCode::internal, fmt::format("{} sent a tile before its signature{}", name_of(state.peer), while_in())});
+  release(state);
+  const PlanLink& link = operation->plan->links[plan_link];
+  if (!(*theirs == operation->before.of(link.expected))) {
+    return disagree(state.peer, operation->sequence(),
+                    mismatch(operation->sequence(), operation->before.of(link.signature), state.peer, *theirs));
+  }
+  LinkProgress& progress = operation->links[plan_link];
+  progress.call_received = true;
+  if (progress.call_gone) --operation->open_links;
+  return true;
+}
+
+bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_t plan_link, const Arrival& head) {
+  LinkProgress& progress = operation->links[plan_link];
+  const std::uint32_t index = operation->plan->links[plan_link].receives[progress.receive_index];
+  const Instruction& instruction = operation->plan->instructions[index];
+  if (instruction.op == StepOp::recv_reduce) return fold(operation, index);
+
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
+  if (head.header.edge != progress.receive_index || head.header.offset_bytes != done || head.data.size() != tile) {
+    return fail(unexpected_tile(state, head));
+  }
+  if (operation->allowed_bytes(index) < done + tile) return false;
+  const Recorder::Time begin = Recorder::now_if_on();
+  mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
+  if (head.lent && !state.link->intact()) return await_words(taken_back_by(state.link->peer()));
+  release(state);
+  mark_done(operation, index, tile);
+  if (Recorder::on()) [[unlikely]]
+    record(*operation, state.peer, Stage::node_gather, tile, begin);
+  if (operation->done_bytes[index] == instruction.size_bytes) ++progress.receive_index;
+  return true;
+}
+
+// One tile of an n-way reduction, once it has come from every peer.
+bool Executor::fold(Operation* operation, std::uint32_t index) {
+  const Plan& plan = *operation->plan;
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
+  const std::span edges(plan.edges.data() + instruction.first_edge, instruction.edge_count);
+  operands_.clear();
+  for (std::size_t i = 0; i < edges.size(); ++i) {
+    LinkState& state = links_[edges[i].link];
+    const LinkProgress& progress = operation->links[edges[i].plan_link];
+    if (state.receivers.empty() || state.receivers.front().operation != operation || !progress.call_received ||
+        progress.receive_index != edges[i].edge) {
+      return false;
+    }
+    const Arrival* head = this->head(state);
+    if (head == nullptr) return false;
+    const TileHeader& header = head->header;
+    if (header.sequence != static_cast<std::uint32_t>(operation->sequence())) return false;  // advance_receive will say so
+    if (header.edge != edges[i].edge || header.offset_bytes != done || head->data.size() != tile) {
+      return fail(unexpected_tile(state, *head));
+    }
+    if (i == instruction.own_position) operands_.push_back(operation->at(instruction.source) + done);
+    operands_.push_back(head->data.data());
+  }
+  if (instruction.own_position == edges.size()) operands_.push_back(operation->at(instruction.source) + done);
+  if (operation->allowed_bytes(index) < done + tile) return false;
+
+  const Recorder::Time begin = Recorder::now_if_on();
+  const Collective& call = plan.key.collective;
+  std::byte* target = operation->at(instruction.target) + done;
+  if (instruction.average) {
+    mesh_->device().reduce_average(target, operands_, tile / size_of(call.type), call.type, plan.ranks);
+  } else {
+    mesh_->device().reduce(target, operands_, tile / size_of(call.type), call.type, call.op);
+  }
+  for (const PlanEdge& edge : edges) {
+    LinkState& state = links_[edge.link];
+    if (head(state)->lent && !state.link->intact()) return await_words(taken_back_by(state.link->peer()));
+    release(state);
+  }
+  mark_done(operation, index, tile);
+  if (Recorder::on()) [[unlikely]]
+    record(*operation, links_[edges[0].link].peer, Stage::node_reduce, tile, begin);
+  if (operation->done_bytes[index] == instruction.size_bytes) {
+    for (const PlanEdge& edge : edges) ++operation->links[edge.plan_link].receive_index;
+  }
+  return true;
+}
+
+bool Executor::advance_local(Operation* operation) {
+  const Plan& plan = *operation->plan;
+  if (operation->next_local_step == plan.local_steps.size()) return false;
+  const std::uint32_t index = plan.local_steps[operation->next_local_step];
+  const Instruction& instruction = plan.instructions[index];
+  const std::size_t done = operation->done_bytes[index];
+  const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - done);
+  if (operation->allowed_bytes(index) < done + tile) return false;
+  std::byte* target = operation->at(instruction.target) + done;
+  const std::byte* source = operation->at(instruction.source) + done;
+  const Collective& call = plan.key.collective;
+  if (instruction.op == StepOp::copy) {
+    mesh_->device().copy(target, source, tile);
+  } else if (const std::array<const std::byte*, 2> operands{target, source}; instruction.average) {
+    mesh_->device().reduce_average(target, operands, tile / size_of(call.type), call.type, plan.ranks);
+  } else {
+    mesh_->device().reduce(target, operands, tile / size_of(call.type), call.type, call.op);
+  }
+  mark_done(operation, index, tile);
+  if (operation->done_bytes[index] == instruction.size_bytes) ++operation->next_local_step;
+  return true;
+}
+
+bool Executor::advance_window_call() {
+  if (window_calls_.size() == 0) return false;
+  const Recorder::Time begin = Recorder::now_if_on();
+  const Operation* call = window_calls_.front();
+  const WindowCalls::Advance result = window_calls_.advance();
+  if (Recorder::on() && result.moved && call->open_instructions == 0) [[unlikely]] {
+    const bool folds = call->plan->shared_fold || call->plan->window_part.folds;
+    record(*call, group_.rank, folds ? Stage::node_reduce : Stage::node_gather, call->plan->key.collective.input_bytes(),
+           begin);
+  }
+  if (result.odd_rank >= 0) {
+    return disagree(result.odd_rank, result.sequence,
+                    result.its_sequence == result.sequence
+                        ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
+                        : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
+  }
+  if (Status failure = window_calls_.take_failure(); !failure.ok()) {
+    // Of a peer that has died its death is about to be heard of.
+    Status told(failure.code(), failure.message() + while_in());
+    return failure.code() == StatusCode::peer_failed ? await_words(std::move(told)) : fail(std::move(told));
+  }
+  if (result.to_links != nullptr) start_on_links(result.to_links);
+  return result.moved;
+}
+
+bool Executor::finish_messages(const Status& outcome) {
+  if (messages_.ended().empty()) return false;
+  std::vector<Operation*>& ended = messages_.ended();
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    if (outcome.ok()) ledger_.end_message();
+    finish(ended[i], outcome);
+  }
+  ended.clear();
+  return true;
+}
+
+void Executor::take_message(int job_rank, const Arrival& arrival) {
+  LinkState& state = *link_to(job_rank);
+  state.gone_since = {};  // what was sent before a farewell still comes
+  Status status = messages_.take(state.peer, arrival);
+  finish_messages({});
+  if (!status.ok()) fail(std::move(status));
+}
+
+// Only those: a callback, or another thread, may close this communicator meanwhile, and links and windows need the memory of
+// the others until end_calls().
+bool Executor::retire_completed() {
+  if (asking()) [[unlikely]]
+    return false;  // somebody must drive until the answer comes
+  bool moved = false;
+  // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
+  for (std::size_t i = 0; i < active_.size();) {
+    Operation* operation = active_[i];
+    if (!is_complete(*operation)) {
+      ++i;
+      continue;
+    }
+    // Its turns on the links may still stand in the queues although nothing is left to do there; let them end first.
+    if (operation->on_links) {
+      bool queued = false;
+      for (const PlanLink& link : operation->plan->links) {
+        LinkState& state = links_[link.link];
+        while (!state.senders.empty() && state.senders.front().operation == operation && advance_send(state)) {
+        }
+        while (!state.receivers.empty() && state.receivers.front().operation == operation && advance_receive(state)) {
+        }
+        queued |= (!state.senders.empty() && state.senders.front().operation == operation) ||
+                  (!state.receivers.empty() && state.receivers.front().operation == operation);
+      }
+      if (queued) {
+        ++i;
+        continue;
+      }
+    }
+    for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
+    active_.pop();
+    if (operation->on_links) --calls_on_links_;
+    ledger_.end();
+    finish(operation, Status());
+    moved = true;
+  }
+  return moved;
+}
+
+void Executor::finish(Operation* operation, const Status& outcome) {
+  operation->finish(outcome);
+  operation->drop_reference();
+}
+
+// By value, since poll_control() may replace the status that the caller passes.
+bool Executor::fail(Status cause) {  // NOLINT(performance-unnecessary-value-param)
+  // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
+  if (!closed()) mesh_->poll_control();
+  close(cause);
+  return false;  // for the advance functions: nothing more to do here
+}
+
+void Executor::close(const Status& cause) {
+  {
+    const std::scoped_lock lock(cause_mutex_);
+    if (!cause_.ok()) return;
+    cause_ = cause;
+    ledger_.fail(cause);
+  }
+  closed_.store(true, std::memory_order_seq_cst);
+  mesh_->tend_to_closed();
+  const std::scoped_lock lock(hook_mutex_);
+  for (const auto& [owner, hook] : close_hooks_) hook(cause);
+}
+
+void Executor::on_close(const void* owner, std::function<void(const Status&)> hook) {
+  const std::scoped_lock lock(hook_mutex_);
+  if (!hook) {
+    close_hooks_.erase(owner);
+    return;
+  }
+  if (closed()) {
+    // close() may still be waiting for hook_mutex_: it would call a stored hook a second time.
+    close_hooks_.erase(owner);
+    return hook(status());
+  }
+  close_hooks_[owner] = std::move(hook);
+}
+
+Status Executor::status() const {
+  if (!closed()) return {};
+  const std::scoped_lock lock(cause_mutex_);
+  return cause_;
+}
+
+bool Executor::end_calls() {
+  if (!std::exchange(announced_, true) && mesh_->control() != nullptr) {
+    mesh_->control()->send_abort(group_.name, group_.members, status());
+  }
+  for (LinkState& state : links_) {
+    // The link lives on, the buffers of these calls go back to the user.
+    if (!state.outstanding.empty()) state.link->keep_copies();
+    state.senders.clear();
+    state.receivers.clear();
+    state.outstanding.clear();
+  }
+  window_calls_.clear();
+  bool moved = !active_.empty();
+  while (!active_.empty()) {
+    Operation* operation = active_.front();
+    active_.pop();
+    if (operation->on_links) --calls_on_links_;
+    const bool complete = is_complete(*operation);
+    if (complete) ledger_.end();
+    finish(operation, complete ? Status() : status());
+  }
+  for (Operation* operation : std::exchange(waiting_, {})) {
+    finish(operation, status());
+    moved = true;
+  }
+  messages_.give_up();
+  return finish_messages(status()) || moved;
+}
+
+void Executor::leave_to_parent() {
+  // Some other thread, which does not exist here, may have held the mutex.
+  const std::unique_lock lock(cause_mutex_, std::try_to_lock);
+  if (lock.owns_lock() && cause_.ok())
+    cause_ = {StatusCode::aborted, "the communicator belongs to the parent of this process, which was made by fork()"};
+  announced_ = true;
+  closed_.store(true);
+  lease_.abandon();
+}
+
+void Executor::shut_down() {
+  if (mesh_->left_to_parent()) return;
+  mesh_->take_seat();
+  mesh_->progress();  // what has come to its end by now ends well; takes in the inbox
+  if (!idle() && !closed()) {
+    close(or_mismatch(
+        {StatusCode::aborted, fmt::format("{} destroyed its communicator with calls in flight", name_of(group_.rank))}));
+  }
+  if (closed()) {
+    end_calls();
+  } else {
+    if (mesh_->control() != nullptr)
+      mesh_->control()->send_farewell(group_.name, group_.members, to_bytes(latest_calls(*ledger_, kFarewellCalls)));
+    const std::scoped_lock lock(cause_mutex_);
+    cause_ = {StatusCode::aborted, "the communicator has been destroyed"};
+    announced_ = true;
+    closed_.store(true, std::memory_order_release);
+  }
+  lease_.leave();
+  mesh_->detach(*this);
+  const bool last = mesh_->deserted();
+  // Later ends of the connections: the peers see them after the farewell.
+  mesh_->leave_seat();
+  if (last) ProgressThread::instance().remove(mesh_.get());
+}
+
+namespace {
+
+template <typename Used>
+std::string names_of(std::span<const std::unique_ptr<Transport>> transports, Used used) {
+  std::string names;
+  for (std::uint32_t t = 0; t < transports.size(); ++t) {
+    if (used(t)) names += (names.empty() ? "" : "+") + std::string(transports[t]->name());
+  }
+  return names.empty() ? "local" : names;
+}
+
+}  // namespace
+
+std::string Executor::transports_of(const Plan& plan) const {
+  if (plan.one_shot_window && window_calls_.available()) return std::string(window_calls_.transport_name());
+  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+    return std::any_of(plan.links.begin(), plan.links.end(),
+                       [&](const PlanLink& link) { return links_[link.link].wire->transport == t; });
+  });
+}
+
+std::string Executor::transports() const {
+  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+    return std::any_of(links_.begin(), links_.end(), [&](const LinkState& state) { return state.wire->transport == t; });
+  });
+}
+
+std::vector<int> Executor::present() const {
+  const std::vector<int> there = mesh_->present();
+  std::vector<int> members;
+  std::ranges::copy_if(group_.members, std::back_inserter(members),
+                       [&](int job_rank) { return std::ranges::binary_search(there, job_rank); });
+  return members;
+}
+
+std::size_t Executor::aside_bytes() const {
+  // A callback has some seat already, and in a child of fork() the thread that has it may not exist.
+  if (Operation::in_callback() || mesh_->left_to_parent()) return 0;
+  mesh_->take_seat();
+  std::size_t bytes = 0;
+  for (const LinkState& state : links_) bytes += state.aside == nullptr ? 0 : state.aside->bytes();
+  mesh_->leave_seat();
+  return bytes;
+}
+
+void Executor::record(const internal::Operation& operation, int peer, Stage in_node, std::size_t bytes, Recorder::Time begin) {
+  const bool network = group_.topology.link_class(group_.rank, peer) == LinkClass::network;
+  Recorder::add({.begin = begin == Recorder::Time() ? std::chrono::steady_clock::now() : begin,  // switched on in between
+                 .end = std::chrono::steady_clock::now(),
+                 .call = operation.sequence(),
+                 .message_bytes = operation.plan->key.collective.message_bytes(group_.topology.ranks()),
+                 .bytes = bytes,
+                 .communicator = record_number_,
+                 .thread = 0,
+                 .stage = network ? Stage::wire : in_node});
+}
+
+}  // namespace shoal

@@ -1,0 +1,153 @@
+// Messages: send and recv of one communicator, beside its calls.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "src/base/flat_map.h"
+#include "src/base/ring_queue.h"
+#include "src/plan/operation.h"
+#include "src/progress/aside.h"
+#include "src/progress/mesh.h"
+#include "src/runtime/match_queues.h"
+
+namespace shoal {
+
+struct Group;
+
+/// Matches sends with receives and moves their bytes.
+///
+/// A sender announces each message to its receiver, in the order of its calls: tag, type and size, and the bytes themselves
+/// where they are few. A receive takes the oldest announcement that fits, so messages of one sender and tag do not overtake
+/// each other (MPI-4.0 section 3.5). For a larger message the receiver then says "clear", and its bytes travel straight into
+/// the buffer. Few bytes that nobody has asked for yet are kept; a sender may have kEagerWindow such messages under way,
+/// further ones wait for their receiver like large ones.
+///
+/// What a peer has announced and no receive has asked for is kept, as many as kMostUnmatched of each peer. One more is an
+/// error: to hold the sender back instead could hold back the announcement of the very message that a receive waits for.
+///
+/// The tiles have a number of their own (kMessageBit) and never stand in the way: every one can be taken when it comes.
+/// Thread rule: the driver. Ranks are those of the communicator.
+class Messages {
+ public:
+  /// `number`: the communicator's, in the tiles of this process.
+  Messages(Mesh& mesh, const Group& group, std::uint32_t number);
+
+  /// Takes a call in that is to be started when its turn has come: messages are announced in the order of their numbers.
+  void enqueue(internal::Operation* operation);
+  /// Calls in flight.
+  [[nodiscard]] std::size_t size() const noexcept { return waiting_.size() + live_.size(); }
+  /// Starts what is to be started and sends what can be sent.
+  bool advance();
+  /// A mismatch that advance() has found; ok where there is none.
+  Status take_failure();
+  /// A tile from `peer`. An error: ranks disagree, or the peer sends nonsense.
+  Status take(int peer, const Arrival& arrival);
+  /// The calls that have ended; the caller finishes them.
+  std::vector<internal::Operation*>& ended() noexcept { return ended_; }
+  /// Gives all calls up: they are in ended() then.
+  void give_up();
+
+  /// A call in flight waits for something from `peer` or for room to send to it.
+  [[nodiscard]] bool wants(int peer) const noexcept;
+  /// As above, from or for that peer alone: without it the call cannot end.
+  [[nodiscard]] bool needs(int peer) const noexcept;
+  /// `peer` has been told the number of the communicator.
+  [[nodiscard]] bool has_bound(int peer) const noexcept { return peers_[static_cast<std::size_t>(peer)].bound; }
+  /// Started, the oldest first.
+  [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
+  /// To be started when their turn has come, in no order.
+  [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
+  /// Messages of one sender that a rank keeps until a receive asks for them.
+  static constexpr std::size_t kMostUnmatched = std::size_t{1} << 18;
+  /// What a sender says first of a message.
+  struct Announcement {
+    std::uint64_t size_bytes = 0;
+    std::int32_t tag = 0;
+    std::uint8_t type = 0;
+    std::uint8_t eager = 0;  ///< the bytes follow in the same tile
+    std::uint16_t reserved = 0;
+  };
+  static_assert(sizeof(Announcement) == 16, "travels as it lies in memory");
+  /// The front of `tile`; behind it lie all bytes of the message where it is eager, else none. Nothing where it is no
+  /// announcement.
+  static std::optional<Announcement> parse_announcement(std::span<const std::byte> tile) noexcept;
+  /// "float32 x 10", of any type.
+  static std::string describe(const Announcement& announcement);
+  /// "recv of int32 x 10 from rank 3 (tag 2)".
+  static std::string describe(const internal::Operation& operation);
+
+ private:
+  static constexpr std::size_t kEagerBytes = 2048;
+  static constexpr std::uint32_t kEagerWindow = 32;
+
+  enum class Kind : std::uint32_t { announce = 1, clear = 2, data = 3, taken = 4 };
+
+  /// An announcement that no receive has asked for.
+  struct Unexpected {
+    int peer = 0;
+    std::uint32_t number = 0;
+    Announcement announcement;
+    std::vector<std::byte> bytes;          // of an eager one
+    internal::Operation* local = nullptr;  // the send itself, where it is this rank's
+  };
+  struct Outstanding {
+    internal::Operation* operation = nullptr;
+    std::size_t bytes = 0;
+    std::uint64_t ticket = 0;
+  };
+  struct Peer {
+    Mesh::Wire* wire = nullptr;                   // null for this rank
+    bool bound = false;                           // it has been told the number of the communicator
+    RingQueue<internal::Operation*> to_announce;  // sends, in order
+    FlatMap<internal::Operation*> announced;      // that wait for "clear", by number
+    RingQueue<internal::Operation*> to_send;      // cleared; one after the other
+    RingQueue<Outstanding> outstanding;           // taken by the link, which still needs the memory
+    RingQueue<std::uint32_t> to_clear;            // numbers
+    FlatMap<internal::Operation*> receiving;      // cleared by us, by number
+    std::size_t unmatched = 0;                    // of its messages in unexpected_
+    std::uint32_t next_number = 0;
+    std::uint32_t eager_sent = 0;
+    std::uint32_t eager_taken = 0;  // as the peer has said
+    std::uint32_t taken = 0;        // of the peer's eager ones
+    std::uint32_t taken_said = 0;
+  };
+
+  void start(internal::Operation* operation);
+  bool advance(Peer& peer);
+  bool bind(Peer& peer);
+  bool announce(Peer& peer);
+  bool send_data(Peer& peer);
+  bool send_word(Peer& peer, Kind kind, std::uint32_t number);
+  void taken_by_link(Peer& peer, internal::Operation* operation, std::size_t bytes);
+  bool retire_sent(Peer& peer);
+  void moved(internal::Operation* operation, std::size_t bytes);
+  void end(internal::Operation* operation);
+  Status match(internal::Operation* receive, const Unexpected& message, std::span<const std::byte> bytes);
+  Status keep(Unexpected message);
+  [[nodiscard]] std::optional<Unexpected> take_unexpected(const internal::Message& receive);
+  [[nodiscard]] internal::Operation* take_posted(int from, int tag);
+  Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
+
+  Mesh& mesh_;
+  const std::uint32_t number_;
+  const int rank_;
+  const Group& group_;
+  std::vector<Peer> peers_;                    // by rank
+  std::vector<internal::Operation*> waiting_;  // a heap, the lowest number first
+  std::uint64_t next_start_ = 0;
+  std::list<internal::Operation*> live_;      // started
+  std::list<internal::Operation*> spare_;     // its nodes, for later ones
+  MatchQueues<internal::Operation*> posted_;  // receives without a message; of any rank under kAnySource
+  MatchQueues<Unexpected> unexpected_;        // by arrival
+  std::vector<internal::Operation*> ended_;
+  Status failure_;  // found by start()
+};
+
+}  // namespace shoal
