@@ -801,7 +801,12 @@ std::string test_name(const ::testing::TestParamInfo<std::tuple<TransportKind, i
 std::vector<std::tuple<TransportKind, int>> groups() {
   std::vector<std::tuple<TransportKind, int>> all;
   for (const TransportKind& kind : transport_kinds()) {
-    for (const int size : kind.sizes) all.emplace_back(kind, size);
+    for (const int size : kind.sizes) {
+#ifdef SHOAL_SANITIZED
+      if (size == 3 && kind.sizes.size() > 1) continue;  // the smallest and the largest group show what sanitizers look for
+#endif
+      all.emplace_back(kind, size);
+    }
   }
   return all;
 }

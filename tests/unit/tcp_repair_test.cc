@@ -22,8 +22,10 @@ namespace {
 
 #ifdef SHOAL_SANITIZED
 constexpr std::uint64_t kSlowdown = 8;
+constexpr std::size_t kMegabyte = 300'000;  // less, so that as many faults come with fewer bytes
 #else
 constexpr std::uint64_t kSlowdown = 1;
+constexpr std::size_t kMegabyte = 1'000'000;
 #endif
 constexpr std::uint64_t kHandshake = 2 * tcp::kHelloBytes;  // each way
 
@@ -71,7 +73,7 @@ TEST_P(TcpRepairs, CutsAtRandomMomentsLoseNothing) {
   std::vector<std::uint64_t> left;  // by connection: until it is cut
   const auto judge = [&](const Passage& passage) -> std::size_t {
     const auto at = static_cast<std::size_t>(passage.connection);
-    while (left.size() <= at) left.push_back(2 * kHandshake + random() % 2'000'000);
+    while (left.size() <= at) left.push_back(2 * kHandshake + random() % (2 * kMegabyte));
     const std::size_t pass = std::min<std::uint64_t>(passage.bytes.size(), left[at]);
     left[at] -= pass;
     return pass;
@@ -79,8 +81,8 @@ TEST_P(TcpRepairs, CutsAtRandomMomentsLoseNothing) {
   Pair pair(wire.sockets, 32 << 10, wire.integrity, judge, wire.orderly, "127.0.0.1", wire.encryption);
   ASSERT_TRUE(pair.connected());
   pair.pack_if(wire.packing);
-  const auto there = wire.packing ? gradient_bytes(24 << 20, 3) : random_bytes(24 << 20, 3);
-  const auto back = random_bytes(16 << 20, 4);
+  const auto there = wire.packing ? gradient_bytes(24 * kMegabyte, 3) : random_bytes(24 * kMegabyte, 3);
+  const auto back = random_bytes(16 * kMegabyte, 4);
   EXPECT_EQ(pair.exchange(there, back, 32 << 10), "");
   std::printf("%d cuts\n", pair.proxy->cuts());
   EXPECT_GT(pair.proxy->cuts(), 10);
@@ -98,7 +100,7 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
     passed += passage.bytes.size();
     if (passed > next && !start) {
       passage.bytes[random() % passage.bytes.size()] ^= static_cast<std::byte>(1 << random() % 8);
-      next = passed + random() % 600'000;
+      next = passed + random() % (6 * kMegabyte / 10);
       ++flips;
     }
     return passage.bytes.size();
@@ -108,8 +110,8 @@ TEST_P(TcpRepairs, ChangedBitsNeverArrive) {
   ASSERT_TRUE(pair.connected());
   for (End& end : pair.ends) end.transport->use_check_sums();
   pair.pack_if(wire.packing);
-  const auto there = wire.packing ? gradient_bytes(16 << 20, 5) : random_bytes(16 << 20, 5);
-  const auto back = random_bytes(16 << 20, 6);
+  const auto there = wire.packing ? gradient_bytes(16 * kMegabyte, 5) : random_bytes(16 * kMegabyte, 5);
+  const auto back = random_bytes(16 * kMegabyte, 6);
   EXPECT_EQ(pair.exchange(there, back, 32 << 10), "");
   const auto after = tcp::repairs();
   std::printf("%d bits flipped, %lu tiles sent again for their check sum, %lu connections made anew\n", flips,
