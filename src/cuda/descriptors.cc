@@ -1,7 +1,6 @@
 #include "src/cuda/descriptors.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "src/base/deadline.h"
+#include "src/base/event.h"
 #include "src/trust/refusals.h"
 
 namespace shoal::cuda {
@@ -139,13 +139,13 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
     if (other != rank) gave = give(doors[other], own, node.rank(), deadline);
   }
   // Who comes to this has given what it can: then it is there to be taken. By it a rank that has died or is late is named, too.
-  const auto news = std::make_shared<Descriptor>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const auto news = std::make_shared<Descriptor>(make_event());
   CallOptions patience;
   patience.timeout =
       std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()), std::chrono::milliseconds(1));
   auto given = node.barrier_async(patience);
   if (!given.ok()) return given.status();
-  static_cast<void>(given->on_completion([news](const Status&) { ::eventfd_write(news->get(), 1); }));
+  static_cast<void>(given->on_completion([news](const Status&) { ring_event(news->get()); }));
 
   const std::size_t most = kVisitorsPerRank * all.size();
   std::size_t missing = 0;

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "src/base/deadline.h"
+#include "src/base/hash.h"
 #include "src/communicator/integer_average.h"
 #include "src/cuda/device_group.h"
 #include "src/cuda/device_scope.h"
@@ -16,8 +17,8 @@ namespace {
 
 /// Of the sizes of shares; never 0.
 std::uint64_t digest_of(std::span<const std::size_t> counts) {
-  std::uint64_t hash = 14695981039346656037ULL;  // FNV-1a, by numbers instead of bytes
-  for (const std::size_t count : counts) hash = (hash ^ count) * 1099511628211ULL;
+  std::uint64_t hash = kHashStart;
+  for (const std::size_t count : counts) hash = hash_with(hash, count);
   return hash | 1;
 }
 

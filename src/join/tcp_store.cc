@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 
 #include <shoal/limits.h>
 
+#include "src/base/event.h"
 #include "src/base/quiet_thread.h"
 #include "src/base/tcp_options.h"
 #include "src/join/exchange.h"
@@ -57,9 +57,7 @@ class Server {
         thread_(quiet_thread([this] { serve(); })) {}
   ~Server() {
     over_ = true;
-    const std::uint64_t one = 1;
-    while (::write(wake_.get(), &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    ring_event(wake_.get());
     thread_.join();
   }
   /// Thread rule: any thread.
@@ -357,7 +355,7 @@ Result<Served> serve(const std::string& host, int port, std::string_view job, co
     return Status(why.code(), fmt::format("rank 0 cannot serve its store: {}", why.message()));
   };
   if (!taken.ok()) return cannot(taken.status());
-  Descriptor wake(::eventfd(0, EFD_CLOEXEC));
+  Descriptor wake = make_event();
   Descriptor spare(wake.valid() ? ::fcntl(wake.get(), F_DUPFD_CLOEXEC, 0) : -1);
   if (!spare.valid()) return cannot(descriptor_error("eventfd", errno));
   return Served{std::make_unique<Server>(std::move(listener).value(), std::move(wake), std::move(spare), job, key), *taken};

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/hash.h"
 #include "src/schedule/layout.h"
 #include "src/schedule/units.h"
 
@@ -77,17 +78,10 @@ void add_conflicts(const Instruction& earlier, std::uint32_t earlier_index, cons
   if (writes_target(later.op) && reads_source(earlier.op)) check(earlier.source, later.target);
 }
 
-// Every rank must get the same number, so no std::hash.
-std::uint64_t fnv1a(std::span<const std::byte> bytes) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 1099511628211ULL;
-  return hash;
-}
-
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanContext& context) {
   const std::string words = fmt::format("{} {} {} {} {} {}", plan.algorithm, context.topology->shape(), context.max_tile_bytes,
                                         context.network_tile_bytes, program.message_chunks, plan.shared_moves);
-  return fnv1a(std::as_bytes(std::span(words)));
+  return hash_of(std::as_bytes(std::span(words)));
 }
 
 // By what both ends of a message know: they must come to the same. `one_size`: whatever the link.
@@ -357,11 +351,11 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
     const bool shared = collective.kind != CollectiveKind::all_to_all;
     if (!shared) plan->signature.count = 0;
     const auto bytes = std::as_bytes(collective.counts);
-    const std::uint64_t counts_hash = shared ? fnv1a(bytes) : 0;
+    const std::uint64_t counts_hash = shared ? hash_of(bytes) : 0;
     plan->signature.plan_fingerprint =
         (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
   }
-  plan->signature_hash = fnv1a(std::as_bytes(std::span(&plan->signature, 1)));
+  plan->signature_hash = hash_of(std::as_bytes(std::span(&plan->signature, 1)));
   for (std::size_t peer = 0; peer < plan_link_of.size(); ++peer) {
     if (plan_link_of[peer] < 0) continue;
     PlanLink& link = plan->links[static_cast<std::size_t>(plan_link_of[peer])];

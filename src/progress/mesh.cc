@@ -1,6 +1,5 @@
 #include "src/progress/mesh.h"
 
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/event.h"
 #include "src/diagnosis/roll_call.h"
 #include "src/progress/drive.h"
 #include "src/progress/progress_client.h"
@@ -24,18 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
-
-void drain_event(int fd) {
-  std::uint64_t count = 0;
-  while (::read(fd, &count, sizeof count) < 0 && errno == EINTR) {
-  }
-}
-
-void ring_event(int fd) {
-  const std::uint64_t one = 1;
-  while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
-  }
-}
 
 /// Whether poll found `fd` readable, or was not called. It was not asked about what nobody waits for here.
 bool is_readable(std::span<const pollfd> polled, int fd) {
@@ -55,7 +43,7 @@ Mesh::Mesh(MeshParts parts)
       wire_of_rank_(static_cast<std::size_t>(parts_.topology.ranks()), -1),
       gone_(wire_of_rank_.size()),
       dead_(wire_of_rank_.size()),
-      kick_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      kick_(make_event()),
       cores_to_spare_(has_cores_to_spare(parts_)),
       caller_waiter_(cores_to_spare_) {
   for (std::size_t i = 0; i < parts_.links.size(); ++i) {
@@ -73,13 +61,11 @@ Mesh::Mesh(MeshParts parts)
 }
 
 Status Mesh::status() const {
-  return kick_fd_ >= 0 ? Status()
+  return kick_.valid() ? Status()
                        : Status(StatusCode::system_error, "start-up: no file descriptor for an eventfd; raise ulimit -n");
 }
 
-Mesh::~Mesh() {
-  if (kick_fd_ >= 0) ::close(kick_fd_);
-}
+Mesh::~Mesh() = default;
 
 Mesh::Wire* Mesh::wire_to(int rank) noexcept {
   const int index = wire_of_rank_[static_cast<std::size_t>(rank)];
@@ -191,7 +177,7 @@ void Mesh::leave_to_parent() noexcept {
 }
 
 void Mesh::wake_driver() noexcept {
-  if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_fd_);
+  if (driver_sleeps_.exchange(false, std::memory_order_seq_cst)) ring_event(kick_.get());
 }
 
 void Mesh::post(std::span<Operation* const> operations) {
@@ -444,7 +430,7 @@ bool Mesh::prepare_wait() {
 
 void Mesh::finish_wait(std::span<const pollfd> polled) {
   driver_sleeps_.store(false, std::memory_order_relaxed);
-  if (is_readable(polled, kick_fd_)) drain_event(kick_fd_);
+  if (is_readable(polled, kick_.get())) drain_event(kick_.get());
   for (const auto& transport : parts_.transports) transport->finish_wait(is_readable(polled, transport->wait_fd()));
   if (parts_.control == nullptr || parts_.control->transport() == nullptr) return;
   Transport& control = *parts_.control->transport();
@@ -454,7 +440,7 @@ void Mesh::finish_wait(std::span<const pollfd> polled) {
 }
 
 void Mesh::append_wait_fds(std::vector<pollfd>& out) const {
-  out.push_back({kick_fd_, POLLIN, 0});
+  out.push_back({kick_.get(), POLLIN, 0});
   if (!waits_for_peers()) return;
   for (const auto& transport : parts_.transports) {
     if (transport->wait_fd() >= 0) out.push_back({transport->wait_fd(), POLLIN, 0});

@@ -18,6 +18,7 @@
 
 #include <shoal/status.h>
 
+#include "src/base/descriptor.h"
 #include "src/device/device.h"
 #include "src/diagnosis/ledger.h"
 #include "src/diagnosis/signature.h"
@@ -290,7 +291,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::atomic<int> seat_wanted_{0};
   std::atomic<internal::Operation*> inbox_{nullptr};
   std::atomic<bool> driver_sleeps_{false};
-  int kick_fd_ = -1;  // wakes a driver that sleeps in poll
+  Descriptor kick_;  // an event; wakes a driver that sleeps in poll
 
   const bool cores_to_spare_;
   Waiter caller_waiter_;

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/event.h"
 #include "src/base/quiet_thread.h"
 #include "src/progress/drive.h"
 #include "src/progress/waiter.h"
@@ -61,13 +61,13 @@ ProgressThread& ProgressThread::instance() {
   return *current.load(std::memory_order_acquire);
 }
 
-ProgressThread::ProgressThread() : wake_fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+ProgressThread::ProgressThread() : wake_event_(make_event()) {}
 ProgressThread::~ProgressThread() = default;
 
 Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const Place& place) {
   const std::scoped_lock lock(mutex_);
-  if (wake_fd_ < 0) wake_fd_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // there was none before
-  if (wake_fd_ < 0) return system_error("start-up: an eventfd for the communication thread", errno);
+  if (!wake_event_.valid()) wake_event_ = make_event();  // there was none before
+  if (!wake_event_.valid()) return system_error("start-up: an eventfd for the communication thread", errno);
   meshes_.push_back(mesh);
   generation_.fetch_add(1);
   if (!started_.load()) place_ = place;
@@ -106,11 +106,7 @@ Status ProgressThread::notify(Mesh* mesh) {
   return {};
 }
 
-void ProgressThread::wake() noexcept {
-  const std::uint64_t one = 1;
-  while (::write(wake_fd_, &one, sizeof one) < 0 && errno == EINTR) {
-  }
-}
+void ProgressThread::wake() noexcept { ring_event(wake_event_.get()); }
 
 void ProgressThread::loop() {
   ::pthread_setname_np(::pthread_self(), "shoal-progress");
@@ -145,7 +141,7 @@ void ProgressThread::loop() {
                std::any_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->seat_wanted(); });
       };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
-      drive(driven_, waiter, wake_fd_, descriptors_, std::chrono::steady_clock::time_point::max(),
+      drive(driven_, waiter, wake_event_.get(), descriptors_, std::chrono::steady_clock::time_point::max(),
             [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
       sleeps_.store(false, std::memory_order_relaxed);
       for (Mesh* mesh : driven_) mesh->leave_seat();  // those still busy notify this thread again
@@ -153,14 +149,12 @@ void ProgressThread::loop() {
     } else {
       sleeps_.store(true, std::memory_order_seq_cst);
       if (!news_.load(std::memory_order_seq_cst) && generation_.load() == seen_generation_.load()) {
-        pollfd descriptor{wake_fd_, POLLIN, 0};
+        pollfd descriptor{wake_event_.get(), POLLIN, 0};
         ::poll(&descriptor, 1, -1);
       }
       sleeps_.store(false, std::memory_order_relaxed);
     }
-    std::uint64_t count = 0;
-    while (::read(wake_fd_, &count, sizeof count) < 0 && errno == EINTR) {
-    }
+    drain_event(wake_event_.get());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/descriptor.h"
 #include "src/progress/mesh.h"
 
 namespace shoal {
@@ -52,7 +53,7 @@ class ProgressThread {
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};
   Place place_;
-  int wake_fd_ = -1;
+  Descriptor wake_event_;
   // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
   std::vector<std::shared_ptr<Mesh>> known_;
   std::vector<Mesh*> driven_;

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/event.h"
 #include "transports/loopback/channel.h"
 
 namespace shoal {
@@ -28,29 +28,19 @@ using namespace loopback;
 class Alarm {
  public:
   Alarm()
-      : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      : event_(make_event()),
         timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
         epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-    for (const int fd : {event_, timer_}) {
+    for (const int fd : {event_.get(), timer_.get()}) {
       epoll_event event{};
       event.events = EPOLLIN;
-      ok_ &= ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0;
-    }
-  }
-  Alarm(const Alarm&) = delete;
-  Alarm& operator=(const Alarm&) = delete;
-  ~Alarm() {
-    for (const int fd : {event_, timer_, epoll_}) {
-      if (fd >= 0) ::close(fd);
+      ok_ &= ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
     }
   }
 
   [[nodiscard]] bool ok() const noexcept { return ok_; }
-  [[nodiscard]] int fd() const noexcept { return epoll_; }
-  void wake() noexcept {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t ignored = ::write(event_, &one, sizeof(one));
-  }
+  [[nodiscard]] int fd() const noexcept { return epoll_.get(); }
+  void wake() noexcept { ring_event(event_.get()); }
   void arm(std::optional<Clock::time_point> time) noexcept {
     itimerspec spec{};  // all zero disarms
     if (time) {
@@ -58,18 +48,17 @@ class Alarm {
       spec.it_value.tv_sec = static_cast<time_t>(since.count() / 1'000'000'000);
       spec.it_value.tv_nsec = static_cast<long>(since.count() % 1'000'000'000);
     }
-    ::timerfd_settime(timer_, TFD_TIMER_ABSTIME, &spec, nullptr);
+    ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
   }
   void drain() noexcept {
-    std::uint64_t ignored;
-    [[maybe_unused]] ssize_t size = ::read(event_, &ignored, sizeof(ignored));
-    size = ::read(timer_, &ignored, sizeof(ignored));
+    drain_event(event_.get());
+    drain_event(timer_.get());  // a timer is read as an event is
   }
 
  private:
-  int event_;
-  int timer_;
-  int epoll_;
+  Descriptor event_;
+  Descriptor timer_;
+  Descriptor epoll_;
   bool ok_ = true;
 };
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/hash.h"
 #include "src/trust/refusals.h"
 #include "transports/shm/message.h"
 
@@ -37,16 +38,8 @@ struct AddressHead {
 };
 static_assert(sizeof(AddressHead) == 40, "no padding: the bytes are compared and sent");
 
-/// FNV-1a over the ranks of the group, so that two ranks with different ideas of the group notice.
-std::uint64_t hash_ranks(const std::vector<int>& ranks) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const int rank : ranks) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      hash = (hash ^ ((static_cast<std::uint32_t>(rank) >> shift) & 0xff)) * 0x100000001b3;
-    }
-  }
-  return hash;
-}
+/// Of the ranks of the group, so that two ranks with different ideas of the group notice.
+std::uint64_t hash_ranks(const std::vector<int>& ranks) { return hash_of(std::as_bytes(std::span(ranks))); }
 
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

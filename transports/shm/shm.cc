@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/event.h"
 #include "transports/shm/arena.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/rendezvous.h"
@@ -57,9 +57,7 @@ void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
   if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
   // The exchange lets one waker through. It acquires and releases nothing else that anybody depends on.
   if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
-  const std::uint64_t one = 1;
-  // Fails only where the counter is full, and then the descriptor is readable already.
-  [[maybe_unused]] const ssize_t ignored = ::write(wake_fd, &one, sizeof(one));
+  ring_event(wake_fd);
 }
 
 class ShmLink;
@@ -450,8 +448,7 @@ class ShmTransport final : public Transport {
     for (int i = 0; i < count; ++i) {
       const std::size_t position = events[i].data.u64;
       if (position == kOwnWake) {
-        std::uint64_t ignored;
-        [[maybe_unused]] const ssize_t size = ::read(self_.wake.get(), &ignored, sizeof(ignored));
+        drain_event(self_.wake.get());
         continue;
       }
       ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, session_->group.members[position].life.get(),
@@ -506,7 +503,7 @@ Status check_options(const ShmOptions& options) {
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   if (Status status = check_options(options); !status.ok()) return status;
   Member self;
-  self.wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  self.wake = make_event();
   if (!self.wake.valid()) return system_error("shm: eventfd", errno);
   // Without it (before Linux 5.3) a killed peer is noticed by the layers above only.
   self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
