@@ -13,7 +13,7 @@
 
 #include <shoal/status.h>
 
-#include "transports/common/patience.h"
+#include "transports/common/connect_deadline.h"
 
 namespace shoal {
 
@@ -103,9 +103,9 @@ class Transport {
 
   /// Connects to every rank of `peers` (without this rank; each of them calls connect with this rank among its peers).
   /// `addresses[i]` is address() of peers[i]. Fails as a whole: the error names the peer that did not come by the deadline, or
-  /// is what ends the patience before. Called once.
+  /// is what ends the time limit before. Called once.
   virtual Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                             Patience patience) = 0;
+                                                             ConnectDeadline time_limit) = 0;
 
   /// Moves what can be moved on all links without blocking. True where anything moved (a tile arrived, room or memory
   /// became free, a link broke).

@@ -59,9 +59,9 @@ class Socket {
   [[nodiscard]] int fd() const { return fd_; }
 
   void set_patience() const {
-    const timeval patience{std::chrono::seconds(kPatience).count(), 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    const timeval time_limit{std::chrono::seconds(kPatience).count(), 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &time_limit, sizeof time_limit);
+    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &time_limit, sizeof time_limit);
   }
 
  private:

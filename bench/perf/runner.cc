@@ -255,19 +255,19 @@ Status Runner::choose_variant(Library& library, const Call& call) {
   return library.use_variant(best);
 }
 
-Status Runner::prepare(Contestant& contestant, const Call& call) {
+Status Runner::prepare(Replica& replica, const Call& call) {
   for (int i = 0; i < options_.check_iterations; ++i) {
-    Result<std::size_t> wrong = check_once(*contestant.library, call, contestant.form, static_cast<std::uint32_t>(i));
+    Result<std::size_t> wrong = check_once(*replica.library, call, replica.form, static_cast<std::uint32_t>(i));
     if (!wrong.ok()) return wrong.status();
-    contestant.wrong += *wrong;
+    replica.wrong += *wrong;
   }
   if (options_.check_iterations == 0) {
-    if (Status status = contestant.library->run(call); !status.ok()) return status;
+    if (Status status = replica.library->run(call); !status.ok()) return status;
   }
-  contestant.report = contestant.library->last_call();
-  Result<Pace> pace = calibrate(*contestant.library, call);
+  replica.report = replica.library->last_call();
+  Result<Pace> pace = calibrate(*replica.library, call);
   if (!pace.ok()) return pace.status();
-  contestant.pace = *pace;
+  replica.pace = *pace;
   return {};
 }
 
@@ -281,20 +281,20 @@ Result<int> Runner::choose_rounds(const std::vector<double>& us_per_block) {
   return static_cast<int>(*decided);
 }
 
-Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call) {
+Status Runner::run_rounds(std::vector<Replica>& replicas, const Call& call) {
   int rounds = 1;  // the first round tells how many there can be
   for (int round = 0; round < rounds; ++round) {
-    for (std::size_t turn = 0; turn < contestants.size(); ++turn) {
-      Contestant& contestant = contestants[(turn + static_cast<std::size_t>(round)) % contestants.size()];
-      Result<Block> block = run_block(*contestant.library, bind(call, contestant.form, *contestant.library), contestant.pace);
+    for (std::size_t turn = 0; turn < replicas.size(); ++turn) {
+      Replica& replica = replicas[(turn + static_cast<std::size_t>(round)) % replicas.size()];
+      Result<Block> block = run_block(*replica.library, bind(call, replica.form, *replica.library), replica.pace);
       if (!block.ok()) return block.status();
-      contestant.block_us.push_back(block->us_per_call);
-      contestant.block_cpu_s.push_back(block->cpu_s);
+      replica.block_us.push_back(block->us_per_call);
+      replica.block_cpu_s.push_back(block->cpu_s);
     }
     if (round > 0) continue;
     std::vector<double> us_per_block;
-    for (const Contestant& contestant : contestants)
-      us_per_block.push_back(contestant.block_us[0] * (contestant.pace.iterations + contestant.pace.untimed));
+    for (const Replica& replica : replicas)
+      us_per_block.push_back(replica.block_us[0] * (replica.pace.iterations + replica.pace.untimed));
     Result<int> decided = choose_rounds(us_per_block);
     if (!decided.ok()) return decided.status();
     rounds = *decided;
@@ -302,41 +302,41 @@ Status Runner::run_rounds(std::vector<Contestant>& contestants, const Call& call
   return {};
 }
 
-/// Makes the contestants' times, CPU seconds and wrong elements those of all ranks.
-Status Runner::combine_ranks(std::vector<Contestant>& contestants) {
-  for (Contestant& contestant : contestants) {
-    std::vector<double> own = contestant.block_us;
-    own.insert(own.end(), contestant.block_cpu_s.begin(), contestant.block_cpu_s.end());
-    own.push_back(static_cast<double>(contestant.wrong));
+/// Makes the replicas' times, CPU seconds and wrong elements those of all ranks.
+Status Runner::combine_ranks(std::vector<Replica>& replicas) {
+  for (Replica& replica : replicas) {
+    std::vector<double> own = replica.block_us;
+    own.insert(own.end(), replica.block_cpu_s.begin(), replica.block_cpu_s.end());
+    own.push_back(static_cast<double>(replica.wrong));
     Result<std::vector<std::vector<double>>> all = gather(communicator_, own);
     if (!all.ok()) return all.status();
-    const std::size_t rounds = contestant.block_us.size();
+    const std::size_t rounds = replica.block_us.size();
     for (std::size_t round = 0; round < rounds; ++round) {
       std::vector<double> of_ranks;
       for (const auto& rank : *all) of_ranks.push_back(rank[round]);
-      contestant.block_us[round] = combine(of_ranks, options_.rank_time);
-      contestant.block_cpu_s[round] = 0;
-      for (const auto& rank : *all) contestant.block_cpu_s[round] += rank[rounds + round];
+      replica.block_us[round] = combine(of_ranks, options_.rank_time);
+      replica.block_cpu_s[round] = 0;
+      for (const auto& rank : *all) replica.block_cpu_s[round] += rank[rounds + round];
     }
-    contestant.wrong = 0;
-    for (const auto& rank : *all) contestant.wrong += static_cast<std::size_t>(rank[2 * rounds]);
+    replica.wrong = 0;
+    for (const auto& rank : *all) replica.wrong += static_cast<std::size_t>(rank[2 * rounds]);
   }
   return {};
 }
 
-Record Runner::record_of(const Contestant& contestant, const Call& call) const {
+Record Runner::record_of(const Replica& replica, const Call& call) const {
   Record record;
-  record.library = contestant.library->name();
+  record.library = replica.library->name();
   record.collective = call.kind;
   record.type = call.type;
   record.op = call.op;
   record.ranks = communicator_.size();
   record.nodes = communicator_.nodes();
-  record.transport = contestant.report.transport;
-  record.algorithm = contestant.report.algorithm;
+  record.transport = replica.report.transport;
+  record.algorithm = replica.report.algorithm;
   record.bytes = bytes_of(call);
-  record.wrong = contestant.wrong;
-  set_figures(record, contestant.block_us, median(contestant.block_cpu_s) / contestant.pace.iterations, goodput_gbs_);
+  record.wrong = replica.wrong;
+  set_figures(record, replica.block_us, median(replica.block_cpu_s) / replica.pace.iterations, goodput_gbs_);
   return record;
 }
 
@@ -349,7 +349,7 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
   call.count = count_of(type, bytes);
 
   std::vector<Row> rows;
-  std::vector<Contestant> contestants;
+  std::vector<Replica> replicas;
   for (const auto& library : libraries_) {
     Row row;
     row.library = library->name();
@@ -361,11 +361,11 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
     if (!row.unsupported.empty()) continue;
     if (Status status = choose_variant(*library, bind(call, forms().front(), *library)); !status.ok()) return status;
     for (const Form form : forms()) {
-      Contestant contestant;
-      contestant.library = library.get();
-      contestant.form = form;
-      if (Status status = prepare(contestant, bind(call, form, *library)); !status.ok()) return status;
-      contestants.push_back(std::move(contestant));
+      Replica replica;
+      replica.library = library.get();
+      replica.form = form;
+      if (Status status = prepare(replica, bind(call, form, *library)); !status.ok()) return status;
+      replicas.push_back(std::move(replica));
     }
   }
   for (const auto& library : libraries_) {
@@ -373,18 +373,18 @@ Result<std::vector<Row>> Runner::measure(DataType type, ReduceOp op, std::size_t
     auto* input = static_cast<float*>(const_cast<void*>(bind(call, forms().front(), *library).input));
     fill_normal(input, call.count * shares(), communicator_.rank());
   }
-  if (Status status = run_rounds(contestants, call); !status.ok()) return status;
-  if (Status status = combine_ranks(contestants); !status.ok()) return status;
-  for (const Contestant& contestant : contestants) {
+  if (Status status = run_rounds(replicas, call); !status.ok()) return status;
+  if (Status status = combine_ranks(replicas); !status.ok()) return status;
+  for (const Replica& replica : replicas) {
     const auto row =
-        std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == contestant.library->name(); });
-    Record record = record_of(contestant, call);
-    const auto shoal = std::find_if(contestants.begin(), contestants.end(), [&](const Contestant& each) {
-      return each.library == libraries_.front().get() && each.form == contestant.form;
+        std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.library == replica.library->name(); });
+    Record record = record_of(replica, call);
+    const auto shoal = std::find_if(replicas.begin(), replicas.end(), [&](const Replica& each) {
+      return each.library == libraries_.front().get() && each.form == replica.form;
     });
-    if (shoal != contestants.end() && shoal->library != contestant.library)
-      record.time_over_shoal = paired_ratio(contestant.block_us, shoal->block_us);
-    (contestant.form == Form::out_of_place ? row->out_of_place : row->in_place) = record;
+    if (shoal != replicas.end() && shoal->library != replica.library)
+      record.time_over_shoal = paired_ratio(replica.block_us, shoal->block_us);
+    (replica.form == Form::out_of_place ? row->out_of_place : row->in_place) = record;
   }
   return rows;
 }

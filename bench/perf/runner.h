@@ -43,7 +43,7 @@ class Runner {
     int untimed = 0;  ///< calls that come first and do not count
   };
   /// A library and a form: what takes a turn.
-  struct Contestant {
+  struct Replica {
     Library* library = nullptr;
     Form form = Form::in_place;
     Pace pace;
@@ -68,14 +68,14 @@ class Runner {
   [[nodiscard]] Call bind(Call call, Form form, const Library& library);
 
   Status choose_variant(Library& library, const Call& call);
-  Status prepare(Contestant& contestant, const Call& call);
+  Status prepare(Replica& replica, const Call& call);
   Result<std::size_t> check_once(Library& library, const Call& call, Form form, std::uint32_t seed);
   Result<Pace> calibrate(Library& library, const Call& call);
   Result<int> choose_rounds(const std::vector<double>& us_per_block);
   Result<Block> run_block(Library& library, const Call& call, Pace pace);
-  Status run_rounds(std::vector<Contestant>& contestants, const Call& call);
-  Status combine_ranks(std::vector<Contestant>& contestants);
-  [[nodiscard]] Record record_of(const Contestant& contestant, const Call& call) const;
+  Status run_rounds(std::vector<Replica>& replicas, const Call& call);
+  Status combine_ranks(std::vector<Replica>& replicas);
+  [[nodiscard]] Record record_of(const Replica& replica, const Call& call) const;
 
   Communicator& communicator_;
   const Options& options_;

@@ -74,10 +74,10 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
       } else {
         const std::size_t slash = key.find('/');
         TORCH_CHECK(slash != std::string::npos, "it holds \"", key, "\"");
-        checkpoint.contestants[key.substr(0, slash)][key.substr(slash + 1)] = tensor;
+        checkpoint.replicas[key.substr(0, slash)][key.substr(slash + 1)] = tensor;
       }
     }
-    TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.contestants.empty(), "it holds no settings or no network");
+    TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.replicas.empty(), "it holds no settings or no network");
   } catch (const std::exception& error) {
     return no_checkpoint(path, torch::plain_message(error));
   }
@@ -98,8 +98,8 @@ Status save_checkpoint(const Checkpoint& checkpoint, const std::string& path) {
     at::Tensor text = at::empty({static_cast<std::int64_t>(settings.size())}, at::kByte);
     settings.copy(static_cast<char*>(text.data_ptr()), settings.size());
     add(kSettings, text);
-    for (const auto& [contestant, tensors] : checkpoint.contestants) {
-      for (const auto& [name, tensor] : tensors) add(contestant + "/" + name, tensor);
+    for (const auto& [replica, tensors] : checkpoint.replicas) {
+      for (const auto& [name, tensor] : tensors) add(replica + "/" + name, tensor);
     }
     bytes = ::torch::pickle_save(c10::ivalue::Tuple::create(std::move(pairs)));
   } catch (const std::exception& error) {

@@ -16,8 +16,8 @@ namespace shoal::train {
 /// All that training goes on from.
 struct Checkpoint {
   nlohmann::json settings;  ///< an object: what must be the same for the continuation to be the same training
-  /// Of each contestant, by its name: see Contestant::state.
-  std::map<std::string, Tensors> contestants;
+  /// Of each replica, by its name: see Replica::state.
+  std::map<std::string, Tensors> replicas;
 };
 
 /// Writes it as one file, from which Python makes a dictionary of tensors by dict(torch.load(file)). An older file at `path` is

@@ -9,7 +9,7 @@ namespace shoal::train {
 namespace {
 
 bool takes_part(const TrainOptions& options, const char* backend) {
-  return std::ranges::find(options.contestants, backend, &ContestantOptions::backend) != options.contestants.end();
+  return std::ranges::find(options.replicas, backend, &ContestantOptions::backend) != options.replicas.end();
 }
 
 /// What trains on the processor only, in the words of the command line; empty where nothing does.

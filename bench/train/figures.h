@@ -1,4 +1,4 @@
-// What is measured of a contestant, by turn and by epoch.
+// What is measured of a replica, by turn and by epoch.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Turn {
   double images_per_s = 0;          ///< all ranks together
 };
 
-/// What is known of a contestant in the epoch in progress. All of it means over the ranks.
+/// What is known of a replica in the epoch in progress. All of it means over the ranks.
 struct Figures {
   Measured sums = {};
   std::vector<double> turn_rates = {};    ///< images per second of all ranks, by turn

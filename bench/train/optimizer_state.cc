@@ -1,7 +1,7 @@
 #include "bench/train/optimizer_state.h"
 
 #include "bench/train/adadelta.h"
-#include "bench/train/course.h"
+#include "bench/train/epoch_plan.h"
 
 namespace shoal::train {
 
@@ -39,7 +39,7 @@ std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& o
     auto state = std::make_unique<::torch::optim::AdamParamState>();
     const at::Tensor step = get("step");
     TORCH_CHECK(is_like(step, at::scalar_tensor(0, at::kLong)), "the optimizer's state has a step that is no whole number");
-    TORCH_CHECK(step.item<std::int64_t>() > 0 && step.item<std::int64_t>() <= Course::kMostSteps,
+    TORCH_CHECK(step.item<std::int64_t>() > 0 && step.item<std::int64_t>() <= EpochPlan::kMostSteps,
                 "the optimizer's state says that it has made ", step.item<std::int64_t>(), " steps");
     state->step(step.item<std::int64_t>());
     state->exp_avg(get("exp_avg"));

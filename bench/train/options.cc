@@ -126,17 +126,16 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
     app.exit(error);
     parsed.exit_code = 1;
   }
-  options.contestants.clear();
+  options.replicas.clear();
   for (const std::string& backend : backends) {
-    const ContestantOptions contestant = to_contestant(backend, overlap);
-    if (std::ranges::find(options.contestants, contestant) == options.contestants.end())
-      options.contestants.push_back(contestant);
+    const ContestantOptions replica = to_contestant(backend, overlap);
+    if (std::ranges::find(options.replicas, replica) == options.replicas.end()) options.replicas.push_back(replica);
   }
   if (const Status fits = check_device(options); !fits.ok()) {
     std::fprintf(stderr, "shoal_train: %s\n", fits.message().c_str());
     parsed.exit_code = 1;
   }
-  if (options.survives() && (options.contestants.size() > 1 || options.contestants.front().backend != "shoal")) {
+  if (options.survives() && (options.replicas.size() > 1 || options.replicas.front().backend != "shoal")) {
     std::fputs(
         "shoal_train: --on-failure shrink: only shoal can go on without a lost rank, and there is nothing to compare after "
         "that: "

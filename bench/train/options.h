@@ -19,7 +19,7 @@ struct ContestantOptions {
 
 /// The command line of shoal_train. Sizes are per rank unless they say otherwise.
 struct TrainOptions {
-  std::vector<ContestantOptions> contestants{{"shoal", "next_forward"}};
+  std::vector<ContestantOptions> replicas{{"shoal", "next_forward"}};
   std::string model = "resnet18";
   std::string dataset = "cifar10";
   std::optional<std::string> data_folder;

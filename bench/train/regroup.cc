@@ -7,11 +7,10 @@
 
 namespace shoal::train {
 
-Status regroup(Job& job, Contestant& contestant, Status failure, std::vector<int>& lost,
-               const std::function<Status()>& go_back) {
+Status regroup(Job& job, Replica& replica, Status failure, std::vector<int>& lost, const std::function<Status()>& go_back) {
   while (may_be_a_loss(failure)) {
     // Not all may need the lost one for what they are in; this rank they do.
-    contestant.give_up();
+    replica.give_up();
     job.control->abort("a rank was lost");
     const Result<std::vector<int>> missing = shrink(job);
     if (!missing.ok()) {
@@ -26,15 +25,15 @@ Status regroup(Job& job, Contestant& contestant, Status failure, std::vector<int
   return failure;
 }
 
-Result<Restart> go_back_together(const Job& job, Contestant& contestant, const Books& books) {
-  const Result<Standing> agreed = agree(*job.control, {.turn = books.turn(), .step = contestant.complete_step()});
+Result<Restart> go_back_together(const Job& job, Replica& replica, const StepLog& books) {
+  const Result<TrainingState> agreed = agree(*job.control, {.turn = books.turn(), .step = replica.complete_step()});
   if (!agreed.ok()) return agreed.status();
   Restart restart{.at = *agreed, .losses = books.losses(books.start_of(agreed->turn).step, agreed->step)};
   if (!restart.losses.empty()) {
     if (const Status status = average(*job.control, restart.losses); !status.ok()) return status;
   }
   try {
-    contestant.go_on_from(agreed->step);
+    replica.go_on_from(agreed->step);
   } catch (const std::exception& error) {
     return Status(code_of(error), "going on without lost ranks: " + torch::plain_message(error));
   }

@@ -61,7 +61,7 @@ double largest_difference(const std::vector<double>& first, const std::vector<do
   return largest;
 }
 
-/// Every contestant's last epoch, in the order in which they first appear.
+/// Every replica's last epoch, in the order in which they first appear.
 std::vector<const EpochResult*> last_epochs(const std::vector<EpochResult>& results) {
   std::vector<const EpochResult*> last;
   for (const EpochResult& result : results) {

@@ -68,8 +68,8 @@ nlohmann::json describe_run(const Job& job, const data::Located& images, const T
 
 /// Whether a backend is there whose ranks find each other at c10d's store.
 bool needs_store(const TrainOptions& options) {
-  return std::ranges::any_of(options.contestants, [](const ContestantOptions& contestant) {
-    return contestant.backend == "gloo" || contestant.backend == "nccl";
+  return std::ranges::any_of(options.replicas, [](const ContestantOptions& replica) {
+    return replica.backend == "gloo" || replica.backend == "nccl";
   });
 }
 

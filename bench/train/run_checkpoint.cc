@@ -40,33 +40,33 @@ nlohmann::json run_settings(const Job& job, const models::ModelInfo& model, cons
   return made;
 }
 
-Status save_run(const Job& job, nlohmann::json settings, const Course& course, const std::vector<Entry>& entries,
+Status save_run(const Job& job, nlohmann::json settings, const EpochPlan& course, const std::vector<Entry>& entries,
                 const std::string& path) {
-  Checkpoint checkpoint{.settings = std::move(settings), .contestants = {}};
+  Checkpoint checkpoint{.settings = std::move(settings), .replicas = {}};
   if (course.has_lost_ranks()) checkpoint.settings[kCourse] = course.numbers();
   try {
-    for (const Entry& entry : entries) checkpoint.contestants[entry.contestant->wanted().name()] = entry.contestant->state();
+    for (const Entry& entry : entries) checkpoint.replicas[entry.replica->wanted().name()] = entry.replica->state();
   } catch (const std::exception& error) {
     return {code_of(error), "before the checkpoint: " + torch::plain_message(error)};
   }
   return of_rank_0(job, job.rank() == 0 ? save_checkpoint(checkpoint, path) : Status(), path);
 }
 
-Status resume_run(const Job& job, const nlohmann::json& settings, Course& course, const std::vector<Entry>& entries,
+Status resume_run(const Job& job, const nlohmann::json& settings, EpochPlan& course, const std::vector<Entry>& entries,
                   const std::string& path) {
   const Result<Checkpoint> checkpoint = load_checkpoint(path, *job.control);
   if (!checkpoint.ok()) return checkpoint.status();
   if (const Status same = check_settings(*checkpoint, settings); !same.ok()) return same;
   Result<std::vector<std::int64_t>> known = std::vector<std::int64_t>();
   if (const auto course_then = checkpoint->settings.find(kCourse); course_then != checkpoint->settings.end())
-    known = Course::read_numbers(*course_then);
+    known = EpochPlan::read_numbers(*course_then);
   if (!known.ok()) return in_file(path, known.status());
   for (const Entry& entry : entries) {
-    const std::string name = entry.contestant->wanted().name();
-    const auto found = checkpoint->contestants.find(name);
-    if (found == checkpoint->contestants.end()) return {StatusCode::invalid_argument, path + ": holds nothing of " + name};
+    const std::string name = entry.replica->wanted().name();
+    const auto found = checkpoint->replicas.find(name);
+    if (found == checkpoint->replicas.end()) return {StatusCode::invalid_argument, path + ": holds nothing of " + name};
     try {
-      entry.contestant->restore(found->second);
+      entry.replica->restore(found->second);
     } catch (const std::exception& error) {
       return {StatusCode::invalid_argument, path + ": " + torch::plain_message(error)};
     }

@@ -24,7 +24,7 @@ void RunLog::be(int rank) {
 Status RunLog::open() { return rank_ == 0 && !options_.log.empty() ? file_.open(options_.log) : Status(); }
 
 nlohmann::json RunLog::tell(const ContestantOptions& who, const Turn& turn, const Place& place) {
-  progress_->show({.backend = shown_name(who, options_.contestants),
+  progress_->show({.backend = shown_name(who, options_.replicas),
                    .epoch = place.epoch,
                    .epochs = options_.epochs,
                    .step = place.step,

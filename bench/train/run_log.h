@@ -16,13 +16,13 @@
 
 namespace shoal::train {
 
-/// Where a contestant is when its turn has ended.
+/// Where a replica is when its turn has ended.
 struct Place {
   int epoch = 0;             ///< from 1
   std::int64_t step = 0;     ///< steps made
   std::int64_t steps = 0;    ///< that it is to make in all
   double learning_rate = 0;  ///< of the last step
-  double remaining_s = 0;    ///< for all contestants together
+  double remaining_s = 0;    ///< for all replicas together
 };
 
 /// Rank 0 tells, the others are silent. Where the file cannot be written, that is said once and the run goes on: a full disk is

@@ -21,11 +21,11 @@ nlohmann::json to_json(const Loss& loss) {
   return {{"ranks", loss.ranks}, {"step", loss.step}, {"left", loss.left}, {"seconds", loss.seconds}};
 }
 
-Result<Standing> agree(Communicator& control, const Standing& own) {
+Result<TrainingState> agree(Communicator& control, const TrainingState& own) {
   std::array<std::int64_t, 2> both{own.turn, own.step};
   const Status status = control.all_reduce(both.data(), both.data(), both.size(), DataType::int64, ReduceOp::min);
   if (!status.ok()) return status;
-  return Standing{.turn = both[0], .step = both[1]};
+  return TrainingState{.turn = both[0], .step = both[1]};
 }
 
 StatusCode code_of(const std::exception& error) {

@@ -25,13 +25,13 @@ std::string describe(const Loss& loss);
 nlohmann::json to_json(const Loss& loss);
 
 /// Where a survivor is.
-struct Standing {
+struct TrainingState {
   std::int64_t turn = 0;  ///< the last one that it has begun
   std::int64_t step = 0;  ///< the last one that is complete
 };
 
 /// What all survivors have reached. Collective.
-Result<Standing> agree(Communicator& control, const Standing& own);
+Result<TrainingState> agree(Communicator& control, const TrainingState& own);
 
 /// What `error` is for the others: peer_failed where communication has failed, internal where it is this rank's own affair.
 StatusCode code_of(const std::exception& error);

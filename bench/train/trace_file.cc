@@ -72,7 +72,7 @@ nlohmann::json to_events(std::vector<TraceEvent> events, int process, const std:
 Result<nlohmann::json> gather_events(Communicator& control, const Entry& entry, int first_process, TraceEvent::Time zero) {
   const int rank = control.rank();
   const std::string own =
-      to_events(entry.trace, first_process + rank, entry.contestant->wanted().name() + " rank " + std::to_string(rank), zero)
+      to_events(entry.trace, first_process + rank, entry.replica->wanted().name() + " rank " + std::to_string(rank), zero)
           .dump();
   std::uint64_t largest = own.size();
   Status status = control.all_reduce(&largest, &largest, 1, DataType::uint64, ReduceOp::max);

@@ -1,4 +1,4 @@
-// The recorded steps of all ranks and contestants as one trace.
+// The recorded steps of all ranks and replicas as one trace.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 namespace shoal::train {
 
 /// What --trace writes, on rank 0; null on other ranks. Chrome's trace events (Trace Event Format, 2016), which Perfetto reads
-/// too: times in microseconds from the first event, and a process for each rank of each contestant, called by their names, with
+/// too: times in microseconds from the first event, and a process for each rank of each replica, called by their names, with
 /// threads for training, for operations and for each stage of them. `title` stands in the file. Collective.
 Result<nlohmann::json> gather_trace(Communicator& control, const std::vector<Entry>& entries, const std::string& title);
 

@@ -8,16 +8,16 @@
 
 #include <ATen/Parallel.h>
 
-#include "bench/train/books.h"
 #include "bench/train/common_stop.h"
-#include "bench/train/course.h"
 #include "bench/train/entry.h"
+#include "bench/train/epoch_plan.h"
 #include "bench/train/figures.h"
 #include "bench/train/gpu_meter.h"
 #include "bench/train/regroup.h"
 #include "bench/train/run_checkpoint.h"
 #include "bench/train/run_log.h"
 #include "bench/train/schedule.h"
+#include "bench/train/step_log.h"
 #include "bench/train/trace_file.h"
 #include "bench/train/turn.h"
 
@@ -82,10 +82,10 @@ class Run {
     if (!options_.log.empty()) {
       if (const Status opened = of_rank_0(job_, log_.open(), options_.log); !opened.ok()) return opened;
     }
-    for (const ContestantOptions& wanted : options_.contestants) {
-      Result<std::unique_ptr<Contestant>> made = Contestant::make(job_, wanted, model_, images_.train, options_);
+    for (const ContestantOptions& wanted : options_.replicas) {
+      Result<std::unique_ptr<Replica>> made = Replica::make(job_, wanted, model_, images_.train, options_);
       if (!made.ok()) return made.status();
-      entries_.push_back({.contestant = std::move(made).value()});
+      entries_.push_back({.replica = std::move(made).value()});
     }
     if (!options_.trace.empty() && total_steps() <= kUnmeasuredSteps) {
       return Status(StatusCode::invalid_argument,
@@ -114,7 +114,7 @@ class Run {
     if (const Status written = write_json(*trace, options_.trace); !written.ok()) log_.do_without(written, "trace");
   }
 
-  /// Rank 0's clock counts. Between rounds, so that all contestants have made as many steps.
+  /// Rank 0's clock counts. Between rounds, so that all replicas have made as many steps.
   bool time_is_over() {
     if (options_.seconds <= 0) return false;
     std::uint8_t over = seconds_since(start_) >= options_.seconds ? 1 : 0;
@@ -142,7 +142,7 @@ class Run {
   void run_epoch() {
     const std::int64_t end = std::min(course_.pass_end(), total_steps());
     for (Entry& entry : entries_) {
-      if (entry.step() < end) entry.contestant->begin_epoch(course_);
+      if (entry.step() < end) entry.replica->begin_epoch(course_);
     }
     for (int round = 0; going() && fewest_steps(entries_) < end && !time_is_over(); ++round) {
       for (std::size_t i = 0; i < entries_.size() && going(); ++i) {
@@ -186,7 +186,7 @@ class Run {
     turn.images_per_s =
         static_cast<double>(turn.sums.steps) * options_.batch * options_.accumulate * job_.size() / turn.sums.seconds;
     entry.epoch.add(turn);
-    outcome_.turns.push_back(log_.tell(entry.contestant->wanted(), turn,
+    outcome_.turns.push_back(log_.tell(entry.replica->wanted(), turn,
                                        {.epoch = epoch(),
                                         .step = entry.step(),
                                         .steps = total_steps(),
@@ -194,7 +194,7 @@ class Run {
                                         .remaining_s = remaining_seconds()}));
   }
 
-  /// For all contestants, at the speed they have had until now.
+  /// For all replicas, at the speed they have had until now.
   [[nodiscard]] double remaining_seconds() const {
     const std::int64_t made = steps_made(entries_);
     const auto missing = total_steps() * static_cast<std::int64_t>(entries_.size()) - made;
@@ -204,8 +204,8 @@ class Run {
 
   void end_epoch(Entry& entry) {
     EpochResult result = to_result(entry.epoch);
-    result.backend = entry.contestant->wanted().backend;
-    result.overlap = entry.contestant->wanted().overlap;
+    result.backend = entry.replica->wanted().backend;
+    result.overlap = entry.replica->wanted().overlap;
     result.model = model_.name;
     result.dataset = images_.train.name;
     result.ranks = job_.size();
@@ -216,9 +216,9 @@ class Run {
     result.batch_per_rank = options_.batch;
     result.epoch_steps = course_.epoch_steps();
     result.epoch = epoch();
-    result.knows_comm = entry.contestant->knows_comm();
+    result.knows_comm = entry.replica->knows_comm();
     if (options_.evaluate && going()) {
-      const Result<double> share = entry.contestant->accuracy(images_.test);
+      const Result<double> share = entry.replica->accuracy(images_.test);
       if (share.ok())
         result.accuracy = share.value();
       else
@@ -230,7 +230,7 @@ class Run {
 
   /// Before the ranks go their own ways: each tells what it has come to, and nobody leaves one behind that needs it.
   void part() {
-    const std::uint64_t own = entries_.front().contestant->fingerprint();
+    const std::uint64_t own = entries_.front().replica->fingerprint();
     outcome_.fingerprints.assign(static_cast<std::size_t>(job_.size()), 0);
     outcome_.status = job_.control->all_gather(&own, outcome_.fingerprints.data(), 1, DataType::uint64);
     if (outcome_.status.ok()) outcome_.status = job_.control->barrier();
@@ -256,12 +256,12 @@ class Run {
 
   /// After a failure. False where it is no loss of ranks, or the ranks that are left cannot find each other.
   bool go_on_without_the_lost() {
-    Contestant& contestant = *entries_.front().contestant;
+    Replica& replica = *entries_.front().replica;
     Loss loss;
     log_.finish();
-    outcome_.status = regroup(job_, contestant, outcome_.status, loss.ranks, [&] {
+    outcome_.status = regroup(job_, replica, outcome_.status, loss.ranks, [&] {
       meet();
-      const Result<Restart> restart = go_back_together(job_, contestant, books_);
+      const Result<Restart> restart = go_back_together(job_, replica, books_);
       if (!restart.ok()) return restart.status();
       take_from_books(*restart);
       loss.step = restart->at.step;
@@ -301,14 +301,14 @@ class Run {
   std::optional<CommonStop> common_stop_;
   GpuMeter gpu_;
   RunLog log_;
-  Course course_;
+  EpochPlan course_;
   const Schedule schedule_;
   std::vector<Entry> entries_;
   bool epoch_open_ = false;
-  std::int64_t steps_before_ = 0;  // of all contestants, in the checkpoint
+  std::int64_t steps_before_ = 0;  // of all replicas, in the checkpoint
   steady_clock::time_point start_;
   // Where ranks may be lost.
-  Books books_;
+  StepLog books_;
   bool over_ = false;     // options.seconds have passed
   bool together_ = true;  // all ranks are at the same step
   TrainOutcome outcome_;

@@ -15,7 +15,7 @@ using std::chrono::steady_clock;
 
 /// False where the ranks could not ask each other whether to go on.
 bool make_steps(Entry& entry, std::int64_t steps, const TurnTools& tools, TurnEnd& end) {
-  Contestant& contestant = *entry.contestant;
+  Replica& replica = *entry.replica;
   std::int64_t& made = end.turn.sums.steps;
   const bool traces = tools.wants_trace && entry.warm && !entry.traced;
   // Not the first of a turn: averages of the one before shall be under way.
@@ -23,12 +23,12 @@ bool make_steps(Entry& entry, std::int64_t steps, const TurnTools& tools, TurnEn
   for (bool stopping = false; made < steps && !stopping; ++made) {
     if (end.status = tools.common_stop.ask(); !end.status.ok()) return false;
     const bool trace = made == traced_step;
-    const double rate = tools.rate_of(contestant.step());
-    const double loss = trace ? contestant.make_traced_step(rate) : contestant.make_step(rate);
+    const double rate = tools.rate_of(replica.step());
+    const double loss = trace ? replica.make_traced_step(rate) : replica.make_step(rate);
     end.turn.losses.push_back(loss);
-    if (tools.books != nullptr) tools.books->add({.number = contestant.step(), .loss = loss, .end = steady_clock::now()});
+    if (tools.books != nullptr) tools.books->add({.number = replica.step(), .loss = loss, .end = steady_clock::now()});
     entry.traced = entry.traced || trace;
-    end.turn.sums.add(contestant.take_comm());
+    end.turn.sums.add(replica.take_comm());
     const Result<bool> answer = tools.common_stop.answer();
     end.status = answer.status();
     end.stopped = answer.ok() && answer.value();
@@ -40,20 +40,20 @@ bool make_steps(Entry& entry, std::int64_t steps, const TurnTools& tools, TurnEn
 }  // namespace
 
 TurnEnd make_turn(Entry& entry, std::int64_t steps, const TurnTools& tools) {
-  Contestant& contestant = *entry.contestant;
-  TurnEnd end{.turn = {.measured = entry.warm, .knows_comm = contestant.knows_comm()}};
+  Replica& replica = *entry.replica;
+  TurnEnd end{.turn = {.measured = entry.warm, .knows_comm = replica.knows_comm()}};
   Measured& sums = end.turn.sums;
   const double cpu_before = cpu_seconds();
   (void)tools.gpu.take_percent();
   const auto start = steady_clock::now();
   try {
     if (!make_steps(entry, steps, tools, end)) return end;
-    contestant.flush();  // a turn pays for all it has begun
-    sums.add(contestant.take_comm());
-    if (entry.traced && entry.trace.empty()) entry.trace = contestant.finish_trace();
+    replica.flush();  // a turn pays for all it has begun
+    sums.add(replica.take_comm());
+    if (entry.traced && entry.trace.empty()) entry.trace = replica.finish_trace();
   } catch (const std::exception& error) {
-    end.broke_off = Status(code_of(error), contestant.wanted().backend + ", step " + std::to_string(contestant.step() + 1) +
-                                               ": " + torch::plain_message(error));
+    end.broke_off = Status(code_of(error), replica.wanted().backend + ", step " + std::to_string(replica.step() + 1) + ": " +
+                                               torch::plain_message(error));
     return end;
   }
   if (!end.status.ok()) return end;

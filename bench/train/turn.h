@@ -1,4 +1,4 @@
-// One turn of one contestant.
+// One turn of one replica.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,11 @@
 
 #include <shoal/status.h>
 
-#include "bench/train/books.h"
 #include "bench/train/common_stop.h"
 #include "bench/train/entry.h"
 #include "bench/train/figures.h"
 #include "bench/train/gpu_meter.h"
+#include "bench/train/step_log.h"
 
 namespace shoal::train {
 
@@ -18,9 +18,9 @@ namespace shoal::train {
 struct TurnTools {
   CommonStop& common_stop;
   GpuMeter& gpu;
-  Books* books;                                 ///< learns of every step; null where nobody needs it
+  StepLog* books;                               ///< learns of every step; null where nobody needs it
   std::function<double(std::int64_t)> rate_of;  ///< the learning rate of a step, from 0
-  bool wants_trace;                             ///< a step of the contestant is to be recorded, when it has made its first ones
+  bool wants_trace;                             ///< a step of the replica is to be recorded, when it has made its first ones
 };
 
 /// How a turn ended on this rank.

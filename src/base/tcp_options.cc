@@ -39,10 +39,10 @@ void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcep
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);
 }
 
-void tune_handshake(int socket, std::chrono::milliseconds patience) noexcept {
-  keep_alive(socket, patience);
+void tune_handshake(int socket, std::chrono::milliseconds time_limit) noexcept {
+  keep_alive(socket, time_limit);
   // Nothing is probed while a record is under way.
-  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(patience.count()));
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(time_limit.count()));
 }
 
 }  // namespace shoal::tcp

@@ -11,7 +11,7 @@ inline constexpr int kProbeAfterS = 2;  ///< where nothing is under way
 /// A host that has vanished while nothing is under way is known to be silent, and the connection ends, soon after `lost_after`.
 /// `shares`: others carry tiles of the same link.
 void tune(int socket, std::chrono::milliseconds lost_after, bool shares) noexcept;
-/// Before that: the connection ends when its host has been silent for `patience`, whatever is under way.
-void tune_handshake(int socket, std::chrono::milliseconds patience) noexcept;
+/// Before that: the connection ends when its host has been silent for `time limit`, whatever is under way.
+void tune_handshake(int socket, std::chrono::milliseconds time_limit) noexcept;
 
 }  // namespace shoal::tcp

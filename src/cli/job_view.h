@@ -1,4 +1,4 @@
-// What the ledgers of a host's ranks say of their jobs, read from outside.
+// What the flight records of a host's ranks say of their jobs, read from outside.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 #include <shoal/status.h>
 
-#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/flight_record.h"
 
 namespace shoal {
 
@@ -84,8 +84,8 @@ struct JobList {
 };
 JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all);
 
-/// A ledger's file. `now_ns`: the steady clock. Errors: invalid_argument for what is none, or one of another version; safe for
-/// any bytes.
+/// A flight record's file. `now_ns`: the steady clock. Errors: invalid_argument for what is none, or one of another version;
+/// safe for any bytes.
 Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job);
 
 /// The jobs in `folder` (see ledger_folder()), the latest first. What cannot be read is left out, and said in `complaints`.

@@ -41,7 +41,7 @@ struct Cell {
 };
 
 /// How one algorithm is measured, as rank 0 decides.
-struct Contestant {
+struct Replica {
   const Algorithm* algorithm = nullptr;
   double first_look_us = 0;
   int rounds = 0;
@@ -146,7 +146,7 @@ class Tuner {
   }
 
   /// Who takes part; nobody where the time is used up.
-  Result<std::vector<Contestant>> choose_contestants(const Cell& cell) {
+  Result<std::vector<Replica>> choose_contestants(const Cell& cell) {
     std::vector<double> takes_part(algorithms().size(), 0);
     if (communicator_.rank() == 0) {
       std::vector<double> predicted_us(algorithms().size(), std::numeric_limits<double>::infinity());
@@ -164,17 +164,17 @@ class Tuner {
       if (elapsed_s() + least_us / 1e6 > options_.budget_s) std::ranges::fill(takes_part, 0);
     }
     if (Status status = share(takes_part); !status.ok()) return status;
-    std::vector<Contestant> contestants;
+    std::vector<Replica> replicas;
     for (std::size_t a = 0; a < takes_part.size(); ++a) {
-      if (takes_part[a] > 0) contestants.push_back({&algorithms()[a], 0, 0, 1, {}});
+      if (takes_part[a] > 0) replicas.push_back({&algorithms()[a], 0, 0, 1, {}});
     }
-    return contestants;
+    return replicas;
   }
 
   /// Makes the plans, touches the memory, and finds out roughly how long a call takes.
-  Status look(const Cell& cell, std::vector<Contestant>& contestants) {
+  Status look(const Cell& cell, std::vector<Replica>& replicas) {
     const int calls = cell.bytes <= kCheapBytes ? 4 : 1;
-    for (Contestant& one : contestants) {
+    for (Replica& one : replicas) {
       for (int i = 0; i < calls; ++i) {
         if (Status status = communicator_.barrier(); !status.ok()) return status;
         const auto start = Clock::now();
@@ -186,38 +186,38 @@ class Tuner {
   }
 
   /// Rank 0 shares the time that is left among the cells that are left.
-  Status plan(const Cell& cell, std::size_t cells_left, std::vector<Contestant>& contestants) {
+  Status plan(const Cell& cell, std::size_t cells_left, std::vector<Replica>& replicas) {
     std::vector<double> decided;
     if (communicator_.rank() == 0) {
-      const auto by_look = [](const Contestant& a, const Contestant& b) { return a.first_look_us < b.first_look_us; };
-      const double best_us = std::ranges::min_element(contestants, by_look)->first_look_us;
+      const auto by_look = [](const Replica& a, const Replica& b) { return a.first_look_us < b.first_look_us; };
+      const double best_us = std::ranges::min_element(replicas, by_look)->first_look_us;
       double round_us = 0;
-      for (Contestant& one : contestants) {
+      for (Replica& one : replicas) {
         const bool batches = !has_root(cell.kind);
         one.batch = batches ? static_cast<int>(std::clamp(std::ceil(kBatchUs / one.first_look_us), 1.0, kMaxBatch)) : 1;
         if (one.first_look_us <= kFarBehind * best_us) round_us += one.batch * one.first_look_us + best_us;
       }
       const double left_us = std::max(options_.budget_s - elapsed_s(), 0.0) * 1e6 / static_cast<double>(cells_left);
       const auto rounds = static_cast<int>(std::clamp(left_us / round_us, double{kMinRounds}, double{kMaxRounds}));
-      for (Contestant& one : contestants) one.rounds = one.first_look_us <= kFarBehind * best_us ? rounds : kMinRounds;
+      for (Replica& one : replicas) one.rounds = one.first_look_us <= kFarBehind * best_us ? rounds : kMinRounds;
     }
-    for (const Contestant& one : contestants)
+    for (const Replica& one : replicas)
       decided.insert(decided.end(), {static_cast<double>(one.rounds), static_cast<double>(one.batch)});
     if (Status status = share(decided); !status.ok()) return status;
-    for (std::size_t i = 0; i < contestants.size(); ++i) {
-      contestants[i].rounds = static_cast<int>(decided[2 * i]);
-      contestants[i].batch = static_cast<int>(decided[2 * i + 1]);
+    for (std::size_t i = 0; i < replicas.size(); ++i) {
+      replicas[i].rounds = static_cast<int>(decided[2 * i]);
+      replicas[i].batch = static_cast<int>(decided[2 * i + 1]);
     }
     return {};
   }
 
-  Status take_samples(const Cell& cell, std::vector<Contestant>& contestants) {
+  Status take_samples(const Cell& cell, std::vector<Replica>& replicas) {
     int rounds = 0;
-    for (const Contestant& one : contestants) rounds = std::max(rounds, one.rounds);
+    for (const Replica& one : replicas) rounds = std::max(rounds, one.rounds);
     for (int round = 0; round < rounds; ++round) {
-      for (std::size_t i = 0; i < contestants.size(); ++i) {
+      for (std::size_t i = 0; i < replicas.size(); ++i) {
         // Another one goes first in every round: nobody always follows the same predecessor.
-        Contestant& one = contestants[(i + static_cast<std::size_t>(round)) % contestants.size()];
+        Replica& one = replicas[(i + static_cast<std::size_t>(round)) % replicas.size()];
         if (round >= one.rounds) continue;
         if (Status status = communicator_.barrier(); !status.ok()) return status;
         const auto start = Clock::now();
@@ -228,7 +228,7 @@ class Tuner {
       }
     }
     // A call is over when the slowest rank has its result.
-    for (Contestant& one : contestants) {
+    for (Replica& one : replicas) {
       Status status = communicator_.all_reduce(one.samples_us.data(), one.samples_us.data(), one.samples_us.size(),
                                                DataType::float64, ReduceOp::max);
       if (!status.ok()) return status;
@@ -237,14 +237,14 @@ class Tuner {
   }
 
   Result<std::vector<Measurement>> measure(const Cell& cell, std::size_t cells_left) {
-    auto contestants = choose_contestants(cell);
-    if (!contestants.ok()) return contestants.status();
+    auto replicas = choose_contestants(cell);
+    if (!replicas.ok()) return replicas.status();
     std::vector<Measurement> results;
-    if (contestants->empty()) return results;
-    if (Status status = look(cell, *contestants); !status.ok()) return status;
-    if (Status status = plan(cell, cells_left, *contestants); !status.ok()) return status;
-    if (Status status = take_samples(cell, *contestants); !status.ok()) return status;
-    for (Contestant& one : *contestants) {
+    if (replicas->empty()) return results;
+    if (Status status = look(cell, *replicas); !status.ok()) return status;
+    if (Status status = plan(cell, cells_left, *replicas); !status.ok()) return status;
+    if (Status status = take_samples(cell, *replicas); !status.ok()) return status;
+    for (Replica& one : *replicas) {
       const double median_us = std::max(quantile(one.samples_us, 0.5), 1e-3);
       results.push_back({cell.kind, one.algorithm, cell.bytes, median_us, quantile(one.samples_us, 0.1),
                          quantile(one.samples_us, 0.9), static_cast<int>(one.samples_us.size())});

@@ -12,7 +12,7 @@
 
 #include "src/base/deadline.h"
 #include "src/communicator/communicator_impl.h"
-#include "src/communicator/wire_up.h"
+#include "src/communicator/connect_job.h"
 #include "src/join/job_key.h"
 #include "src/join/launch.h"
 #include "src/join/socket.h"
@@ -107,12 +107,12 @@ Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions o
                     fmt::format("rank {} ({}): {}", launch->rank, launch->launcher, opened.status().message()));
     }
     if (Status status = check(launch->rank, launch->size, options); !status.ok()) return status;
-    auto wired = wire_up(opened->store.get(), launch->rank, launch->size, opened->key, launch->job, options);
+    auto wired = connect_job(opened->store.get(), launch->rank, launch->size, opened->key, launch->job, options);
     if (!wired.ok()) return wired.status();
     return std::unique_ptr<Communicator>(
         new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
   }
-  auto wired = wire_up(nullptr, 0, 1, {}, {}, options);
+  auto wired = connect_job(nullptr, 0, 1, {}, {}, options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -124,7 +124,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Store& store, int ran
   if (!key.ok()) return key.status();
   raise_descriptor_limit();
   const StartupWatch watch(rank, size);
-  auto wired = wire_up(&store, rank, size, *key, setting("SHOAL_JOB_ID"), options);
+  auto wired = connect_job(&store, rank, size, *key, setting("SHOAL_JOB_ID"), options);
   if (!wired.ok()) return wired.status();
   return std::unique_ptr<Communicator>(
       new Communicator(std::make_unique<CommunicatorImpl>(std::move(wired).value(), std::move(options))));
@@ -383,7 +383,7 @@ Status Communicator::status() const { return impl_->executor().status(); }
 CallReport Communicator::last_call() const { return impl_->last_call(); }
 std::size_t Communicator::memory_bytes() const noexcept {
   const Executor& executor = impl_->executor();
-  return executor.aside_bytes() + (executor.group().name.is_whole() ? executor.mesh()->memory_bytes() : 0);
+  return executor.spilled_bytes() + (executor.group().name.is_whole() ? executor.engine()->memory_bytes() : 0);
 }
 
 }  // namespace shoal

@@ -78,7 +78,7 @@ Status waits_in_group(std::string_view call) {
                       call)};
 }
 
-CommunicatorImpl::CommunicatorImpl(WiredRanks wired, CommunicatorOptions options)
+CommunicatorImpl::CommunicatorImpl(ConnectedJob wired, CommunicatorOptions options)
     : executor_(std::move(wired.executor)),
       transports_(std::move(wired.transports)),
       numerics_(wired.numerics),
@@ -154,7 +154,7 @@ double CommunicatorImpl::estimated_us(const Message& message) const {
   return slowest;
 }
 
-Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
+Result<ConnectedJob> CommunicatorImpl::make_group(std::span<const int> ranks) {
   const auto invalid = [](std::string what) { return Status(StatusCode::invalid_argument, "group: " + std::move(what)); };
   if (Operation::in_callback()) return waits_in_callback("group");
   if (executor_->closed())
@@ -177,9 +177,9 @@ Result<WiredRanks> CommunicatorImpl::make_group(std::span<const int> ranks) {
     const std::scoped_lock lock(groups_mutex_);
     made_before = groups_made_[members]++;
   }
-  auto executor = Executor::create(executor_->mesh(), executor_->group().subset(members, made_before));
+  auto executor = Executor::create(executor_->engine(), executor_->group().subset(members, made_before));
   if (!executor.ok()) return executor.status();
-  WiredRanks group{std::move(executor).value(), {}, numerics_, {}};
+  ConnectedJob group{std::move(executor).value(), {}, numerics_, {}};
   group.transports = group.executor->transports();
   // The table is about the shape that it was looked up for.
   if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
@@ -244,7 +244,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   if (timeout.count() <= 0) return invalid(fmt::format("a timeout of {} ms is not positive", timeout.count()));
   if (Operation::in_callback()) return waits_in_callback("shrink");
   if (CallGroup::open()) return waits_in_group("shrink");
-  if (executor_->mesh()->left_to_parent()) return executor_->status();
+  if (executor_->engine()->left_to_parent()) return executor_->status();
   const auto deadline = deadline_after(timeout);
   // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
   // and comes to the group in which the others wait. Who has only been told that a group failed tries the same one again, and
@@ -261,16 +261,16 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
       return std::ranges::any_of(
           without, [&](int rank) { return executor_->group().members[static_cast<std::size_t>(rank)] == job_rank; });
     });
-    Mesh& mesh = *executor_->mesh();
-    auto executor = Executor::create(executor_->mesh(), mesh.next_group_of(members));
+    ProgressEngine& engine = *executor_->engine();
+    auto executor = Executor::create(executor_->engine(), engine.next_group_of(members));
     if (!executor.ok()) return executor.status();
-    WiredRanks wired{std::move(executor).value(), {}, numerics_, {}};
+    ConnectedJob wired{std::move(executor).value(), {}, numerics_, {}};
     wired.transports = wired.executor->transports();
     auto left = std::make_unique<CommunicatorImpl>(std::move(wired), options_);
     meeting.begin(left->executor_);
-    CallOptions patience;
-    patience.timeout = std::max(least, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
-    Status met = left->run(left->barrier_call(), patience);
+    CallOptions time_limit;
+    time_limit.timeout = std::max(least, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
+    Status met = left->run(left->barrier_call(), time_limit);
     if (met.ok()) return left;
     same = members == tried ? same + 1 : 0;
     const bool ended = met.code() == StatusCode::timeout || met.code() == StatusCode::aborted;

@@ -16,8 +16,8 @@
 #include <shoal/communicator.h>
 
 #include "src/communicator/call_statistics.h"
+#include "src/communicator/connect_job.h"
 #include "src/communicator/integer_average.h"
-#include "src/communicator/wire_up.h"
 #include "src/runtime/executor.h"
 #include "src/selector/selector.h"
 
@@ -31,7 +31,7 @@ Status waits_in_group(std::string_view call);
 /// Checks calls, finds or makes their Plans, hands them to the Executor. Thread rule: any thread.
 class CommunicatorImpl {
  public:
-  CommunicatorImpl(WiredRanks wired, CommunicatorOptions options);
+  CommunicatorImpl(ConnectedJob wired, CommunicatorOptions options);
   ~CommunicatorImpl();
   CommunicatorImpl(const CommunicatorImpl&) = delete;
   CommunicatorImpl& operator=(const CommunicatorImpl&) = delete;
@@ -54,7 +54,7 @@ class CommunicatorImpl {
   Result<Work> start_message(const Message& message, std::size_t count, const CallOptions& options);
 
   /// What a communicator of `ranks` of this one is made of. Errors: as Communicator::group().
-  Result<WiredRanks> make_group(std::span<const int> ranks);
+  Result<ConnectedJob> make_group(std::span<const int> ranks);
   /// As Communicator::shrink().
   Result<std::unique_ptr<CommunicatorImpl>> shrink(std::span<const int> without, std::chrono::milliseconds timeout);
   /// As Communicator::abort().

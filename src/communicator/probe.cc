@@ -39,7 +39,7 @@ constexpr double kRepeatUs = 10'000;  // no stream again after so long
 constexpr int kPauseRoundTrips = 10;  // between single tiles
 constexpr double kPauseUs = 1'000;
 constexpr double kBurst = 0.5;  // of what a tile takes in the longest stream: that one alone takes less is no accident
-constexpr std::size_t kSwapBytes = 512 << 10;  // more than what is moved by one copy anyway (window_moves.cc)
+constexpr std::size_t kSwapBytes = 512 << 10;  // more than what is moved by one copy anyway (peer_memory_moves.cc)
 constexpr int kSwaps = 4;                      // of each kind, of which the first warms up
 constexpr double kRoundTripsUs = 20'000;       // no new round trip after so long
 constexpr double kStreamUs = 50'000;           // no stream that would take longer
@@ -336,7 +336,7 @@ int probe_partner(const Topology& topology, int rank, LinkClass wire) {
 
 // Those who lead on a network begin together: whose pair finds the machine or the network to itself measures what no collective
 // will see. Where there is one pair nobody waits.
-Status begin_together(Exchange& exchange, const Topology& topology, int rank) {
+Status begin_together(StartupExchange& exchange, const Topology& topology, int rank) {
   if (topology.nodes() < 4) return {};
   constexpr std::string_view kGo = "probe/go";
   if (rank != 0) {
@@ -357,7 +357,7 @@ bool is_little(double us_per_byte, const Topology& topology) {
 }
 
 // What this rank has part in.
-Status measure_links(Exchange& exchange, MeshParts& parts) {
+Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
   Topology& topology = parts.topology;
   for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
     const int peer = probe_partner(topology, parts.rank, wire);
@@ -388,7 +388,7 @@ Status measure_links(Exchange& exchange, MeshParts& parts) {
 
 }  // namespace
 
-Status measure_costs(Exchange& exchange, MeshParts& parts, bool measure) {
+Status measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool measure) {
   constexpr char kRefusal = '!';
   Status measured = measure ? measure_links(exchange, parts) : Status();
   if (parts.rank == 0) {

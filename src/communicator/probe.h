@@ -3,8 +3,8 @@
 
 #include <shoal/status.h>
 
-#include "src/join/exchange.h"
-#include "src/progress/mesh.h"
+#include "src/join/startup_exchange.h"
+#include "src/progress/progress_engine.h"
 
 namespace shoal {
 
@@ -13,7 +13,7 @@ namespace shoal {
 /// nodes make some as well, two by two, because in a collective all talk at once. About 25 ms at 1 Gbit/s, and bounded by
 /// giving up precision on slower links (less than 200 ms down to about 10 Mbit/s), for any number of ranks. With `measure`
 /// false only the defaults are agreed on. Collective. Needs the links unused so far.
-Status measure_costs(Exchange& exchange, MeshParts& parts, bool measure);
+Status measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool measure);
 
 /// Whether check sums on all payloads between nodes cost less than 3 % of the time that the wire takes.
 bool check_sums_cost_little(const Topology& topology);

@@ -26,7 +26,7 @@ Result<TuningTable> read_tuning_file(const std::string& path) {
   return table;
 }
 
-Result<std::optional<TunedShape>> agree_on_tuning(Exchange& exchange, int rank, const TuningTable& table,
+Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int rank, const TuningTable& table,
                                                   const Topology& topology, const std::string& transports) {
   constexpr const char* kKey = "tuning";
   if (rank == 0) {

@@ -6,7 +6,7 @@
 
 #include <shoal/status.h>
 
-#include "src/join/exchange.h"
+#include "src/join/startup_exchange.h"
 #include "src/selector/tuning.h"
 
 namespace shoal {
@@ -18,7 +18,7 @@ Result<TuningTable> read_tuning_file(const std::string& path);
 /// Tells every rank which part of rank 0's table to choose by, if any of it matches `topology` and `transports`. Ranks never
 /// read the file themselves: where it lies on one host only, or is an older one on another, they would choose differently.
 /// Collective. `table` counts on rank 0 only. Errors: those of the exchange.
-Result<std::optional<TunedShape>> agree_on_tuning(Exchange& exchange, int rank, const TuningTable& table,
+Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int rank, const TuningTable& table,
                                                   const Topology& topology, const std::string& transports);
 
 }  // namespace shoal

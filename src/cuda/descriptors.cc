@@ -61,8 +61,8 @@ Status give(const Door& door, int own, int rank, Clock::time_point deadline) {
   const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return system_error("a Unix socket", errno);
   const auto left = std::max<std::int64_t>(std::chrono::ceil<std::chrono::microseconds>(deadline - Clock::now()).count(), 1);
-  const timeval patience{left / 1'000'000, left % 1'000'000};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+  const timeval time_limit{left / 1'000'000, left % 1'000'000};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &time_limit, sizeof time_limit);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&door.address), door.length) != 0)
     return {StatusCode::unsupported, fmt::format("the ranks of this node cannot reach each other's Unix sockets: {}",
                                                  system_error("connect", errno).message())};
@@ -140,10 +140,10 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
   }
   // Who comes to this has given what it can: then it is there to be taken. By it a rank that has died or is late is named, too.
   const auto news = std::make_shared<Descriptor>(make_event());
-  CallOptions patience;
-  patience.timeout =
+  CallOptions time_limit;
+  time_limit.timeout =
       std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()), std::chrono::milliseconds(1));
-  auto given = node.barrier_async(patience);
+  auto given = node.barrier_async(time_limit);
   if (!given.ok()) return given.status();
   static_cast<void>(given->on_completion([news](const Status&) { ring_event(news->get()); }));
 

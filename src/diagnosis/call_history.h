@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/flight_record.h"
 #include "src/diagnosis/signature.h"
 
 namespace shoal {

@@ -20,8 +20,8 @@
 #include <shoal/store.h>
 
 #include "src/base/printable.h"
-#include "src/join/exchange.h"
 #include "src/join/socket.h"
+#include "src/join/startup_exchange.h"
 
 namespace shoal {
 namespace {

@@ -304,7 +304,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
 
 std::chrono::milliseconds silence_limit() {
   const auto limit = time_setting("SHOAL_LOST_AFTER");
-  return limit.ok() ? *limit : std::chrono::seconds(30);  // wire_up() says what is wrong with it
+  return limit.ok() ? *limit : std::chrono::seconds(30);  // connect_job() says what is wrong with it
 }
 
 Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point deadline) {

@@ -122,7 +122,7 @@ Status StoreConnection::leave(StoreDeadline deadline) { return send(request(Stor
 
 Status StoreConnection::send(std::string_view text, StoreDeadline deadline) {
   std::string records;
-  append_sealed(records, sealing_, text);
+  append_sealed(records, cipher_, text);
   return send_text(socket_.get(), records, deadline);
 }
 
@@ -142,13 +142,13 @@ Status StoreConnection::receive(void* data, std::size_t bytes, StoreDeadline dea
 
 // Into opened_, which is empty.
 Status StoreConnection::receive_record(StoreDeadline deadline) {
-  while (sealing_.waiting_bytes() == 0) {
-    const auto got = receive_some(socket_.get(), sealing_.room(), deadline);
+  while (cipher_.waiting_bytes() == 0) {
+    const auto got = receive_some(socket_.get(), cipher_.room(), deadline);
     if (!got.ok()) return got.status();
-    sealing_.arrived(*got);
+    cipher_.arrived(*got);
   }
-  opened_.resize(sealing_.waiting_bytes());
-  if (opened_.size() <= sealing_.most_bytes() && sealing_.open(std::as_writable_bytes(std::span(opened_)).data())) return {};
+  opened_.resize(cipher_.waiting_bytes());
+  if (opened_.size() <= cipher_.most_bytes() && cipher_.open(std::as_writable_bytes(std::span(opened_)).data())) return {};
   opened_.clear();
   count_refusal("store", "an answer's record does not open: it was changed on the way");
   return {StatusCode::system_error, "what came as its answer is not what it said: somebody changed it on the way"};

@@ -17,7 +17,7 @@
 #include "src/base/descriptor.h"
 #include "src/join/store_session.h"
 #include "src/trust/proof.h"
-#include "src/trust/sealing.h"
+#include "src/trust/record_cipher.h"
 
 namespace shoal {
 
@@ -46,7 +46,7 @@ class StoreConnection {
  private:
   friend Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
                                                     const std::string& where, StoreDeadline deadline);
-  StoreConnection(Descriptor socket, Sealing sealing) : socket_(std::move(socket)), sealing_(std::move(sealing)) {}
+  StoreConnection(Descriptor socket, RecordCipher cipher) : socket_(std::move(socket)), cipher_(std::move(cipher)) {}
   Status send(std::string_view text, StoreDeadline deadline);
   Result<News> receive_reason(std::uint32_t kind, StoreDeadline deadline);
   Result<std::string> receive_value(std::uint32_t length, StoreDeadline deadline);
@@ -54,7 +54,7 @@ class StoreConnection {
   Status receive_record(StoreDeadline deadline);
 
   Descriptor socket_;
-  Sealing sealing_;
+  RecordCipher cipher_;
   std::string opened_;  // text of records that nobody has asked for yet
 };
 

@@ -7,7 +7,7 @@
 #include <shoal/store.h>
 
 #include "src/base/printable.h"
-#include "src/join/exchange.h"
+#include "src/join/startup_exchange.h"
 
 namespace shoal {
 namespace {
@@ -95,17 +95,17 @@ Proof store_client_proof(const Key& key, std::string_view job, const Nonce& clie
   return prove(key, "store client", {job, as_text(client), as_text(server)});
 }
 
-Sealing store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
+RecordCipher store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
   const std::string transcript = store_hello(job, client).append(as_text(server));
   return {derive_sealing_keys(key, "store traffic", transcript, is_client, false), kMaxStoreRecordBytes};
 }
 
-void append_sealed(std::string& out, Sealing& sealing, std::string_view text) {
+void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text) {
   while (!text.empty()) {
-    const std::string_view part = text.substr(0, sealing.most_bytes());
-    sealing.seal(std::as_bytes(std::span(part)));
-    out.append(as_text(sealing.outgoing()));
-    sealing.sent(sealing.outgoing().size());
+    const std::string_view part = text.substr(0, cipher.most_bytes());
+    cipher.seal(std::as_bytes(std::span(part)));
+    out.append(as_text(cipher.outgoing()));
+    cipher.sent(cipher.outgoing().size());
     text.remove_prefix(part.size());
   }
 }
@@ -133,12 +133,12 @@ std::size_t StoreSession::receive_open(std::string_view bytes) {
 
 // How much of `bytes` it has taken: all that there was room for. Whole records are opened, and requests in them heeded.
 std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
-  const auto room = sealing_->room();
+  const auto room = cipher_->room();
   const std::size_t part = std::min(bytes.size(), room.size());
   std::memcpy(room.data(), bytes.data(), part);
-  sealing_->arrived(part);
+  cipher_->arrived(part);
   while (!over()) {
-    const std::size_t length = sealing_->waiting_bytes();
+    const std::size_t length = cipher_->waiting_bytes();
     if (length == 0) break;
     const std::size_t before = received_.size();
     if (before >= kMaxRequestBytes) {  // more than one request at a time
@@ -146,7 +146,7 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
       break;
     }
     received_.resize(before + length);
-    if (length > sealing_->most_bytes() || !sealing_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
+    if (length > cipher_->most_bytes() || !cipher_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
       refused_ = "a record of it does not open: it was changed on the way";
       end();
       break;
@@ -207,7 +207,7 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
   if (!proof) return false;
   if (!same(*proof, store_client_proof(table_.key, table_.job, theirs_, mine_)))
     return refuse("it does not hold the job's key"), false;
-  sealing_ = std::make_unique<Sealing>(store_sealing(table_.key, table_.job, theirs_, mine_, false));
+  cipher_ = std::make_unique<RecordCipher>(store_sealing(table_.key, table_.job, theirs_, mine_, false));
   state_ = State::trusted;
   *taken = parser.taken();
   return true;
@@ -318,7 +318,7 @@ bool StoreSession::lost() {
   return true;
 }
 
-void StoreSession::say(std::string_view text) { append_sealed(unsent, *sealing_, text); }
+void StoreSession::say(std::string_view text) { append_sealed(unsent, *cipher_, text); }
 
 void StoreSession::say(std::uint32_t number) {
   std::string text;
@@ -335,7 +335,7 @@ void StoreSession::end() {
   state_ = State::over;
   unsent.clear();
   received_ = {};
-  sealing_.reset();
+  cipher_.reset();
 }
 
 }  // namespace shoal

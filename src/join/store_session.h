@@ -6,7 +6,7 @@
 //   client  proof
 // The server proves itself first, so a client with another key knows it and says so; what the client proves covers both nonces.
 //
-// All that follows travels in sealed records (src/trust/sealing.h; version 2 said it openly): 32-bit length of the text, at
+// All that follows travels in sealed records (src/trust/cipher.h; version 2 said it openly): 32-bit length of the text, at
 // most kMaxStoreRecordBytes, the text by ChaCha20-Poly1305, 16 bytes that authenticate both. Each direction has a key of this
 // connection, derived from the job's key, the client's hello and the server's nonce; a record's number is its nonce. One that
 // does not open ends the connection. The records' texts, one after the other, whatever lies in which record, are
@@ -35,7 +35,7 @@
 #include <string_view>
 
 #include "src/trust/proof.h"
-#include "src/trust/sealing.h"
+#include "src/trust/record_cipher.h"
 
 namespace shoal {
 
@@ -62,9 +62,9 @@ std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t 
 Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 /// What seals the rest of the connection; `is_client`: at this end of it.
-Sealing store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
+RecordCipher store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
 /// `text` in as many records as it takes.
-void append_sealed(std::string& out, Sealing& sealing, std::string_view text);
+void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text);
 
 /// A client that has entered.
 struct StoreMember {
@@ -131,7 +131,7 @@ class StoreSession {
   State state_ = State::stranger;
   std::string_view refused_;
   std::string received_;  // what has been said and not been heeded; where the client is trusted, the text of its records
-  std::unique_ptr<Sealing> sealing_;  // where the client is trusted
+  std::unique_ptr<RecordCipher> cipher_;  // where the client is trusted
   struct Wanted {
     std::string key;
     std::uint32_t rank;

@@ -80,7 +80,7 @@ void add_conflicts(const Instruction& earlier, std::uint32_t earlier_index, cons
 
 std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanContext& context) {
   const std::string words = fmt::format("{} {} {} {} {} {}", plan.algorithm, context.topology->shape(), context.max_tile_bytes,
-                                        context.network_tile_bytes, program.message_chunks, plan.shared_moves);
+                                        context.network_tile_bytes, program.message_chunks, plan.zero_copy_move);
   return hash_of(std::as_bytes(std::span(words)));
 }
 
@@ -328,15 +328,15 @@ Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKe
   for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) plan->instructions[i].may_lend = may_lend(*plan, i);
 
   if (context.window_room.large_bytes > 0) {
-    auto part = window_part(collective, program.algorithm, plan->ranks, context.rank, context.window_room);
+    auto part = peer_memory_part(collective, program.algorithm, plan->ranks, context.rank, context.window_room);
     plan->one_shot_window = part.has_value();
-    if (part) plan->window_part = *std::move(part);
-    plan->shared_fold =
+    if (part) plan->peer_memory_part = *std::move(part);
+    plan->zero_copy_reduce =
         program.algorithm == kFoldsInPlace && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
     // An algorithm that the call names is run as it is written.
-    plan->shared_moves = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, *context.topology);
-    if (plan->shared_moves) plan->moves = window_moves(collective, plan->ranks, context.rank);
-    plan->ordinary_memory = plan->shared_moves || (plan->shared_fold && fold_reaches_all(collective, *context.topology));
+    plan->zero_copy_move = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, *context.topology);
+    if (plan->zero_copy_move) plan->moves = peer_memory_moves(collective, plan->ranks, context.rank);
+    plan->private_memory = plan->zero_copy_move || (plan->zero_copy_reduce && fold_reaches_all(collective, *context.topology));
   }
   plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
                      key.averages ? key.integers : collective.type,

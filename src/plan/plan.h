@@ -13,8 +13,8 @@
 #include <shoal/status.h>
 
 #include "src/diagnosis/signature.h"
-#include "src/peer_memory/window_moves.h"
-#include "src/peer_memory/window_part.h"
+#include "src/peer_memory/moves.h"
+#include "src/peer_memory/part.h"
 #include "src/plan/call_buffers.h"
 #include "src/schedule/program.h"
 
@@ -120,11 +120,11 @@ struct Plan {
   std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
   internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where nobody wants to know
   bool one_shot_window = false;                              ///< may run fused over the shared windows (see window_calls.h)
-  WindowPart window_part;                                    ///< then: this rank's part
-  bool shared_fold = false;                                  ///< may run fused where all buffers lie in shared memory
-  bool shared_moves = false;                                 ///< may run fused where all ranks reach all buffers
-  bool ordinary_memory = false;                              ///< either also where they lie in memory that nobody shares
-  std::vector<WindowMove> moves;                             ///< then: this rank's part
+  PeerMemoryPart peer_memory_part;                           ///< then: this rank's part
+  bool zero_copy_reduce = false;                             ///< may run fused where all buffers lie in shared memory
+  bool zero_copy_move = false;                               ///< may run fused where all ranks reach all buffers
+  bool private_memory = false;                               ///< either also where they lie in memory that nobody shares
+  std::vector<PeerMemoryMove> moves;                         ///< then: this rank's part
   std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
 };
 

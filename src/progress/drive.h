@@ -9,47 +9,47 @@
 #include <poll.h>
 #include <time.h>
 
-#include "src/progress/mesh.h"
+#include "src/progress/progress_engine.h"
 #include "src/progress/waiter.h"
 
 namespace shoal {
 
-/// Descriptors that a mesh waits for at most: its own, of its transports and of the control plane.
+/// Descriptors that an engine waits for at most: its own, of its transports and of the control plane.
 inline constexpr std::size_t kMaxWaitFds = 8;
 
-/// Drives `meshes` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
+/// Drives `engines` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
 /// (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
-void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
+void drive(std::span<ProgressEngine* const> engines, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
            std::chrono::steady_clock::time_point limit, Done done) {
-  descriptors.reserve(1 + kMaxWaitFds * meshes.size());  // now, not in the call that first has to sleep
+  descriptors.reserve(1 + kMaxWaitFds * engines.size());  // now, not in the call that first has to sleep
   const auto for_all = [&](auto&& action) {
     bool any = false;
-    for (Mesh* mesh : meshes) any |= action(*mesh);
+    for (ProgressEngine* engine : engines) any |= action(*engine);
     return any;
   };
-  const auto progress = [&] { return for_all([](Mesh& m) { return m.progress(); }); };
+  const auto progress = [&] { return for_all([](ProgressEngine& m) { return m.progress(); }); };
   while (!done()) {
     if (progress()) {
       waiter.moved();
-      for_all([](Mesh& m) { return m.check_if_overdue(); });
+      for_all([](ProgressEngine& m) { return m.check_if_overdue(); });
       continue;
     }
     if (done()) return;
     if (waiter.look_again()) continue;
 
-    if (for_all([](Mesh& m) { return m.check(); })) continue;
+    if (for_all([](ProgressEngine& m) { return m.check(); })) continue;
     waiter.blocking();
     descriptors.clear();  // empty: nobody has looked at them
     bool clear = true;
-    for (Mesh* mesh : meshes) clear &= mesh->prepare_wait();
+    for (ProgressEngine* engine : engines) clear &= engine->prepare_wait();
     // One more look after the announcement: what came before it woke nobody.
     if (clear && !progress() && !done()) {
       if (extra_fd >= 0) descriptors.push_back({extra_fd, POLLIN, 0});
       auto until = std::min(limit, std::chrono::steady_clock::now() + std::chrono::seconds(1));
-      for (Mesh* mesh : meshes) {
-        mesh->append_wait_fds(descriptors);
-        until = std::min(until, mesh->next_check());
+      for (ProgressEngine* engine : engines) {
+        engine->append_wait_fds(descriptors);
+        until = std::min(until, engine->next_check());
       }
       const auto now = std::chrono::steady_clock::now();
       const auto longest = waiter.longest_sleep();
@@ -61,7 +61,7 @@ void drive(std::span<Mesh* const> meshes, Waiter& waiter, int extra_fd, std::vec
         if (measured && ready == 0) waiter.slept(std::chrono::steady_clock::now() - now);
       }
     }
-    for (Mesh* mesh : meshes) mesh->finish_wait(descriptors);
+    for (ProgressEngine* engine : engines) engine->finish_wait(descriptors);
     waiter.woken();
   }
 }

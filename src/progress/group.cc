@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "src/progress/mesh.h"
+#include "src/progress/progress_engine.h"
 
 namespace shoal {
 namespace {
@@ -11,8 +11,8 @@ constexpr std::size_t kMostPlaces = 8;  // of a group's members that are named
 
 }  // namespace
 
-Group Group::whole(const Mesh& mesh) {
-  Group group{kWhole, mesh.rank(), {}, mesh.topology(), {}};
+Group Group::whole(const ProgressEngine& engine) {
+  Group group{kWhole, engine.rank(), {}, engine.topology(), {}};
   for (int rank = 0; rank < group.topology.ranks(); ++rank) group.members.push_back(rank);
   return group;
 }

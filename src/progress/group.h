@@ -11,9 +11,9 @@
 
 namespace shoal {
 
-class Mesh;
+class ProgressEngine;
 
-/// Which ranks of a Mesh a communicator consists of.
+/// Which ranks of a ProgressEngine a communicator consists of.
 struct Group {
   std::uint32_t id = 0;      ///< names the communicator in reports: GroupName::short_form()
   int rank = 0;              ///< own, within the group
@@ -22,8 +22,8 @@ struct Group {
   GroupName name;            ///< names it between ranks: the same on all of them, another for each communicator
   bool is_meeting = false;   ///< its first call finds out whether all come: one that leaves the job instead closes it
 
-  /// All ranks of `mesh`.
-  static Group whole(const Mesh& mesh);
+  /// All ranks of `engine`.
+  static Group whole(const ProgressEngine& engine);
   static constexpr std::uint32_t kWhole = 0;  ///< its `id`
   /// The `members` of this group (its ranks, this rank among them) in the order of their new ranks. Every member works out the
   /// same name alone, from this group's, the list, and `made_before`: how many groups of this list it has made before.

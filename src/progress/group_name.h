@@ -12,7 +12,8 @@ namespace shoal {
 /// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55.
 ///
 /// Tiles have room for 31 bits only. They carry a number that their sender has taken from its own counter, which gives none out
-/// twice: so no two communicators of a sender share one. See Mesh::bind() for how the peer learns which name it stands for.
+/// twice: so no two communicators of a sender share one. See ProgressEngine::bind() for how the peer learns which name it
+/// stands for.
 struct GroupName {
   std::uint64_t key = 0;
   std::uint32_t check = 0;  ///< below kCheckLimit

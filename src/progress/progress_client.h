@@ -1,4 +1,4 @@
-// ProgressClient: what the Mesh drives. Each communicator has one, its Executor.
+// ProgressClient: what the ProgressEngine drives. Each communicator has one, its Executor.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,15 @@
 #include <shoal/status.h>
 
 #include "src/plan/operation.h"
-#include "src/progress/aside.h"
 #include "src/progress/group.h"
+#include "src/progress/spill_queue.h"
 
 namespace shoal {
 
 struct Arrival;
 
-/// The calls of one communicator, as the Mesh sees them. `job_rank`: a rank of the job. Thread rule: the holder of the Mesh's
-/// seat, but for number(), group() and close().
+/// The calls of one communicator, as the ProgressEngine sees them. `job_rank`: a rank of the job. Thread rule: the holder of
+/// the ProgressEngine's seat, but for number(), group() and close().
 class ProgressClient {
  public:
   virtual ~ProgressClient() = default;
@@ -49,7 +49,7 @@ class ProgressClient {
   virtual void close(const Status& cause) = 0;
   /// After close(): tells the peers, once, and fails what is in flight. True where anything changed.
   virtual bool end_if_closed() = 0;
-  /// In a child of fork(): closes without a message to any peer. See Mesh::leave_to_parent().
+  /// In a child of fork(): closes without a message to any peer. See ProgressEngine::leave_to_parent().
   virtual void leave_to_parent() = 0;
 
   // What peers report on the control plane.
@@ -75,7 +75,7 @@ class ProgressClient {
   /// Whether number() has been sent to `job_rank`.
   [[nodiscard]] virtual bool has_bound(int job_rank) noexcept = 0;
   /// Tiles from `job_rank` may have been moved to `aside`; they come before those on the link.
-  virtual void take_aside(int job_rank, Aside& aside) = 0;
+  virtual void take_spilled(int job_rank, SpillQueue& aside) = 0;
   /// `job_rank` wants no more tiles, or some again.
   virtual void set_paused(int job_rank, bool paused) = 0;
   /// A call in flight waits for the link to `job_rank`, to send or to receive.
@@ -83,7 +83,7 @@ class ProgressClient {
   /// A call in flight would send to `job_rank`, which has asked it to pause.
   [[nodiscard]] virtual bool is_paused(int job_rank) const noexcept = 0;
 
-  bool running = false;  ///< the Mesh's mark: stands in its list of those with calls in flight
+  bool running = false;  ///< the ProgressEngine's mark: stands in its list of those with calls in flight
 
  protected:
   ProgressClient(const Group& group, std::uint32_t number) : group_(group), number_(number) {}

@@ -29,7 +29,7 @@ void set_nice(int value) {
              ::getpid(), value, std::generic_category().message(errno));
 }
 
-bool needs_driver(const Mesh* mesh) { return mesh->busy() || mesh->unsent(); }
+bool needs_driver(const ProgressEngine* engine) { return engine->busy() || engine->unsent(); }
 
 void run_on(const std::vector<int>& cores) {
   if (cores.empty()) return;
@@ -47,13 +47,13 @@ ProgressThread& ProgressThread::instance() {
   // Never destroyed: communicators may outlive every static object, and a thread that sleeps costs nothing at exit.
   static std::atomic<ProgressThread*> current = [] {
     // A child of fork() has no such thread, and must not share the descriptor that wakes it with its parent and siblings. The
-    // list of meshes must be whole there.
+    // list of engines must be whole there.
     ::pthread_atfork([] { current.load()->mutex_.lock(); }, [] { current.load()->mutex_.unlock(); },
                      [] {
-                       static ProgressThread* of_parent = nullptr;  // its meshes stay: nothing of them may be destroyed here
+                       static ProgressThread* of_parent = nullptr;  // its engines stay: nothing of them may be destroyed here
                        of_parent = current.load();
                        of_parent->mutex_.unlock();
-                       for (const auto& mesh : of_parent->meshes_) mesh->leave_to_parent();
+                       for (const auto& engine : of_parent->engines_) engine->leave_to_parent();
                        current.store(new ProgressThread(), std::memory_order_release);
                      });
     return new ProgressThread();
@@ -64,21 +64,21 @@ ProgressThread& ProgressThread::instance() {
 ProgressThread::ProgressThread() : wake_event_(make_event()) {}
 ProgressThread::~ProgressThread() = default;
 
-Status ProgressThread::add(const std::shared_ptr<Mesh>& mesh, const Place& place) {
+Status ProgressThread::add(const std::shared_ptr<ProgressEngine>& engine, const Place& place) {
   const std::scoped_lock lock(mutex_);
   if (!wake_event_.valid()) wake_event_ = make_event();  // there was none before
   if (!wake_event_.valid()) return system_error("start-up: an eventfd for the communication thread", errno);
-  meshes_.push_back(mesh);
+  engines_.push_back(engine);
   generation_.fetch_add(1);
   if (!started_.load()) place_ = place;
   return {};
 }
 
-void ProgressThread::remove(Mesh* mesh) {
+void ProgressThread::remove(ProgressEngine* engine) {
   std::uint64_t generation = 0;
   {
     const std::scoped_lock lock(mutex_);
-    std::erase_if(meshes_, [&](const auto& known) { return known.get() == mesh; });
+    std::erase_if(engines_, [&](const auto& known) { return known.get() == engine; });
     generation = generation_.fetch_add(1) + 1;
     if (!started_.load()) return;
   }
@@ -87,8 +87,8 @@ void ProgressThread::remove(Mesh* mesh) {
   for (auto seen = seen_generation_.load(); seen < generation; seen = seen_generation_.load()) seen_generation_.wait(seen);
 }
 
-Status ProgressThread::notify(Mesh* mesh) {
-  mesh->wants_thread.store(true, std::memory_order_seq_cst);
+Status ProgressThread::notify(ProgressEngine* engine) {
+  engine->wants_thread.store(true, std::memory_order_seq_cst);
   news_.store(true, std::memory_order_seq_cst);
   if (!started_.load(std::memory_order_acquire)) {
     const std::scoped_lock lock(mutex_);
@@ -117,7 +117,7 @@ void ProgressThread::loop() {
     if (const auto generation = generation_.load(); generation != seen_generation_.load()) {
       {
         const std::scoped_lock lock(mutex_);
-        known_ = meshes_;
+        known_ = engines_;
       }
       driven_.reserve(known_.size());  // what calls need later is taken here
       descriptors_.reserve(1 + kMaxWaitFds * known_.size());
@@ -125,26 +125,26 @@ void ProgressThread::loop() {
       seen_generation_.notify_all();
     }
     news_.store(false, std::memory_order_seq_cst);
-    for (const auto& mesh : known_) {
+    for (const auto& engine : known_) {
       // Whoever wants the seat now will call again when it leaves it. In this order: a look at who wants it that came before
       // news_ was cleared could miss the call.
-      if (!mesh->wants_thread.exchange(false) || mesh->seat_wanted() || !mesh->try_take_seat()) continue;
-      if (needs_driver(mesh.get())) {
-        driven_.push_back(mesh.get());
+      if (!engine->wants_thread.exchange(false) || engine->seat_wanted() || !engine->try_take_seat()) continue;
+      if (needs_driver(engine.get())) {
+        driven_.push_back(engine.get());
       } else {
-        mesh->leave_seat();
+        engine->leave_seat();
       }
     }
     if (!driven_.empty()) {
       const auto interrupted = [&] {
         return news_.load() || generation_.load() != seen_generation_.load() ||
-               std::any_of(driven_.begin(), driven_.end(), [](Mesh* m) { return m->seat_wanted(); });
+               std::any_of(driven_.begin(), driven_.end(), [](ProgressEngine* m) { return m->seat_wanted(); });
       };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
       drive(driven_, waiter, wake_event_.get(), descriptors_, std::chrono::steady_clock::time_point::max(),
             [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
       sleeps_.store(false, std::memory_order_relaxed);
-      for (Mesh* mesh : driven_) mesh->leave_seat();  // those still busy notify this thread again
+      for (ProgressEngine* engine : driven_) engine->leave_seat();  // those still busy notify this thread again
       driven_.clear();
     } else {
       sleeps_.store(true, std::memory_order_seq_cst);

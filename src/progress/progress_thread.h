@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "src/base/descriptor.h"
-#include "src/progress/mesh.h"
+#include "src/progress/progress_engine.h"
 
 namespace shoal {
 
@@ -29,11 +29,11 @@ class ProgressThread {
   };
   /// The first communicators of the process place the thread: it starts with the first call that needs it. system_error where
   /// there is no file descriptor to wake it by.
-  Status add(const std::shared_ptr<Mesh>& mesh, const Place& place);
-  /// Returns when the thread no longer touches `mesh`.
-  void remove(Mesh* mesh);
-  /// `mesh` has calls that need driving. system_error where no thread can be had for them.
-  Status notify(Mesh* mesh);
+  Status add(const std::shared_ptr<ProgressEngine>& engine, const Place& place);
+  /// Returns when the thread no longer touches `engine`.
+  void remove(ProgressEngine* engine);
+  /// `engine` has calls that need driving. system_error where no thread can be had for them.
+  Status notify(ProgressEngine* engine);
 
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
@@ -45,18 +45,18 @@ class ProgressThread {
   void wake() noexcept;
 
   std::mutex mutex_;  // guards the list and start-up; not taken by notify once the thread runs
-  std::vector<std::shared_ptr<Mesh>> meshes_;
+  std::vector<std::shared_ptr<ProgressEngine>> engines_;
   std::atomic<std::uint64_t> generation_{0};       // bumped by add and remove
   std::atomic<std::uint64_t> seen_generation_{0};  // that the loop works with
-  std::atomic<bool> news_{false};                  // some mesh wants the thread
+  std::atomic<bool> news_{false};                  // some engine wants the thread
   std::atomic<bool> sleeps_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> started_{false};
   Place place_;
   Descriptor wake_event_;
   // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
-  std::vector<std::shared_ptr<Mesh>> known_;
-  std::vector<Mesh*> driven_;
+  std::vector<std::shared_ptr<ProgressEngine>> known_;
+  std::vector<ProgressEngine*> driven_;
   std::vector<pollfd> descriptors_;
   std::thread thread_;
 };

@@ -1,8 +1,8 @@
-// How a Mesh deals with tiles that stand in the way: see "Several communicators" in README.md.
+// How a ProgressEngine deals with tiles that stand in the way: see "Several communicators" in README.md.
 #include <algorithm>
 
-#include "src/progress/mesh.h"
 #include "src/progress/progress_client.h"
+#include "src/progress/progress_engine.h"
 
 namespace shoal {
 namespace {
@@ -13,17 +13,17 @@ constexpr std::uint64_t kTilesUnheard = 32;
 
 }  // namespace
 
-ProgressClient* Mesh::find(std::uint32_t number) const noexcept {
+ProgressClient* ProgressEngine::find(std::uint32_t number) const noexcept {
   const auto known = by_number_.find(number);
   return known == by_number_.end() ? nullptr : known->second;
 }
 
-ProgressClient* Mesh::find(const GroupName& name) const noexcept {
+ProgressClient* ProgressEngine::find(const GroupName& name) const noexcept {
   const auto known = by_name_.find(name);
   return known == by_name_.end() ? nullptr : known->second;
 }
 
-void Mesh::retire(const GroupName& name) {
+void ProgressEngine::retire(const GroupName& name) {
   retired_.insert(name);
   retired_order_.push_back(name);
   if (retired_order_.size() <= kMaxRetired) return;
@@ -31,7 +31,7 @@ void Mesh::retire(const GroupName& name) {
   retired_order_.pop_front();
 }
 
-bool Mesh::route(bool quiet) {
+bool ProgressEngine::route(bool quiet) {
   bool moved = send_words();
   stray_ = false;
   for (Wire& wire : wires_) {
@@ -47,7 +47,7 @@ bool Mesh::route(bool quiet) {
           owner->take_message(wire.link->peer(), *head);
         } else if (owner != nullptr ? !owner->closed() : !bound.over) {
           if (!stands_in_the_way(wire, owner, quiet)) break;
-          set_aside(wire, bound, *head);
+          spill(wire, bound, *head);
         }
       }
       // Else nobody wants it any more.
@@ -61,19 +61,19 @@ bool Mesh::route(bool quiet) {
 }
 
 /// Whether somebody could use what lies behind the head of `wire`, which `owner` (null: not made here yet) cannot use now.
-bool Mesh::stands_in_the_way(Wire& wire, const ProgressClient* owner, bool quiet) const {
+bool ProgressEngine::stands_in_the_way(Wire& wire, const ProgressClient* owner, bool quiet) const {
   if (!wire.stuck) {
     wire.stuck = true;
     wire.taken_when_stuck = wire.taken;
   }
-  if (!parts_.moves_aside) return false;
+  if (!parts_.spills_tiles) return false;
   if (wire.taken - wire.taken_when_stuck > kTilesUnheard) return true;
   return quiet && std::any_of(running_.begin(), running_.end(), [&](const ProgressClient* executor) {
            return executor == owner ? executor->is_paused(wire.link->peer()) : executor->uses(wire.link->peer());
          });
 }
 
-void Mesh::set_aside(Wire& wire, Bound& bound, const Arrival& arrival) {
+void ProgressEngine::spill(Wire& wire, Bound& bound, const Arrival& arrival) {
   const std::uint32_t number = arrival.header.communicator;
   ProgressClient* const owner = bound.executor;
   if (owner == nullptr) {
@@ -81,15 +81,15 @@ void Mesh::set_aside(Wire& wire, Bound& bound, const Arrival& arrival) {
     if (!has_early_room(bytes)) {
       refuse(wire.link->peer(), bound.name);
       bound.over = true;
-      return drop_asides(wire, number & ~kMessageBit);
+      return drop_spills(wire, number & ~kMessageBit);
     }
     early_bytes_ += bytes;
   }
   auto known =
-      std::find_if(wire.asides.begin(), wire.asides.end(), [&](const auto& aside) { return aside->communicator() == number; });
-  if (known == wire.asides.end()) {
-    known = wire.asides.insert(known, std::make_unique<Aside>(number));
-    if (owner != nullptr) owner->take_aside(wire.link->peer(), **known);
+      std::find_if(wire.spills.begin(), wire.spills.end(), [&](const auto& aside) { return aside->communicator() == number; });
+  if (known == wire.spills.end()) {
+    known = wire.spills.insert(known, std::make_unique<SpillQueue>(number));
+    if (owner != nullptr) owner->take_spilled(wire.link->peer(), **known);
   }
   const bool full = (*known)->push(arrival);
   if (arrival.lent && !wire.link->intact()) {
@@ -97,21 +97,22 @@ void Mesh::set_aside(Wire& wire, Bound& bound, const Arrival& arrival) {
     poll_control();
     if (owner != nullptr) owner->close(owner->taken_back_by(wire.link->peer()));
   } else if (full) {
-    say(wire, number, MeshWord::pause);
+    say(wire, number, LinkControl::pause);
     send_words();  // now: the peer sends on meanwhile
   }
 }
 
-void Mesh::hear(Wire& wire, const TileHeader& header) {
-  const auto word = static_cast<MeshWord>(header.edge & ((1U << kMeshWordBits) - 1));
-  if (word == MeshWord::bind) return hear_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kMeshWordBits});
-  if (word == MeshWord::unbind) return hear_unbind(wire, header.sequence);
+void ProgressEngine::hear(Wire& wire, const TileHeader& header) {
+  const auto word = static_cast<LinkControl>(header.edge & ((1U << kMeshWordBits) - 1));
+  if (word == LinkControl::bind) return hear_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kMeshWordBits});
+  if (word == LinkControl::unbind) return hear_unbind(wire, header.sequence);
   ProgressClient* executor = find(header.sequence);
   if (executor == nullptr) return;
-  if (word == MeshWord::pause || word == MeshWord::resume) executor->set_paused(wire.link->peer(), word == MeshWord::pause);
+  if (word == LinkControl::pause || word == LinkControl::resume)
+    executor->set_paused(wire.link->peer(), word == LinkControl::pause);
 }
 
-void Mesh::hear_bind(Wire& wire, std::uint32_t number, const GroupName& name) {
+void ProgressEngine::hear_bind(Wire& wire, std::uint32_t number, const GroupName& name) {
   const auto [known, is_new] = wire.theirs.try_emplace(number);
   if (!is_new) return;  // calls and messages of a communicator both tell
   known->second.name = name;
@@ -125,7 +126,7 @@ void Mesh::hear_bind(Wire& wire, std::uint32_t number, const GroupName& name) {
   }
 }
 
-void Mesh::hear_unbind(Wire& wire, std::uint32_t number) {
+void ProgressEngine::hear_unbind(Wire& wire, std::uint32_t number) {
   const auto known = wire.theirs.find(number);
   if (known == wire.theirs.end()) return;
   known->second.left = true;
@@ -135,7 +136,7 @@ void Mesh::hear_unbind(Wire& wire, std::uint32_t number) {
 }
 
 /// `executor` is new: the peer at the other end of `wire` may have been faster.
-void Mesh::take_early_tiles(Wire& wire, ProgressClient& executor) {
+void ProgressEngine::take_early_tiles(Wire& wire, ProgressClient& executor) {
   const auto unmade = wire.unmade.find(executor.group().name);
   if (unmade == wire.unmade.end()) return;
   const std::uint32_t number = unmade->second;
@@ -144,21 +145,21 @@ void Mesh::take_early_tiles(Wire& wire, ProgressClient& executor) {
   bound.executor = &executor;
   bound.over = false;
   executor.set_number_of(wire.link->peer(), number);
-  for (const auto& aside : wire.asides) {
+  for (const auto& aside : wire.spills) {
     const bool messages = aside->communicator() == (number | kMessageBit);
     if (!messages && aside->communicator() != number) continue;
     early_bytes_ -= aside->bytes() + aside->size() * kEarlyRecordBytes;
-    if (!messages) executor.take_aside(wire.link->peer(), *aside);
+    if (!messages) executor.take_spilled(wire.link->peer(), *aside);
     for (; messages && !aside->empty(); aside->pop()) executor.take_message(wire.link->peer(), *aside->front());
   }
-  std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
+  std::erase_if(wire.spills, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
 }
 
 /// The communicator to which the peer gives `number` is over here.
-void Mesh::forget_number(Wire& wire, std::uint32_t number) {
+void ProgressEngine::forget_number(Wire& wire, std::uint32_t number) {
   const auto known = wire.theirs.find(number);
   if (known == wire.theirs.end()) return;
-  std::erase_if(wire.asides, [&](const auto& aside) { return aside->communicator() == number; });
+  std::erase_if(wire.spills, [&](const auto& aside) { return aside->communicator() == number; });
   if (known->second.left) {
     wire.theirs.erase(known);
   } else {
@@ -168,24 +169,24 @@ void Mesh::forget_number(Wire& wire, std::uint32_t number) {
 }
 
 /// Of a communicator that is not made here and has been refused.
-void Mesh::drop_asides(Wire& wire, std::uint32_t number) {
-  std::erase_if(wire.asides, [&](const auto& aside) {
+void ProgressEngine::drop_spills(Wire& wire, std::uint32_t number) {
+  std::erase_if(wire.spills, [&](const auto& aside) {
     if ((aside->communicator() & ~kMessageBit) != number) return false;
     early_bytes_ -= aside->bytes() + aside->size() * kEarlyRecordBytes;
     return true;
   });
 }
 
-bool Mesh::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
-  const std::uint32_t word = static_cast<std::uint32_t>(MeshWord::bind) | name.check << kMeshWordBits;
+bool ProgressEngine::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
+  const std::uint32_t word = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kMeshWordBits;
   if (!wire.link->try_send({kMeshTile, number, word, 0, name.key}, {})) return false;
   ++wire.taken;
   return true;
 }
 
-void Mesh::say(Wire& wire, std::uint32_t number, MeshWord word) { words_.push_back({&wire, number, word}); }
+void ProgressEngine::say(Wire& wire, std::uint32_t number, LinkControl word) { words_.push_back({&wire, number, word}); }
 
-bool Mesh::send_words() {
+bool ProgressEngine::send_words() {
   if (words_.empty()) return false;
   std::vector<const Wire*> full;  // a wire that refuses one takes none after it: order counts
   const std::size_t before = words_.size();

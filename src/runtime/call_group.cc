@@ -35,16 +35,16 @@ void CallGroup::flush() {
     if (late) executor->post_late(operation);
     return late;
   });
-  // Those of one Mesh at once: its driver sees all or none of them.
+  // Those of one ProgressEngine at once: its driver sees all or none of them.
   while (!unposted.empty()) {
-    Mesh* mesh = executor_of(*unposted.front()).mesh().get();
+    ProgressEngine* engine = executor_of(*unposted.front()).engine().get();
     std::vector<Operation*> together;
     std::erase_if(unposted, [&](Operation* operation) {
-      if (executor_of(*operation).mesh().get() != mesh) return false;
+      if (executor_of(*operation).engine().get() != engine) return false;
       together.push_back(operation);
       return true;
     });
-    mesh->post(together);
+    engine->post(together);
   }
 }
 

@@ -33,29 +33,29 @@ bool is_complete(const Operation& operation) { return operation.open_instruction
 
 }  // namespace
 
-Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<Mesh> mesh, Group group) {
-  std::shared_ptr<Executor> executor(new Executor(std::move(mesh), std::move(group)));
-  if (Status status = executor->mesh_->attach(*executor); !status.ok()) return status;
+Result<std::shared_ptr<Executor>> Executor::create(std::shared_ptr<ProgressEngine> engine, Group group) {
+  std::shared_ptr<Executor> executor(new Executor(std::move(engine), std::move(group)));
+  if (Status status = executor->engine_->attach(*executor); !status.ok()) return status;
   return executor;
 }
 
-Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
-    : ProgressClient(group, group.name.is_whole() ? 0 : mesh->next_number()),
-      mesh_(std::move(mesh)),
+Executor::Executor(std::shared_ptr<ProgressEngine> engine, Group group)
+    : ProgressClient(group, group.name.is_whole() ? 0 : engine->next_number()),
+      engine_(std::move(engine)),
       link_of_rank_(group_.members.size(), -1),
-      link_of_job_rank_(static_cast<std::size_t>(mesh_->topology().ranks()), -1),
+      link_of_job_rank_(static_cast<std::size_t>(engine_->topology().ranks()), -1),
       left_(group_.members.size()),
-      messages_(*mesh_, group_, number_),
-      ledger_(mesh_->ledger(), group_.id, group_.rank, group_.members, group_.name.key),
-      watchdog_(mesh_->warn_after()),
-      roll_call_(group_.rank, static_cast<int>(group_.members.size())) {
-  std::size_t tile = mesh_->tile_bytes();
+      messages_(*engine_, group_, number_),
+      flight_record_(engine_->flight_record(), group_.id, group_.rank, group_.members, group_.name.key),
+      watchdog_(engine_->warn_after()),
+      straggler_detector_(group_.rank, static_cast<int>(group_.members.size())) {
+  std::size_t tile = engine_->tile_bytes();
   std::size_t network_tile = std::numeric_limits<std::size_t>::max();
   bool costly_tiles = group_.topology.nodes() > 1;
   links_.reserve(group_.members.size());
   operands_.reserve(group_.members.size());
   for (int rank = 0; rank < group_.topology.ranks(); ++rank) {
-    Mesh::Wire* wire = mesh_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
+    ProgressEngine::Wire* wire = engine_->wire_to(group_.members[static_cast<std::size_t>(rank)]);
     if (wire == nullptr) continue;
     link_of_job_rank_[static_cast<std::size_t>(wire->link->peer())] = static_cast<int>(links_.size());
     link_of_rank_[static_cast<std::size_t>(rank)] = static_cast<int>(links_.size());
@@ -66,14 +66,14 @@ Executor::Executor(std::shared_ptr<Mesh> mesh, Group group)
     state.bound = group_.name.is_whole();
     state.outstanding.reserve(kTilesInFlight);
     tile = std::min(tile, wire->link->max_tile_bytes());
-    costly_tiles |= mesh_->transports()[wire->transport]->tiles_are_costly();
+    costly_tiles |= engine_->transports()[wire->transport]->tiles_are_costly();
     if (group_.topology.link_class(group_.rank, rank) == LinkClass::network) {
       network_tile = std::min(network_tile, wire->link->max_tile_bytes());
     }
   }
 
   find_windows();
-  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, window_calls_.room(), costly_tiles};
+  plan_context_ = {&group_.topology, group_.rank, link_of_rank_, tile, network_tile, peer_memory_calls_.room(), costly_tiles};
 }
 
 Executor::~Executor() = default;
@@ -84,19 +84,19 @@ void Executor::find_windows() {
   const auto sees_all = [&](const std::unique_ptr<Transport>& transport) {
     return std::ranges::none_of(group_.members, [&](int member) { return transport->shared_window(member).empty(); });
   };
-  const auto found = std::ranges::find_if(mesh_->transports(), sees_all);
-  if (found == mesh_->transports().end()) return;
+  const auto found = std::ranges::find_if(engine_->transports(), sees_all);
+  if (found == engine_->transports().end()) return;
   Transport& transport = **found;
   std::vector<std::span<std::byte>> windows;
   if (group_.name.is_whole()) {
     for (const int member : group_.members) windows.push_back(transport.shared_window(member));
   } else if (group_.members.size() > 1) {
-    lease_ =
-        WindowLease(WindowBoard(transport.common_memory(), transport.window_count()), group_.name.key, group_.members.size());
+    lease_ = PeerMemoryLease(PeerMemoryBoard(transport.common_memory(), transport.window_count()), group_.name.key,
+                             group_.members.size());
     windows = lease_.windows();
   }
   if (!windows.empty())
-    window_calls_ = WindowCalls(transport, std::move(windows), group_.members, group_.rank, mesh_->device());
+    peer_memory_calls_ = PeerMemoryCalls(transport, std::move(windows), group_.members, group_.rank, engine_->device());
 }
 
 Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
@@ -121,31 +121,32 @@ Operation* Executor::acquire_message(const internal::Message& message, Clock::ti
 void Executor::post(Operation* operation) {
   if (CallGroup::open()) return CallGroup::add(operation, false);
   operation->add_reference();
-  mesh_->post(operation);
+  engine_->post(operation);
 }
 
 void Executor::post_late(Operation* operation) {
   const auto executor = std::static_pointer_cast<Executor>(operation->client());  // it may be the last to hold it
-  if (!executor->closed()) return executor->mesh_->post(operation);
+  if (!executor->closed()) return executor->engine_->post(operation);
   executor->finish(operation, executor->status());
 }
 
 void Executor::run(Operation* operation) {
   if (CallGroup::open()) return CallGroup::add(operation, true);
   operation->add_reference();
-  if (!mesh_->try_run(operation)) mesh_->post(operation);
+  if (!engine_->try_run(operation)) engine_->post(operation);
   wait_to_the_end(operation);
 }
 
 std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
   const bool alone = plan.ranks == 1;
-  if ((!alone && (!plan.one_shot_window || !window_calls_.available())) || plan.meter != nullptr || CallGroup::open() ||
-      !mesh_->try_take_seat())
+  if ((!alone && (!plan.one_shot_window || !peer_memory_calls_.available())) || plan.meter != nullptr || CallGroup::open() ||
+      !engine_->try_take_seat())
     return std::nullopt;
   std::uint64_t sequence = next_start_;
   // The last: other threads number their calls without the seat.
-  if (mesh_->busy() || closed() || !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed)) {
-    mesh_->leave_seat();
+  if (engine_->busy() || closed() ||
+      !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed)) {
+    engine_->leave_seat();
     return std::nullopt;
   }
   const CallChain before = chain_;
@@ -153,18 +154,18 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   ++next_start_;
   if (alone) {  // every call is a copy, and a broadcast not even that
     if (input != nullptr && input != output) {
-      mesh_->device().copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
-                           plan.key.collective.message_bytes(1));
+      engine_->device().copy(static_cast<std::byte*>(output), static_cast<const std::byte*>(input),
+                             plan.key.collective.message_bytes(1));
     }
-    ledger_.end();
-    mesh_->leave_seat();
+    flight_record_.end();
+    engine_->leave_seat();
     return Status();
   }
   const auto attempt =
-      window_calls_.try_one_shot(plan, signature, sequence, input, output, mesh_->cores_to_spare() ? kExpressLooks : 1);
-  if (attempt == WindowCalls::Attempt::ended) {
-    ledger_.end();
-    mesh_->leave_seat();
+      peer_memory_calls_.try_one_shot(plan, signature, sequence, input, output, engine_->cores_to_spare() ? kExpressLooks : 1);
+  if (attempt == PeerMemoryCalls::Attempt::ended) {
+    flight_record_.end();
+    engine_->leave_seat();
     return Status();
   }
   // Somebody is late: an ordinary call from here on.
@@ -172,11 +173,11 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
   operation->before = before;
   operation->signature = signature;
-  operation->published = attempt == WindowCalls::Attempt::published;
+  operation->published = attempt == PeerMemoryCalls::Attempt::published;
   operation->add_reference();
   active_.push(operation);
-  window_calls_.push(operation);
-  mesh_->run_seated(*this, *operation);
+  peer_memory_calls_.push(operation);
+  engine_->run_seated(*this, *operation);
   wait_to_the_end(operation);
   Status outcome = operation->outcome();
   operation->drop_reference();
@@ -190,14 +191,14 @@ void Executor::wait_to_the_end(Operation* operation) {
 
 void Executor::wait(Operation* operation, Clock::time_point deadline) {
   if (CallGroup::open()) CallGroup::flush();
-  if (Operation::in_callback()) return;  // it would wait for itself
-  if (mesh_->left_to_parent()) return;   // nothing here ends it
+  if (Operation::in_callback()) return;   // it would wait for itself
+  if (engine_->left_to_parent()) return;  // nothing here ends it
   // Another thread may keep it in an open group, for ever: from here on deadline and abort() end it. It starts in its turn.
   if (operation->take_from_group()) post_late(operation);
   while (!operation->done() && Clock::now() < deadline) {
-    if (mesh_->seat_wanted()) {
+    if (engine_->seat_wanted()) {
       std::this_thread::yield();
-    } else if (!mesh_->try_drive(*operation, deadline)) {
+    } else if (!engine_->try_drive(*operation, deadline)) {
       operation->sleep_until(deadline);
     }
   }
@@ -209,7 +210,7 @@ void Executor::start(Operation* operation) {
   active_.push(operation);
   if (closed()) return;
   // The windows carry signature and data; the links have no part in it.
-  if (window_calls_.takes(*operation->plan)) return window_calls_.push(operation);
+  if (peer_memory_calls_.takes(*operation->plan)) return peer_memory_calls_.push(operation);
   start_on_links(operation);
 }
 
@@ -227,7 +228,7 @@ bool Executor::start_and_send() {
   if (asking()) [[unlikely]]
     return false;
   bool moved = false;
-  while (!waiting_.empty() && !window_calls_.undecided()) {
+  while (!waiting_.empty() && !peer_memory_calls_.undecided()) {
     const auto next = std::find_if(waiting_.begin(), waiting_.end(),
                                    [&](const Operation* operation) { return operation->sequence() == next_start_; });
     if (next == waiting_.end()) break;
@@ -243,7 +244,7 @@ bool Executor::start_and_send() {
     moved |= messages_.advance();
     moved |= finish_messages({});
     if (Status failure = messages_.take_failure(); !failure.ok()) fail(std::move(failure));
-    mesh_->note_stray();  // their tiles are found by those who look at all links
+    engine_->note_stray();  // their tiles are found by those who look at all links
   }
   if (active_.empty()) return moved;
 
@@ -326,8 +327,8 @@ bool Executor::advance_send(LinkState& state) {
   if (!progress.call_sent) return send_signature(state);
   const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
-  const bool taken = instruction.may_lend && mesh_->alone() ? state.link->try_lend(header, {data, tile})
-                                                            : state.link->try_send(header, {data, tile});
+  const bool taken = instruction.may_lend && engine_->alone() ? state.link->try_lend(header, {data, tile})
+                                                              : state.link->try_send(header, {data, tile});
   if (!taken) return false;
   progress.send_issued_bytes += tile;
   if (progress.send_issued_bytes == instruction.size_bytes) {
@@ -347,7 +348,7 @@ bool Executor::send_signature(LinkState& state) {
   CallSignature& said = operation->links[plan_link].said;
   said = operation->before.of(operation->plan->links[plan_link].signature);
   const auto bytes = std::as_bytes(std::span(&said, 1));
-  if (!state.bound && !mesh_->bind(*state.wire, number_, group_.name)) return false;
+  if (!state.bound && !engine_->bind(*state.wire, number_, group_.name)) return false;
   state.bound = true;
   const TileHeader header{number_, static_cast<std::uint32_t>(operation->sequence()), kCallEdge,
                           static_cast<std::uint32_t>(bytes.size()), 0};
@@ -412,7 +413,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   }
   if (operation->allowed_bytes(index) < done + tile) return false;
   const Recorder::Time begin = Recorder::now_if_on();
-  mesh_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
+  engine_->device().copy(operation->at(instruction.target) + done, head.data.data(), tile);
   if (head.lent && !state.link->intact()) return await_words(taken_back_by(state.link->peer()));
   release(state);
   mark_done(operation, index, tile);
@@ -454,9 +455,9 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
   const Collective& call = plan.key.collective;
   std::byte* target = operation->at(instruction.target) + done;
   if (instruction.average) {
-    mesh_->device().reduce_average(target, operands_, tile / size_of(call.type), call.type, plan.ranks);
+    engine_->device().reduce_average(target, operands_, tile / size_of(call.type), call.type, plan.ranks);
   } else {
-    mesh_->device().reduce(target, operands_, tile / size_of(call.type), call.type, call.op);
+    engine_->device().reduce(target, operands_, tile / size_of(call.type), call.type, call.op);
   }
   for (const PlanEdge& edge : edges) {
     LinkState& state = links_[edge.link];
@@ -484,11 +485,11 @@ bool Executor::advance_local(Operation* operation) {
   const std::byte* source = operation->at(instruction.source) + done;
   const Collective& call = plan.key.collective;
   if (instruction.op == StepOp::copy) {
-    mesh_->device().copy(target, source, tile);
+    engine_->device().copy(target, source, tile);
   } else if (const std::array<const std::byte*, 2> operands{target, source}; instruction.average) {
-    mesh_->device().reduce_average(target, operands, tile / size_of(call.type), call.type, plan.ranks);
+    engine_->device().reduce_average(target, operands, tile / size_of(call.type), call.type, plan.ranks);
   } else {
-    mesh_->device().reduce(target, operands, tile / size_of(call.type), call.type, call.op);
+    engine_->device().reduce(target, operands, tile / size_of(call.type), call.type, call.op);
   }
   mark_done(operation, index, tile);
   if (operation->done_bytes[index] == instruction.size_bytes) ++operation->next_local_step;
@@ -496,12 +497,12 @@ bool Executor::advance_local(Operation* operation) {
 }
 
 bool Executor::advance_window_call() {
-  if (window_calls_.size() == 0) return false;
+  if (peer_memory_calls_.size() == 0) return false;
   const Recorder::Time begin = Recorder::now_if_on();
-  const Operation* call = window_calls_.front();
-  const WindowCalls::Advance result = window_calls_.advance();
+  const Operation* call = peer_memory_calls_.front();
+  const PeerMemoryCalls::Advance result = peer_memory_calls_.advance();
   if (Recorder::on() && result.moved && call->open_instructions == 0) [[unlikely]] {
-    const bool folds = call->plan->shared_fold || call->plan->window_part.folds;
+    const bool folds = call->plan->zero_copy_reduce || call->plan->peer_memory_part.folds;
     record(*call, group_.rank, folds ? Stage::node_reduce : Stage::node_gather, call->plan->key.collective.input_bytes(),
            begin);
   }
@@ -511,7 +512,7 @@ bool Executor::advance_window_call() {
                         ? mismatch(result.sequence, result.ours, result.odd_rank, result.theirs)
                         : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
   }
-  if (Status failure = window_calls_.take_failure(); !failure.ok()) {
+  if (Status failure = peer_memory_calls_.take_failure(); !failure.ok()) {
     // Of a peer that has died its death is about to be heard of.
     Status told(failure.code(), failure.message() + while_in());
     return failure.code() == StatusCode::peer_failed ? await_words(std::move(told)) : fail(std::move(told));
@@ -524,7 +525,7 @@ bool Executor::finish_messages(const Status& outcome) {
   if (messages_.ended().empty()) return false;
   std::vector<Operation*>& ended = messages_.ended();
   for (std::size_t i = 0; i < ended.size(); ++i) {
-    if (outcome.ok()) ledger_.end_message();
+    if (outcome.ok()) flight_record_.end_message();
     finish(ended[i], outcome);
   }
   ended.clear();
@@ -572,7 +573,7 @@ bool Executor::retire_completed() {
     for (std::size_t k = i; k > 0; --k) active_[k] = active_[k - 1];
     active_.pop();
     if (operation->on_links) --calls_on_links_;
-    ledger_.end();
+    flight_record_.end();
     finish(operation, Status());
     moved = true;
   }
@@ -587,7 +588,7 @@ void Executor::finish(Operation* operation, const Status& outcome) {
 // By value, since poll_control() may replace the status that the caller passes.
 bool Executor::fail(Status cause) {  // NOLINT(performance-unnecessary-value-param)
   // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
-  if (!closed()) mesh_->poll_control();
+  if (!closed()) engine_->poll_control();
   close(cause);
   return false;  // for the advance functions: nothing more to do here
 }
@@ -597,10 +598,10 @@ void Executor::close(const Status& cause) {
     const std::scoped_lock lock(cause_mutex_);
     if (!cause_.ok()) return;
     cause_ = cause;
-    ledger_.fail(cause);
+    flight_record_.fail(cause);
   }
   closed_.store(true, std::memory_order_seq_cst);
-  mesh_->tend_to_closed();
+  engine_->tend_to_closed();
   const std::scoped_lock lock(hook_mutex_);
   for (const auto& [owner, hook] : close_hooks_) hook(cause);
 }
@@ -626,8 +627,8 @@ Status Executor::status() const {
 }
 
 bool Executor::end_calls() {
-  if (!std::exchange(announced_, true) && mesh_->control() != nullptr) {
-    mesh_->control()->send_abort(group_.name, group_.members, status());
+  if (!std::exchange(announced_, true) && engine_->control() != nullptr) {
+    engine_->control()->send_abort(group_.name, group_.members, status());
   }
   for (LinkState& state : links_) {
     // The link lives on, the buffers of these calls go back to the user.
@@ -636,14 +637,14 @@ bool Executor::end_calls() {
     state.receivers.clear();
     state.outstanding.clear();
   }
-  window_calls_.clear();
+  peer_memory_calls_.clear();
   bool moved = !active_.empty();
   while (!active_.empty()) {
     Operation* operation = active_.front();
     active_.pop();
     if (operation->on_links) --calls_on_links_;
     const bool complete = is_complete(*operation);
-    if (complete) ledger_.end();
+    if (complete) flight_record_.end();
     finish(operation, complete ? Status() : status());
   }
   for (Operation* operation : std::exchange(waiting_, {})) {
@@ -665,9 +666,9 @@ void Executor::leave_to_parent() {
 }
 
 void Executor::shut_down() {
-  if (mesh_->left_to_parent()) return;
-  mesh_->take_seat();
-  mesh_->progress();  // what has come to its end by now ends well; takes in the inbox
+  if (engine_->left_to_parent()) return;
+  engine_->take_seat();
+  engine_->progress();  // what has come to its end by now ends well; takes in the inbox
   if (!idle() && !closed()) {
     close(or_mismatch(
         {StatusCode::aborted, fmt::format("{} destroyed its communicator with calls in flight", name_of(group_.rank))}));
@@ -675,19 +676,19 @@ void Executor::shut_down() {
   if (closed()) {
     end_calls();
   } else {
-    if (mesh_->control() != nullptr)
-      mesh_->control()->send_farewell(group_.name, group_.members, to_bytes(latest_calls(*ledger_, kFarewellCalls)));
+    if (engine_->control() != nullptr)
+      engine_->control()->send_farewell(group_.name, group_.members, to_bytes(latest_calls(*flight_record_, kFarewellCalls)));
     const std::scoped_lock lock(cause_mutex_);
     cause_ = {StatusCode::aborted, "the communicator has been destroyed"};
     announced_ = true;
     closed_.store(true, std::memory_order_release);
   }
   lease_.leave();
-  mesh_->detach(*this);
-  const bool last = mesh_->deserted();
+  engine_->detach(*this);
+  const bool last = engine_->deserted();
   // Later ends of the connections: the peers see them after the farewell.
-  mesh_->leave_seat();
-  if (last) ProgressThread::instance().remove(mesh_.get());
+  engine_->leave_seat();
+  if (last) ProgressThread::instance().remove(engine_.get());
 }
 
 namespace {
@@ -704,34 +705,34 @@ std::string names_of(std::span<const std::unique_ptr<Transport>> transports, Use
 }  // namespace
 
 std::string Executor::transports_of(const Plan& plan) const {
-  if (plan.one_shot_window && window_calls_.available()) return std::string(window_calls_.transport_name());
-  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+  if (plan.one_shot_window && peer_memory_calls_.available()) return std::string(peer_memory_calls_.transport_name());
+  return names_of(engine_->transports(), [&](std::uint32_t t) {
     return std::any_of(plan.links.begin(), plan.links.end(),
                        [&](const PlanLink& link) { return links_[link.link].wire->transport == t; });
   });
 }
 
 std::string Executor::transports() const {
-  return names_of(mesh_->transports(), [&](std::uint32_t t) {
+  return names_of(engine_->transports(), [&](std::uint32_t t) {
     return std::any_of(links_.begin(), links_.end(), [&](const LinkState& state) { return state.wire->transport == t; });
   });
 }
 
 std::vector<int> Executor::present() const {
-  const std::vector<int> there = mesh_->present();
+  const std::vector<int> there = engine_->present();
   std::vector<int> members;
   std::ranges::copy_if(group_.members, std::back_inserter(members),
                        [&](int job_rank) { return std::ranges::binary_search(there, job_rank); });
   return members;
 }
 
-std::size_t Executor::aside_bytes() const {
+std::size_t Executor::spilled_bytes() const {
   // A callback has some seat already, and in a child of fork() the thread that has it may not exist.
-  if (Operation::in_callback() || mesh_->left_to_parent()) return 0;
-  mesh_->take_seat();
+  if (Operation::in_callback() || engine_->left_to_parent()) return 0;
+  engine_->take_seat();
   std::size_t bytes = 0;
   for (const LinkState& state : links_) bytes += state.aside == nullptr ? 0 : state.aside->bytes();
-  mesh_->leave_seat();
+  engine_->leave_seat();
   return bytes;
 }
 

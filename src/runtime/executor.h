@@ -1,4 +1,4 @@
-// Executor: runs the Plans of one communicator over the links of its Mesh.
+// Executor: runs the Plans of one communicator over the links of its ProgressEngine.
 #pragma once
 
 #include <array>
@@ -18,18 +18,18 @@
 
 #include "src/base/ring_queue.h"
 #include "src/diagnosis/call_history.h"
-#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/flight_record.h"
 #include "src/diagnosis/recorder.h"
-#include "src/diagnosis/roll_call.h"
+#include "src/diagnosis/straggler_detector.h"
 #include "src/diagnosis/watchdog.h"
-#include "src/peer_memory/window_board.h"
+#include "src/peer_memory/board.h"
 #include "src/plan/operation.h"
 #include "src/plan/plan.h"
 #include "src/plan/plan_cache.h"
-#include "src/progress/mesh.h"
 #include "src/progress/progress_client.h"
+#include "src/progress/progress_engine.h"
 #include "src/runtime/messages.h"
-#include "src/runtime/window_calls.h"
+#include "src/runtime/peer_memory_calls.h"
 
 namespace shoal {
 
@@ -39,11 +39,11 @@ namespace shoal {
 /// signature. So the calls of a communicator form one long Program, and what the Verifier proves of each holds for all.
 ///
 /// Rank numbers are those of the communicator unless said otherwise. Thread rule: acquire, post, run, wait, close, shut_down
-/// and status from any thread; the rest by the holder of the Mesh's seat.
+/// and status from any thread; the rest by the holder of the ProgressEngine's seat.
 class Executor final : public ProgressClient, public std::enable_shared_from_this<Executor> {
  public:
-  /// Attaches itself to `mesh`; shut_down() ends that. Errors: those of Mesh::attach().
-  static Result<std::shared_ptr<Executor>> create(std::shared_ptr<Mesh> mesh, Group group);
+  /// Attaches itself to `engine`; shut_down() ends that. Errors: those of ProgressEngine::attach().
+  static Result<std::shared_ptr<Executor>> create(std::shared_ptr<ProgressEngine> engine, Group group);
   ~Executor() override;
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -69,13 +69,13 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the owner's away, and returns
   /// when that is not being called any more. A hook must not wait, nor call the Executor. One for each owner, any thread.
   void on_close(const void* owner, std::function<void(const Status&)> hook);
-  /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the Mesh. Once, as the last call.
+  /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the ProgressEngine. Once, as the last call.
   void shut_down();
   [[nodiscard]] Status status() const;
   [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
   [[nodiscard]] const Topology& topology() const noexcept { return group_.topology; }
-  [[nodiscard]] const std::shared_ptr<Mesh>& mesh() const noexcept { return mesh_; }
+  [[nodiscard]] const std::shared_ptr<ProgressEngine>& engine() const noexcept { return engine_; }
   [[nodiscard]] int rank() const noexcept { return group_.rank; }
   [[nodiscard]] const PlanContext& plan_context() const noexcept { return plan_context_; }
   /// Here because Operations keep the Executor alive, and they point to their Plans.
@@ -85,7 +85,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   /// Those that the communicator has, whatever a call uses.
   [[nodiscard]] std::string transports() const;
   /// Bytes of tiles that have been moved aside for this communicator; 0 in a callback.
-  [[nodiscard]] std::size_t aside_bytes() const;
+  [[nodiscard]] std::size_t spilled_bytes() const;
 
   /// The ranks of the job that are in this communicator, in its order, and have not died or left. Any thread.
   [[nodiscard]] std::vector<int> present() const;
@@ -93,10 +93,10 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   /// The cause where `job_rank` has given up and a tile that it had lent is not intact any more.
   [[nodiscard]] Status taken_back_by(int job_rank);
 
-  // For the Mesh: see ProgressClient.
+  // For the ProgressEngine: see ProgressClient.
   void enqueue(internal::Operation* operation) override {
     if (!operation->is_message()) return waiting_.push_back(operation);
-    ledger_.start_message();
+    flight_record_.start_message();
     messages_.enqueue(operation);
   }
   [[nodiscard]] bool idle() const noexcept override { return active_.empty() && waiting_.empty() && messages_.size() == 0; }
@@ -117,7 +117,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   void set_number_of(int job_rank, std::uint32_t number) override;
   [[nodiscard]] std::optional<std::uint32_t> number_of(int job_rank) noexcept override;
   [[nodiscard]] bool has_bound(int job_rank) noexcept override;
-  void take_aside(int job_rank, Aside& aside) override;
+  void take_spilled(int job_rank, SpillQueue& aside) override;
   void set_paused(int job_rank, bool paused) override;
   [[nodiscard]] bool uses(int job_rank) const noexcept override;
   [[nodiscard]] bool is_paused(int job_rank) const noexcept override;
@@ -125,12 +125,12 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
  private:
   struct LinkState {
     Link* link = nullptr;
-    Mesh::Wire* wire = nullptr;
+    ProgressEngine::Wire* wire = nullptr;
     int peer = -1;
     std::uint32_t their_number = kCommunicatorLimit;  // the peer's for this communicator; the limit: it has not told yet
     bool bound = false;                               // the peer has been told ours
     bool paused = false;                              // the peer wants no more tiles of ours
-    Aside* aside = nullptr;                           // tiles that have been moved off the link; null: never any
+    SpillQueue* aside = nullptr;                      // tiles that have been moved off the link; null: never any
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
@@ -150,7 +150,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
     std::chrono::steady_clock::time_point gone_since{};  // broken, or the peer has left, with a call unfinished
   };
 
-  Executor(std::shared_ptr<Mesh> mesh, Group group);
+  Executor(std::shared_ptr<ProgressEngine> engine, Group group);
 
   [[nodiscard]] LinkState* link_to(int job_rank) noexcept;
   /// The oldest tile of ours that has come and is not released; null where there is none.
@@ -160,7 +160,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   bool end_calls();
   void find_windows();
   void wait_to_the_end(internal::Operation* operation);
-  /// Call `sequence` starts, with `plan`: what this rank says of it, as it stands in the ledger.
+  /// Call `sequence` starts, with `plan`: what this rank says of it, as it stands in the flight record.
   const CallSignature& enter(std::uint64_t sequence, const Plan& plan) noexcept;
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
@@ -217,24 +217,24 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string why_late(const internal::Operation& message) const;
-  /// "; rank 3: " and what it is in instead, as its ledger or itself has said; empty where neither has.
+  /// "; rank 3: " and what it is in instead, as its flight record or itself has said; empty where neither has.
   [[nodiscard]] std::string whereabouts(int rank) const;
   /// " of communicator 0 (4 ranks)"; of a group its ranks' places in the job as well.
   [[nodiscard]] std::string of_communicator() const { return group_.in_words(); }
   [[nodiscard]] std::string name_of(int member) const { return group_.name_of(member); }
-  [[nodiscard]] std::chrono::steady_clock::duration patience_with(const LinkState& state) const;
+  [[nodiscard]] std::chrono::steady_clock::duration time_limit_for(const LinkState& state) const;
   /// "; rank 0 was in call 4 (barrier) of communicator 0 (2 ranks)".
   [[nodiscard]] std::string while_in();
 
-  std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<ProgressEngine> engine_;
   const std::uint32_t record_number_ = Recorder::next_number();
   PlanContext plan_context_;
   PlanCache plans_;
   std::vector<int> link_of_rank_;
   std::vector<int> link_of_job_rank_;  // -1: not a member, or this rank
   std::vector<LinkState> links_;
-  WindowLease lease_;  // of the windows of a group
-  WindowCalls window_calls_;
+  PeerMemoryLease lease_;  // of the windows of a group
+  PeerMemoryCalls peer_memory_calls_;
   std::vector<bool> left_;                 // ranks that have said farewell
   std::map<int, CallHistory> last_calls_;  // of those, by rank
   struct Absentee {
@@ -257,9 +257,9 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   std::uint64_t next_start_ = 0;
   CallChain chain_;                      // of the calls before that
   std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
-  LedgerEntry ledger_;                   // the latest started calls
+  FlightRecordEntry flight_record_;      // the latest started calls
   Watchdog watchdog_;
-  RollCall roll_call_;
+  StragglerDetector straggler_detector_;
   struct Question {
     Status otherwise;  ///< the cause, where no answer comes
     std::chrono::steady_clock::time_point until;
@@ -282,23 +282,23 @@ inline Executor& executor_of(const internal::Operation& operation) noexcept {
 }
 
 inline const CallSignature& Executor::enter(std::uint64_t sequence, const Plan& plan) noexcept {
-  ledger_.start(sequence, chain_.of(plan.signature));
+  flight_record_.start(sequence, chain_.of(plan.signature));
   chain_.add(plan.signature_hash);
-  return ledger_.call(sequence);
+  return flight_record_.call(sequence);
 }
 
 inline const Arrival* Executor::head(LinkState& state) const noexcept {
   if (state.aside != nullptr && !state.aside->empty()) return state.aside->front();
   const Arrival* arrival = state.link->peek();
   if (arrival == nullptr || arrival->header.communicator == state.their_number) return arrival;
-  mesh_->note_stray();
+  engine_->note_stray();
   return nullptr;
 }
 
 inline void Executor::release(LinkState& state) {
   state.gone_since = {};  // what was sent before the end is still coming
   if (state.aside == nullptr || state.aside->empty()) return state.link->release();
-  if (state.aside->pop()) mesh_->say(*state.wire, state.their_number, MeshWord::resume);
+  if (state.aside->pop()) engine_->say(*state.wire, state.their_number, LinkControl::resume);
 }
 
 /// TileHeader::edge of the tile that says which call the sender is in.

@@ -72,7 +72,7 @@ bool Executor::has_bound(int job_rank) noexcept {
   return state != nullptr && (state->bound || messages_.has_bound(state->peer));
 }
 
-void Executor::take_aside(int job_rank, Aside& aside) {
+void Executor::take_spilled(int job_rank, SpillQueue& aside) {
   if (LinkState* state = link_to(job_rank); state != nullptr) state->aside = &aside;
 }
 
@@ -115,8 +115,8 @@ void Executor::peer_died(int job_rank, const Status& how) {
   close(or_mismatch(died(state->peer, how)));
 }
 
-/// Says what this rank was in as well, for how long, and what the dead one was in, where its ledger is on this host: nobody
-/// else may know what the death has ended.
+/// Says what this rank was in as well, for how long, and what the dead one was in, where its flight record is on this host:
+/// nobody else may know what the death has ended.
 Status Executor::died(int rank, const Status& how) {
   const auto now = Clock::now();
   std::string what = "no call";
@@ -128,7 +128,7 @@ Status Executor::died(int rank, const Status& how) {
     what = Messages::describe(*messages_.live().front());
     waited = messages_.live().front()->watch.waited(now);
   } else if (next_start_ > 0) {
-    what += fmt::format(" after {}", describe_call(next_start_ - 1, ledger_.call(next_start_ - 1)));
+    what += fmt::format(" after {}", describe_call(next_start_ - 1, flight_record_.call(next_start_ - 1)));
   }
   return {StatusCode::peer_failed,
           fmt::format("{} died or lost its connection ({}); {} was in {}{}{}{}", name_of(rank), how.message(),
@@ -180,9 +180,9 @@ bool Executor::check_stray_calls() {
     if (head == nullptr) continue;
     const auto sequence = past_call(head->header.sequence);
     const auto theirs = signature_in(*head);
-    if (!sequence || !theirs) continue;                // a call that we have not made yet
-    if (ledger_.call(*sequence) == *theirs) continue;  // a shared fold that will take the links
-    disagree(state.peer, *sequence, mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
+    if (!sequence || !theirs) continue;                       // a call that we have not made yet
+    if (flight_record_.call(*sequence) == *theirs) continue;  // a shared fold that will take the links
+    disagree(state.peer, *sequence, mismatch(*sequence, flight_record_.call(*sequence), state.peer, *theirs));
     return true;
   }
   return false;
@@ -201,7 +201,7 @@ bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Op
   const auto theirs = signature_in(head);
   const auto sequence = past_call(head.header.sequence);
   if (theirs && sequence && *sequence < operation.sequence()) {
-    return disagree(state.peer, *sequence, mismatch(*sequence, ledger_.call(*sequence), state.peer, *theirs));
+    return disagree(state.peer, *sequence, mismatch(*sequence, flight_record_.call(*sequence), state.peer, *theirs));
   }
   return disagree(state.peer, operation.sequence(),
                   in_another_call(operation.sequence(), operation.signature, state.peer, head.header.sequence, theirs));
@@ -216,14 +216,14 @@ bool Executor::check_links() {
   }
   const auto has_left = [&](int peer) { return left_[static_cast<std::size_t>(peer)]; };
   int left_in_window = -1;
-  for (int peer = 0; window_calls_.size() > 0 && left_in_window < 0 && peer < group_.topology.ranks(); ++peer) {
-    if (window_calls_.awaits(*window_calls_.front(), peer) && has_left(peer)) left_in_window = peer;
+  for (int peer = 0; peer_memory_calls_.size() > 0 && left_in_window < 0 && peer < group_.topology.ranks(); ++peer) {
+    if (peer_memory_calls_.awaits(*peer_memory_calls_.front(), peer) && has_left(peer)) left_in_window = peer;
   }
   if (left_in_window < 0) {
     window_gone_since_ = {};
   } else if (window_gone_since_ == Clock::time_point{}) {
     window_gone_since_ = Clock::now();  // it may have left because of what is about to be heard here, too
-  } else if (Clock::now() - window_gone_since_ >= kWordsPatience || mesh_->control() == nullptr) {
+  } else if (Clock::now() - window_gone_since_ >= kWordsPatience || engine_->control() == nullptr) {
     fail(left_too_early(left_in_window));
     return true;
   }
@@ -238,18 +238,18 @@ bool Executor::check_links() {
     if (state.gone_since == Clock::time_point{}) {
       state.gone_since = now;
       // Who disagrees with this rank about the call is told at once which it is in: not only the peer's end shows then.
-      if (has_left(peer) && mesh_->control() != nullptr && !active_.empty()) {
+      if (has_left(peer) && engine_->control() != nullptr && !active_.empty()) {
         const Operation& oldest = *active_.front();
         const Late late = late_ranks(oldest);
-        RollCall::Words words{oldest.sequence(), 0, {}, {}, oldest.signature};
+        StragglerDetector::Words words{oldest.sequence(), 0, {}, {}, oldest.signature};
         for (const int rank : late.absent) words.absent.insert(rank);
         for (const int rank : late.slow) words.slow.insert(rank);
-        mesh_->control()->send_wait(group_.name, group_.members, RollCall::to_bytes(words));
+        engine_->control()->send_wait(group_.name, group_.members, StragglerDetector::to_bytes(words));
       }
     }
     // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
     // may be about to bring the reason for a break.
-    if (now - state.gone_since < patience_with(state) && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < time_limit_for(state) && engine_->control() != nullptr) continue;
     fail(has_left(peer) ? left_too_early(peer) : died(peer, state.link->status()));
     return true;
   }
@@ -257,18 +257,18 @@ bool Executor::check_links() {
 }
 
 /// For how long a peer that is gone may be needed without a sign of it.
-Clock::duration Executor::patience_with(const LinkState& state) const {
+Clock::duration Executor::time_limit_for(const LinkState& state) const {
   const bool far = group_.topology.link_class(group_.rank, state.peer) == LinkClass::network;
   if (!far || !state.link->status().ok()) return kWordsPatience;
   const auto last = last_calls_.find(state.peer);  // it has not left in the midst of what it was to send
-  return last != last_calls_.end() && first_difference(*ledger_, last->second) ? Clock::duration(kWordsPatience)
-                                                                               : Clock::duration(kDataPatience);
+  return last != last_calls_.end() && first_difference(*flight_record_, last->second) ? Clock::duration(kWordsPatience)
+                                                                                      : Clock::duration(kDataPatience);
 }
 
 /// In order, for all it knew: then it has made another call where it is needed.
 Status Executor::left_too_early(int peer) {
   if (const auto last = last_calls_.find(peer); last != last_calls_.end()) {
-    if (const auto first = first_difference(*ledger_, last->second)) return first_mismatch(peer, *first);
+    if (const auto first = first_difference(*flight_record_, last->second)) return first_mismatch(peer, *first);
   }
   return {StatusCode::peer_failed,
           fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(peer), name_of(group_.rank),
@@ -279,7 +279,7 @@ bool Executor::check_deadlines() {
   const auto now = Clock::now();
   if (active_.size() > 0) {
     Operation& oldest = *active_.front();
-    ledger_.wait(oldest.sequence(), false, now, [&](LedgerPage& page) {
+    flight_record_.wait(oldest.sequence(), false, now, [&](LedgerPage& page) {
       const Late late = late_ranks(oldest);
       page.absent = page.slow = {};
       for (const int rank : late.absent) page.absent.insert(rank);
@@ -298,15 +298,15 @@ bool Executor::check_deadlines() {
       warn(*waited, describe_call(call->sequence(), call->plan->signature), before_its_turn(*call));
   }
   for (std::size_t i = 0; i < active_.size(); ++i) {
-    if (now < roll_call_.verdict_at(active_[i]->deadline())) continue;
+    if (now < straggler_detector_.verdict_at(active_[i]->deadline())) continue;
     // Answers may have come since these were last looked at, and the same verdict of another rank.
-    mesh_->poll_control();
+    engine_->poll_control();
     if (!closed()) fail({StatusCode::timeout, late_report(*active_[i])});
     return true;
   }
   for (const Operation* operation : waiting_) {
-    if (now < roll_call_.verdict_at(operation->deadline())) continue;
-    mesh_->poll_control();
+    if (now < straggler_detector_.verdict_at(operation->deadline())) continue;
+    engine_->poll_control();
     if (!closed()) fail({StatusCode::timeout, late_turn_report(*operation)});
     return true;
   }
@@ -323,7 +323,7 @@ bool Executor::check_messages() {
       if (const int peer = oldest.message.peer; peer >= 0) page.slow.insert(peer);
       set_text(page.words, Messages::describe(oldest));
     };
-    if (active_.size() == 0) ledger_.wait(oldest.sequence(), true, now, tell);
+    if (active_.size() == 0) flight_record_.wait(oldest.sequence(), true, now, tell);
   }
   watchdog_.begin();
   for (Operation* message : messages_.live()) {
@@ -333,7 +333,7 @@ bool Executor::check_messages() {
   for (Operation* operation : messages_.live()) {
     const internal::Message& m = operation->message;
     if (now >= operation->deadline()) {
-      mesh_->poll_control();  // what is to be said of the peer may have come
+      engine_->poll_control();  // what is to be said of the peer may have come
       if (!closed())
         fail({StatusCode::timeout,
               fmt::format("{}{} timed out on {}{}{}", Messages::describe(*operation), of_communicator(), name_of(group_.rank),
@@ -345,7 +345,7 @@ bool Executor::check_messages() {
     const bool left = left_[static_cast<std::size_t>(m.peer)];
     if ((state.link->status().ok() && !left) || state.link->peek() != nullptr) continue;
     if (state.gone_since == Clock::time_point{}) state.gone_since = now;
-    if (now - state.gone_since < patience_with(state) && mesh_->control() != nullptr) continue;
+    if (now - state.gone_since < time_limit_for(state) && engine_->control() != nullptr) continue;
     fail(left ? Status(StatusCode::peer_failed,
                        fmt::format("{} has destroyed its communicator, but {} still needs it in {}{}", name_of(m.peer),
                                    name_of(group_.rank), Messages::describe(*operation), of_communicator()))
@@ -365,18 +365,18 @@ Clock::time_point Executor::next_check() const noexcept {
   auto until = Clock::now() + std::chrono::seconds(1);
   auto& active = const_cast<RingQueue<Operation*>&>(active_);
   for (std::size_t i = 0; i < active.size(); ++i)
-    until = std::min({until, roll_call_.verdict_at(active[i]->deadline()), active[i]->watch.next});
+    until = std::min({until, straggler_detector_.verdict_at(active[i]->deadline()), active[i]->watch.next});
   for (const Operation* operation : messages_.live()) until = std::min({until, operation->deadline(), operation->watch.next});
   for (const Operation* operation : waiting_)
-    until = std::min({until, roll_call_.verdict_at(operation->deadline()), operation->watch.next});
+    until = std::min({until, straggler_detector_.verdict_at(operation->deadline()), operation->watch.next});
   for (const Operation* operation : messages_.waiting()) until = std::min(until, operation->deadline());
   for (const LinkState& state : links_) {
-    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + patience_with(state));
+    if (state.gone_since != Clock::time_point{}) until = std::min(until, state.gone_since + time_limit_for(state));
   }
   if (window_gone_since_ != Clock::time_point{}) until = std::min(until, window_gone_since_ + kWordsPatience);
   if (absentee_ && active_.size() > 0) until = std::min(until, absentee_->since + kWordsPatience);
   if (signatures_due_ != Clock::time_point{}) until = std::min(until, signatures_due_);
-  if (active_.size() > 0) until = std::min(until, roll_call_.next());
+  if (active_.size() > 0) until = std::min(until, straggler_detector_.next());
   return until;
 }
 
@@ -403,30 +403,31 @@ Status Executor::in_another_call(std::uint64_t sequence, const CallSignature& mi
 }
 
 Status Executor::first_mismatch(int peer, const NumberedCall& theirs) const {
-  return mismatch(theirs.sequence, ledger_.call(theirs.sequence), peer, theirs.signature);
+  return mismatch(theirs.sequence, flight_record_.call(theirs.sequence), peer, theirs.signature);
 }
 
 // `peer` has been met in another call than this rank, which `words` says of call `sequence`. Who needs nothing of others goes
-// on to later calls, though, and is met there. What it was in when it was to be here stands in its ledger, where that is on
-// this host. Else it is asked: told our calls, it closes with the first that differs, and we hear that.
+// on to later calls, though, and is met there. What it was in when it was to be here stands in its flight record, where that is
+// on this host. Else it is asked: told our calls, it closes with the first that differs, and we hear that.
 bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
-  if (!closed()) mesh_->poll_control();  // as fail()
+  if (!closed()) engine_->poll_control();  // as fail()
   if (closed() || question_) return false;
   const int job_rank = group_.members[static_cast<std::size_t>(peer)];
-  if (const auto calls = mesh_->ledger() == nullptr ? std::nullopt : mesh_->ledger()->calls_of(job_rank, group_.name.key)) {
-    const auto first = first_difference(*ledger_, *calls);
+  if (const auto calls =
+          engine_->flight_record() == nullptr ? std::nullopt : engine_->flight_record()->calls_of(job_rank, group_.name.key)) {
+    const auto first = first_difference(*flight_record_, *calls);
     return fail(first && first->sequence <= sequence ? first_mismatch(peer, *first) : std::move(words));
   }
-  if (mesh_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
-  mesh_->control()->send_calls(group_.name, job_rank, to_bytes(latest_calls(*ledger_)));
+  if (engine_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
+  engine_->control()->send_calls(group_.name, job_rank, to_bytes(latest_calls(*flight_record_)));
   return await_words(std::move(words));
 }
 
 // Somebody has said, or is about to say, why this communicator ends; else it is `otherwise`.
 bool Executor::await_words(Status otherwise) {
-  if (!closed()) mesh_->poll_control();
+  if (!closed()) engine_->poll_control();
   if (closed() || question_) return false;
-  if (mesh_->control() == nullptr) return fail(std::move(otherwise));
+  if (engine_->control() == nullptr) return fail(std::move(otherwise));
   question_ = {std::move(otherwise), Clock::now() + kWordsPatience};
   return false;
 }
@@ -435,7 +436,7 @@ void Executor::peer_disagrees(int job_rank, std::span<const std::byte> its_calls
   const LinkState* state = link_to(job_rank);
   const auto calls = parse_history(its_calls);
   if (state == nullptr || !calls) return;
-  if (const auto first = first_difference(*ledger_, *calls)) close(first_mismatch(state->peer, *first));
+  if (const auto first = first_difference(*flight_record_, *calls)) close(first_mismatch(state->peer, *first));
 }
 
 std::string Executor::late_report(const Operation& operation) {
@@ -468,19 +469,19 @@ void Executor::warn(Clock::duration waited, const std::string& what, const std::
 }
 
 void Executor::tell_wait(const Operation& oldest, Clock::time_point now) {
-  if (mesh_->control() == nullptr) return;
+  if (engine_->control() == nullptr) return;
   auto deadline = oldest.deadline();
   for (std::size_t i = 1; i < active_.size(); ++i) deadline = std::min(deadline, active_[i]->deadline());
-  if (!roll_call_.due(oldest.sequence(), deadline, now)) return;
-  RollCall::Words words = roll_call_.tell(late_ranks(oldest), now);
+  if (!straggler_detector_.due(oldest.sequence(), deadline, now)) return;
+  StragglerDetector::Words words = straggler_detector_.tell(late_ranks(oldest), now);
   words.call = oldest.signature;
-  mesh_->control()->send_wait(group_.name, group_.members, RollCall::to_bytes(words));
+  engine_->control()->send_wait(group_.name, group_.members, StragglerDetector::to_bytes(words));
 }
 
 void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
   const LinkState* state = link_to(job_rank);
-  const auto words = RollCall::parse(what);
-  if (state != nullptr && words) roll_call_.hear(state->peer, *words, Clock::now());
+  const auto words = StragglerDetector::parse(what);
+  if (state != nullptr && words) straggler_detector_.hear(state->peer, *words, Clock::now());
 }
 
 // Signatures travel where data does: ranks that disagree may both wait for the other's, or not need it. What those say that
@@ -488,9 +489,9 @@ void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
 bool Executor::check_waits() {
   std::optional<int> odd;
   NumberedCall theirs;
-  roll_call_.each_heard([&](int rank, const RollCall::Words& words) {
+  straggler_detector_.each_heard([&](int rank, const StragglerDetector::Words& words) {
     const bool known = words.sequence < next_start_ && next_start_ - words.sequence <= kLedgerCalls;
-    if (!known || odd || ledger_.call(words.sequence) == words.call) return;
+    if (!known || odd || flight_record_.call(words.sequence) == words.call) return;
     odd = rank;
     theirs = {words.sequence, words.call};
   });
@@ -522,7 +523,7 @@ bool holds_back(State& state, const Operation& operation) {
 Late Executor::late_ranks(const Operation& operation) {
   Late late;
   for (int peer = 0; peer < group_.topology.ranks(); ++peer) {
-    if (window_calls_.awaits(operation, peer)) late.absent.push_back(peer);
+    if (peer_memory_calls_.awaits(operation, peer)) late.absent.push_back(peer);
   }
   const bool over_links = late.absent.empty() && !operation.published;
   for (std::size_t i = 0; over_links && i < operation.links.size(); ++i) {
@@ -539,7 +540,7 @@ Late Executor::late_ranks(const Operation& operation) {
 }
 
 std::string Executor::who_is_late(const Operation& operation) {
-  const RollCall::Verdict verdict = roll_call_.verdict(operation.sequence(), late_ranks(operation));
+  const StragglerDetector::Verdict verdict = straggler_detector_.verdict(operation.sequence(), late_ranks(operation));
   std::string report;
   const auto add = [&](const char* what, const std::vector<int>& ranks) {
     for (std::size_t i = 0; i < ranks.size(); ++i) report += (i == 0 ? fmt::format("; {}: ", what) : ", ") + name_of(ranks[i]);
@@ -561,11 +562,11 @@ std::string Executor::why_late(const Operation& message) const {
 
 std::string Executor::whereabouts(int rank) const {
   const int job_rank = group_.members[static_cast<std::size_t>(rank)];
-  if (const auto& ledger = mesh_->ledger(); ledger != nullptr) {
-    if (const std::string words = ledger->whereabouts(job_rank, group_.name.key); !words.empty())
+  if (const auto& flight_record = engine_->flight_record(); flight_record != nullptr) {
+    if (const std::string words = flight_record->whereabouts(job_rank, group_.name.key); !words.empty())
       return fmt::format("; {}: {}", name_of(rank), words);
   }
-  const Mesh::Wait* wait = mesh_->last_wait(job_rank);
+  const ProgressEngine::Wait* wait = engine_->last_wait(job_rank);
   if (wait == nullptr) return {};
   return fmt::format("; {}: said {:.1f} s ago that it waits in {} of communicator {:x}", name_of(rank),
                      std::chrono::duration<double>(Clock::now() - wait->at).count(), describe_call(wait->sequence, wait->call),

@@ -27,11 +27,11 @@ std::string amount(DataType type, std::size_t bytes) {
 
 }  // namespace
 
-Messages::Messages(Mesh& mesh, const Group& group, std::uint32_t number)
-    : mesh_(mesh), number_(number), rank_(group.rank), group_(group) {
+Messages::Messages(ProgressEngine& engine, const Group& group, std::uint32_t number)
+    : engine_(engine), number_(number), rank_(group.rank), group_(group) {
   for (const int member : group.members) {
     Peer& peer = peers_.emplace_back();
-    peer.wire = mesh.wire_to(member);
+    peer.wire = engine.wire_to(member);
     peer.bound = group.name.is_whole();
   }
 }
@@ -161,7 +161,7 @@ bool Messages::advance(Peer& peer) {
 bool Messages::bind(Peer& peer) {
   const bool has_tiles =
       !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
-  return has_tiles && (peer.bound = mesh_.bind(*peer.wire, number_, group_.name));
+  return has_tiles && (peer.bound = engine_.bind(*peer.wire, number_, group_.name));
 }
 
 bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
@@ -198,7 +198,7 @@ bool Messages::announce(Peer& peer) {
 bool Messages::send_data(Peer& peer) {
   Operation* operation = peer.to_send.front();
   Message& m = operation->message;
-  const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), mesh_.tile_bytes()});
+  const std::size_t bytes = std::min({m.size_bytes - m.moved_bytes, peer.wire->link->max_tile_bytes(), engine_.tile_bytes()});
   const TileHeader header{number_ | kMessageBit, m.number, static_cast<std::uint32_t>(Kind::data),
                           static_cast<std::uint32_t>(bytes), m.moved_bytes};
   if (!peer.wire->link->try_send(header, {m.data + m.moved_bytes, bytes})) return false;
@@ -296,7 +296,7 @@ Status Messages::take(int from, const Arrival& arrival) {
       Operation* operation = *receive;
       Message& m = operation->message;
       if (arrival.header.offset_bytes != m.moved_bytes || arrival.data.size() > m.size_bytes - m.moved_bytes) return nonsense();
-      mesh_.device().copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
+      engine_.device().copy(m.data + m.moved_bytes, arrival.data.data(), arrival.data.size());
       m.moved_bytes += arrival.data.size();
       if (m.moved_bytes == m.size_bytes) sender.receiving.erase(number);
       moved(operation, arrival.data.size());

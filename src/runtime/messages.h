@@ -13,8 +13,8 @@
 #include "src/base/flat_map.h"
 #include "src/base/ring_queue.h"
 #include "src/plan/operation.h"
-#include "src/progress/aside.h"
-#include "src/progress/mesh.h"
+#include "src/progress/progress_engine.h"
+#include "src/progress/spill_queue.h"
 #include "src/runtime/match_queues.h"
 
 namespace shoal {
@@ -37,7 +37,7 @@ struct Group;
 class Messages {
  public:
   /// `number`: the communicator's, in the tiles of this process.
-  Messages(Mesh& mesh, const Group& group, std::uint32_t number);
+  Messages(ProgressEngine& engine, const Group& group, std::uint32_t number);
 
   /// Takes a call in that is to be started when its turn has come: messages are announced in the order of their numbers.
   void enqueue(internal::Operation* operation);
@@ -103,7 +103,7 @@ class Messages {
     std::uint64_t ticket = 0;
   };
   struct Peer {
-    Mesh::Wire* wire = nullptr;                   // null for this rank
+    ProgressEngine::Wire* wire = nullptr;         // null for this rank
     bool bound = false;                           // it has been told the number of the communicator
     RingQueue<internal::Operation*> to_announce;  // sends, in order
     FlatMap<internal::Operation*> announced;      // that wait for "clear", by number
@@ -135,7 +135,7 @@ class Messages {
   [[nodiscard]] internal::Operation* take_posted(int from, int tag);
   Peer& peer(int rank) noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
-  Mesh& mesh_;
+  ProgressEngine& engine_;
   const std::uint32_t number_;
   const int rank_;
   const Group& group_;

@@ -28,7 +28,7 @@ constexpr double kMayFoldInPlace = 1.25;
 constexpr double kGoesThroughWindows = 1.5;
 // Nor of the wire, from kSendsCountBytes: in recursive_halving a rank waits for another partner at each step; it took 12 %
 // longer than a ring, whose neighbours stay and are a tile ahead or behind (4 nodes, 8 MiB, 200 Mbit/s, predicted equal).
-constexpr std::string_view kChangesPartners = "recursive_halving";
+constexpr std::string_view kPartnerSwitchPenalty = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
 
 bool sends_count(const Topology& topology, const Collective& collective) {
@@ -37,17 +37,17 @@ bool sends_count(const Topology& topology, const Collective& collective) {
 }
 
 /// What is better than the model says, by how much, and why.
-struct Favourite {
+struct ModelCorrection {
   std::string_view algorithm;
   double factor = 1;
   std::string_view why;
 };
 
 /// `chosen`: without favour.
-Favourite favourite(const Topology& topology, const Collective& collective, std::string_view chosen) {
+ModelCorrection favourite(const Topology& topology, const Collective& collective, std::string_view chosen) {
   if (collective.kind != CollectiveKind::all_reduce) return {};
   if (topology.nodes() > 1) {
-    if (collective.input_bytes() < kSendsCountBytes || chosen.find(kChangesPartners) == chosen.npos) return {};
+    if (collective.input_bytes() < kSendsCountBytes || chosen.find(kPartnerSwitchPenalty) == chosen.npos) return {};
     return {topology.ranks() == topology.nodes() ? "ring" : "hierarchical(ring)", kKeepsItsNeighbours,
             "about equal, and the first keeps its neighbours on the wire"};
   }
@@ -117,14 +117,14 @@ bool is_better(const Candidate& a, const Candidate& b, const Topology& topology,
   return a.algorithm < b.algorithm;
 }
 
-struct Election {
+struct Ranking {
   Choice choice;
   std::string_view why;  ///< where it is not the fastest
 };
 
 /// The best of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
 /// they stand for election: a prediction beside a measurement decides nothing.
-Result<Election> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
+Result<Ranking> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
   const Candidate& first = candidates.front();
   if (!first.status.ok()) return first.status;
   const bool measured = first.measured_us.has_value();
@@ -141,14 +141,14 @@ Result<Election> best(const std::vector<Candidate>& candidates, const Topology& 
   }
   std::string_view why = best->time_us() > first.time_us() * kLessBusy ? "calls in a row follow each other sooner"
                                                                        : "about equal, and the first is less busy or simpler";
-  const Favourite liked = measured ? Favourite{} : favourite(topology, collective, best->algorithm->name);
+  const ModelCorrection liked = measured ? ModelCorrection{} : favourite(topology, collective, best->algorithm->name);
   for (const auto& [us, candidate] : rated) {
     if (candidate->algorithm->name != liked.algorithm || candidate == best || us > least_us * liked.factor) continue;
     best = candidate;
     why = liked.why;
     break;
   }
-  return Election{{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model}, why};
+  return Ranking{{best->algorithm, best->time_us(), measured ? ChoiceBasis::table : ChoiceBasis::model}, why};
 }
 
 std::string reason_for(const std::vector<Candidate>& candidates, const Choice& choice, std::string_view why) {

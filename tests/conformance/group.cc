@@ -119,7 +119,7 @@ bool Rank::wait(const std::function<bool()>& done, bool look_before_blocking) {
       transport_->finish_wait(true);
       return true;
     }
-    // As long as the patience: a wake-up that is missed shows as a failure, not as a delay.
+    // As long as the time limit: a wake-up that is missed shows as a failure, not as a delay.
     pollfd item{transport_->wait_fd(), POLLIN, 0};
     const bool woken = item.fd < 0 || ::poll(&item, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 0;
     transport_->finish_wait(woken);
@@ -141,10 +141,10 @@ const Arrival* Rank::receive(int peer) {
   return until([&] { return in.peek() != nullptr; }) ? in.peek() : nullptr;
 }
 
-Status Rank::connect(Patience patience) {
+Status Rank::connect(ConnectDeadline time_limit) {
   std::vector<std::string> addresses;
   for (const int peer : peers()) addresses.emplace_back(page_.address[peer], page_.address_bytes[peer]);
-  auto links = transport_->connect(peers(), addresses, std::move(patience));
+  auto links = transport_->connect(peers(), addresses, std::move(time_limit));
   if (!links.ok()) return links.status();
   links_ = std::move(links).value();
   return {};

@@ -48,7 +48,7 @@ class Rank {
   const Arrival* receive(int peer);
 
   /// connect() to all other ranks.
-  Status connect(Patience patience);
+  Status connect(ConnectDeadline time_limit);
   /// Destroys links and transport.
   void close();
   /// Ends this process at once, as a crash would. Only where ranks are processes. The others must not meet() any more.

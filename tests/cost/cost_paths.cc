@@ -22,7 +22,7 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/flight_record.h"
 #include "src/diagnosis/recorder.h"
 #include "src/plan/plan_cache.h"
 #include "src/runtime/executor.h"

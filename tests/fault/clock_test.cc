@@ -199,10 +199,10 @@ TEST_P(ClockJumps, CallsGoOnAndDeadlinesStay) {
       ::sleep(2);
       return {};
     }
-    CallOptions patience;
-    patience.timeout = std::chrono::milliseconds(700);
+    CallOptions time_limit;
+    time_limit.timeout = std::chrono::milliseconds(700);
     const auto start = Clock::now();
-    const Status status = sum(patience);
+    const Status status = sum(time_limit);
     const double waited = seconds_since(start);
     if (status.code() != StatusCode::timeout || testing::late_ranks_in(status.message()) != std::set{1})
       return status.to_string();

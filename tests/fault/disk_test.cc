@@ -1,4 +1,4 @@
-// Disks that take nothing, or nothing more: the ledger is lost, the job is not, and somebody says so once.
+// Disks that take nothing, or nothing more: the flight record is lost, the job is not, and somebody says so once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -19,7 +19,7 @@
 
 #include <fmt/format.h>
 
-#include "src/diagnosis/ledger.h"
+#include "src/diagnosis/flight_record.h"
 #include "tests/mentions.h"
 #include "tests/multiprocess/ranks.h"
 
@@ -107,8 +107,8 @@ TEST(Disk, ALedgerThatCannotBeWrittenIsWarnedOfOncePerNode) {
   }
 }
 
-// There is room for the ledger of the job's communicator, but none for those of the groups. Memory of a file on a full disk
-// must not even be looked at: that ends a process by SIGBUS.
+// There is room for the flight record of the job's communicator, but none for those of the groups. Memory of a file on a full
+// disk must not even be looked at: that ends a process by SIGBUS.
 TEST(Disk, ADiskThatFillsUpLaterHarmsNoCall) {
   constexpr std::size_t kRoom = (1 << 16) + kLedgerHeaderBytes + sizeof(LedgerPage);
   for (const bool asked : {false, true}) {

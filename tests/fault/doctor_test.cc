@@ -83,7 +83,7 @@ std::string ask(const std::string& directory, const std::function<bool(const Job
 struct Watched {
   std::vector<testing::RankOutcome> ranks;
   std::string seen;
-  std::string left;  ///< names of ledgers that were there at the end
+  std::string left;  ///< names of flight records that were there at the end
 };
 Watched watch(const std::string& transports, const std::function<Status(Communicator&, const std::string& directory)>& body,
               const std::function<std::string(const std::string& directory)>& observer) {
@@ -243,8 +243,8 @@ TEST_P(Doctor, AJobThatRunsWellIsWellAndLeavesNothingWhenItEnds) {
   testing::expect_all_well(watched.ranks);
 }
 
-// How a process may end with its communicator undestroyed, and whether its ledger stays.
-TEST(Ledger, StaysWhereAProcessEndsWithoutAWordAndGoesWhereItExits) {
+// How a process may end with its communicator undestroyed, and whether its flight record stays.
+TEST(FlightRecord, StaysWhereAProcessEndsWithoutAWordAndGoesWhereItExits) {
   for (const bool in_order : {true, false}) {
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       ::setenv("SHOAL_LEDGER", ledgers_in(directory).c_str(), 1);
@@ -274,7 +274,7 @@ TEST(Ledger, StaysWhereAProcessEndsWithoutAWordAndGoesWhereItExits) {
   }
 }
 
-TEST(Ledger, OffMeansNoFileAndAFolderThatDoesNotServeIsAnError) {
+TEST(FlightRecord, OffMeansNoFileAndAFolderThatDoesNotServeIsAnError) {
   const auto start = [](const char* wanted, const std::function<void(const std::string&)>& prepare) {
     return testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       const std::string folder = *wanted == '\0' ? directory + "/ledgers" : wanted;
@@ -295,8 +295,8 @@ TEST(Ledger, OffMeansNoFileAndAFolderThatDoesNotServeIsAnError) {
   for (const auto& outcome : others) EXPECT_THAT(outcome.output, Mentions("invalid_argument", "SHOAL_LEDGER", "/ledgers"));
 }
 
-// A disk that takes no more: where nobody asked for the ledger the job goes on without, else it says so.
-TEST(Ledger, AFullDiskIsNoReasonToStopAJobThatHasNotAskedForIt) {
+// A disk that takes no more: where nobody asked for the flight record the job goes on without, else it says so.
+TEST(FlightRecord, AFullDiskIsNoReasonToStopAJobThatHasNotAskedForIt) {
   for (const bool asked : {false, true}) {
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
       const std::string disk = fmt::format("{}/disk.{}", directory, rank);
@@ -327,8 +327,8 @@ std::int64_t system_ns() {
 }
 constexpr std::int64_t kHour_ns = 3'600'000'000'000;
 
-/// The ledger of a rank that was killed: it started `started_ns` ago and last looked at a wait `seen_ns` ago. `foreign`: its
-/// process had a number of another container; `locked`: so that its lock counts.
+/// The flight record of a rank that was killed: it started `started_ns` ago and last looked at a wait `seen_ns` ago. `foreign`:
+/// its process had a number of another container; `locked`: so that its lock counts.
 void write_ledger(const std::string& root, int job, std::int64_t started_ns, std::int64_t seen_ns, bool foreign = false,
                   bool locked = false) {
   auto header = std::make_unique<LedgerHeader>();
@@ -386,7 +386,7 @@ TEST(DoctorList, ShowsRunningJobsThenThoseOfTheLastHour) {
 }
 
 // A day after the last sign of life, not after the start; a job that ran for long and has just been killed is worth a look.
-TEST(Ledger, OfADeadJobStaysForADayAfterItsLastSign) {
+TEST(FlightRecord, OfADeadJobStaysForADayAfterItsLastSign) {
   const auto outcomes = testing::run_ranks(1, [](int, int, const std::string& root) -> std::string {
     write_ledger(root, 0x20, 50 * kHour_ns, 2 * kHour_ns);
     write_ledger(root, 0x21, 50 * kHour_ns, 25 * kHour_ns);
@@ -406,7 +406,7 @@ TEST(Ledger, OfADeadJobStaysForADayAfterItsLastSign) {
 }
 
 // Also where the user has named a folder that holds other things, which stay, however old.
-TEST(Ledger, WhatLongDeadJobsHaveLeftIsRemovedAndNothingElse) {
+TEST(FlightRecord, WhatLongDeadJobsHaveLeftIsRemovedAndNothingElse) {
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
     const std::string root = ledgers_in(directory);
     ::setenv("SHOAL_LEDGER", root.c_str(), 1);

@@ -90,7 +90,7 @@ struct Ends {
 };
 
 std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, Ends& control, int rank) {
-  MeshParts parts;
+  ProgressEngineParts parts;
   parts.rank = rank;
   parts.topology = scenario.topology;
   parts.device = &host_device();
@@ -114,9 +114,9 @@ std::shared_ptr<Executor> make_executor(const Scenario& scenario, Ends& data, En
   parts.transports.push_back(std::move(data_transport));
   auto control_links = connect(*control_transport, control);
   parts.control = std::make_unique<ControlPlane>(std::move(control_transport), std::move(control_links));
-  auto mesh = std::make_shared<Mesh>(std::move(parts));
-  EXPECT_TRUE(ProgressThread::instance().add(mesh, {{}, allowed_cores() >= 2 * scenario.topology.ranks(), 0}).ok());
-  return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
+  auto engine = std::make_shared<ProgressEngine>(std::move(parts));
+  EXPECT_TRUE(ProgressThread::instance().add(engine, {{}, allowed_cores() >= 2 * scenario.topology.ranks(), 0}).ok());
+  return std::move(Executor::create(engine, Group::whole(*engine))).value();
 }
 
 // What one rank sees: empty where every call was right; else the first error. `*wrong` is set where a call that said ok was not

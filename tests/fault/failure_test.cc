@@ -374,13 +374,13 @@ TEST_P(Fault, AYoungerCallThatEndsSoonerIsWarnedOf) {
   EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Mentions("call 2", "barrier"), ContainsRegex("[0-9.]+ s"))));
 }
 
-// Two ranks make blocking calls in two groups of both, in opposite order. Where ledgers are off, or of another host, a rank
-// knows of the other's group by what that one says while it waits.
+// Two ranks make blocking calls in two groups of both, in opposite order. Where flight records are off, or of another host, a
+// rank knows of the other's group by what that one says while it waits.
 TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
-  for (const char* ledgers : {"", "off"}) {
+  for (const char* flight_records : {"", "off"}) {
     const auto start = Clock::now();
     const auto outcomes = testing::run_ranks(2, [&](int rank, int size, const std::string& directory) -> std::string {
-      ::setenv("SHOAL_LEDGER", ledgers, 1);
+      ::setenv("SHOAL_LEDGER", flight_records, 1);
       auto made = testing::join(directory, rank, size, over(GetParam()));
       if (!made.ok()) return made.status().to_string();
       auto first = (*made)->split(0, 0);
@@ -406,11 +406,12 @@ TEST_P(Fault, GroupsCrossedInOrderAreBothNamed) {
     };
     EXPECT_THAT(said,
                 Contains(AllOf(StartsWith("timeout: "), Truly(names_both), ::testing::ResultOf(late_ranks_in, std::set{1}))))
-        << ledgers;
-    EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(names_both)))) << "before the deadline: " << ledgers;
+        << flight_records;
+    EXPECT_THAT(said, Contains(AllOf(StartsWith("shoal: rank 0"), Truly(names_both))))
+        << "before the deadline: " << flight_records;
     // Whose own deadline is far: it hears that the other has gone.
-    EXPECT_THAT(outcomes[1].output, Mentions("peer_failed", "rank 0", "all_reduce float32 x 99999 max")) << ledgers;
-    EXPECT_LT(seconds_since(start), 5 * kSlack) << ledgers;
+    EXPECT_THAT(outcomes[1].output, Mentions("peer_failed", "rank 0", "all_reduce float32 x 99999 max")) << flight_records;
+    EXPECT_LT(seconds_since(start), 5 * kSlack) << flight_records;
   }
 }
 

@@ -42,8 +42,8 @@ class Wrapped : public Transport {
   [[nodiscard]] bool tiles_are_costly() const noexcept override { return inner_->tiles_are_costly(); }
   [[nodiscard]] std::string address() const override { return inner_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Patience patience) override {
-    return inner_->connect(peers, addresses, std::move(patience));
+                                                     ConnectDeadline time_limit) override {
+    return inner_->connect(peers, addresses, std::move(time_limit));
   }
   bool progress() override { return inner_->progress(); }
   [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
@@ -85,11 +85,12 @@ class Observed final : public Wrapped {
   std::function<void()> look_;
 };
 
-/// Ranks as threads of this process, each with a Mesh of its own over one hub.
+/// Ranks as threads of this process, each with a ProgressEngine of its own over one hub.
 class Job {
  public:
-  Job(int ranks, const LoopbackOptions& wire, bool moves_aside = true, std::size_t early_bytes = MeshParts().early_bytes)
-      : ranks_(ranks), moves_aside_(moves_aside), early_bytes_(early_bytes) {
+  Job(int ranks, const LoopbackOptions& wire, bool spills_tiles = true,
+      std::size_t early_bytes = ProgressEngineParts().early_bytes)
+      : ranks_(ranks), moves_aside_(spills_tiles), early_bytes_(early_bytes) {
     LoopbackOptions quiet;
     quiet.tile_bytes = 4096;
     data_ = std::make_unique<LoopbackHub>(std::move(LoopbackHub::create(ranks, wire)).value());
@@ -134,11 +135,11 @@ class Job {
       peers.push_back(peer);
       addresses.push_back(fmt::format("loopback:{}", peer));
     }
-    MeshParts parts;
+    ProgressEngineParts parts;
     parts.rank = rank;
     parts.topology = Topology::uniform(1, ranks_);
     parts.device = &host_device();
-    parts.moves_aside = moves_aside_;
+    parts.spills_tiles = moves_aside_;
     parts.early_bytes = early_bytes_;
     const auto at = static_cast<std::size_t>(rank);
     const auto deadline = Clock::now() + std::chrono::seconds(30);
@@ -149,9 +150,9 @@ class Job {
     parts.transport_of_link.assign(parts.links.size(), 0);
     parts.transports.push_back(std::move(data_ends_[at]));
     parts.control = std::make_unique<ControlPlane>(std::move(control_ends_[at]), std::move(control).value());
-    auto mesh = std::make_shared<Mesh>(std::move(parts));
-    EXPECT_TRUE(ProgressThread::instance().add(mesh, {{}, allowed_cores() >= 2 * ranks_, 0}).ok());
-    return std::move(Executor::create(mesh, Group::whole(*mesh))).value();
+    auto engine = std::make_shared<ProgressEngine>(std::move(parts));
+    EXPECT_TRUE(ProgressThread::instance().add(engine, {{}, allowed_cores() >= 2 * ranks_, 0}).ok());
+    return std::move(Executor::create(engine, Group::whole(*engine))).value();
   }
 
   int ranks_;
@@ -164,7 +165,7 @@ class Job {
 };
 
 std::shared_ptr<Executor> make_group(Executor& parent, const std::vector<int>& ranks, std::uint32_t made_before) {
-  auto made = Executor::create(parent.mesh(), parent.group().subset(ranks, made_before));
+  auto made = Executor::create(parent.engine(), parent.group().subset(ranks, made_before));
   EXPECT_TRUE(made.ok()) << made.status().to_string();
   return std::move(made).value();
 }
@@ -196,24 +197,24 @@ struct Call {
 Collective sum_of(std::size_t count) { return {CollectiveKind::all_reduce, count, DataType::int32, ReduceOp::sum, 0}; }
 
 // Rank 1 folds what 0 and 2 send. These send to it in opposite orders, so each link has the other call's tile in front.
-Status folds_that_cross(bool moves_aside) {
+Status folds_that_cross(bool spills_tiles) {
   LoopbackOptions wire;
   wire.tile_bytes = 4096;
   wire.capacity_tiles = 2;
-  Job job(3, wire, moves_aside);
+  Job job(3, wire, spills_tiles);
   std::array<Status, 3> outcomes;
   job.run([&](int rank, Executor& world) {
     const auto first = make_group(world, {0, 1, 2}, 0);
     const auto second = make_group(world, {0, 1, 2}, 1);
-    const auto deadline = Clock::now() + std::chrono::seconds(moves_aside ? 30 : 1);
+    const auto deadline = Clock::now() + std::chrono::seconds(spills_tiles ? 30 : 1);
     Call calls[2];
     for (const int which : {rank == 2 ? 1 : 0, rank == 2 ? 0 : 1}) {
       calls[which].post(which == 0 ? *first : *second, sum_of(900), "direct", rank, deadline);
       // What can be sent is on its way before the other call is made.
-      world.mesh()->take_seat();
-      while (world.mesh()->progress()) {
+      world.engine()->take_seat();
+      while (world.engine()->progress()) {
       }
-      world.mesh()->leave_seat();
+      world.engine()->leave_seat();
     }
     for (Call& call : calls) {
       Status status = call.wait();
@@ -412,7 +413,7 @@ TEST(Groups, WhatStandsAsideIsBounded) {
   wire.capacity_tiles = 4;
   constexpr std::size_t kCount = 1 << 20;  // 1024 tiles
   // The limit, what the sender sends before it looks for a word and in the pass in which it hears it, and what is under way.
-  constexpr std::size_t kBound = (Aside::kPauseAt + 32 + 2 * 16 + 2 * 4) * 4096;
+  constexpr std::size_t kBound = (SpillQueue::kPauseAt + 32 + 2 * 16 + 2 * 4) * 4096;
   Job job(2, wire);
   job.run([&](int rank, Executor& world) {
     const auto large = make_group(world, {0, 1}, 0);
@@ -428,7 +429,7 @@ TEST(Groups, WhatStandsAsideIsBounded) {
       const Status status = call.wait();
       ASSERT_TRUE(status.ok()) << status.to_string();
       ASSERT_EQ(call.buffer[9], 2);
-      most = std::max(most, large->aside_bytes());
+      most = std::max(most, large->spilled_bytes());
     }
     if (rank == 1) {
       EXPECT_GT(most, 0U) << "nothing has been moved aside: the test shows nothing";
@@ -438,7 +439,7 @@ TEST(Groups, WhatStandsAsideIsBounded) {
     const Status status = late.wait();
     EXPECT_TRUE(status.ok()) << status.to_string();
     EXPECT_EQ(std::count(late.buffer.begin(), late.buffer.end(), 5), static_cast<std::ptrdiff_t>(kCount));
-    EXPECT_EQ(large->aside_bytes(), 0U);
+    EXPECT_EQ(large->spilled_bytes(), 0U);
     large->shut_down();
     small->shut_down();
   });

@@ -232,8 +232,8 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
       ::sigaddset(&wanted, SIGTERM);
       ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);  // by now the library's threads run
       ::kill(::getpid(), SIGTERM);
-      const timespec patience{5, 0};
-      if (::sigtimedwait(&wanted, nullptr, &patience) != SIGTERM) return "the signal has not come";
+      const timespec time_limit{5, 0};
+      if (::sigtimedwait(&wanted, nullptr, &time_limit) != SIGTERM) return "the signal has not come";
       ::pthread_sigmask(SIG_UNBLOCK, &wanted, nullptr);
       if (const Status status = work->wait(); !status.ok()) return status.to_string();
     }
@@ -275,8 +275,8 @@ TEST_P(Lifecycle, DestructionEndsWhatIsInFlightAtOnce) {
     if (const Status status = sum(**made, 1000, 0); !status.ok()) return status.to_string();
     constexpr std::array<std::size_t, 3> kCounts{1, 1000, 3'000'000};
     if (rank != 0) {
-      const auto patience = Clock::now() + std::chrono::seconds(30);
-      while (!std::filesystem::exists(directory + "/destroyed") && Clock::now() < patience) ::usleep(1000);  // in no call
+      const auto time_limit = Clock::now() + std::chrono::seconds(30);
+      while (!std::filesystem::exists(directory + "/destroyed") && Clock::now() < time_limit) ::usleep(1000);  // in no call
       const auto begin = Clock::now();
       // What rank 0 had given to small calls is there, and may still be summed.
       Status status;

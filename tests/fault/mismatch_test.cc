@@ -240,7 +240,7 @@ std::string check_pair(Communicator& world, const Pair& pair, bool allocated) {
 
 struct Setting {
   const char* wire;
-  bool ledgers = true;
+  bool flight_records = true;
   bool allocated = false;  ///< buffers from mem_alloc()
   int first_odd = 0;       ///< so that each pair meets every odd rank on some of the wires
   std::size_t step = 1;    ///< of how many pairs one is taken
@@ -255,14 +255,14 @@ struct Setting {
 };
 
 std::string name_of(const Setting& setting) {
-  return std::string(setting.wire) + (setting.ledgers ? "" : "_without_ledgers") +
+  return std::string(setting.wire) + (setting.flight_records ? "" : "_without_ledgers") +
          (setting.allocated ? "_in_shared_memory" : "");
 }
 
 /// Jobs that go through the pairs that `list` makes of their Topology. How many of them were gone through.
 template <typename List>
 std::uint64_t check_pairs(const Setting& setting, const List& list) {
-  testing::Surroundings around{.ledgers = setting.ledgers};
+  testing::Surroundings around{.flight_records = setting.flight_records};
   if (setting.is_library()) {  // all of it on the loopback device
     around.environment = {{"SHOAL_HOST_ADDRESS", "127.0.0.1"},
                           {"SHOAL_OFI_PROVIDER", "tcp;ofi_rxm"},
@@ -341,7 +341,7 @@ TEST_P(MismatchOfRoots, WhereNobodyTakesItselfForTheRootIsAnErrorToo) {
 }
 
 // Rank 1 only sends in call 0, which is another one than rank 0's, and in call 1, and computes then: as on another host, it
-// neither hears a question nor has a ledger. Who waits is told what is known.
+// neither hears a question nor has a flight record. Who waits is told what is known.
 TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasMet) {
   Victims job(
       kRanks, "tcp", std::chrono::seconds(20),
@@ -367,7 +367,7 @@ TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasM
         const bool told = status.code() == StatusCode::mismatch && names;
         return told ? Status() : Status(StatusCode::internal, status.to_string());
       },
-      {.ledgers = false});
+      {.flight_records = false});
   EXPECT_EQ(job.wait(20 * kSlack), "");
   for (const Board::Rank& one : std::span(job.board().ranks).first(kRanks))
     EXPECT_EQ(to_string(one.code), "ok") << one.text.data();

@@ -109,10 +109,11 @@ Status call_until_it_fails(Communicator& c, Board& board, std::uint64_t seed) {
 }
 
 /// What lies in the job's folder and should not: there are the keys of its store, which whoever made the folder removes, what
-/// the ranks have said, and the ledgers of `failed`, all of these. What `victim` was writing to the store then is left, too.
+/// the ranks have said, and the flight records of `failed`, all of these. What `victim` was writing to the store then is left,
+/// too.
 std::string strange_files(const Victims& job, const std::vector<int>& failed, int victim) {
-  std::set<std::string> ledgers;
-  for (const int rank : failed) ledgers.insert(fmt::format("rank.{}", rank));
+  std::set<std::string> flight_records;
+  for (const int rank : failed) flight_records.insert(fmt::format("rank.{}", rank));
   std::string strange;
   std::error_code error;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(job.folder(), error)) {
@@ -122,12 +123,12 @@ std::string strange_files(const Victims& job, const std::vector<int>& failed, in
     const bool of_store = in_front && (name.starts_with("key-") || name.starts_with("left-") ||
                                        name.starts_with(fmt::format("tmp-{}-", job.pid(victim))));
     const bool said = in_front && name.starts_with("stderr.");
-    // ledgers/<job>/rank.N
-    const bool is_folder = entry.path() == job.ledgers() || (parent == job.ledgers() && !failed.empty());
-    const bool is_ledger = !in_front && parent != job.ledgers() && ledgers.erase(name) == 1;
+    // flight records/<job>/rank.N
+    const bool is_folder = entry.path() == job.flight_records() || (parent == job.flight_records() && !failed.empty());
+    const bool is_ledger = !in_front && parent != job.flight_records() && flight_records.erase(name) == 1;
     if (!of_store && !said && !is_folder && !is_ledger) strange += entry.path().string() + "\n";
   }
-  for (const std::string& missing : ledgers) strange += missing + " is missing\n";
+  for (const std::string& missing : flight_records) strange += missing + " is missing\n";
   return strange;
 }
 
@@ -183,7 +184,7 @@ void kill_one(std::uint64_t seed, bool mixes, const OwnPlace* place, double* slo
   expect_nothing_left(job, place);
   EXPECT_EQ(strange_files(job, all_of(job), victim), "");
   std::vector<std::string> complaints;
-  const auto jobs = read_jobs(job.ledgers(), complaints);
+  const auto jobs = read_jobs(job.flight_records(), complaints);
   ASSERT_EQ(jobs.size(), 1U);
   const std::string diagnosis = diagnose(jobs.front(), 1).sentence;
   EXPECT_EQ(testing::first_rank_named_in(diagnosis), victim) << diagnosis;
@@ -612,7 +613,7 @@ void expect_waited_for(StoppedJob& stopped) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(is_reported(stopped)) << "nobody was told who is late";
   std::vector<std::string> complaints;
-  const auto jobs = read_jobs(stopped.job->ledgers(), complaints);
+  const auto jobs = read_jobs(stopped.job->flight_records(), complaints);
   if (stopped.wakes) {
     const Diagnosis found = jobs.empty() ? Diagnosis{"no ledger", {}} : diagnose(jobs.front(), 0.01);
     const pid_t its_pid = stopped.job->pid(stopped.victim);

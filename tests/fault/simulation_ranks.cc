@@ -65,7 +65,7 @@ std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, 
   std::vector<std::shared_ptr<Executor>> executors;
   for (int rank = 0; rank < scenario.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    MeshParts parts;
+    ProgressEngineParts parts;
     parts.rank = rank;
     parts.topology = scenario.topology;
     parts.device = &host_device();
@@ -75,8 +75,8 @@ std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, 
     parts.transport_of_link.assign(parts.links.size(), 0);
     parts.transports.push_back(std::move(data[at].transport));
     parts.control = std::make_unique<ControlPlane>(std::move(control[at].transport), std::move(control[at].links));
-    auto mesh = std::make_shared<Mesh>(std::move(parts));
-    executors.push_back(std::move(Executor::create(mesh, Group::whole(*mesh))).value());
+    auto engine = std::make_shared<ProgressEngine>(std::move(parts));
+    executors.push_back(std::move(Executor::create(engine, Group::whole(*engine))).value());
   }
   return executors;
 }
@@ -85,10 +85,10 @@ SimulatedRank::SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor>
     : scenario_(scenario),
       rank_(executor->rank()),
       executor_(std::move(executor)),
-      mesh_(executor_->mesh()),
+      engine_(executor_->engine()),
       random_(scenario.seed * 1031 + static_cast<std::uint64_t>(rank_)),
       calls_(scenario.calls.size()) {
-  mesh_->take_seat();
+  engine_->take_seat();
   think(0);
 }
 
@@ -103,7 +103,7 @@ bool SimulatedRank::is_awaited(std::size_t index) const {
 }
 
 // As the progress thread sees it.
-bool SimulatedRank::needs_driver() const { return mesh_->busy() || mesh_->unsent(); }
+bool SimulatedRank::needs_driver() const { return engine_->busy() || engine_->unsent(); }
 
 bool SimulatedRank::calls_now() const {
   if (made_ == calls_.size() || absent_ || Simulated::now() < makes_next_at_) return false;
@@ -195,8 +195,8 @@ char SimulatedRank::drive() {
       phase_ = Phase::look;
       [[fallthrough]];
     case Phase::look:
-      if (mesh_->progress()) {
-        mesh_->check_if_overdue();
+      if (engine_->progress()) {
+        engine_->check_if_overdue();
         return 'm';
       }
       if (!needs_driver()) {
@@ -206,26 +206,26 @@ char SimulatedRank::drive() {
       if (random_() % 4 != 0) phase_ = Phase::check;  // else it spins
       return 'l';
     case Phase::check:
-      phase_ = mesh_->check() ? Phase::look : Phase::announce;
+      phase_ = engine_->check() ? Phase::look : Phase::announce;
       return phase_ == Phase::look ? 'C' : 'k';
     case Phase::announce:
       phase_ = Phase::look_once_more;
-      if (mesh_->prepare_wait()) return 'a';
+      if (engine_->prepare_wait()) return 'a';
       stay_awake();
       return 'A';
     case Phase::look_once_more:
-      if (mesh_->progress() || !needs_driver()) {
+      if (engine_->progress() || !needs_driver()) {
         stay_awake();
         return 'M';
       }
       phase_ = Phase::asleep;
-      wakes_at_ = mesh_->next_check();
+      wakes_at_ = engine_->next_check();
       descriptors_.clear();
-      mesh_->append_wait_fds(descriptors_);
+      engine_->append_wait_fds(descriptors_);
       return 's';
     case Phase::asleep:
       for (pollfd& each : descriptors_) each.revents = Simulated::is_readable(each.fd) ? POLLIN : 0;
-      mesh_->finish_wait(descriptors_);
+      engine_->finish_wait(descriptors_);
       phase_ = Phase::look;
       return 'w';
   }
@@ -234,7 +234,7 @@ char SimulatedRank::drive() {
 
 // It was about to sleep.
 void SimulatedRank::stay_awake() {
-  mesh_->finish_wait({});
+  engine_->finish_wait({});
   phase_ = Phase::look;
 }
 
@@ -256,24 +256,24 @@ void SimulatedRank::note_ends() {
 
 void SimulatedRank::abort(const std::string& reason) {
   executor_->close({StatusCode::aborted, reason});
-  if (phase_ == Phase::idle) mesh_->check();  // as who closes where nobody drives: Mesh::tend_to_closed()
+  if (phase_ == Phase::idle) engine_->check();  // as who closes where nobody drives: ProgressEngine::tend_to_closed()
   note_ends();
 }
 
 void SimulatedRank::bury() {
   executor_->close({StatusCode::aborted, "it has been killed"});
-  while (mesh_->busy()) mesh_->progress();
+  while (engine_->busy()) engine_->progress();
   made_ = calls_.size();
   ended_ = calls_.size();
   leave();
 }
 
 void SimulatedRank::leave() {
-  while (mesh_->busy()) mesh_->progress();
-  if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) mesh_->finish_wait({});
-  mesh_->check();              // whoever leaves the seat would do so, and may have more to send
-  mesh_->control()->finish();  // the progress thread would send the rest
-  mesh_->leave_seat();
+  while (engine_->busy()) engine_->progress();
+  if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) engine_->finish_wait({});
+  engine_->check();              // whoever leaves the seat would do so, and may have more to send
+  engine_->control()->finish();  // the progress thread would send the rest
+  engine_->leave_seat();
   executor_->shut_down();
   for (MadeCall& call : calls_) {
     if (call.operation == nullptr) continue;
@@ -284,7 +284,7 @@ void SimulatedRank::leave() {
     std::exchange(call.operation, nullptr)->drop_reference();
   }
   executor_.reset();
-  mesh_.reset();
+  engine_.reset();
 }
 
 }  // namespace shoal::testing

@@ -1,4 +1,5 @@
-// One rank of the engine's simulation: its Mesh and Executor, whoever drives them, and the program that makes the calls.
+// One rank of the engine's simulation: its ProgressEngine and Executor, whoever drives them, and the program that makes the
+// calls.
 #pragma once
 
 #include <poll.h>
@@ -25,7 +26,7 @@ struct HubEnds {
   std::vector<std::string> addresses;
 };
 
-/// One Mesh with one Executor for each rank.
+/// One ProgressEngine with one Executor for each rank.
 std::vector<std::shared_ptr<Executor>> make_executors(const Scenario& scenario, LoopbackHub& data, LoopbackHub& control);
 
 /// A call of one rank, and what became of it.
@@ -38,7 +39,7 @@ struct MadeCall {
   std::string wrong;  ///< what is wrong with the result, where it says ok
 };
 
-/// What drive() does with one mesh (drive.h), in steps between which other ranks have theirs, and what its caller does. Keeps
+/// What drive() does with one engine (drive.h), in steps between which other ranks have theirs, and what its caller does. Keeps
 /// the seat, so that no thread of the library's comes in between.
 class SimulatedRank {
  public:
@@ -85,7 +86,7 @@ class SimulatedRank {
   const Scenario& scenario_;
   int rank_;
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Mesh> mesh_;
+  std::shared_ptr<ProgressEngine> engine_;
   std::mt19937_64 random_;
   Phase phase_ = Phase::idle;
   std::vector<pollfd> descriptors_;        // that it sleeps on

@@ -132,8 +132,8 @@ LoopbackOptions draw_wire(Draw& draw, std::uint64_t seed, int ranks) {
 LoopbackOptions draw_control(Draw& draw, std::uint64_t seed, int ranks) {
   LoopbackOptions control;
   control.seed = seed + 1;
-  // What ranks tell each other must fit: a RollCall::Words, and the calls of a rank that disagrees. There must be room for all
-  // that a rank is told while it stands still: where there is none, words are lost, an abort among them.
+  // What ranks tell each other must fit: a StragglerDetector::Words, and the calls of a rank that disagrees. There must be room
+  // for all that a rank is told while it stands still: where there is none, words are lost, an abort among them.
   control.tile_bytes = ranks < kManyRanks ? 4096 : 1536;
   control.capacity_tiles = ranks < kManyRanks ? 32 : ranks < kHundredsOfRanks ? 24 : 3;
   control.mean_delay = microseconds(draw.one_of(std::array{0, 0, 30, 1000}));

@@ -77,7 +77,7 @@ void run_rank(int rank, int size, const std::string& wire, std::chrono::millisec
   Status status;
   if (around.place != nullptr && !around.place->enter()) status = Status(StatusCode::unsupported, "no way to the place");
   const std::string folder = around.place != nullptr ? OwnPlace::from_inside(outer_folder) : outer_folder;
-  ::setenv("SHOAL_LEDGER", around.ledgers ? (folder + "/ledgers").c_str() : "off", 1);
+  ::setenv("SHOAL_LEDGER", around.flight_records ? (folder + "/ledgers").c_str() : "off", 1);
   ::setenv("SHOAL_PROBE", "0", 1);  // start-up is not what most tests are about
   for (const auto& [name, value] : around.environment) ::setenv(name.c_str(), value.c_str(), 1);
   CommunicatorOptions options;

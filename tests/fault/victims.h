@@ -43,7 +43,7 @@ struct Board {
 
 /// What a job lives in.
 struct Surroundings {
-  bool ledgers = true;  ///< without them ranks know of each other what they say, as those of several hosts
+  bool flight_records = true;  ///< without them ranks know of each other what they say, as those of several hosts
   std::map<std::string, std::string> environment{};
   const OwnPlace* place = nullptr;  ///< null: where the test itself is
   int store_port = 0;               ///< of this host's 127.0.0.1: rank 0 serves the store there; 0: a folder
@@ -69,7 +69,7 @@ class Victims {
   [[nodiscard]] int size() const { return static_cast<int>(pids_.size()); }
   [[nodiscard]] pid_t pid(int rank) const { return pids_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] const std::string& folder() const { return folder_; }
-  [[nodiscard]] std::string ledgers() const { return folder_ + "/ledgers"; }
+  [[nodiscard]] std::string flight_records() const { return folder_ + "/ledgers"; }
   [[nodiscard]] std::string heard(int rank) const;  ///< what it has said on standard error so far
   /// Waits until all have joined. False: `seconds` have passed, or a rank has ended before.
   [[nodiscard]] bool all_joined(double seconds = 30) const;

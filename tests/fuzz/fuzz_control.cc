@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/diagnosis/call_history.h"
-#include "src/diagnosis/roll_call.h"
+#include "src/diagnosis/straggler_detector.h"
 #include "src/progress/control.h"
 #include "src/runtime/messages.h"
 
@@ -24,8 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (announcement->eager != 0 && announcement->size_bytes > size) std::abort();
     if (Messages::describe(*announcement).empty()) std::abort();
   }
-  if (const auto words = RollCall::parse(bytes)) {
-    const auto again = RollCall::parse(RollCall::to_bytes(*words));
+  if (const auto words = StragglerDetector::parse(bytes)) {
+    const auto again = StragglerDetector::parse(StragglerDetector::to_bytes(*words));
     if (!again || again->absent.bits != words->absent.bits || again->slow.bits != words->slow.bits ||
         again->sequence != words->sequence || !(again->call == words->call))
       std::abort();
@@ -40,11 +40,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
 
   // Four peers say something, each in a part of the input.
-  RollCall call(0, kRanks);
-  const RollCall::Clock::time_point now{std::chrono::hours(1)};
+  StragglerDetector call(0, kRanks);
+  const StragglerDetector::Clock::time_point now{std::chrono::hours(1)};
   static_cast<void>(call.due(7, now + std::chrono::seconds(1), now));
   for (int rank = 1; rank < kRanks; ++rank) {
-    RollCall::Words words;
+    StragglerDetector::Words words;
     const std::size_t at = std::min(size, static_cast<std::size_t>(rank - 1) * size / (kRanks - 1));
     std::memcpy(&words, data + at, std::min(size - at, sizeof words));
     if (to_string(words.call).empty()) std::abort();

@@ -66,8 +66,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       // A tile of ours, and a word about it that may be true.
       const std::size_t bytes = input.byte() * 16U;
       static_cast<void>((*link)->try_send({0, 0, 0, static_cast<std::uint32_t>(bytes), 0}, std::span(tile).first(bytes)));
-      std::array<std::byte, tcp::kWordBytes> word{};
-      using Kind = tcp::Word::Kind;
+      std::array<std::byte, tcp::kControlRecordBytes> word{};
+      using Kind = tcp::ControlRecord::Kind;
       const Kind last = (choice & 16) != 0 ? Kind::asks : Kind::goodbye;
       tcp::encode({(choice & 128) != 0 ? last : Kind::received, input.byte(), input.byte()}, word);
       const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();

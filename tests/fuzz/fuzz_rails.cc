@@ -106,9 +106,9 @@ class End {
     }
     // Who has not met stays unmet; what arrives then is looked at all the same.
     const bool meets = peer_->answers && (shape & 32) == 0;
-    const std::chrono::milliseconds patience(meets ? 30'000 : peer_->answers ? 0 : 1);
+    const std::chrono::milliseconds time_limit(meets ? 30'000 : peer_->answers ? 0 : 1);
     const int rank = 1;
-    auto links = end_->connect({&rank, 1}, {&address, 1}, std::chrono::steady_clock::now() + patience);
+    auto links = end_->connect({&rank, 1}, {&address, 1}, std::chrono::steady_clock::now() + time_limit);
     if (meets && !links.ok()) std::abort();
     if (links.ok()) link_ = std::move(links->front());
   }

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const bool member = data[0] % 2 == 1;
   const bool seals = member && (data[0] & 2) == 0;
-  std::optional<Sealing> sealing;
+  std::optional<RecordCipher> cipher;
   if (member) {
     const Nonce mine{};
     session.receive(store_hello("job", mine));
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
     session.receive(as_text(store_client_proof(key, "job", mine, theirs)));
     if (!session.trusted()) std::abort();
-    sealing.emplace(store_sealing(key, "job", mine, theirs, true));
+    cipher.emplace(store_sealing(key, "job", mine, theirs, true));
     session.unsent.clear();
   }
   std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::size_t piece = 1 + static_cast<unsigned char>(rest.front()) * 4U;
     rest.remove_prefix(1);
     std::string said(rest.substr(0, piece));
-    if (seals) append_sealed(said.erase(), *sealing, rest.substr(0, piece));
+    if (seals) append_sealed(said.erase(), *cipher, rest.substr(0, piece));
     session.receive(said);
     session.look_again();
     rest.remove_prefix(std::min(piece, rest.size()));
@@ -48,13 +48,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (member && !seals && (!session.unsent.empty() || (session.over() && session.refused().empty()))) std::abort();
   // What is answered opens.
   while (seals && !session.unsent.empty()) {
-    const std::size_t part = std::min(session.unsent.size(), sealing->room().size());
-    std::memcpy(sealing->room().data(), session.unsent.data(), part);
+    const std::size_t part = std::min(session.unsent.size(), cipher->room().size());
+    std::memcpy(cipher->room().data(), session.unsent.data(), part);
     session.unsent.erase(0, part);
-    sealing->arrived(part);
+    cipher->arrived(part);
     std::array<std::byte, kMaxStoreRecordBytes> text;
-    while (const std::size_t bytes = sealing->waiting_bytes()) {
-      if (bytes > text.size() || !sealing->open(text.data())) std::abort();
+    while (const std::size_t bytes = cipher->waiting_bytes()) {
+      if (bytes > text.size() || !cipher->open(text.data())) std::abort();
     }
   }
   // A stranger changes nothing, learns nothing and is never taken for a member.

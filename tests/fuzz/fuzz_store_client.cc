@@ -29,8 +29,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     answers.push_back(static_cast<char>(StoreAnswer::challenge));
     append_block(answers, "job");
     answers.append(as_text(theirs)).append(as_text(store_server_proof(key, "job", mine, theirs)));
-    Sealing sealing = store_sealing(key, "job", mine, theirs, false);
-    if (seals) append_sealed(answers, sealing, said);
+    RecordCipher cipher = store_sealing(key, "job", mine, theirs, false);
+    if (seals) append_sealed(answers, cipher, said);
   }
   if (!seals) answers.append(said);
 

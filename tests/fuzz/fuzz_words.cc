@@ -14,8 +14,8 @@
 
 #include "src/base/descriptor.h"
 #include "src/diagnosis/signature.h"
-#include "src/join/exchange.h"
 #include "src/join/job_key.h"
+#include "src/join/startup_exchange.h"
 #include "transports/shm/message.h"
 #include "transports/shm/rendezvous.h"
 

@@ -34,8 +34,8 @@ int wanted_inputs() {
   return wanted == nullptr ? kDefaultInputs : std::atoi(wanted);
 }
 
-std::string attacker_body(int port, int inputs, std::uint64_t seed, Board& board, std::chrono::milliseconds patience) {
-  const auto deadline = Clock::now() + patience;
+std::string attacker_body(int port, int inputs, std::uint64_t seed, Board& board, std::chrono::milliseconds time_limit) {
+  const auto deadline = Clock::now() + time_limit;
   auto store = make_tcp_store("127.0.0.1", port, false, kJob, deadline);
   if (!store.ok()) return store.status().to_string();
   auto listeners = told_listeners(**store, port, deadline);
@@ -54,17 +54,17 @@ TEST(Hostile, AJobStartsAndGoesOnAmongStrangers) {
   ASSERT_TRUE(port.ok());
   Board& board = Board::make();
   const auto start = Clock::now();
-  const auto patience = std::chrono::milliseconds(240'000 + 2 * inputs);
+  const auto time_limit = std::chrono::milliseconds(240'000 + 2 * inputs);
   const auto outcomes = testing::run_ranks(
       kRanks + 1,
       [&](int rank, int, const std::string&) {
-        if (rank != kAttacker) return rank_body(rank, *port, board, patience);
-        std::string wrong = attacker_body(*port, inputs, seed, board, patience);
+        if (rank != kAttacker) return rank_body(rank, *port, board, time_limit);
+        std::string wrong = attacker_body(*port, inputs, seed, board, time_limit);
         board.stage = kOpen;
         board.over = true;
         return wrong;
       },
-      std::chrono::duration<double>(patience).count());
+      std::chrono::duration<double>(time_limit).count());
   ::unsetenv("SHOAL_JOB_KEY");
   ::unsetenv("SHOAL_SOCKET_IFNAME");
   for (int rank = 0; rank <= kRanks; ++rank) {

@@ -16,7 +16,7 @@
 #include <shoal/communicator.h>
 #include <shoal/store.h>
 
-#include "src/join/exchange.h"
+#include "src/join/startup_exchange.h"
 #include "src/trust/refusals.h"
 #include "tests/hostile/ways.h"
 #include "transports/shm/segment.h"
@@ -127,13 +127,13 @@ std::string told_key(const std::string& communicator, const std::string& plane, 
   return "told/" + communicator + plane + "/" + std::to_string(rank);
 }
 
-std::string rank_body(int rank, int port, Board& board, std::chrono::milliseconds patience) {
+std::string rank_body(int rank, int port, Board& board, std::chrono::milliseconds time_limit) {
   Board::Rank& own = board.ranks[static_cast<std::size_t>(rank)];
   watch_ways(board);
-  auto store = make_tcp_store("127.0.0.1", port, rank == 0, kJob, Clock::now() + patience);
+  auto store = make_tcp_store("127.0.0.1", port, rank == 0, kJob, Clock::now() + time_limit);
   if (!store.ok()) return store.status().to_string();
   CommunicatorOptions options;
-  options.timeout = patience;
+  options.timeout = time_limit;
   PartOfStore first_part(**store, kFirst, rank);
   auto first = Communicator::create(first_part, rank, kRanks, options);
   if (!first.ok()) return "first: " + first.status().to_string();

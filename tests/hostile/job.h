@@ -17,6 +17,6 @@ std::string told_key(const std::string& communicator, const std::string& plane, 
 
 /// A rank: makes a communicator, sums on it again and again, and makes another one meanwhile, which gets as far as the board
 /// allows. Returns what was wrong.
-std::string rank_body(int rank, int port, Board& board, std::chrono::milliseconds patience);
+std::string rank_body(int rank, int port, Board& board, std::chrono::milliseconds time_limit);
 
 }  // namespace shoal::hostile

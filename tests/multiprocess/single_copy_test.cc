@@ -27,7 +27,7 @@
 
 #include <fmt/format.h>
 
-#include "src/peer_memory/window_moves.h"
+#include "src/peer_memory/moves.h"
 #include "tests/multiprocess/call_model.h"
 #include "tests/multiprocess/ranks.h"
 #include "tests/multiprocess/shared_buffer.h"
@@ -371,7 +371,8 @@ TEST_P(SingleCopy, ServesManyCallsInFlight) {
   });
 }
 
-// Rank 1 is slow in writing into rank 0's memory; rank 0's patience ends before. From then on its buffer belongs to the caller.
+// Rank 1 is slow in writing into rank 0's memory; rank 0's time limit ends before. From then on its buffer belongs to the
+// caller.
 TEST(SingleCopyFailure, LeavesTheBuffersOfAFailedCallAlone) {
   SKIP_UNLESS_PERMITTED();
   const auto outcomes = testing::run_ranks(2, [](int rank, int size, const std::string& directory) -> std::string {
@@ -436,9 +437,9 @@ TEST(WindowMoves, FillEveryOutputOnce) {
         const auto nobody = std::pair(-1, std::size_t{0});
         std::vector outputs(p, std::vector(shares ? count * p : count, nobody));
         for (int rank = 0; rank < ranks; ++rank) {
-          for (const WindowMove& move : window_moves(collective, ranks, rank)) {
-            const bool writes = move.way == WindowMove::Way::write;
-            const bool reads = move.way == WindowMove::Way::read;
+          for (const PeerMemoryMove& move : peer_memory_moves(collective, ranks, rank)) {
+            const bool writes = move.way == PeerMemoryMove::Way::write;
+            const bool reads = move.way == PeerMemoryMove::Way::read;
             auto& output = outputs[writes ? move.peer : static_cast<std::size_t>(rank)];
             const int from = reads ? static_cast<int>(move.peer) : rank;
             for (std::size_t i = 0; i < move.size_bytes; ++i) {

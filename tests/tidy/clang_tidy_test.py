@@ -98,9 +98,9 @@ class TestChecker:
         assert [commands[name]["arguments"] for name in ("src/cli/run.cc", "src/cli/env.cc")] == [["c++", "-DX", "-c", path] for path in paths]
 
     def test_a_header_is_checked_in_a_source_that_includes_it(self):
-        sources = {"src/base/status.cc", "src/trust/proof.cc", "src/progress/mesh.cc"}
+        sources = {"src/base/status.cc", "src/trust/proof.cc", "src/progress/progress_engine.cc"}
         assert source_of("src/trust/proof.h", sources) == "src/trust/proof.cc"
-        assert source_of("src/progress/drive.h", sources) == "src/progress/mesh.cc"
+        assert source_of("src/progress/drive.h", sources) == "src/progress/progress_engine.cc"
         assert source_of("include/shoal/status.h", sources) == "src/base/status.cc"
         assert source_of("README.md", sources) is None
 

@@ -146,13 +146,13 @@ TEST_F(AveragesByHand, TheShareIsThatOfRankZeroFromTheNextStepOn) {
   EXPECT_EQ(backend_->words[0].item<double>(), kFirstShare) << "nothing has been seen yet";
   backend_->words[0].fill_(0.2);  // what the sum says, whatever was given
   backend_->end_word();
-  EXPECT_EQ(averages_->first_share(), kFirstShare) << "the ranks learn it at different times within the step";
+  EXPECT_EQ(averages_->backward_fraction(), kFirstShare) << "the ranks learn it at different times within the step";
   averages_->add(bucket(80));
   averages_->release();
   end(16);
   EXPECT_EQ(averages_->take_finished(true).size(), 16U);
   averages_->restart();
-  EXPECT_EQ(averages_->first_share(), 0.2);
+  EXPECT_EQ(averages_->backward_fraction(), 0.2);
   averages_->add(bucket(80));
   backend_->end_word();
   end(2);
@@ -173,7 +173,7 @@ TEST_F(AveragesByHand, ARestartWaitsForTheWord) {
   backend_->words[0].fill_(0.5);
   backend_->end_word();
   restart.get();
-  EXPECT_EQ(averages_->first_share(), 0.5);
+  EXPECT_EQ(averages_->backward_fraction(), 0.5);
 }
 
 TEST(FirstShare, GrowsWhereTheWireWasIdleAndShrinksWithABacklog) {

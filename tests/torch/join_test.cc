@@ -159,7 +159,7 @@ TEST(Training, GroupsOfShoalAskTheStoreNothing) {
     std::vector<at::Tensor> tensors{at::full({1000}, rank + 1, at::kFloat)};
     check((*group)->allreduce(tensors)->wait(), "the sum arrives");
     check(tensors[0].eq(3).all().item<bool>(), "it is a sum");
-    // The job's patience is that of the group's calls.
+    // The job's time limit is that of the group's calls.
     const auto start = steady_clock::now();
     if (rank == 0) {
       std::string said;

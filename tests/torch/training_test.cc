@@ -19,8 +19,8 @@
 
 #include "bench/train/adadelta.h"
 #include "bench/train/comm_clock.h"
-#include "bench/train/course.h"
 #include "bench/train/device.h"
+#include "bench/train/epoch_plan.h"
 #include "bench/train/optimizers.h"
 #include "bench/train/progress.h"
 #include "bench/train/report.h"
@@ -176,8 +176,8 @@ TEST(Report, ARowOfAFileThatIsOfAnotherTypeIsNamed) {
 
 TrainOptions asking(const std::vector<std::string>& backends, const std::string& device) {
   TrainOptions options;
-  options.contestants.clear();
-  for (const std::string& backend : backends) options.contestants.push_back({backend, "backward"});
+  options.replicas.clear();
+  for (const std::string& backend : backends) options.replicas.push_back({backend, "backward"});
   options.device = device;
   return options;
 }
@@ -339,8 +339,8 @@ TEST(Adadelta, IsZeilersAlgorithm) {
   }
 }
 
-TEST(Course, IsThatOfTheEpochsWhileNobodyIsLost) {
-  Course course(103, 4, 3, 2);  // 35 images a rank
+TEST(EpochPlan, IsThatOfTheEpochsWhileNobodyIsLost) {
+  EpochPlan course(103, 4, 3, 2);  // 35 images a rank
   EXPECT_EQ(course.pass_end(), 9);
   EXPECT_EQ(course.end(), 18);
   EXPECT_EQ(course.epoch_steps(), 9);
@@ -351,17 +351,17 @@ TEST(Course, IsThatOfTheEpochsWhileNobodyIsLost) {
   EXPECT_EQ(course.end(), 18);
   for (const std::int64_t step : {9, 13, 17}) EXPECT_EQ(course.scheduled(step), step);
   EXPECT_FALSE(course.has_lost_ranks());
-  Course resumed(103, 4, 3, 2);
+  EpochPlan resumed(103, 4, 3, 2);
   EXPECT_TRUE(resumed.go_to(13).ok());
   EXPECT_EQ(resumed.pass(), 1);
   EXPECT_EQ(resumed.rest(13, 2, 7), course.rest(13, 2, 7));
 }
 
 // Whoever is lost when, every image of the epoch is seen by the others if no lost rank has had it.
-TEST(Course, SurvivorsSeeWhatNobodyHasSeen) {
+TEST(EpochPlan, SurvivorsSeeWhatNobodyHasSeen) {
   constexpr std::size_t kImages = 96;
   for (const int loss_at : {0, 1, 5, 8}) {
-    Course course(kImages, 3, 4, 2);
+    EpochPlan course(kImages, 3, 4, 2);
     std::vector<int> seen(kImages, 0);
     const auto see = [&](int ranks, std::int64_t from, std::int64_t to) {
       for (int rank = 0; rank < ranks; ++rank) {
@@ -378,7 +378,7 @@ TEST(Course, SurvivorsSeeWhatNobodyHasSeen) {
     see(2, loss_at, course.pass_end());
     EXPECT_EQ(seen, std::vector<int>(kImages, 1)) << "lost at " << loss_at;
     EXPECT_EQ(course.scheduled(course.pass_end()), 8);
-    Course resumed(kImages, 3, 2, 2);
+    EpochPlan resumed(kImages, 3, 2, 2);
     EXPECT_TRUE(resumed.go_to(course.pass_end(), course.numbers()).ok());
     EXPECT_EQ(resumed.pass(), 1);
     EXPECT_EQ(resumed.pass_end(), course.pass_end() + 16);
@@ -386,20 +386,20 @@ TEST(Course, SurvivorsSeeWhatNobodyHasSeen) {
   }
 }
 
-TEST(Course, NumbersOfAFileAreChecked) {
+TEST(EpochPlan, NumbersOfAFileAreChecked) {
   const std::vector<std::int64_t> good{4, 1, 9, 20};
-  EXPECT_EQ(*Course::read_numbers(nlohmann::json(good)), good);
+  EXPECT_EQ(*EpochPlan::read_numbers(nlohmann::json(good)), good);
   for (const char* text : {"null", "\"4\"", "4", "{}", "[]", "[4,1,9]", "[4,1,9,20,0]", "[4,1,9,\"20\"]", "[4,1,9.5,20]",
                            "[4,1,9,[20]]", "[4,1,9223372036854775808,20]"}) {
-    const auto read = Course::read_numbers(nlohmann::json::parse(text));
+    const auto read = EpochPlan::read_numbers(nlohmann::json::parse(text));
     EXPECT_EQ(read.status().code(), StatusCode::invalid_argument) << text;
     EXPECT_TRUE(mentions(read.status().message(), "course", "4")) << text << ": " << read.status().message();
   }
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
-  Course one(103, 4, 3, 2);
+  EpochPlan one(103, 4, 3, 2);
   EXPECT_TRUE(one.go_to(11, good).ok());
   const auto expect_refused = [&](std::int64_t step, const std::vector<std::int64_t>& numbers, const auto&... facts) {
-    Course course(103, 4, 3, 2);
+    EpochPlan course(103, 4, 3, 2);
     const std::vector<std::int64_t> before = course.numbers();
     const Status status = course.go_to(step, numbers);
     EXPECT_EQ(status.code(), StatusCode::invalid_argument);
@@ -421,15 +421,15 @@ TEST(Course, NumbersOfAFileAreChecked) {
 }
 
 // Not pass by pass, which would take as long as the number is large.
-TEST(Course, GoesToTheLastStepThereIsAtOnce) {
-  Course course(103, 4, 3, 2);  // 9 steps a pass
-  ASSERT_TRUE(course.go_to(Course::kMostSteps).ok());
-  EXPECT_EQ(course.pass(), Course::kMostSteps / 9);
-  EXPECT_GT(course.pass_end(), Course::kMostSteps);
-  EXPECT_LE(course.end(), Course::kMostSteps) << "all passes are over";
-  Course known(103, 4, 3, 2);
-  ASSERT_TRUE(known.go_to(Course::kMostSteps, {4, 0, 2, 103}).ok()) << "lost when all images had been seen";
-  EXPECT_EQ(known.pass(), 1 + (Course::kMostSteps - 2) / 9);
+TEST(EpochPlan, GoesToTheLastStepThereIsAtOnce) {
+  EpochPlan course(103, 4, 3, 2);  // 9 steps a pass
+  ASSERT_TRUE(course.go_to(EpochPlan::kMostSteps).ok());
+  EXPECT_EQ(course.pass(), EpochPlan::kMostSteps / 9);
+  EXPECT_GT(course.pass_end(), EpochPlan::kMostSteps);
+  EXPECT_LE(course.end(), EpochPlan::kMostSteps) << "all passes are over";
+  EpochPlan known(103, 4, 3, 2);
+  ASSERT_TRUE(known.go_to(EpochPlan::kMostSteps, {4, 0, 2, 103}).ok()) << "lost when all images had been seen";
+  EXPECT_EQ(known.pass(), 1 + (EpochPlan::kMostSteps - 2) / 9);
 }
 
 TEST(Undo, OneStepOfEachParameterCanBeTakenBack) {

@@ -26,14 +26,14 @@ class Rank {
       CallSignature signature;
       signature.count = call;
       if (odd == call) signature.kind = CollectiveKind::broadcast;
-      ledger_.start(call, signature);
+      flight_record_.start(call, signature);
     }
   }
-  [[nodiscard]] const LedgerPage& page() const { return *ledger_; }
+  [[nodiscard]] const LedgerPage& page() const { return *flight_record_; }
   [[nodiscard]] CallHistory tells() const { return latest_calls(page()); }
 
  private:
-  LedgerEntry ledger_{nullptr, 0, 0, {}};
+  FlightRecordEntry flight_record_{nullptr, 0, 0, {}};
 };
 
 TEST(CallHistory, TheFirstCallThatDiffersIsFoundHoweverFarEachHasGoneOn) {

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "src/diagnosis/roll_call.h"
+#include "src/diagnosis/straggler_detector.h"
 #include "src/progress/control.h"
 
 namespace shoal {
@@ -66,7 +66,8 @@ class FakeTransport final : public Transport {
 
   [[nodiscard]] std::string_view name() const noexcept override { return "fake"; }
   [[nodiscard]] std::string address() const override { return "fake"; }
-  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int>, std::span<const std::string>, Patience) override {
+  Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int>, std::span<const std::string>,
+                                                     ConnectDeadline) override {
     return Status(StatusCode::unsupported, "fake");
   }
   bool progress() override { return false; }
@@ -143,20 +144,20 @@ TEST_F(ControlTest, APeerThatReadsNothingIsTakenForDead) {
 }
 
 TEST(RollCallBytes, FewRanksTakeFewAndComeBack) {
-  RollCall::Words words{7, 1, {}, {}, {}};
+  StragglerDetector::Words words{7, 1, {}, {}, {}};
   words.absent.insert(3);
   words.slow.insert(1);
-  EXPECT_LE(RollCall::to_bytes(words).size(), 64U);
+  EXPECT_LE(StragglerDetector::to_bytes(words).size(), 64U);
   words.slow.insert(4000);
-  const auto back = RollCall::parse(RollCall::to_bytes(words));
+  const auto back = StragglerDetector::parse(StragglerDetector::to_bytes(words));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->sequence, 7U);
   EXPECT_EQ(back->asks, 1U);
   EXPECT_EQ(back->absent.bits, words.absent.bits);
   EXPECT_EQ(back->slow.bits, words.slow.bits);
-  auto cut = RollCall::to_bytes(words);
+  auto cut = StragglerDetector::to_bytes(words);
   cut.pop_back();
-  EXPECT_FALSE(RollCall::parse(cut));
+  EXPECT_FALSE(StragglerDetector::parse(cut));
 }
 
 }  // namespace

@@ -72,9 +72,9 @@ TEST(DrainRate, ASocketThatIsFastAgainIsKnownByOneTile) {
 
 TEST(DrainRate, ASocketThatStaysSlowIsTriedEverLessOften) {
   Socket socket = measured(1'600);
-  for (std::uint64_t patience = kPatience; patience <= 16 * kPatience; patience *= 2) {
-    EXPECT_FALSE(socket.try_after(patience - 1)) << patience;
-    EXPECT_TRUE(socket.try_after(patience)) << patience;
+  for (std::uint64_t time_limit = kPatience; time_limit <= 16 * kPatience; time_limit *= 2) {
+    EXPECT_FALSE(socket.try_after(time_limit - 1)) << time_limit;
+    EXPECT_TRUE(socket.try_after(time_limit)) << time_limit;
     socket.tile_takes(164, 163);
     EXPECT_NEAR(socket.rate.bytes_per_us(), 1.6, 0.1);
   }

@@ -26,9 +26,9 @@ class Pmix : public ::testing::Test {
   }
   ~Pmix() override { ::unsetenv("SHOAL_HOST_ADDRESS"); }
 
-  static Result<OpenedStore> open(int rank, Clock::duration patience = std::chrono::seconds(30), bool has_key = false) {
+  static Result<OpenedStore> open(int rank, Clock::duration time_limit = std::chrono::seconds(30), bool has_key = false) {
     const Launch launch{.launcher = "mpirun", .rank = rank, .size = 2, .master_host = {}, .job = "job"};
-    return open_pmix_store(launch, {key_from_text("given"), has_key}, Clock::now() + patience);
+    return open_pmix_store(launch, {key_from_text("given"), has_key}, Clock::now() + time_limit);
   }
   static void tell(std::string text) {
     static std::string told;

@@ -144,7 +144,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
     const auto deadline = Clock::now() + std::chrono::seconds(60);
     auto store = make_file_store(folder);
     if (!store.ok()) return store.status();
-    MeshParts parts;
+    ProgressEngineParts parts;
     parts.rank = rank;
     parts.topology = topology;
     parts.device = &host_device();
@@ -162,7 +162,7 @@ Outcome probe(const Topology& topology, const Pairs& pairs, const LoopbackOption
       }
       parts.transports.push_back(std::move(transports[at]));
     }
-    Exchange exchange(**store, rank, topology.ranks(), deadline);
+    StartupExchange exchange(**store, rank, topology.ranks(), deadline);
     Status status = measure_costs(exchange, parts, true);
     outcome.topologies[at] = parts.topology;
     if (!status.ok()) return status;  // its links end with it, which its peer sees

@@ -24,8 +24,9 @@ class StoreServer : public ::testing::Test {
  protected:
   StoreServer() : port_(free_port(kHost).value()) {}
 
-  Result<std::unique_ptr<Store>> make(bool server, const std::string& job = "job", Clock::duration patience = kPatience) const {
-    return make_tcp_store(kHost, port_, server, job, in(patience));
+  Result<std::unique_ptr<Store>> make(bool server, const std::string& job = "job",
+                                      Clock::duration time_limit = kPatience) const {
+    return make_tcp_store(kHost, port_, server, job, in(time_limit));
   }
   [[nodiscard]] StoreFactory factory() {
     return [this] {
@@ -70,11 +71,11 @@ inline std::string hello(std::uint32_t version, const std::string& job) { return
 /// A client's words and proof, and what seals the rest.
 struct Entered {
   std::string said;
-  Sealing sealing;
+  RecordCipher cipher;
 
   [[nodiscard]] std::string sealed(const std::string& text) {
     std::string records;
-    append_sealed(records, sealing, text);
+    append_sealed(records, cipher, text);
     return records;
   }
 };

@@ -14,7 +14,7 @@
 
 #include <shoal/store.h>
 
-#include "src/join/exchange.h"
+#include "src/join/startup_exchange.h"
 #include "tests/mentions.h"
 
 namespace shoal {
@@ -69,13 +69,13 @@ inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
   const auto one = make();
   const auto other = make();
   ASSERT_TRUE(one != nullptr && other != nullptr);
-  for (const milliseconds patience : {milliseconds(-1000), milliseconds(0), milliseconds(50)}) {
+  for (const milliseconds time_limit : {milliseconds(-1000), milliseconds(0), milliseconds(50)}) {
     const auto start = Clock::now();
-    const auto missing = other->get("absent", in(patience));
+    const auto missing = other->get("absent", in(time_limit));
     ASSERT_FALSE(missing.ok());
     EXPECT_EQ(missing.status().code(), StatusCode::timeout) << missing.status().to_string();
     EXPECT_THAT(missing.status().message(), Mentions("absent"));
-    EXPECT_GE(Clock::now() - start, patience);
+    EXPECT_GE(Clock::now() - start, time_limit);
   }
   // The store is as good as before: answers are not mixed up, even where the late key comes after all.
   ASSERT_TRUE(one->set("absent", "late").ok());
@@ -94,7 +94,7 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   std::vector<std::thread> threads;
   for (int r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
-      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kPatience));
+      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kPatience));
       const auto all = exchange.step("name", std::string(1, static_cast<char>('a' + r)));
       std::string& text = seen[static_cast<std::size_t>(r)];
       if (!all.ok()) text = all.status().to_string();
@@ -104,7 +104,7 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   for (std::thread& thread : threads) thread.join();
   for (const std::string& text : seen) EXPECT_EQ(text, "abcde");
   const std::unique_ptr<Store> fresh = make();
-  Exchange alone(*fresh, 0, kRanks + 1, in(milliseconds(20)));
+  StartupExchange alone(*fresh, 0, kRanks + 1, in(milliseconds(20)));
   const auto missing = alone.step("second", "x");
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.status().code(), StatusCode::timeout);
@@ -120,7 +120,7 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
-      Exchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
+      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
       if (r == 2) std::this_thread::sleep_for(milliseconds(20));
       Status status = exchange.step("first", "x").status();
       if (r == 1 && status.ok()) {
@@ -139,7 +139,7 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
 
 // Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
 inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const StoreFactory& make) {
-  const auto exchange_of = [&](Store& store, int rank) { return Exchange(store, rank, 3, in(kPatience)); };
+  const auto exchange_of = [&](Store& store, int rank) { return StartupExchange(store, rank, 3, in(kPatience)); };
   const Status first(StatusCode::peer_failed, "rank 2 went away");
   const Status second(StatusCode::peer_failed, "rank 1 went away");
   const std::unique_ptr<Store> store = make();
@@ -220,7 +220,7 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
     threads.emplace_back([&, r] {
       auto& store = stores[static_cast<std::size_t>(r)];
       Status status = store->enter(r, 3);
-      Exchange exchange(*store, r, 3, in(kPatience));
+      StartupExchange exchange(*store, r, 3, in(kPatience));
       if (status.ok()) status = exchange.step("first", "x").status();
       if (r == 2) return store.reset();
       if (status.ok()) status = exchange.step("second", "y").status();

@@ -127,7 +127,7 @@ TEST(TcpLostPeer, APeerThatIsBusyIsWaitedFor) {
     const auto data = random_bytes(3000, 7);
     cut = true;
     ASSERT_TRUE(sender.link(busy).try_send({1, 2, 3, 3000, 0}, data));
-    // For longer than any patience with a peer that does not answer.
+    // For longer than any time limit with a peer that does not answer.
     const auto until = Clock::now() + std::chrono::milliseconds(3500);
     EXPECT_TRUE(drive(sender, [&] { return Clock::now() >= until || !sender.link(busy).status().ok(); }));
     EXPECT_TRUE(sender.link(busy).status().ok()) << sender.link(busy).status().to_string();
@@ -349,8 +349,8 @@ TEST(TcpLostPeer, AForkedChildThatExitsLeavesTheTimerAlone) {
 }
 
 /// As the system does after a quarter of an hour.
-void give_up_after(std::chrono::milliseconds patience, const std::vector<int>& ones) {
-  const auto milliseconds = static_cast<int>(patience.count());
+void give_up_after(std::chrono::milliseconds time_limit, const std::vector<int>& ones) {
+  const auto milliseconds = static_cast<int>(time_limit.count());
   for (const int socket : ones)
     EXPECT_EQ(::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds), 0);
 }

@@ -65,8 +65,8 @@ struct Bench {
     for (std::size_t i = front->wire_bytes(); i < frame.payload.size(); ++i) EXPECT_EQ(frame.payload[i], std::byte{0});
     frame.payload.resize(front->wire_bytes());
     // So that there will be room again.
-    std::array<std::byte, tcp::kWordBytes> word;
-    tcp::encode({tcp::Word::Kind::received, 0, front->position + 1}, word);
+    std::array<std::byte, tcp::kControlRecordBytes> word;
+    tcp::encode({tcp::ControlRecord::Kind::received, 0, front->position + 1}, word);
     EXPECT_EQ(::send(words.get(), word.data(), word.size(), MSG_NOSIGNAL), static_cast<ssize_t>(word.size()));
     return frame;
   }

@@ -28,10 +28,10 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-template <typename Word>
-Bytes bytes_of(std::size_t bytes, const std::function<Word()>& word) {
-  std::vector<Word> words(bytes / sizeof(Word) + 1);
-  for (Word& each : words) each = word();
+template <typename ControlRecord>
+Bytes bytes_of(std::size_t bytes, const std::function<ControlRecord()>& word) {
+  std::vector<ControlRecord> words(bytes / sizeof(ControlRecord) + 1);
+  for (ControlRecord& each : words) each = word();
   Bytes all(bytes);
   if (bytes > 0) std::memcpy(all.data(), words.data(), bytes);
   return all;

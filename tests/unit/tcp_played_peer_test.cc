@@ -176,8 +176,8 @@ TEST(TcpPlayedPeer, HalfATileIsNeverShown) {
 
 // Says goodbye on the socket for words, and closes all.
 void leave(Played& played) {
-  std::array<std::byte, tcp::kWordBytes> goodbye;
-  tcp::encode({tcp::Word::Kind::goodbye, 0, 0}, goodbye);
+  std::array<std::byte, tcp::kControlRecordBytes> goodbye;
+  tcp::encode({tcp::ControlRecord::Kind::goodbye, 0, 0}, goodbye);
   play(played.peer.back(), goodbye);
   played.peer.clear();
 }

@@ -116,8 +116,8 @@ TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
   Nonce theirs;
   std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
   std::string rest(as_text(store_client_proof(kNoKey, "job", mine, theirs)));
-  Sealing sealing = store_sealing(kNoKey, "job", mine, theirs, true);
-  append_sealed(rest, sealing, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
+  RecordCipher cipher = store_sealing(kNoKey, "job", mine, theirs, true);
+  append_sealed(rest, cipher, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
   EXPECT_TRUE(session.receive(rest));
   EXPECT_EQ(table.values["key"], std::string(100'000, 'v'));
   EXPECT_EQ(table.values["next"], "w");

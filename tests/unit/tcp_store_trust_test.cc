@@ -316,8 +316,8 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
   ASSERT_TRUE(server.ok());
   ASSERT_TRUE((*server)->set("known", "right").ok());
   // Each byte of a request and of an answer.
-  const std::size_t request_bytes = 1 + 4 + 3 + 4 + 5 + Sealing::kOverheadBytes;
-  const std::size_t answer_bytes = 4 + 5 + Sealing::kOverheadBytes;
+  const std::size_t request_bytes = 1 + 4 + 3 + 4 + 5 + RecordCipher::kOverheadBytes;
+  const std::size_t answer_bytes = 4 + 5 + RecordCipher::kOverheadBytes;
   for (std::size_t i = 0; i < request_bytes + answer_bytes; ++i) {
     const bool request = i < request_bytes;
     const std::size_t at = request ? kToServerHandshake + i : kFromServerHandshake + i - request_bytes;
@@ -349,8 +349,8 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
 TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
   Nonce other{};
   other[0] = std::byte{1};
-  const auto opens = [](Sealing reader) {
-    Sealing writer = store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true);
+  const auto opens = [](RecordCipher reader) {
+    RecordCipher writer = store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true);
     std::string record;
     append_sealed(record, writer, "text");
     std::memcpy(reader.room().data(), record.data(), record.size());

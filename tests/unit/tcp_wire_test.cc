@@ -175,15 +175,16 @@ TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
 }
 
 TEST(TcpWire, WordsSurviveTheRoundTripAndNoChangedBit) {
-  for (const Word& word :
-       {Word{Word::Kind::received, 7, 0x0102030405060708}, Word{Word::Kind::goodbye, 0, 0}, Word{Word::Kind::asks, 0, 0}}) {
-    std::array<std::byte, kWordBytes> good;
+  for (const ControlRecord& word :
+       {ControlRecord{ControlRecord::Kind::received, 7, 0x0102030405060708}, ControlRecord{ControlRecord::Kind::goodbye, 0, 0},
+        ControlRecord{ControlRecord::Kind::asks, 0, 0}}) {
+    std::array<std::byte, kControlRecordBytes> good;
     encode(word, good);
-    EXPECT_EQ(decode_word(good), word);
+    EXPECT_EQ(decode_control_record(good), word);
     for (std::size_t bit = 0; bit < 8 * good.size(); ++bit) {
       auto bad = good;
       bad[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-      EXPECT_FALSE(decode_word(bad)) << "bit " << bit;
+      EXPECT_FALSE(decode_control_record(bad)) << "bit " << bit;
     }
   }
 }

@@ -41,7 +41,7 @@ std::size_t Averages::add(const at::Tensor& bucket) {
     const std::lock_guard lock(shared_->mutex);
     if (shared_->failure) std::rethrow_exception(shared_->failure);
     number = shared_->buckets++;
-    share = shared_->first_share;
+    share = shared_->backward_fraction;
     if (number == 0) {
       const double wish = better_share(share, shared_->watch.begin(steady_clock::now()));
       if (bucket.is_cpu()) shared_->add_word(wish);
@@ -108,12 +108,12 @@ void Averages::restart() {
   if (shared_->failure) return;  // pieces may still be in flight
   shared_->pieces.clear();
   shared_->buckets = 0;
-  shared_->first_share = shared_->agreed_share;  // not before: ranks learn it at different times
+  shared_->backward_fraction = shared_->agreed_share;  // not before: ranks learn it at different times
 }
 
-double Averages::first_share() const {
+double Averages::backward_fraction() const {
   const std::lock_guard lock(shared_->mutex);
-  return shared_->first_share;
+  return shared_->backward_fraction;
 }
 
 /// One thread at a time does it, without the lock: that keeps the order, and a piece may end at once.

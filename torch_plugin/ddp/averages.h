@@ -22,8 +22,8 @@ namespace shoal::ddp {
 /// bucket first. So a part of a gradient travels beside backward, in backward's order, and the other beside the next forward,
 /// in the order in which that needs it. (Priority by layer, which each rank would apply by itself, was slower: ranks that are
 /// not equally far hold each other's window.) How large the first part is follows from what rank 0 saw of the wire in the last
-/// steps (first_share.h): it says so in a number that travels before the first bucket and counts from the next step on. For
-/// buckets that are not in host memory, whose ends nobody waits for, it stays kFirstShare.
+/// steps (backward_fraction.h): it says so in a number that travels before the first bucket and counts from the next step on.
+/// For buckets that are not in host memory, whose ends nobody waits for, it stays kFirstShare.
 ///
 /// The first failure stays: nothing starts any more, and take_finished() throws it.
 ///
@@ -62,7 +62,7 @@ class Averages {
   /// The next bucket is number 0 again. Only when all have been taken, or after a failure.
   void restart();
   /// Of each bucket, that goes beside backward; the same on every rank.
-  [[nodiscard]] double first_share() const;
+  [[nodiscard]] double backward_fraction() const;
 
  private:
   struct Piece {
@@ -76,9 +76,9 @@ class Averages {
     Group group;
     PieceQueue queue;
     WireWatch watch;
-    double first_share = kFirstShare;   // of this step
-    double agreed_share = kFirstShare;  // of the next one
-    at::Tensor word;                    // rank 0's wish under way, or undefined
+    double backward_fraction = kFirstShare;  // of this step
+    double agreed_share = kFirstShare;       // of the next one
+    at::Tensor word;                         // rank 0's wish under way, or undefined
     std::size_t buckets = 0;
     std::vector<Piece> pieces;
     std::vector<Part> finished;                                      // not yet taken

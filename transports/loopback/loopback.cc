@@ -263,7 +263,7 @@ class LoopbackTransport final : public Transport {
   [[nodiscard]] std::string address() const override { return "loopback:" + std::to_string(rank_); }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Patience patience) override {
+                                                     ConnectDeadline time_limit) override {
     if (connected_) return Status(StatusCode::invalid_argument, "loopback: connect() was called twice");
     if (peers.size() != addresses.size()) {
       return Status(StatusCode::invalid_argument, "loopback: connect() got " + std::to_string(peers.size()) + " peers but " +
@@ -284,9 +284,9 @@ class LoopbackTransport final : public Transport {
     state_->at(rank_).connected = true;
     state_->arrivals.notify_all();
     const auto met = [&] { return std::ranges::all_of(peers, [&](int peer) { return state_->at(peer).connected; }); };
-    while (!state_->arrivals.wait_until(lock, patience.next(), met)) {
-      if (Status status = patience.check(); !status.ok()) return status;
-      if (Clock::now() < patience.deadline()) continue;
+    while (!state_->arrivals.wait_until(lock, time_limit.next(), met)) {
+      if (Status status = time_limit.check(); !status.ok()) return status;
+      if (Clock::now() < time_limit.deadline()) continue;
       std::string text = "loopback: these ranks did not come by the deadline:";
       for (const int peer : peers) {
         if (!state_->at(peer).connected) text += " " + std::to_string(peer);

@@ -183,7 +183,7 @@ void Hub::take_back(Receive& receive) {
   post_receives(receive.rail);
 }
 
-void Hub::want_pump(Lane& lane) {
+void Hub::want_pump(RailsPeer& lane) {
   if (std::exchange(lane.queued_for_pump, true)) return;
   to_pump_.push_back(&lane);
 }
@@ -191,7 +191,7 @@ void Hub::want_pump(Lane& lane) {
 void Hub::pump_lanes() {
   if (to_pump_.empty()) return;
   pumped_.swap(to_pump_);
-  for (Lane* lane : pumped_) {
+  for (RailsPeer* lane : pumped_) {
     lane->queued_for_pump = false;
     if (!lane->pump()) want_pump(*lane);
   }
@@ -222,7 +222,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
   auto* const posted = static_cast<Posted*>(completion.operation);
   if (completion.kind == Completion::Kind::written && completion.error == 0) {
     const Mark mark = to_mark(completion.data);
-    Lane* const lane = met_lane(mark.link);
+    RailsPeer* const lane = met_lane(mark.link);
     if (lane == nullptr || !lane->on_written(mark, rail)) {
       ++strangers_;
       count_refusal(options_.transport,
@@ -265,16 +265,16 @@ void Hub::on_message(Receive& receive, std::size_t bytes) {
   if (!held) take_back(receive);
 }
 
-Lane* Hub::met_lane(std::size_t index) const noexcept {
+RailsPeer* Hub::met_lane(std::size_t index) const noexcept {
   return index < lanes_.size() && lanes_[index]->meeting.proven() ? lanes_[index].get() : nullptr;
 }
 
 // With check sums a front that was changed on the way is put right, or ends the link: what it belongs to would never come. Only
 // a peer's, which bears the token of its link but for a bit: strangers cost no time.
-std::pair<Lane*, std::optional<Packet>> Hub::read_packet(std::span<const std::byte> message) {
+std::pair<RailsPeer*, std::optional<Packet>> Hub::read_packet(std::span<const std::byte> message) {
   if (message.size() < kPacketBytes) return {};
   const auto front = message.first<kPacketBytes>();
-  Lane* const named = met_lane(link_in(front));
+  RailsPeer* const named = met_lane(link_in(front));
   auto packet = named == nullptr ? std::nullopt : decode_packet(front, named->key_in, options_.tile_bytes);
   if (packet || !sums_) return {named, packet};
   const std::uint64_t token = token_in(front);
@@ -352,8 +352,8 @@ void Hub::close() {
   const Clock::time_point until = Clock::now() + kCloseTime;
   move_until(
       [&] {
-        if (all([](const Lane& lane) { return lane.is_quiet(); })) return true;
-        return Clock::now() >= until && all([](const Lane& lane) { return !lane.is_mending(); });
+        if (all([](const RailsPeer& lane) { return lane.is_quiet(); })) return true;
+        return Clock::now() >= until && all([](const RailsPeer& lane) { return !lane.is_mending(); });
       },
       kMendingTime);
   for (const auto& rail : rails_) {

@@ -16,10 +16,10 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "transports/common/patience.h"
-#include "transports/rails/lane.h"
+#include "transports/common/connect_deadline.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"
+#include "transports/rails/rails_peer.h"
 #include "transports/rails/registrations.h"
 
 namespace shoal::rails {
@@ -36,7 +36,8 @@ class Hub {
   [[nodiscard]] std::string_view name() const noexcept { return options_.transport; }
   [[nodiscard]] std::string address() const;
   /// Until every peer has proven itself. Errors: timeout naming who is missing; mismatch for other settings.
-  Result<std::vector<Lane*>> connect(std::span<const int> peers, std::span<const std::string> addresses, Patience patience);
+  Result<std::vector<RailsPeer*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                          ConnectDeadline time_limit);
   bool progress();
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
   bool prepare_wait();
@@ -65,7 +66,7 @@ class Hub {
   /// moved.
   void move_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
   /// The lane has something to send in the next progress() or prepare_wait().
-  void want_pump(Lane& lane);
+  void want_pump(RailsPeer& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
   /// What is sent from now on has check sums.
   [[nodiscard]] bool sums() const noexcept { return sums_; }
@@ -91,8 +92,8 @@ class Hub {
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
   /// Of a peer that has shown itself; null for a number that stands for none.
-  [[nodiscard]] Lane* met_lane(std::size_t index) const noexcept;
-  std::pair<Lane*, std::optional<Packet>> read_packet(std::span<const std::byte> message);
+  [[nodiscard]] RailsPeer* met_lane(std::size_t index) const noexcept;
+  std::pair<RailsPeer*, std::optional<Packet>> read_packet(std::span<const std::byte> message);
   void pump_lanes();
   int post_receives(std::size_t rail);
   void look_at_clock();
@@ -101,20 +102,20 @@ class Hub {
 
   // Meeting: meeting.cc
   Status add_peer(int peer, const std::string& address);
-  void greet(Lane& lane, Clock::time_point now);
-  void send_record(Lane& lane, Short& record, RecordKind kind);
+  void greet(RailsPeer& lane, Clock::time_point now);
+  void send_record(RailsPeer& lane, Short& record, RecordKind kind);
   void on_record(std::span<const std::byte, kRecordBytes> bytes);
   void on_record_sent(Short& record, const Completion& completion);
-  [[nodiscard]] Record own_record(const Lane& lane, RecordKind kind) const;
+  [[nodiscard]] Record own_record(const RailsPeer& lane, RecordKind kind) const;
   [[nodiscard]] bool check_settings(const Record& record);
   [[nodiscard]] Status late(Clock::time_point start, Clock::time_point deadline) const;
-  void watch_process(Lane& lane, const Record& record);
+  void watch_process(RailsPeer& lane, const Record& record);
 
   const Options options_;
   std::vector<std::unique_ptr<Rail>> rails_;
   const LaneShape shape_;  // of all lanes
   std::vector<std::string> rail_addresses_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<RailsPeer>> lanes_;
   std::vector<int> lane_of_rank_;
 
   struct Pool {
@@ -125,8 +126,8 @@ class Hub {
   std::vector<Pool> pools_;  // by rail
   Memory records_;
   std::vector<std::unique_ptr<RegistrationCache>> registered_;  // by rail
-  std::vector<Lane*> to_pump_;
-  std::vector<Lane*> pumped_;
+  std::vector<RailsPeer*> to_pump_;
+  std::vector<RailsPeer*> pumped_;
 
   Descriptor epoll_;
   Descriptor timer_;

@@ -75,7 +75,7 @@ Status Hub::add_peer(int peer, const std::string& address) {
     return {StatusCode::mismatch, fmt::format("{}: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
                                               options_.transport, peer, rails->size(), options_.rank, rails_.size())};
   }
-  auto lane = std::make_unique<Lane>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape_);
+  auto lane = std::make_unique<RailsPeer>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape_);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     auto number = rails_[r]->add_peer((*rails)[r]);
     if (!number.ok()) return number.status();
@@ -96,7 +96,7 @@ Status Hub::add_peer(int peer, const std::string& address) {
   return {};
 }
 
-Record Hub::own_record(const Lane& lane, RecordKind kind) const {
+Record Hub::own_record(const RailsPeer& lane, RecordKind kind) const {
   const LaneShape& shape = lane.shape();
   static const std::uint64_t host = host_number();
   Record record;
@@ -120,7 +120,7 @@ Record Hub::own_record(const Lane& lane, RecordKind kind) const {
   return record;
 }
 
-void Hub::send_record(Lane& lane, Short& record, RecordKind kind) {
+void Hub::send_record(RailsPeer& lane, Short& record, RecordKind kind) {
   if (record.under_way) return;
   const RecordBytes bytes = encode(own_record(lane, kind), options_.key);
   std::memcpy(record.memory, bytes.data(), bytes.size());
@@ -143,7 +143,7 @@ void Hub::send_record(Lane& lane, Short& record, RecordKind kind) {
   }
 }
 
-void Hub::greet(Lane& lane, Clock::time_point now) {
+void Hub::greet(RailsPeer& lane, Clock::time_point now) {
   if (lane.meeting.answers) send_record(lane, lane.meeting.answer, RecordKind::answer);
   if (lane.meeting.answers && lane.meeting.answer.under_way) lane.meeting.answers = false;
   if (lane.meeting.answered || now < lane.meeting.next_hello) return;
@@ -155,7 +155,7 @@ void Hub::greet(Lane& lane, Clock::time_point now) {
 
 void Hub::on_record_sent(Short& record, const Completion& completion) {
   record.under_way = false;
-  Lane& lane = *record.lane;
+  RailsPeer& lane = *record.lane;
   const bool is_answer = &record == &lane.meeting.answer;
   if (completion.error == 0) {
     lane.meeting.has_answer |= is_answer;
@@ -183,7 +183,7 @@ void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
   if (said->from_rank >= lane_of_rank_.size() || lane_of_rank_[said->from_rank] < 0)
     return refuse("it is no rank that this one expects");
   if (!check_settings(*said)) return;
-  Lane& lane = *lanes_[static_cast<std::size_t>(lane_of_rank_[said->from_rank])];
+  RailsPeer& lane = *lanes_[static_cast<std::size_t>(lane_of_rank_[said->from_rank])];
   if (lane.meeting.peer_nonce && *lane.meeting.peer_nonce != said->nonce)
     return refuse("it has met this rank with another nonce");
   if (said->kind == RecordKind::answer && said->peer_nonce != lane.meeting.nonce)
@@ -222,7 +222,7 @@ bool Hub::check_settings(const Record& record) {
          !differ("writes from", record.write_from, lane.write_from);
 }
 
-void Hub::watch_process(Lane& lane, const Record& record) {
+void Hub::watch_process(RailsPeer& lane, const Record& record) {
   const Record own = own_record(lane, RecordKind::hello);
   lane.is_neighbour = record.host == own.host;
   if (own.host == 0 || record.host != own.host || record.process == own.process) return;
@@ -238,7 +238,8 @@ void Hub::watch_process(Lane& lane, const Record& record) {
 #endif
 }
 
-Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses, Patience patience) {
+Result<std::vector<RailsPeer*>> Hub::connect(std::span<const int> peers, std::span<const std::string> addresses,
+                                             ConnectDeadline time_limit) {
   const auto bad = [&](const std::string& text) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: connect: {}", options_.transport, text));
   };
@@ -255,9 +256,9 @@ Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<co
   };
   while (!met()) {
     const Clock::time_point now = Clock::now();
-    if (now >= patience.deadline()) return late(start, patience.deadline());
-    if (Status status = patience.check(); !status.ok()) return status;
-    Clock::time_point next = patience.next();
+    if (now >= time_limit.deadline()) return late(start, time_limit.deadline());
+    if (Status status = time_limit.check(); !status.ok()) return status;
+    Clock::time_point next = time_limit.next();
     for (const auto& lane : lanes_) {
       greet(*lane, now);
       const bool refused = !lane->meeting.hello.under_way && !lane->meeting.answered && lane->meeting.next_hello <= now;
@@ -273,7 +274,7 @@ Result<std::vector<Lane*>> Hub::connect(std::span<const int> peers, std::span<co
     finish_wait(!sleeps || ::poll(&item, 1, static_cast<int>(std::clamp<std::int64_t>(pause, 1, 200))) != 0);
     if (!failure_.ok()) return failure_;
   }
-  std::vector<Lane*> made;
+  std::vector<RailsPeer*> made;
   for (const auto& lane : lanes_) made.push_back(lane.get());
   return made;
 }

@@ -13,7 +13,7 @@
 
 namespace shoal::rails {
 
-class Lane;
+class RailsPeer;
 
 /// Begins every operation of ours, so that its completion finds the way back.
 struct Posted : Operation {
@@ -21,7 +21,7 @@ struct Posted : Operation {
   Role role = Role::part;
   std::uint8_t rail = 0;
   bool under_way = false;
-  Lane* lane = nullptr;  ///< null for a receive
+  RailsPeer* lane = nullptr;  ///< null for a receive
 };
 
 /// A piece of a tile, or the announcement of one whose pieces are written.

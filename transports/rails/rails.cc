@@ -11,10 +11,10 @@
 namespace shoal::rails {
 namespace {
 
-/// What users hold of a Lane.
+/// What users hold of a RailsPeer.
 class RailsLink final : public Link {
  public:
-  RailsLink(std::shared_ptr<Hub> hub, Lane& lane) : hub_(std::move(hub)), lane_(lane) {}
+  RailsLink(std::shared_ptr<Hub> hub, RailsPeer& lane) : hub_(std::move(hub)), lane_(lane) {}
   ~RailsLink() override {
     if (hub_->in_owner()) lane_.leave();
   }
@@ -30,7 +30,7 @@ class RailsLink final : public Link {
 
  private:
   const std::shared_ptr<Hub> hub_;
-  Lane& lane_;
+  RailsPeer& lane_;
 };
 
 class RailsTransport final : public Transport {
@@ -41,11 +41,11 @@ class RailsTransport final : public Transport {
   [[nodiscard]] std::string_view name() const noexcept override { return hub_->name(); }
   [[nodiscard]] std::string address() const override { return hub_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Patience patience) override {
-    auto lanes = hub_->connect(peers, addresses, std::move(patience));
+                                                     ConnectDeadline time_limit) override {
+    auto lanes = hub_->connect(peers, addresses, std::move(time_limit));
     if (!lanes.ok()) return lanes.status();
     std::vector<std::unique_ptr<Link>> links;
-    for (Lane* lane : *lanes) links.push_back(std::make_unique<RailsLink>(hub_, *lane));
+    for (RailsPeer* lane : *lanes) links.push_back(std::make_unique<RailsLink>(hub_, *lane));
     return links;
   }
   bool progress() override { return hub_->progress(); }

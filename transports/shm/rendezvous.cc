@@ -109,12 +109,12 @@ void wait_readable(int fd, Deadline deadline) {
 class Leader {
  public:
   Leader(int listener, const std::array<std::byte, 16>& secret, const GroupSettings& settings, const std::vector<int>& ranks,
-         Member self, Patience patience)
+         Member self, ConnectDeadline time_limit)
       : listener_(listener),
         secret_(secret),
         settings_(settings),
         ranks_(ranks),
-        patience_(std::move(patience)),
+        time_limit_(std::move(time_limit)),
         sockets_(ranks.size()),
         ready_(ranks.size(), false) {
     group_.members.resize(ranks.size());
@@ -164,7 +164,7 @@ class Leader {
       for (std::size_t i = 1; i < sockets_.size(); ++i) {
         if (sockets_[i].valid()) items.push_back({sockets_[i].get(), POLLIN, 0});
       }
-      const Deadline until = paused ? std::min(patience_.next(), accept_again_) : patience_.next();
+      const Deadline until = paused ? std::min(time_limit_.next(), accept_again_) : time_limit_.next();
       const int count = ::poll(items.data(), items.size(), poll_timeout_ms(until));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
@@ -174,8 +174,8 @@ class Leader {
       }
       // However much there was to do: strangers may come faster than they are read.
       if (missing().empty()) break;
-      if (std::chrono::steady_clock::now() >= patience_.deadline()) return late();
-      if (Status status = patience_.check(); !status.ok()) return status;
+      if (std::chrono::steady_clock::now() >= time_limit_.deadline()) return late();
+      if (Status status = time_limit_.check(); !status.ok()) return status;
     }
     refuse_rest();
     return {};
@@ -346,10 +346,10 @@ class Leader {
   bool send_patiently(int socket, Send send) const {
     while (!send()) {
       if ((errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS) ||
-          std::chrono::steady_clock::now() >= patience_.deadline())
+          std::chrono::steady_clock::now() >= time_limit_.deadline())
         return false;
       pollfd item{socket, POLLOUT, 0};
-      ::poll(&item, 1, std::min(poll_timeout_ms(patience_.deadline()), 10));
+      ::poll(&item, 1, std::min(poll_timeout_ms(time_limit_.deadline()), 10));
     }
     return true;
   }
@@ -358,7 +358,7 @@ class Leader {
     while (std::find(ready_.begin(), ready_.end(), false) != ready_.end()) {
       std::vector<pollfd> items;
       for (std::size_t i = 1; i < sockets_.size(); ++i) items.push_back({sockets_[i].get(), POLLIN, 0});
-      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(patience_.next()));
+      const int count = ::poll(items.data(), items.size(), poll_timeout_ms(time_limit_.next()));
       if (count < 0 && errno != EINTR) return system_error("shm: poll while waiting for ranks", errno);
       if (Status status = read_members(); !status.ok()) return status;
       std::vector<int> late;
@@ -366,10 +366,10 @@ class Leader {
         if (!ready_[i]) late.push_back(ranks_[i]);
       }
       if (late.empty()) break;
-      if (std::chrono::steady_clock::now() >= patience_.deadline()) {
+      if (std::chrono::steady_clock::now() >= time_limit_.deadline()) {
         return {StatusCode::timeout, "shm: " + list_ranks(late) + " did not map the shared memory by the deadline"};
       }
-      if (Status status = patience_.check(); !status.ok()) return status;
+      if (Status status = time_limit_.check(); !status.ok()) return status;
     }
     return {};
   }
@@ -378,7 +378,7 @@ class Leader {
   const std::array<std::byte, 16>& secret_;
   const GroupSettings& settings_;
   const std::vector<int>& ranks_;
-  Patience patience_;
+  ConnectDeadline time_limit_;
   std::vector<Descriptor> sockets_;  ///< by position; [0] stays invalid: this rank
   std::vector<bool> ready_;
   std::vector<Descriptor> unknown_;
@@ -473,21 +473,21 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
 }
 
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                         Patience patience) {
-  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), std::move(patience));
+                         ConnectDeadline time_limit) {
+  Leader leader(listener.socket_.get(), listener.secret_, settings, ranks, std::move(self), std::move(time_limit));
   auto group = leader.run();
   if (!group.ok()) listener.refused_ = leader.take_sockets();
   return group;
 }
 
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, Patience patience) {
+                         const std::vector<int>& ranks, Member self, ConnectDeadline time_limit) {
   const int leader = ranks[0];
   const std::string leader_text = "rank " + std::to_string(leader);
   const Result<LeaderAddress> where = parse_address(leader_address, leader, settings.job_id);
   if (!where.ok()) return where.status();
 
-  Result<Descriptor> dialled = dial(where->name, leader, patience.deadline());
+  Result<Descriptor> dialled = dial(where->name, leader, time_limit.deadline());
   if (!dialled.ok()) return dialled.status();
   const int socket = dialled->get();
   if (!same_user(socket))
@@ -510,8 +510,8 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   for (;;) {
     Received received = receive_message(socket);
     if (received.outcome == ReceiveOutcome::nothing) {
-      Status vain = patience.check();
-      if (std::chrono::steady_clock::now() >= patience.deadline()) {
+      Status vain = time_limit.check();
+      if (std::chrono::steady_clock::now() >= time_limit.deadline()) {
         if (missing.empty()) missing.push_back(leader);
         vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline"};
       }
@@ -519,7 +519,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
         send_message(socket, make_refusal(vain));  // so that the others name the same ranks, not the first that gave up
         return vain;
       }
-      wait_readable(socket, patience.next());
+      wait_readable(socket, time_limit.next());
       continue;
     }
     if (received.outcome == ReceiveOutcome::no_room) {

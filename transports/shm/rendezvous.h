@@ -23,7 +23,7 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "transports/common/patience.h"
+#include "transports/common/connect_deadline.h"
 #include "transports/shm/process_memory.h"
 #include "transports/shm/segment.h"
 
@@ -63,7 +63,7 @@ class Listener {
 
  private:
   friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                                  Patience patience);
+                                  ConnectDeadline time_limit);
   Descriptor socket_;
   std::vector<Descriptor> refused_;  ///< those that have been told why there is no group: closed with this, not before
   std::array<std::byte, 16> secret_{};
@@ -84,11 +84,11 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
 /// Strangers that connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ;
 /// peer_failed; system_error.
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
-                         Patience patience);
+                         ConnectDeadline time_limit);
 
 /// Run by every other rank, with the address of the lowest one. Errors: as lead_group(); invalid_argument for bytes that are no
 /// address of the lowest rank.
 Result<Group> join_group(const std::string& leader_address, int rank, const GroupSettings& settings,
-                         const std::vector<int>& ranks, Member self, Patience patience);
+                         const std::vector<int>& ranks, Member self, ConnectDeadline time_limit);
 
 }  // namespace shoal::shm

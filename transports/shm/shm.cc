@@ -193,7 +193,7 @@ class ShmTransport final : public Transport {
   [[nodiscard]] std::string address() const override { return address_; }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Patience patience) override {
+                                                     ConnectDeadline time_limit) override {
     if (connected_) return Status(StatusCode::invalid_argument, "shm: connect() was called twice");
     connected_ = true;
     if (Status status = sort_ranks(peers, addresses); !status.ok()) return status;
@@ -203,10 +203,10 @@ class ShmTransport final : public Transport {
     Member self = copy_member(self_);
     if (!self.wake.valid()) return system_error("shm: dup", errno);
     Result<Group> group = [&] {
-      if (position_ == 0) return lead_group(listener_, settings, ranks_, std::move(self), std::move(patience));
+      if (position_ == 0) return lead_group(listener_, settings, ranks_, std::move(self), std::move(time_limit));
       const auto leader = std::find(peers.begin(), peers.end(), ranks_[0]) - peers.begin();
       return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self),
-                        std::move(patience));
+                        std::move(time_limit));
     }();
     if (!group.ok()) return group.status();  // the listener stays: who comes now hears nothing before others say why
     listener_ = Listener();                  // nobody else is expected

@@ -42,7 +42,7 @@ class DrainRate {
   /// Another socket was given so many bytes while this one had nothing to do.
   void passed_over(std::uint64_t bytes) noexcept { passed_over_ += bytes; }
   /// Whether a tile should show what its rate is by now.
-  [[nodiscard]] bool trial_is_due() const noexcept { return passed_over_ >= patience_; }
+  [[nodiscard]] bool trial_is_due() const noexcept { return passed_over_ >= time_limit_; }
   /// It is given something and had nothing to do.
   void given(Clock::time_point now, std::uint64_t drained) noexcept {
     if (trial_is_due()) trial_ = {now, drained, bytes_per_us_};
@@ -71,7 +71,7 @@ class DrainRate {
     const double us = std::max(1.0, std::chrono::duration<double, std::micro>(now - trial_.from).count());
     const double rate = static_cast<double>(drained - trial_.from_bytes) / us;
     const bool fast = rate > 2 * trial_.rate_before;
-    patience_ = fast ? kFirstPatience : std::min(2 * patience_, kMostPatience);
+    time_limit_ = fast ? kFirstPatience : std::min(2 * time_limit_, kMostPatience);
     if (fast || 2 * (seen_ - trial_.from) >= now - trial_.from) bytes_per_us_ = rate;
     trial_ = {};
   }
@@ -81,7 +81,7 @@ class DrainRate {
   double bytes_per_us_ = 0;
   bool warms_up_ = false;
   std::uint64_t passed_over_ = 0;
-  std::uint64_t patience_ = kFirstPatience;
+  std::uint64_t time_limit_ = kFirstPatience;
   Trial trial_;
   Clock::time_point seen_{};  // when it was last looked at
 };

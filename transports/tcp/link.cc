@@ -82,7 +82,7 @@ void TcpLink::adopt(Flow& flow, Connection connection) {
   flow.taken_bytes = 0;
   flow.rate = {};
   // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
-  if (connection.keys) flow.sealing = std::make_unique<Sealing>(*connection.keys, frame_bytes(shape_.tile_bytes));
+  if (connection.keys) flow.cipher = std::make_unique<RecordCipher>(*connection.keys, frame_bytes(shape_.tile_bytes));
 }
 
 TcpLink::~TcpLink() {
@@ -112,7 +112,7 @@ void TcpLink::hang_up(Flow& flow) {
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
   if (may_resume()) {
-    // A host that has not answered for so long will not answer now. The system may lose its patience before (tcp_retries2): a
+    // A host that has not answered for so long will not answer now. The system may lose its time limit before (tcp_retries2): a
     // quarter of an hour, which TCP_USER_TIMEOUT would prolong only at the cost of a peer that is merely slow.
     const milliseconds silent(error == ETIMEDOUT && !shape_.rails ? look_at(flow).tcpi_last_ack_recv : 0);
     return silent >= shape_.lost_after ? close(silent_for(silent)) : drop(flow);
@@ -177,7 +177,7 @@ void TcpLink::resume(std::size_t index, Connection connection, std::uint64_t rec
   flow.readable = true;
   if (flow.words) {
     for (Flow& each : tile_flows()) each.told = 0;
-    if (asking_) say({Word::Kind::asks, 0, 0});
+    if (asking_) say({ControlRecord::Kind::asks, 0, 0});
     return tell_received();
   }
   acknowledge(index, received);
@@ -239,7 +239,7 @@ bool TcpLink::watch() {
 std::size_t TcpLink::memory_bytes() const noexcept {
   std::size_t bytes = queue_.size() * sizeof(Outgoing) + memory_.size();
   for (const Flow& flow : flows_) {
-    bytes += flow.ring.size() + (flow.sealing == nullptr ? 0 : flow.sealing->memory_bytes());
+    bytes += flow.ring.size() + (flow.cipher == nullptr ? 0 : flow.cipher->memory_bytes());
     if (flow.unpacked != nullptr) bytes += unpacked_lines(shape_) * sizeof(CacheLine);
   }
   return bytes;

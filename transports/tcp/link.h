@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "src/base/descriptor.h"
-#include "src/trust/sealing.h"
+#include "src/trust/record_cipher.h"
 #include "transports/tcp/drain_rate.h"
 #include "transports/tcp/mirror_ring.h"
 #include "transports/tcp/rendezvous.h"
@@ -45,10 +45,10 @@ struct Flow {
   std::size_t sent_of_first = 0;
   std::uint64_t again = 0;
   std::uint64_t again_end = 0;
-  std::unique_ptr<Sealing> sealing;  ///< where the job encrypts: one that belongs to the socket
-  bool blocked = false;              ///< the socket took less than offered; it will report when it takes more
-  std::uint64_t taken_bytes = 0;     ///< by the kernel, since the socket exists
-  DrainRate rate;                    ///< where there are several sockets
+  std::unique_ptr<RecordCipher> cipher;  ///< where the job encrypts: one that belongs to the socket
+  bool blocked = false;                  ///< the socket took less than offered; it will report when it takes more
+  std::uint64_t taken_bytes = 0;         ///< by the kernel, since the socket exists
+  DrainRate rate;                        ///< where there are several sockets
 
   // Receiving. Offsets count up; the place in the ring is the offset modulo its size.
   std::uint64_t head = 0;
@@ -221,9 +221,9 @@ class TcpLink final : public Link {
   void count_sent(Flow& flow, std::size_t bytes) noexcept;
   void acknowledge(std::size_t flow, std::uint64_t received) noexcept;
   bool receive_words(Flow& flow);
-  void hear(const Word& word);
+  void hear(const ControlRecord& word);
   void tell_received();
-  void say(const Word& word);
+  void say(const ControlRecord& word);
   void flush_words();
   void forget_words(std::size_t bytes) noexcept;
   void examine(Flow& flow);
@@ -279,9 +279,9 @@ class TcpLink final : public Link {
   bool again_ = false;    ///< some flow may have tiles to send again
   bool refused_ = false;  ///< a tile was refused for want of room
 
-  std::array<std::byte, 32 * kWordBytes> words_in_;
+  std::array<std::byte, 32 * kControlRecordBytes> words_in_;
   std::size_t words_got_ = 0;
-  std::array<std::byte, 32 * kWordBytes> words_out_;
+  std::array<std::byte, 32 * kControlRecordBytes> words_out_;
   std::size_t words_due_ = 0;
   std::size_t untold_bytes_ = 0;  ///< received, and the peer does not know yet
   std::size_t untold_tiles_ = 0;

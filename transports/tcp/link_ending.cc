@@ -108,8 +108,8 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
 
 void TcpLink::close(Status reason) {
   if (!closing_ && reactor_->in_owner()) tell_received();  // so that the peer, which may leave as well, need not wait for it
-  if (!closing_ && reactor_->in_owner() && words_due_ + kWordBytes <= words_out_.size()) {
-    say({Word::Kind::goodbye, 0, 0});
+  if (!closing_ && reactor_->in_owner() && words_due_ + kControlRecordBytes <= words_out_.size()) {
+    say({ControlRecord::Kind::goodbye, 0, 0});
     // The last chance: without it the peer takes the end for a cut. The kernel may be out of memory for a moment.
     for (int i = 0; i < kGoodbyeTries && words_due_ > 0; ++i) flush_words();
   }
@@ -125,10 +125,10 @@ void TcpLink::ask() {
   if (closing_) return;
   tell_received();
   const bool promised = sent_ == taken_ && given_up_ != taken_;
-  if (!promised || forgotten_ == taken_ || left_ || gone_ || words_due_ + kWordBytes > words_out_.size()) return;
+  if (!promised || forgotten_ == taken_ || left_ || gone_ || words_due_ + kControlRecordBytes > words_out_.size()) return;
   asking_ = true;
   quiet_since_ = Clock::now();
-  say({Word::Kind::asks, 0, 0});
+  say({ControlRecord::Kind::asks, 0, 0});
   flush_words();
 }
 

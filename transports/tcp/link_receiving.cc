@@ -16,20 +16,20 @@
 namespace shoal::tcp {
 
 ssize_t TcpLink::read_sealed(Flow& flow, std::byte* target, std::size_t room) {
-  Sealing& sealing = *flow.sealing;
-  while (sealing.waiting_bytes() == 0) {
-    const std::span<std::byte> in = sealing.room();
+  RecordCipher& cipher = *flow.cipher;
+  while (cipher.waiting_bytes() == 0) {
+    const std::span<std::byte> in = cipher.room();
     const ssize_t got = ::recv(flow.socket.get(), in.data(), in.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return got;
-    sealing.arrived(static_cast<std::size_t>(got));
+    cipher.arrived(static_cast<std::size_t>(got));
   }
-  const std::size_t bytes = sealing.waiting_bytes();
+  const std::size_t bytes = cipher.waiting_bytes();
   errno = EBADMSG;
-  if (bytes > sealing.most_bytes()) return -1;
+  if (bytes > cipher.most_bytes()) return -1;
   errno = EAGAIN;
   if (bytes > room) return -1;
-  if (sealing.open(target)) return static_cast<ssize_t>(bytes);
+  if (cipher.open(target)) return static_cast<ssize_t>(bytes);
   errno = EBADMSG;
   return -1;
 }
@@ -37,12 +37,12 @@ ssize_t TcpLink::read_sealed(Flow& flow, std::byte* target, std::size_t room) {
 bool TcpLink::has_room(const Flow& flow) const noexcept {
   if (flow.ended || flow.down) return false;
   // The front frame always fits.
-  if (flow.sealing == nullptr && !flow.front_whole) return true;
+  if (flow.cipher == nullptr && !flow.front_whole) return true;
   if (flow.words) return true;
   const std::size_t free = flow.ring.size() - (flow.tail - flow.head);
-  if (flow.sealing != nullptr) {
-    const std::size_t waiting = flow.sealing->waiting_bytes();
-    return waiting == 0 || waiting > flow.sealing->most_bytes() || waiting <= free;
+  if (flow.cipher != nullptr) {
+    const std::size_t waiting = flow.cipher->waiting_bytes();
+    return waiting == 0 || waiting > flow.cipher->most_bytes() || waiting <= free;
   }
   // Behind it, small reads into the last free bytes would cost more than they bring.
   return free >= flow.ring.size() / 4;
@@ -58,7 +58,7 @@ bool TcpLink::receive(Flow& flow) {
   const ssize_t got = read(flow, flow.ring.data() + flow.tail % flow.ring.size(), want, room);
   if (got > 0) {
     flow.tail += static_cast<std::size_t>(got);
-    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up || flow.sealing != nullptr;
+    flow.readable = static_cast<std::size_t>(got) == want || flow.hung_up || flow.cipher != nullptr;
     received_bytes_ += static_cast<std::size_t>(got);
     const bool was_whole = flow.front_whole;
     examine(flow);
@@ -130,7 +130,7 @@ bool TcpLink::unpack_front(Flow& flow) {
 }
 
 void TcpLink::await_front(Flow& flow) noexcept {
-  if (flow.ended || flow.down || flow.sealing != nullptr || flow.front_whole || !flow.front) return;
+  if (flow.ended || flow.down || flow.cipher != nullptr || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(*flow.front) - (flow.tail - flow.head);
   // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);

@@ -46,7 +46,7 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   // A sum, encryption and packing need every byte anyway.
   if (lend) {
     lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && !sums_ &&
-           flows_.front().sealing == nullptr && front.packed_bytes == 0;
+           flows_.front().cipher == nullptr && front.packed_bytes == 0;
   }
   if (data.size() > kTinyBytes) {
     if (front.packed_bytes != 0) {
@@ -163,7 +163,7 @@ void TcpLink::pull_tiles() {
     Flow* flow = shape_.sockets > 1 && !outgoing(pulled_).small ? soonest_flow() : first_idle_flow();
     if (flow == nullptr) return;
     const auto own = static_cast<std::uint16_t>(index_of(*flow));
-    const std::size_t most = flow->sealing == nullptr ? kPullBytes : std::min(kPullBytes, flow->sealing->most_bytes());
+    const std::size_t most = flow->cipher == nullptr ? kPullBytes : std::min(kPullBytes, flow->cipher->most_bytes());
     flow->first = pulled_;
     std::size_t bytes = outgoing(pulled_).bytes;
     outgoing(pulled_++).flow = own;
@@ -180,7 +180,7 @@ void TcpLink::pull_tiles() {
 }
 
 void TcpLink::write(Flow& flow) {
-  if (flow.sealing != nullptr) return write_sealed(flow);
+  if (flow.cipher != nullptr) return write_sealed(flow);
   while (flow.first != flow.last) {
     std::size_t taken = 0;
     const bool all = lent_tiles_ == 0 ? send_some(flow, due(flow), taken) : send_lent(flow, taken);
@@ -214,11 +214,11 @@ bool TcpLink::send_lent(Flow& flow, std::size_t& taken) {
 
 void TcpLink::write_sealed(Flow& flow) {
   while (flow.first != flow.last) {
-    Sealing& sealing = *flow.sealing;
-    if (sealing.outgoing().empty()) sealing.seal(due(flow));
+    RecordCipher& cipher = *flow.cipher;
+    if (cipher.outgoing().empty()) cipher.seal(due(flow));
     std::size_t taken = 0;
-    const bool all = send_some(flow, sealing.outgoing(), taken);
-    sealing.sent(taken);
+    const bool all = send_some(flow, cipher.outgoing(), taken);
+    cipher.sent(taken);
     if (!all) return;
     count_sent(flow, due(flow).size());
   }

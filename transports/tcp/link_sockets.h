@@ -50,7 +50,7 @@ inline bool TcpLink::note_taken(Flow& flow, ssize_t count, std::size_t offered, 
 
 // As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was changed.
 inline ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
-  if (flow.sealing != nullptr) return read_sealed(flow, target, room);
+  if (flow.cipher != nullptr) return read_sealed(flow, target, room);
   ssize_t got = 0;
   do {
     got = ::recv(flow.socket.get(), target, want, MSG_DONTWAIT);

@@ -15,24 +15,24 @@ HWY_BEFORE_NAMESPACE();
 namespace shoal::tcp::HWY_NAMESPACE {
 
 // One by one: what is left over of sixteen, and everything where there are no vectors.
-template <typename Word>
+template <typename ControlRecord>
 void split_each(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
-  constexpr std::size_t kRest = sizeof(Word) - 1;
+  constexpr std::size_t kRest = sizeof(ControlRecord) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    Word word;
+    ControlRecord word;
     std::memcpy(&word, words + i * sizeof word, sizeof word);
     word = std::rotl(word, 1);
     std::memcpy(rests + i * kRest, &word, kRest);
     exponents[i] = static_cast<std::uint8_t>(word >> (8 * kRest));
   }
 }
-template <typename Word>
+template <typename ControlRecord>
 void join_each(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words) {
-  constexpr std::size_t kRest = sizeof(Word) - 1;
+  constexpr std::size_t kRest = sizeof(ControlRecord) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    Word word = 0;
+    ControlRecord word = 0;
     std::memcpy(&word, rests + i * kRest, kRest);
-    word = std::rotr(static_cast<Word>(word | exponents[i] << (8 * kRest)), 1);
+    word = std::rotr(static_cast<ControlRecord>(word | exponents[i] << (8 * kRest)), 1);
     std::memcpy(words + i * sizeof word, &word, sizeof word);
   }
 }

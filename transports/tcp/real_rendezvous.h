@@ -96,7 +96,7 @@ class RealRendezvous final : public Rendezvous {
  public:
   RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
                  std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
-  Result<std::vector<PeerSockets>> connect_all(Patience patience) override;
+  Result<std::vector<PeerSockets>> connect_all(ConnectDeadline time_limit) override;
   void lose(int rank, std::size_t index, std::chrono::steady_clock::time_point silent_since) override;
   void forget(int rank) override;
   [[nodiscard]] int wait_fd() const noexcept override { return epoll_.get(); }
@@ -138,7 +138,7 @@ class RealRendezvous final : public Rendezvous {
   void start(Outbound& outbound);
   void retry(Outbound& outbound, int error, std::string why);
   void postpone(Outbound& outbound, std::string why);
-  [[nodiscard]] std::chrono::milliseconds patience_with(const Peer& peer) const noexcept;
+  [[nodiscard]] std::chrono::milliseconds time_limit_for(const Peer& peer) const noexcept;
   void retry_lost(Outbound& outbound, int error);
   void deny(Peer& peer, std::size_t place);
   void serve_outbounds();

@@ -62,14 +62,14 @@ RealRendezvous::RealRendezvous(const Identity& self, const Key& key, std::vector
   }
 }
 
-Result<std::vector<PeerSockets>> RealRendezvous::connect_all(Patience patience) {
+Result<std::vector<PeerSockets>> RealRendezvous::connect_all(ConnectDeadline time_limit) {
   start_ = Clock::now();
-  deadline_ = patience.deadline();
+  deadline_ = time_limit.deadline();
   while (missing_ > 0 && failure_.ok()) {
     if (Clock::now() >= deadline_) return late();
-    if (Status status = patience.check(); !status.ok()) return status;
+    if (Status status = time_limit.check(); !status.ok()) return status;
     start_outbounds();
-    wait(true, patience.next());
+    wait(true, time_limit.next());
     accept_all();
     serve_inbounds();
     serve_outbounds();

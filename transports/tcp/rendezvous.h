@@ -13,8 +13,8 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "src/trust/sealing.h"
-#include "transports/common/patience.h"
+#include "src/trust/record_cipher.h"
+#include "transports/common/connect_deadline.h"
 #include "transports/tcp/address.h"
 #include "transports/tcp/wire.h"
 
@@ -71,7 +71,7 @@ class Rendezvous {
   /// Until every socket has finished its handshake. Connections that are refused or dropped are tried again until the deadline.
   /// The result has the order of `peers`.
   /// Errors: timeout naming each rank that is missing and why; mismatch where a rank of this job has other settings.
-  virtual Result<std::vector<PeerSockets>> connect_all(Patience patience) = 0;
+  virtual Result<std::vector<PeerSockets>> connect_all(ConnectDeadline time_limit) = 0;
 
   // Afterwards; nothing blocks.
 

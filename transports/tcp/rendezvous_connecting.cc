@@ -103,7 +103,7 @@ void RealRendezvous::start(Outbound& outbound) {
     if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
   }
   // A rank that is busy may leave the handshake waiting for any time. Should its host vanish, the system has to say so.
-  if (rejoining()) tune_handshake(outbound.socket.get(), patience_with(peer));
+  if (rejoining()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
   outbound.state = Outbound::State::connecting;
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
   // At the start a rail that is left is left for good; later the others go on while one is silent.
@@ -147,7 +147,7 @@ void RealRendezvous::postpone(Outbound& outbound, std::string why) {
 
 // For how long a host may be silent that has taken a connection: where another address may answer, as short as one that does
 // not.
-milliseconds RealRendezvous::patience_with(const Peer& peer) const noexcept {
+milliseconds RealRendezvous::time_limit_for(const Peer& peer) const noexcept {
   return peer.where.addresses.size() > 1 ? kUnansweredTry : lost_after_;
 }
 
@@ -164,7 +164,7 @@ void RealRendezvous::retry_lost(Outbound& outbound, int error) {
     outbound.failing_since = kept ? now : outbound.since;
     outbound.retry = kFirstRetry;
   }
-  if (silent && outbound.reached) outbound.failing_since = now - patience_with(peer);  // until then it has answered
+  if (silent && outbound.reached) outbound.failing_since = now - time_limit_for(peer);  // until then it has answered
   if (kept || silent) {
     outbound.closed_since = {};
     peer.denied.clear();

@@ -90,7 +90,7 @@ class TcpTransport final : public Transport {
   [[nodiscard]] std::string address() const override { return join_addresses(listeners_.advertised); }
 
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
-                                                     Patience patience) override {
+                                                     ConnectDeadline time_limit) override {
     auto where = check(peers, addresses);
     if (!where.ok()) return where.status();
     Identity self;
@@ -104,7 +104,7 @@ class TcpTransport final : public Transport {
     auto rails = options_.rails.empty() ? std::vector<SocketAddress>() : listeners_.advertised;
     auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where),
                                        std::move(rails), options_.lost_after);
-    auto connected = rendezvous->connect_all(std::move(patience));
+    auto connected = rendezvous->connect_all(std::move(time_limit));
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
     for (PeerSockets& peer : *connected) {

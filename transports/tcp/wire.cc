@@ -181,22 +181,23 @@ std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> byt
   return fmt::format("a payload of {} bytes, packed into {}", size_bytes, load<std::uint32_t>(at + 44));
 }
 
-void encode(const Word& word, std::span<std::byte, kWordBytes> bytes) noexcept {
+void encode(const ControlRecord& word, std::span<std::byte, kControlRecordBytes> bytes) noexcept {
   std::byte* at = bytes.data();
-  std::memset(at, 0, kWordBytes);
+  std::memset(at, 0, kControlRecordBytes);
   store(at + 8, static_cast<std::uint32_t>(word.kind));
   store(at + 12, word.socket);
   store(at + 16, word.position);
   store(at, kWordMagic);
-  store(at + 4, check_of_record(at, kWordBytes));
+  store(at + 4, check_of_record(at, kControlRecordBytes));
 }
 
-std::optional<Word> decode_word(std::span<const std::byte, kWordBytes> bytes) noexcept {
+std::optional<ControlRecord> decode_control_record(std::span<const std::byte, kControlRecordBytes> bytes) noexcept {
   const std::byte* at = bytes.data();
-  if (load<std::uint32_t>(at) != kWordMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kWordBytes)) return {};
+  if (load<std::uint32_t>(at) != kWordMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kControlRecordBytes))
+    return {};
   const auto kind = load<std::uint32_t>(at + 8);
   if (kind < 1 || kind > 3) return {};
-  return Word{static_cast<Word::Kind>(kind), load<std::uint32_t>(at + 12), load<std::uint64_t>(at + 16)};
+  return ControlRecord{static_cast<ControlRecord::Kind>(kind), load<std::uint32_t>(at + 12), load<std::uint64_t>(at + 16)};
 }
 
 }  // namespace shoal::tcp

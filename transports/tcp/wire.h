@@ -95,7 +95,7 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
 
 /// What the two ends of a link say to each other beside the tiles, on a socket of its own: there it neither waits behind tiles
 /// that nobody takes, nor resets a connection whose sender has left when the last tiles are still on their way.
-struct Word {
+struct ControlRecord {
   enum class Kind : std::uint32_t {
     received = 1,  ///< all tiles below `position` that were sent on `socket` have come: their sender may forget them
     goodbye = 2,   ///< this end leaves in order: do not look for it
@@ -105,12 +105,13 @@ struct Word {
   std::uint32_t socket = 0;
   std::uint64_t position = 0;
 
-  bool operator==(const Word&) const = default;
+  bool operator==(const ControlRecord&) const = default;
 };
-inline constexpr std::size_t kWordBytes = 32;
+inline constexpr std::size_t kControlRecordBytes = 32;
 
-void encode(const Word& word, std::span<std::byte, kWordBytes> bytes) noexcept;
+void encode(const ControlRecord& word, std::span<std::byte, kControlRecordBytes> bytes) noexcept;
 /// Empty where the bytes are no word.
-[[nodiscard]] std::optional<Word> decode_word(std::span<const std::byte, kWordBytes> bytes) noexcept;
+[[nodiscard]] std::optional<ControlRecord> decode_control_record(
+    std::span<const std::byte, kControlRecordBytes> bytes) noexcept;
 
 }  // namespace shoal::tcp

@@ -1,0 +1,531 @@
+#include "src/communicator/connect_job.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <shoal/limits.h>
+
+#include "src/algorithms/algorithm.h"
+#include "src/base/deadline.h"
+#include "src/communicator/probe.h"
+#include "src/communicator/tuning_file.h"
+#include "src/join/socket.h"
+#include "src/join/startup_exchange.h"
+#include "src/join/startup_watch.h"
+#include "src/machine/cores.h"
+#include "src/machine/placing.h"
+#include "src/progress/progress_thread.h"
+#include "src/settings/settings.h"
+#include "transports/ofi/ofi.h"
+#include "transports/shm/arena.h"
+#include "transports/shm/rendezvous.h"
+#include "transports/shm/shm.h"
+#include "transports/tcp/tcp.h"
+#include "transports/ucx/ucx.h"
+
+namespace shoal {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+static_assert(shm::kMaxRanks == kMaxHostRanks, "transports see none of the public limits");
+
+constexpr std::size_t kControlTileBytes = 4096;
+constexpr std::size_t kNetworkTileBytes = 256 << 10;
+constexpr std::size_t kTcpRoomBytes = 512 << 10;  // to receive, for each socket
+constexpr std::size_t kRailsRoomBytes = 1 << 20;  // under way to a peer over ofi or ucx
+
+// What rank 0 has decided, and what it keeps for itself.
+struct Decision {
+  JobConfig config;
+  TuningTable table;
+  bool single_copy_always = false;
+};
+
+// "a,b" -> a, b.
+std::vector<std::string> list_of(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(',', start), text.size());
+    parts.push_back(text.substr(start, end - start));
+    start = end + 1;
+  }
+  return parts;
+}
+
+Result<Decision> decide(const CommunicatorOptions& options) {
+  Decision decision;
+  JobConfig& config = decision.config;
+  config.salt = to_hex(random_key());
+  config.job_id = std::random_device{}() | (static_cast<std::uint64_t>(std::random_device{}()) << 32);
+  config.algorithm = options.algorithm;
+  if (!config.algorithm.empty()) {
+    if (const auto known = find_algorithm(config.algorithm); !known.ok()) return known.status();
+  }
+  if (!options.transports.empty()) {
+    config.use_shm = false;
+    config.network = Network::none;
+    for (const std::string& name : list_of(options.transports)) {
+      Network network = Network::none;
+      for (const Network known : {Network::tcp, Network::ofi, Network::ucx}) {
+        if (name == to_string(known)) network = known;
+      }
+      if (name != "shm" && network == Network::none)
+        return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp ofi ucx", name));
+      if (network != Network::none && config.network != Network::none) {
+        return Status(StatusCode::invalid_argument,
+                      fmt::format("transports '{}': name one of tcp, ofi and ucx", options.transports));
+      }
+      config.use_shm |= name == "shm";
+      if (network != Network::none) config.network = network;
+    }
+  } else if (ofi_has_efa(setting("SHOAL_SYSFS_ROOT"))) {
+    config.network = Network::ofi;
+  }
+  const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
+  if (!sockets.ok()) return sockets.status();
+  config.sockets_per_peer = static_cast<int>(*sockets);
+  const std::string integrity = setting("SHOAL_INTEGRITY");
+  if (integrity != "auto" && integrity != "on" && integrity != "off")
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_INTEGRITY='{}' is none of auto, on and off", integrity));
+  if (integrity == "on") config.integrity = Integrity::on;
+  if (integrity == "auto" && tcp_check_sums_are_fast()) config.integrity = Integrity::measured;
+  const std::string encryption = setting("SHOAL_ENCRYPTION");
+  if (encryption != "on" && encryption != "off")
+    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
+  config.encryption = encryption == "on";
+  const std::string compression = setting("SHOAL_COMPRESSION");
+  if (compression != "off" && compression != "lossless" && compression != "auto")
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("SHOAL_COMPRESSION='{}' is none of off, lossless and auto", compression));
+  if (compression == "lossless") config.compression = Compression::lossless;
+  if (compression == "auto" && tcp_packing_is_fast()) config.compression = Compression::measured;
+  const char* const needs_tcp = config.encryption           ? "SHOAL_ENCRYPTION=on"
+                                : compression == "lossless" ? "SHOAL_COMPRESSION=lossless"
+                                                            : nullptr;
+  if (config.network != Network::tcp && config.network != Network::none && needs_tcp != nullptr) {
+    if (!options.transports.empty()) {
+      return Status(StatusCode::unsupported, fmt::format("{} does not encrypt and does not compress; without {}, or with tcp",
+                                                         to_string(config.network), needs_tcp));
+    }
+    config.network = Network::tcp;
+  }
+  const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 2);
+  if (!single_copy.ok()) return single_copy.status();
+  config.single_copy = *single_copy > 0;
+  decision.single_copy_always = *single_copy == 2;
+  const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
+  if (!probe.ok()) return probe.status();
+  config.probe = *probe == 1;
+  const std::string numerics = setting("SHOAL_NUMERICS");
+  if (numerics == "measured") {
+    config.numerics = Numerics::measured;
+  } else if (numerics == "repeatable") {
+    config.numerics = Numerics::repeatable;
+  } else if (numerics == "strict") {
+    config.numerics = Numerics::strict;
+  } else if (!numerics.empty()) {
+    return Status(StatusCode::invalid_argument,
+                  fmt::format("SHOAL_NUMERICS='{}' is none of measured, repeatable and strict", numerics));
+  }
+  // What was measured differs from run to run, and with it what is chosen.
+  if (config.numerics == Numerics::repeatable || config.numerics == Numerics::strict) config.probe = false;
+  config.network_tile_bytes = kNetworkTileBytes;
+  if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
+    const auto tile = parse_bytes(wanted);
+    if (!tile.ok() || *tile < 4096 || *tile > (8 << 20) || *tile % 4096 != 0) {
+      return Status(StatusCode::invalid_argument,
+                    fmt::format("SHOAL_TILE_BYTES='{}' is not a multiple of 4K from 4K to 8M", wanted));
+    }
+    config.tile_bytes = config.network_tile_bytes = *tile;
+  }
+  // Rank 0 alone reports; a malformed value is everybody's error all the same.
+  if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
+  if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
+    auto table = read_tuning_file(path);
+    if (!table.ok()) return table.status();
+    config.tuned = true;
+    decision.table = std::move(table).value();
+  }
+  return decision;
+}
+
+// Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
+Result<Decision> agree_on_config(StartupExchange& exchange, int rank, const CommunicatorOptions& options, const Key& key) {
+  if (rank != 0) {
+    const auto text = exchange.hear("config", 0, "config");
+    if (!text.ok()) return text.status();
+    auto config = parse_job_config(*text, key);
+    if (!config.ok()) {
+      exchange.hear_refusal();
+      return config.status();
+    }
+    return Decision{std::move(config).value(), {}};
+  }
+  auto decision = decide(options);
+  const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
+  if (Status status = exchange.say("config", text); !status.ok()) return status;
+  if (!decision.ok()) exchange.wait_until_heard();
+  return decision;
+}
+
+Topology topology_from(const std::vector<std::string>& identities) {
+  Topology topology;
+  std::map<std::string, int> nodes;
+  for (const std::string& identity : identities) {
+    topology.node_of_rank.push_back(nodes.try_emplace(identity, static_cast<int>(nodes.size())).first->second);
+  }
+  return topology;
+}
+
+// Rings that are larger than a core's second-level cache: a slot that the peer still holds there is slow to write again. With
+// many peers there is turnover enough, and memory counts.
+int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / peers), 4, 16); }
+
+// A transport being set up: whom it serves and how they are found.
+struct TransportSetup {
+  std::unique_ptr<Transport> transport;
+  std::vector<int> peers;
+  std::string_view name;  ///< for messages
+};
+
+Result<std::vector<std::unique_ptr<Link>>> connect(TransportSetup& wiring, const std::vector<std::string>& addresses,
+                                                   ConnectDeadline time_limit) {
+  std::vector<std::string> theirs;
+  startup_waits_for(fmt::format("connections with {} ranks ({})", wiring.peers.size(), wiring.name));
+  for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
+  return wiring.transport->connect(wiring.peers, theirs, std::move(time_limit));
+}
+
+// Control and data links must not be taken for each other: neither by their number nor by their key.
+TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds lost_after, int rank, int size,
+                       std::string_view role, std::uint64_t salt) {
+  TcpOptions options;
+  options.lost_after = lost_after;
+  options.interface_or_address =
+      setting("SHOAL_HOST_ADDRESS").empty() ? setting("SHOAL_SOCKET_IFNAME") : host_address_setting();
+  options.sockets_per_peer = config.sockets_per_peer;
+  options.tile_bytes = config.network_tile_bytes;
+  options.integrity = config.integrity == Integrity::on;
+  options.encryption = config.encryption;
+  options.job_id = config.job_id ^ salt;
+  options.tiles_per_socket = std::clamp<std::size_t>(kTcpRoomBytes / options.tile_bytes, 2, 64);
+  options.key = derive_key(links, role);
+  options.rank = rank;
+  options.size = size;
+  return options;
+}
+
+// How many of this rank's cards it may use: both ends of a link have as many rails, and a host may lack a card. 0 of another
+// rank: it does not know, or has been told.
+Result<std::size_t> agree_on_rails(StartupExchange& exchange, std::size_t cards) {
+  const auto all = exchange.step("cards", std::to_string(cards));
+  if (!all.ok()) return all.status();
+  for (const std::string& text : *all) {
+    const auto theirs = parse_bytes(text);
+    if (!theirs.ok()) return Status(StatusCode::internal, fmt::format("start-up: '{}' is no number of cards", text));
+    if (*theirs > 0) cards = std::min<std::size_t>(cards, *theirs);
+  }
+  return cards;
+}
+
+// The transport between nodes, for data. `cards`: that this rank should use, by name.
+Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, milliseconds lost_after, int rank,
+                                                const Topology& topology, const std::vector<std::string>& cards) {
+  TcpOptions as_tcp = tcp_options(config, links, lost_after, rank, topology.ranks(), "data", 0);
+  const auto fill = [&](rails::Options& options) {
+    options.tile_bytes = config.tile_bytes;  // what has no streams must keep more of them under way
+    options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
+    options.integrity = as_tcp.integrity;
+    // The user's memory that lasts is what shoal has allocated for him.
+    if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {
+      options.lasting_memory = {arena->base(), arena->size_bytes()};
+      options.lasting_changes = [arena] { return arena->frees(); };
+    }
+    options.job_id = as_tcp.job_id;
+    options.key = as_tcp.key;
+    options.rank = rank;
+    options.size = topology.ranks();
+  };
+  switch (config.network) {
+    case Network::ofi: {
+      OfiOptions options;
+      fill(options);
+      options.provider = setting("SHOAL_OFI_PROVIDER");
+      if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) options.devices = list_of(rails);
+      options.near = as_tcp.interface_or_address;
+      options.cards = cards;
+      options.share = topology.local_rank(rank);
+      options.shares = static_cast<int>(topology.ranks_of_node(topology.node_of_rank[static_cast<std::size_t>(rank)]).size());
+      return make_ofi_transport(options);
+    }
+    case Network::ucx: {
+      UcxOptions options;
+      fill(options);
+      if (setting("SHOAL_RAILS").empty()) options.near = as_tcp.interface_or_address;
+      return make_ucx_transport(options);
+    }
+    case Network::tcp:
+    case Network::none:
+      break;
+  }
+  if (const std::string rails = setting("SHOAL_RAILS"); !rails.empty()) {
+    as_tcp.rails = list_of(rails);
+    as_tcp.sockets_per_peer = std::max(as_tcp.sockets_per_peer, static_cast<int>(as_tcp.rails.size()));
+  }
+  return make_tcp_transport(as_tcp);
+}
+
+Result<std::int64_t> progress_nice() { return integer_setting("SHOAL_PROGRESS_NICE", -20, 19); }
+
+Result<std::shared_ptr<Executor>> make_executor(ProgressEngineParts parts, const std::vector<int>& progress_cores,
+                                                int local_size) {
+  const auto nice = progress_nice();
+  if (!nice.ok()) return nice.status();
+  const bool spare_cores = parts.cores >= 2 * local_size;
+  auto engine = std::make_shared<ProgressEngine>(std::move(parts));
+  if (Status status = engine->status(); !status.ok()) return status;
+  const ProgressThread::Place place{progress_cores, spare_cores, static_cast<int>(*nice)};
+  if (Status status = ProgressThread::instance().add(engine, place); !status.ok()) return status;
+  Group everybody = Group::whole(*engine);
+  return Executor::create(std::move(engine), std::move(everybody));
+}
+
+// What this process brings along, whoever else there is. For how long another host may be silent.
+Result<milliseconds> begin(ProgressEngineParts& parts, int rank) {
+  parts.rank = rank;
+  parts.device = &host_device();
+  parts.cores = allowed_cores();
+  if (Status status = check_progress_cores(); !status.ok()) return status;
+  if (const auto nice = progress_nice(); !nice.ok()) return nice.status();
+  const auto warn_after = time_setting("SHOAL_WARN_AFTER");
+  if (!warn_after.ok()) return warn_after.status();
+  parts.warn_after = *warn_after;
+  return time_setting("SHOAL_LOST_AFTER");
+}
+
+Result<ConnectedJob> wire_up_alone(const CommunicatorOptions& options) {
+  ProgressEngineParts parts;
+  if (const auto lost_after = begin(parts, 0); !lost_after.ok()) return lost_after.status();
+  const auto decision = decide(options);
+  if (!decision.ok()) return decision.status();
+  parts.topology = Topology::uniform(1, 1);
+  const OwnPlace place = own_place({{affinity_cores()}, parts.cores}, 0, false);
+  auto executor = make_executor(std::move(parts), place.progress_cores, 1);
+  if (!executor.ok()) return executor.status();
+  return ConnectedJob{std::move(executor).value(), "local", {}, {}};
+}
+
+// What is open while ranks find each other.
+struct Opened {
+  ProgressEngineParts parts;
+  TransportSetup control{{}, {}, "control"};
+  TransportSetup shm{{}, {}, "shared memory"};
+  TransportSetup network{{}, {}, "network"};
+};
+
+Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
+                                   const std::string& job, CommunicatorOptions& options) {
+  ProgressEngineParts& parts = opened.parts;
+  const auto lost_after = begin(parts, rank);
+  if (!lost_after.ok()) return lost_after.status();
+  const auto decision = agree_on_config(exchange, rank, options, key.key);
+  if (!decision.ok()) return decision.status();
+  const JobConfig* config = &decision->config;
+  if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
+    return Status(StatusCode::mismatch,
+                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; start all ranks with the same", rank));
+  }
+  if (config->encryption && !key.secret) {
+    return Status(StatusCode::invalid_argument,
+                  "SHOAL_ENCRYPTION=on needs a key that nobody else knows, and this job has none: give all ranks the same "
+                  "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which make one");
+  }
+  const Key links = link_key(key.key, *config);
+  options.algorithm = config->algorithm;
+
+  const auto identities = exchange.step("node", node_identity());
+  if (!identities.ok()) return identities.status();
+  parts.topology = topology_from(*identities);
+  if (config->encryption && key.told && parts.topology.nodes() > 1) {
+    return Status(StatusCode::invalid_argument,
+                  "SHOAL_ENCRYPTION=on between hosts needs a key that mpirun has not made: its daemons carry that one "
+                  "unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE");
+  }
+  const auto masks = exchange.step("cores", affinity_text());
+  if (!masks.ok()) return masks.status();
+  std::vector<std::string> local_masks;
+  HostRanks host;
+  for (const int local : parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(rank)])) {
+    local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
+    host.masks.push_back(cores_of_mask(local_masks.back()));
+  }
+  // Launchers bind ranks to cores of their own: what counts is what the ranks of the node have together.
+  parts.cores = node_cores(local_masks, quota_cores());
+  parts.topology.cores_per_node = parts.cores;
+  if (!setting("SHOAL_CORES").empty()) {
+    const auto cores = positive_setting("SHOAL_CORES", 1e6, "cores");
+    if (!cores.ok()) return cores.status();
+    parts.topology.cores_per_node = *cores;
+    parts.cores = static_cast<int>(*cores);
+  }
+  host.cores = parts.cores;
+  const bool takes_cards = config->network == Network::ofi && setting("SHOAL_RAILS").empty();
+  OwnPlace place = own_place(host, parts.topology.local_rank(rank), takes_cards);
+  if (!takes_cards) place.nics.clear();
+
+  auto flight_record =
+      FlightRecord::create({config->job_id, job, rank, parts.topology.node_of_rank}, parts.topology.local_rank(rank) == 0);
+  if (!flight_record.ok()) return flight_record.status();
+  parts.flight_record = std::move(flight_record).value();
+  parts.tile_bytes = config->tile_bytes;
+
+  TransportSetup& control = opened.control;
+  TransportSetup& shm = opened.shm;
+  TransportSetup& network = opened.network;
+  const int node = parts.topology.node_of_rank[static_cast<std::size_t>(rank)];
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    control.peers.push_back(peer);
+    const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
+    if (!(same_node && config->use_shm) && config->network == Network::none) {
+      return Status(StatusCode::unsupported, fmt::format("rank {} is on another host, in another container or of another user, "
+                                                         "where shm does not reach; allow tcp, ofi or "
+                                                         "ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
+                                                         peer));
+    }
+    (same_node && config->use_shm ? shm : network).peers.push_back(peer);
+  }
+
+  TcpOptions control_options = tcp_options(*config, links, *lost_after, rank, size, "control", 0x636F6E74726F6C);
+  control_options.sockets_per_peer = 1;
+  control_options.tile_bytes = kControlTileBytes;
+  control_options.tiles_per_socket = 2;
+  control_options.integrity = config->integrity != Integrity::off;  // few bytes
+  // What ranks tell each other must survive a rail as the data does.
+  if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) control_options.rails = std::move(rails);
+  auto control_transport = make_tcp_transport(control_options);
+  if (!control_transport.ok() && config->network != Network::tcp) {
+    control_options.rails.clear();  // they may be cards, which have no address
+    control_transport = make_tcp_transport(control_options);
+  }
+  if (!control_transport.ok()) return control_transport.status();
+  control.transport = std::move(control_transport).value();
+  if (!shm.peers.empty()) {
+    ShmOptions shm_options;
+    shm_options.rank = rank;
+    shm_options.job_id = config->job_id;
+    shm_options.tile_bytes = config->tile_bytes;
+    shm_options.slots = ring_slots(shm.peers.size());
+    shm_options.single_copy = config->single_copy;
+    auto made = make_shm_transport(shm_options);
+    if (!made.ok()) return made.status();
+    shm.transport = std::move(made).value();
+  }
+  if (config->network == Network::ofi) {
+    const auto rails = agree_on_rails(exchange, place.nics.size());
+    if (!rails.ok()) return rails.status();
+    place.nics.resize(*rails);
+  }
+  if (!network.peers.empty()) {
+    auto made = make_network(*config, links, *lost_after, rank, parts.topology, place.nics);
+    if (!made.ok()) return made.status();
+    network.transport = std::move(made).value();
+  }
+
+  const auto address_of = [](const TransportSetup& wiring) {
+    return wiring.transport == nullptr ? std::string() : wiring.transport->address();
+  };
+  const auto control_addresses = exchange.step("control", address_of(control));
+  if (!control_addresses.ok()) return control_addresses.status();
+  const auto shm_addresses = exchange.step("shm", address_of(shm));
+  if (!shm_addresses.ok()) return shm_addresses.status();
+  const auto network_addresses = exchange.step("network", address_of(network));
+  if (!network_addresses.ok()) return network_addresses.status();
+
+  const auto time_limit = [&] { return ConnectDeadline(exchange.deadline(), [&exchange] { return exchange.look(); }); };
+  auto control_links = connect(control, *control_addresses, time_limit());
+  if (!control_links.ok()) return control_links.status();
+  parts.control = std::make_unique<ControlPlane>(std::move(control.transport), std::move(control_links).value());
+  const auto add = [&](TransportSetup& wiring, const std::vector<std::string>& addresses) -> Status {
+    if (wiring.transport == nullptr) return {};
+    auto links = connect(wiring, addresses, time_limit());
+    if (!links.ok()) return links.status();
+    for (auto& link : *links) {
+      parts.links.push_back(std::move(link));
+      parts.transport_of_link.push_back(static_cast<std::uint32_t>(parts.transports.size()));
+    }
+    parts.transports.push_back(std::move(wiring.transport));
+    return {};
+  };
+  if (Status status = add(shm, *shm_addresses); !status.ok()) return status;
+  if (Status status = add(network, *network_addresses); !status.ok()) return status;
+
+  if (decision->single_copy_always)
+    parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
+  if (Status status = measure_costs(exchange, parts, config->probe); !status.ok()) return status;
+  // Of a wire that was not measured nobody knows whether it is slow. Sockets' own sums are weak, whereas cards check what they
+  // carry.
+  const bool sums_pay = config->probe ? check_sums_cost_little(parts.topology) : config->network == Network::tcp;
+  if (config->integrity == Integrity::measured && sums_pay) {
+    for (const auto& transport : parts.transports) transport->use_check_sums();
+  }
+  if (config->compression == Compression::lossless ||
+      (config->compression == Compression::measured && packing_costs_little(parts.topology))) {
+    for (const auto& transport : parts.transports) transport->use_packing();
+  }
+
+  ConnectedJob wired{{}, transports_between(parts.topology, config->use_shm, to_string(config->network)), config->numerics, {}};
+  if (config->tuned) {
+    auto tuned = agree_on_tuning(exchange, rank, decision->table, parts.topology, wired.transports);
+    if (!tuned.ok()) return tuned.status();
+    wired.tuned = std::move(tuned).value();
+  }
+
+  const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
+  // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
+  if (const auto ready = exchange.step("ready", ""); !ready.ok()) return ready.status();
+  if (Status status = exchange.part(); !status.ok()) return status;
+  auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
+  if (!executor.ok()) return executor.status();
+  wired.executor = std::move(executor).value();
+  return wired;
+}
+
+}  // namespace
+
+Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey& key, const std::string& job,
+                                 CommunicatorOptions& options) {
+  if (size == 1) return wire_up_alone(options);
+  if (Status status = store->enter(rank, size); !status.ok()) {
+    store->leave();
+    return status;
+  }
+  const AbsentRanks absent([store, size] { return store->absent(size); });
+  StartupExchange exchange(*store, rank, size, deadline_after(options.timeout));
+  auto opened = std::make_unique<Opened>();
+  auto wired = wire_up_ranks(exchange, *opened, rank, size, key, job, options);
+  if (wired.ok()) {
+    store->leave();
+    return wired;
+  }
+  const Status cause = exchange.give_up(wired.status());
+  // Who was faster has all that it needs from the store, and reads it no longer.
+  if (ControlPlane* const control = opened->parts.control.get(); control != nullptr) {
+    control->send_abort({}, opened->control.peers,
+                        {cause.code(), fmt::format("rank {} has given up: {}", rank, cause.message())});
+    control->finish();
+  }
+  store->leave();  // in order, as all can read
+  opened.reset();  // not before: who loses a connection asks why
+  exchange.leave();
+  return cause;
+}
+
+}  // namespace shoal

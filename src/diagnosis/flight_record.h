@@ -1,0 +1,255 @@
+// FlightRecord: where a rank writes down which call it is in, for `shoal doctor` to read from outside and after its death.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <shoal/status.h>
+
+#include "src/diagnosis/signature.h"
+
+namespace shoal {
+
+struct CallHistory;
+
+inline constexpr std::size_t kLedgerCalls = 256;     ///< calls of a communicator that are remembered
+inline constexpr std::size_t kLedgerMembers = 4096;  ///< ranks of a communicator that are told apart
+inline constexpr std::uint32_t kLedgerPages = 64;    ///< communicators of a process that are written down
+inline constexpr std::uint32_t kLedgerVersion = 3;   ///< of the file's form
+inline constexpr std::uint32_t kLedgerOpen = 1;      ///< LedgerPage::state: in use
+inline constexpr std::uint32_t kLedgerFailed = 2;    ///< closed with `cause`
+inline constexpr std::array<char, 8> kLedgerMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
+
+/// A set of the first kLedgerMembers ranks.
+struct RankSet {
+  std::array<std::uint64_t, kLedgerMembers / 64> bits{};
+
+  void insert(int rank) noexcept {
+    const auto at = static_cast<std::size_t>(rank);
+    if (at < kLedgerMembers) bits[at / 64] |= std::uint64_t{1} << (at % 64);
+  }
+  [[nodiscard]] bool contains(int rank) const noexcept {
+    const auto at = static_cast<std::size_t>(rank);
+    return at < kLedgerMembers && (bits[at / 64] >> (at % 64) & 1) != 0;
+  }
+};
+
+/// One communicator of one rank, as it lies in memory and in the file. Whoever reads it from outside may find it half written:
+/// any bytes are a valid page.
+///
+/// What every call writes is a line of `calls` (its signature) and the first line here, nothing else, and no clock is read.
+struct alignas(64) LedgerPage {
+  std::atomic<std::uint64_t> started{0};         ///< calls that have been started
+  std::atomic<std::uint64_t> ended{0};           ///< of them, those that have ended well
+  std::atomic<std::uint64_t> messages{0};        ///< sends and receives that have been started
+  std::atomic<std::uint64_t> messages_ended{0};  ///< of them, those that have ended well
+  std::atomic<std::uint32_t> state{0};
+  std::uint32_t communicator = 0;  ///< GroupName::short_form(); 0: all ranks of the job
+  std::int32_t rank = 0;           ///< of this process, in the communicator
+  std::int32_t ranks = 0;
+  std::uint64_t name = 0;  ///< GroupName::key: the same on all its ranks
+
+  // While the oldest call in flight waits, rewritten a few times a second at most.
+  alignas(64) std::atomic<std::uint64_t> waiting_since_ns{0};  ///< steady clock; 0: nothing has ever waited
+  std::atomic<std::uint64_t> seen_ns{0};                       ///< steady clock: when the rank last looked at a wait
+  std::uint64_t waiting_sequence = 0;                          ///< of a call, or of a message
+  std::uint32_t waiting_is_message = 0;
+  RankSet absent;               ///< ranks that are not in the call
+  RankSet slow;                 ///< ranks that are, but whose data is missing
+  std::array<char, 192> words;  ///< of a message: what it is
+
+  // Once the communicator has failed.
+  std::uint32_t cause_code = 0;
+  std::int64_t cause_at_ns = 0;  ///< system clock
+  std::array<char, 512> cause;
+
+  std::array<std::int32_t, kLedgerMembers> members;  ///< rank in the job of each rank
+  std::array<CallSignature, kLedgerCalls> calls;     ///< by sequence, modulo kLedgerCalls
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// What stands at the front of a flight record's file. Texts end with a zero or with their room.
+struct LedgerHeader {
+  std::array<char, 8> magic = kLedgerMagic;
+  std::uint32_t version = kLedgerVersion;
+  std::uint32_t page_bytes = sizeof(LedgerPage);
+  std::int32_t pid = 0;
+  std::int32_t rank = 0;
+  std::int32_t ranks = 0;
+  std::uint32_t pages = 0;          ///< that the file has room for
+  std::uint64_t pid_started = 0;    ///< clock ticks after boot: another process may get the number later
+  std::uint64_t pid_namespace = 0;  ///< where the number counts
+  std::uint64_t locked = 0;         ///< 1: the process holds a lock of the file (flock) while it lives
+  std::uint64_t job_id = 0;         ///< random; each job of create() has its own
+  std::int64_t system_ns = 0;       ///< both clocks, when the file was made
+  std::int64_t steady_ns = 0;
+  std::array<char, 128> job;  ///< SHOAL_JOB_ID or what the launcher calls it; may be empty
+  std::array<char, 128> host;
+  std::array<std::uint16_t, kLedgerMembers> node_of_rank;  ///< of the job's ranks
+};
+
+inline constexpr std::size_t kLedgerHeaderBytes = 12288;
+static_assert(sizeof(LedgerHeader) <= kLedgerHeaderBytes);
+inline constexpr std::size_t kLedgerFileBytes = kLedgerHeaderBytes + kLedgerPages * sizeof(LedgerPage);
+
+/// Copies as much of `text` as there is room for.
+template <std::size_t Room>
+void set_text(std::array<char, Room>& room, std::string_view text) noexcept {
+  room.fill('\0');
+  text.substr(0, Room - 1).copy(room.data(), Room - 1);
+}
+
+/// The latest time (system clock, nanoseconds) at which the rank of a flight record has certainly lived; the first page: null.
+std::int64_t last_sign_ns(const LedgerHeader& header, const LedgerPage* page) noexcept;
+/// Whether the process of a flight record lives: by its number where that counts here, else by the lock of the file at `path`.
+/// Nothing where neither tells.
+std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path);
+/// Removes the flight records of jobs whose processes have all ended and of which the last sign is more than a day old; of
+/// those that ended later only the latest 32 jobs stay. Other files in `root` stay.
+void remove_old_ledgers(const std::string& root);
+
+/// A process as the kernel shows it.
+struct ProcessState {
+  char letter = '\0';         ///< of /proc/PID/stat: R, S, D, T ...; 0: there is no such process
+  std::uint64_t started = 0;  ///< clock ticks after boot
+};
+ProcessState process_state(pid_t pid);
+/// The number of this process's PID namespace; 0 where the kernel does not tell.
+std::uint64_t own_pid_namespace();
+
+/// The folder for jobs' flight records: what SHOAL_LEDGER names, else shoal-UID in XDG_RUNTIME_DIR or /tmp; empty for "off".
+std::string ledger_folder();
+/// The folder of one job below it.
+std::string ledger_job_name(std::uint64_t job_id);
+
+/// The flight record of one rank, in a file of its own that goes when the FlightRecord does or the process ends in order, and
+/// stays where the rank has died or a communicator of it has failed. Owner's eyes only.
+///
+/// Thread rule: any thread; each page is its executor's.
+class FlightRecord {
+ public:
+  struct Owner {
+    std::uint64_t job_id = 0;
+    std::string job;  ///< what users call it
+    int rank = 0;
+    std::span<const int> node_of_rank;
+  };
+  /// In the folder of the settings. Null where SHOAL_LEDGER is off, or is not set and no file can be made: training goes on
+  /// without. The first rank of a node says so on standard error, and calls remove_old_ledgers(). Errors:
+  /// invalid_argument or system_error, where SHOAL_LEDGER names a folder that does not serve.
+  static Result<std::shared_ptr<FlightRecord>> create(const Owner& owner, bool first_of_node);
+  ~FlightRecord();
+  FlightRecord(const FlightRecord&) = delete;
+  FlightRecord& operator=(const FlightRecord&) = delete;
+
+  /// A page for a communicator; null where all are taken, or where the disk is full, which is said once.
+  LedgerPage* take_page() noexcept;
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+
+  /// What another rank of the job is in, by its own flight record: "in call 3 (barrier) of communicator 1a2b", which may be
+  /// another one than `name`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its flight record
+  /// is not here. Reads files: for errors and warnings.
+  [[nodiscard]] std::string whereabouts(int job_rank, std::uint64_t name) const;
+
+  /// The latest calls that another rank of the job has written down of communicator `name`. Nothing where its flight record is
+  /// not here. Reads files: for errors.
+  [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint64_t name) const;
+
+  /// False in a child of fork().
+  [[nodiscard]] bool of_this_process() const noexcept;
+
+  /// For the end of the process: as the destructor, but for a rank that is in a call.
+  void leave_file_of_ended_process() noexcept;
+
+ private:
+  FlightRecord(std::string path, int fd, std::byte* memory) noexcept;
+  [[nodiscard]] LedgerPage* page(std::uint32_t index) const noexcept;
+  [[nodiscard]] std::string path_of(int job_rank) const;
+  void remove_file() noexcept;
+
+  std::string path_;
+  int fd_;
+  std::byte* memory_;
+  pid_t pid_;
+  std::mutex mutex_;  // of who takes a page
+  // Pages, the first ones, that the disk has given room for. The others must not even be looked at: where the file lies in a
+  // tmpfs, that takes room, and ends the process where there is none.
+  std::atomic<std::uint32_t> with_room_{1};
+};
+
+/// A page of a FlightRecord, or of ordinary memory where there is none. Given back when it goes, unless its communicator has
+/// failed.
+class FlightRecordEntry {
+ public:
+  /// `communicator`, `name`: GroupName::short_form() and key.
+  FlightRecordEntry(std::shared_ptr<FlightRecord> flight_record, std::uint32_t communicator, int rank,
+                    std::span<const int> members, std::uint64_t name = 0);
+  ~FlightRecordEntry();
+  FlightRecordEntry(const FlightRecordEntry&) = delete;
+  FlightRecordEntry& operator=(const FlightRecordEntry&) = delete;
+
+  [[nodiscard]] LedgerPage& operator*() const noexcept { return *page_; }
+  [[nodiscard]] LedgerPage* operator->() const noexcept { return page_; }
+
+  /// The next call has been started, and is this one.
+  void start(std::uint64_t sequence, const CallSignature& signature) noexcept {
+    page_->calls[sequence % kLedgerCalls] = signature;
+    page_->started.store(sequence + 1, std::memory_order_release);
+  }
+  void end() noexcept { count(page_->ended); }
+  void start_message() noexcept { count(page_->messages); }
+  void end_message() noexcept { count(page_->messages_ended); }
+  [[nodiscard]] const CallSignature& call(std::uint64_t sequence) const noexcept {
+    return page_->calls[sequence % kLedgerCalls];
+  }
+
+  /// The oldest call or message in flight waits. `details(page)` fills in whom for; it is asked when the wait has become long,
+  /// and then a few times a second at most.
+  template <typename Details>
+  void wait(std::uint64_t sequence, bool is_message, std::chrono::steady_clock::time_point now, Details details) {
+    const auto now_ns =
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count());
+    const bool same = page_->waiting_sequence == sequence && (page_->waiting_is_message != 0) == is_message &&
+                      page_->waiting_since_ns.load(std::memory_order_relaxed) != 0;
+    if (!same) {
+      page_->waiting_sequence = sequence;
+      page_->waiting_is_message = is_message ? 1 : 0;
+      if (told_) page_->absent = page_->slow = {};  // short waits, of which there are many, write no sets
+      told_ = false;
+      page_->waiting_since_ns.store(now_ns, std::memory_order_release);
+      page_->seen_ns.store(now_ns, std::memory_order_relaxed);
+      told_ns_ = now_ns;
+    } else if (now_ns - told_ns_ >= kTellEveryNs) {
+      told_ns_ = now_ns;
+      told_ = true;
+      page_->seen_ns.store(now_ns, std::memory_order_relaxed);
+      details(*page_);
+    }
+  }
+  void fail(const Status& cause) noexcept;
+
+ private:
+  static constexpr std::uint64_t kTellEveryNs = 200'000'000;
+  // One thread writes at a time: no need for an atomic addition.
+  static void count(std::atomic<std::uint64_t>& counter) noexcept {
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+
+  std::shared_ptr<FlightRecord> flight_record_;
+  std::unique_ptr<LedgerPage> own_;
+  LedgerPage* page_;
+  std::uint64_t told_ns_ = 0;
+  bool told_ = false;  // of this wait
+};
+
+}  // namespace shoal

@@ -1,0 +1,158 @@
+#include "src/diagnosis/straggler_detector.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+using std::chrono::milliseconds;
+using Time = StragglerDetector::Clock::time_point;
+using Span = StragglerDetector::Clock::duration;
+
+constexpr Span kLeastWait = milliseconds(20);   // before anything is said: most waits are shorter
+constexpr Span kTellFirst = milliseconds(400);  // at the latest
+constexpr Span kMostLead = milliseconds(400);
+constexpr Span kMostGrace = milliseconds(100);
+constexpr Span kJustTold = milliseconds(10);  // words as young as that answer a question
+
+/// What stands in front of the two sets.
+struct Front {
+  std::uint64_t sequence = 0;
+  std::uint32_t asks = 0;
+  std::uint16_t absent_parts = 0;  // of 64 ranks each
+  std::uint16_t slow_parts = 0;
+  CallSignature call;
+};
+static_assert(sizeof(Front) == 40, "sent as bytes: no padding");
+
+std::uint16_t parts_of(const RankSet& set) {
+  std::size_t parts = set.bits.size();
+  while (parts > 0 && set.bits[parts - 1] == 0) --parts;
+  return static_cast<std::uint16_t>(parts);
+}
+
+}  // namespace
+
+std::vector<std::byte> StragglerDetector::to_bytes(const Words& words) {
+  const Front front{words.sequence, words.asks != 0 ? 1U : 0U, parts_of(words.absent), parts_of(words.slow), words.call};
+  constexpr std::size_t kPart = sizeof words.absent.bits[0];
+  std::vector<std::byte> bytes(sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts));
+  std::memcpy(bytes.data(), &front, sizeof front);
+  std::memcpy(bytes.data() + sizeof front, words.absent.bits.data(), kPart * front.absent_parts);
+  std::memcpy(bytes.data() + sizeof front + kPart * front.absent_parts, words.slow.bits.data(), kPart * front.slow_parts);
+  return bytes;
+}
+
+std::optional<StragglerDetector::Words> StragglerDetector::parse(std::span<const std::byte> bytes) noexcept {
+  Front front;
+  if (bytes.size() < sizeof front) return std::nullopt;
+  std::memcpy(&front, bytes.data(), sizeof front);
+  Words words;
+  constexpr std::size_t kPart = sizeof words.absent.bits[0];
+  const std::size_t parts = words.absent.bits.size();
+  if (front.absent_parts > parts || front.slow_parts > parts ||
+      bytes.size() != sizeof front + kPart * (std::size_t{front.absent_parts} + front.slow_parts))
+    return std::nullopt;
+  words.sequence = front.sequence;
+  words.asks = front.asks;
+  words.call = front.call;
+  std::memcpy(words.absent.bits.data(), bytes.data() + sizeof front, kPart * front.absent_parts);
+  std::memcpy(words.slow.bits.data(), bytes.data() + sizeof front + kPart * front.absent_parts, kPart * front.slow_parts);
+  return words;
+}
+
+StragglerDetector::StragglerDetector(int rank, int ranks) : rank_(rank), ranks_(static_cast<std::size_t>(ranks)) {}
+
+bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) {
+  const Span left = std::max(deadline - now, Span::zero());
+  if (oldest_call != sequence_) {
+    sequence_ = oldest_call;
+    since_ = now;
+    // Early enough to be heard before a short deadline.
+    tell_after_ = std::clamp(left / 3, kLeastWait, kTellFirst);
+    tell_at_ = now + tell_after_;
+    told_at_ = Time::min();
+  }
+  if (deadline != deadline_) {
+    deadline_ = deadline;
+    lead_ = std::min(std::clamp(left / 4, kLeastWait, kMostLead), left);
+    asked_ = false;
+  }
+  if (asked_by_others_ && told_at_ != Time::min() && now - told_at_ < kJustTold) asked_by_others_ = false;
+  return asked_by_others_ || now >= tell_at_ || (!asked_ && now >= deadline_ - lead_);
+}
+
+StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
+  Words words{sequence_, 0, {}, {}, {}};
+  for (const int rank : late.absent) words.absent.insert(rank);
+  for (const int rank : late.slow) words.slow.insert(rank);
+  while (now >= tell_at_) {
+    tell_after_ *= 2;
+    tell_at_ = since_ + tell_after_;
+  }
+  if (!asked_ && now >= deadline_ - lead_) {
+    asked_ = true;
+    asked_at_ = now;
+    words.asks = 1;
+    // Who was stopped until after a deadline may never have looked at this call, nor at those behind it.
+    if (now >= deadline_) excused_until_ = now + kMostGrace;
+  }
+  told_at_ = now;
+  asked_by_others_ = false;
+  return words;
+}
+
+void StragglerDetector::hear(int rank, const Words& words, Time now) {
+  heard_[rank] = {words, now};
+  asked_by_others_ |= words.asks != 0;
+}
+
+Time StragglerDetector::next() const { return std::min(tell_at_, asked_ ? Time::max() : deadline_ - lead_); }
+
+Time StragglerDetector::verdict_at(Time deadline) const {
+  const Time at = std::max(deadline, excused_until_);
+  return asked_ ? std::max(at, asked_at_ + std::min(lead_, kMostGrace)) : at;
+}
+
+// Once everybody has been asked, only answers count, of whichever call: what was said before that may be over. A rank that has
+// said something just before it was asked does not say it again.
+bool StragglerDetector::counts(const Heard& heard, std::uint64_t call) const {
+  if (heard.words.sequence == kNoCall) return false;
+  return asked_ ? heard.at >= asked_at_ - kJustTold : heard.words.sequence == call;
+}
+
+StragglerDetector::Verdict StragglerDetector::verdict(std::uint64_t call, const Late& late) const {
+  std::vector<int> next = late.absent;
+  next.insert(next.end(), late.slow.begin(), late.slow.end());
+  std::vector<bool> met(ranks_);
+  std::vector<bool> in_call(ranks_);  // as somebody has seen
+  for (const int rank : late.slow) in_call[static_cast<std::size_t>(rank)] = true;
+  std::vector<int> silent;
+  Verdict verdict;
+  met[static_cast<std::size_t>(rank_)] = true;
+  for (std::size_t direct = next.size(), k = 0; k < next.size(); ++k) {
+    const auto rank = static_cast<std::size_t>(next[k]);
+    if (met[rank]) continue;
+    met[rank] = true;
+    const auto its = heard_.find(next[k]);
+    if (its == heard_.end() || !counts(its->second, call)) {
+      silent.push_back(next[k]);
+      continue;
+    }
+    if (k < direct) verdict.waiting.push_back(next[k]);
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
+      const bool slow = its->second.words.slow.contains(static_cast<int>(peer));
+      if (slow) in_call[peer] = true;
+      if (slow || its->second.words.absent.contains(static_cast<int>(peer))) next.push_back(static_cast<int>(peer));
+    }
+  }
+  // All wait for each other: what this rank sees itself is all there is to say.
+  if (silent.empty()) return {late.absent, late.slow, {}};
+  std::ranges::sort(silent);
+  std::ranges::sort(verdict.waiting);
+  for (const int rank : silent) (in_call[static_cast<std::size_t>(rank)] ? verdict.slow : verdict.absent).push_back(rank);
+  return verdict;
+}
+
+}  // namespace shoal

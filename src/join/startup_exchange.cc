@@ -1,0 +1,168 @@
+#include "src/join/startup_exchange.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/base/printable.h"
+#include "src/join/startup_watch.h"
+
+namespace shoal {
+namespace {
+
+constexpr auto kRefusalPatience = std::chrono::seconds(1);
+constexpr auto kLatePatience = std::chrono::milliseconds(300);
+constexpr auto kCausePatience = std::chrono::milliseconds(50);  // with a store that may be far away
+constexpr auto kAnswerPatience = std::chrono::seconds(1);
+constexpr std::size_t kLongestWords = 4096;
+
+// A contribution, or a status code and words.
+constexpr char kSays = '+';
+constexpr char kGivesUp = '-';
+
+std::string heard_by(int rank) { return fmt::format("refusal/{}", rank); }
+
+std::string refusal(const Status& why) {
+  std::string text{kGivesUp, static_cast<char>(why.code())};
+  return text += why.message().substr(0, kLongestWords);
+}
+
+}  // namespace
+
+Status parse_refusal(int rank, std::string_view text) {
+  const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
+  const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
+  const std::string words = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
+  return {known ? static_cast<StatusCode>(code) : StatusCode::internal, fmt::format("rank {} has given up: {}", rank, words)};
+}
+
+std::optional<Status> parse_cause(std::string_view text) {
+  int rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  const auto space = static_cast<std::size_t>(end - text.data());
+  if (error != std::errc() || space == text.size() || text[space] != ' ') return std::nullopt;
+  return parse_refusal(rank, text.substr(space + 1));
+}
+
+std::string StartupExchange::key(int rank) const { return fmt::format("step/{}/{}", step_, rank); }
+
+Result<std::vector<std::string>> StartupExchange::step(std::string_view name, std::string_view mine) {
+  if (Status status = store_.set(key(rank_), kSays + std::string(mine)); !status.ok()) return status;
+  said_ = true;
+  std::vector<std::string> all;
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto value = hear(name, rank, key(rank));
+    if (!value.ok()) return value.status();
+    if (value->empty() || value->front() != kSays) {
+      if (rank == 0) hear_refusal();
+      hears_ = true;
+      return parse_refusal(rank, *value);
+    }
+    all.push_back(value->substr(1));
+  }
+  ++step_;
+  said_ = false;
+  return all;
+}
+
+Status StartupExchange::part() {
+  const auto key = [](int rank) { return fmt::format("left/{}", rank); };
+  if (rank_ != 0) {
+    static_cast<void>(store_.set(key(rank_), ""));  // rank 0 sees as well that who was connected is not any more
+    return {};
+  }
+  for (int rank = 1; rank < size_; ++rank) {
+    const auto left = hear("left", rank, key(rank));
+    if (!left.ok() && left.status().code() != StatusCode::peer_failed) return left.status();
+  }
+  return {};
+}
+
+Status StartupExchange::look() {
+  const Status status = store_.look(std::min(deadline_, std::chrono::steady_clock::now() + kAnswerPatience));
+  return status.ok() || status.code() == StatusCode::timeout ? Status() : cause_of(status);
+}
+
+Status StartupExchange::cause_of(const Status& of_store) {
+  if (of_store.code() != StatusCode::aborted) return of_store;
+  hears_ = true;
+  return parse_cause(of_store.message()).value_or(Status(StatusCode::aborted, "a rank has given up the start"));
+}
+
+Result<std::string> StartupExchange::hear(std::string_view name, int rank, std::string_view key) {
+  startup_waits_for(fmt::format("rank {} (step '{}')", rank, name));
+  auto value = store_.get_from(rank, key, deadline_);
+  if (value.ok()) return value;
+  if (value.status().code() == StatusCode::aborted) return cause_of(value.status());
+  const bool late = value.status().code() == StatusCode::timeout;
+  const std::string who = late ? fmt::format("rank {} of {} has not come: ", rank, size_) : "";
+  return Status(value.status().code(), fmt::format("start-up ({}): {}{}", name, who, value.status().message()));
+}
+
+Status StartupExchange::give_up(const Status& why) {
+  Status cause = why;
+  if (why.code() == StatusCode::peer_failed && !hears_) {
+    const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCausePatience);
+    if (const auto told = store_.get(Store::kGivenUp, until); told.ok()) cause = parse_cause(*told).value_or(why);
+  }
+  if (said_) ++step_;  // that is not taken back: it is missing in the next
+  const std::string text = refusal(cause);
+  told_ = store_.set(key(rank_), text).ok();
+  if (told_ && !hears_ && cause.message() == why.message())
+    static_cast<void>(store_.set(Store::kGivenUp, fmt::format("{} {}", rank_, text)));
+  return cause;
+}
+
+void StartupExchange::leave() {
+  if (!told_) return;
+  rank_ == 0 ? wait_until_heard() : hear_refusal();  // who gives up needs rank 0 no longer
+}
+
+void StartupExchange::hear_refusal() {
+  hears_ = true;
+  if (!std::exchange(heard_, true)) static_cast<void>(store_.set(heard_by(rank_), ""));
+}
+
+void StartupExchange::wait_until_heard() {
+  // Those whose deadline passes now, too, are to hear it.
+  const auto now = std::chrono::steady_clock::now();
+  const auto until = std::max(std::min(deadline_, now + kRefusalPatience), now + kLatePatience);
+  store_.leave();  // it gives up itself: that another does is no news
+  for (int rank = 1; rank < size_ && store_.get_from(rank, heard_by(rank), until).status().code() != StatusCode::timeout;
+       ++rank) {
+  }
+}
+
+std::string node_identity() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat network {};
+  ::stat("/proc/self/ns/net", &network);
+  return fmt::format("{}/{}/{}/{}", host, boot, network.st_ino, ::geteuid());
+}
+
+std::string process_name() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  return fmt::format("process {} on host {}", ::getpid(), host);
+}
+
+std::string given_twice(int rank, std::string_view one_process, std::string_view other_process) {
+  return fmt::format("rank {} was given to two processes: {} and {}; give every process a rank of its own (SHOAL_RANK)", rank,
+                     one_process, other_process);
+}
+
+std::string sizes_differ(const SizedRank& one, const SizedRank& other) {
+  return fmt::format("rank {} ({}) was started with size {}, rank {} ({}) with size {}; give all ranks the same SHOAL_SIZE",
+                     one.rank, one.process, one.size, other.rank, other.process, other.size);
+}
+
+}  // namespace shoal

@@ -1,0 +1,310 @@
+// ProgressEngine: what a process has with the other ranks of a job, shared by all communicators that come from one create().
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include <poll.h>
+
+#include <shoal/status.h>
+
+#include "src/base/descriptor.h"
+#include "src/device/device.h"
+#include "src/diagnosis/flight_record.h"
+#include "src/diagnosis/signature.h"
+#include "src/plan/operation.h"
+#include "src/progress/control.h"
+#include "src/progress/group_name.h"
+#include "src/progress/spill_queue.h"
+#include "src/progress/waiter.h"
+#include "src/topology/topology.h"
+#include "transports/transport.h"
+
+namespace shoal {
+
+class ProgressClient;
+struct Group;
+
+/// What a ProgressEngine works with; see connect_job for how it comes about.
+struct ProgressEngineParts {
+  int rank = 0;
+  Topology topology;
+  std::vector<std::unique_ptr<Transport>> transports;  ///< data; outlive the links
+  std::vector<std::unique_ptr<Link>> links;            ///< one to every other rank
+  std::vector<std::uint32_t> transport_of_link;
+  /// Largest piece that moves at once, but between nodes.
+  std::size_t tile_bytes = std::numeric_limits<std::size_t>::max();
+  std::unique_ptr<ControlPlane> control;  ///< null in tests that need none
+  const Device* device = nullptr;
+  std::shared_ptr<FlightRecord> flight_record;  ///< where calls are written down; null: nowhere
+  int cores = 1;                                ///< cores that the ranks of this node may use together
+  std::chrono::milliseconds warn_after{0};      ///< a call that waits so long for others is worth a line on stderr; zero: never
+  /// Whether tiles that stand in the way of other communicators are moved aside. Off only in a test that shows what for.
+  bool spills_tiles = true;
+  /// What is kept of what comes for communicators that are not made here yet. A peer that sends more is told that the last
+  /// communicator it sent for has failed: held back on the link, it would hold up all others as well.
+  std::size_t early_bytes = std::size_t{64} << 20;
+};
+
+/// Tiles that come from one link, or are copied, before the clock is looked at.
+inline constexpr int kMostTilesInARow = 64;
+
+/// Whether each rank of this node can have a core, so that polling takes none from another.
+bool has_cores_to_spare(const ProgressEngineParts& parts);
+
+/// Transports, links and control plane, and who drives them. Every communicator has an Executor; executors reach links through
+/// their ProgressEngine only, which lives as long as the last of them.
+///
+/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's
+/// progress thread while calls are in flight that nobody waits for. Whoever drives, drives all executors. A thread that finds
+/// the seat taken leaves its call in the inbox.
+///
+/// Rank numbers here are those of the job. Thread rule: as named.
+class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
+ public:
+  /// A communicator of which a peer has told the number.
+  struct Bound {
+    GroupName name;
+    ProgressClient* executor = nullptr;  ///< null: not made here yet, or over
+    bool over = false;                   ///< what still comes is dropped
+    bool left = false;                   ///< nothing more comes
+  };
+  /// One link, and what all its users need to know of it.
+  struct Wire {
+    Link* link = nullptr;
+    std::uint32_t transport = 0;                      ///< index of its transport
+    std::uint64_t taken = 0;                          ///< tiles that the link has taken so far
+    std::vector<std::unique_ptr<SpillQueue>> spills;  ///< by communicator; those not made here yet among them
+    std::unordered_map<std::uint32_t, Bound> theirs;  ///< communicators by the numbers that the peer gives them
+    /// Of them, the numbers of those that have not been made here yet.
+    std::unordered_map<GroupName, std::uint32_t, GroupName::Hash> unmade;
+    bool stuck = false;                  ///< the tile at its head has been seen before
+    std::uint64_t taken_when_stuck = 0;  ///< `taken` at that time
+  };
+
+  explicit ProgressEngine(ProgressEngineParts parts);
+  ~ProgressEngine();
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
+
+  // Facts; any thread.
+  [[nodiscard]] int rank() const noexcept { return parts_.rank; }
+  [[nodiscard]] std::size_t tile_bytes() const noexcept { return parts_.tile_bytes; }
+  [[nodiscard]] std::chrono::milliseconds warn_after() const noexcept { return parts_.warn_after; }
+  [[nodiscard]] const Topology& topology() const noexcept { return parts_.topology; }
+  [[nodiscard]] const Device& device() const noexcept { return *parts_.device; }
+  [[nodiscard]] const std::shared_ptr<FlightRecord>& flight_record() const noexcept { return parts_.flight_record; }
+  [[nodiscard]] std::span<const std::unique_ptr<Transport>> transports() const noexcept { return parts_.transports; }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+  /// The ranks of this node have a core each.
+  [[nodiscard]] bool cores_to_spare() const noexcept { return cores_to_spare_; }
+  /// The wire to `rank`; null for the own rank.
+  [[nodiscard]] Wire* wire_to(int rank) noexcept;
+
+  /// A number for one more communicator of this process, in its own tiles: each is given out once, so that none means two.
+  /// kCommunicatorLimit where there is none left. Any thread.
+  std::uint32_t next_number() noexcept;
+  /// From now on `executor` gets what comes for its communicator, beginning with what has come already. Takes the seat: any
+  /// thread that does not hold it. Errors: unsupported, where all numbers have been given out or too much has come for too many
+  /// communicators that were not made here; internal, where the communicator's name is in use.
+  Status attach(ProgressClient& executor);
+  /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the seat.
+  void detach(ProgressClient& executor);
+  /// No executor is attached. By the holder of the seat.
+  [[nodiscard]] bool deserted() const noexcept { return attached_.empty(); }
+
+  /// In a child of fork(), which has none of this process's connections: every communicator is closed, and nothing is said to
+  /// anybody.
+  void leave_to_parent() noexcept;
+  [[nodiscard]] bool left_to_parent() const noexcept { return left_to_parent_; }
+
+  /// The ranks of the job that have neither died nor left it, as far as is known here. Takes the seat: any thread that does not
+  /// hold it.
+  std::vector<int> present();
+  /// A group of `members` (ranks of the job, ascending or not) with a number that all of them work out alike, where all ask for
+  /// groups of these members equally often. Any thread.
+  Group next_group_of(const std::vector<int>& members);
+
+  // Links; by the holder of the seat.
+  /// No other communicator uses the links.
+  [[nodiscard]] bool alone() const noexcept { return attached_.size() == 1; }
+  /// A tile of somebody else stands at the head of a link that an executor has looked at.
+  void note_stray() noexcept { stray_ = true; }
+  /// Tells the ProgressEngine at the other end of `wire` something about the communicator that has `number`: whose, see
+  /// LinkControl.
+  void say(Wire& wire, std::uint32_t number, LinkControl word);
+  /// Tells the peer at once, before the first tile with `number`, which communicator has it. False where there is no room.
+  [[nodiscard]] bool bind(Wire& wire, std::uint32_t number, const GroupName& name);
+
+  // Calls. Any thread.
+  /// Leaves `operation` (already referenced for the driver) in the inbox and sees to it that it is driven.
+  void post(internal::Operation* operation) { post(std::span(&operation, 1)); }
+  /// Several at once; the driver sees all of them or none.
+  void post(std::span<internal::Operation* const> operations);
+  /// Where the seat is free: starts `operation` (referenced for the driver too), without inbox or wake-up, and drives until it
+  /// has ended or somebody else wants the seat. False: the seat is taken.
+  bool try_run(internal::Operation* operation);
+  /// Where the seat is free: drives until `operation` has ended, `deadline` has passed, or somebody else wants the seat. False:
+  /// it is taken.
+  bool try_drive(const internal::Operation& operation, std::chrono::steady_clock::time_point deadline);
+  /// Some executor has been closed: whoever drives sees to its end and tells the peers; where nobody does, the caller does.
+  void tend_to_closed();
+
+  /// As try_run(), for a call that `executor` has started already; by the holder of the seat, who loses it.
+  void run_seated(ProgressClient& executor, const internal::Operation& operation);
+
+  // The seat.
+  bool try_take_seat() noexcept { return !seat_.exchange(true, std::memory_order_seq_cst); }
+  /// Waits for the seat; whoever has it leaves it soon, even with calls unfinished.
+  void take_seat();
+  /// Leaves the seat and sees to it that nothing is left undriven.
+  void leave_seat();
+  /// Somebody waits in take_seat().
+  [[nodiscard]] bool seat_wanted() const noexcept { return seat_wanted_.load(std::memory_order_relaxed) != 0; }
+
+  // For whoever drives (drive.h).
+  /// True where calls are in flight or in the inbox.
+  [[nodiscard]] bool busy() const noexcept {
+    return !running_.empty() || !words_.empty() || inbox_.load(std::memory_order_seq_cst) != nullptr;
+  }
+  /// A message of the control plane waits for a slow peer. The driver goes on with it, the progress thread where nobody else
+  /// drives; no call waits for it.
+  [[nodiscard]] bool unsent() const noexcept { return parts_.control != nullptr && parts_.control->pending(); }
+  /// Moves what can be moved; true where anything did.
+  bool progress();
+  /// The checks that need no hurry: control messages, where some are due, deadlines, broken links, strays. True where anything
+  /// changed.
+  bool check();
+  /// check() now and then, control messages included, where everything keeps moving: deadlines, aborts and deaths of one
+  /// communicator must not wait until the traffic of another pauses.
+  bool check_if_overdue() { return ++passes_ % kPassesBetweenLooks == 0 && check_after_pause(); }
+  /// Takes in what peers have said on the control plane; an abort closes the communicator that it is about.
+  bool poll_control();
+  /// Whether it can wake who drives it; else why not.
+  [[nodiscard]] Status status() const;
+  /// Announces sleep to transports and posters. False: something is there already.
+  bool prepare_wait();
+  /// `polled`: append_wait_fds()'s descriptors, among others, as poll left them; empty where nobody has polled.
+  void finish_wait(std::span<const pollfd> polled);
+  void append_wait_fds(std::vector<pollfd>& out) const;
+  /// When check() has to run again at the latest.
+  [[nodiscard]] std::chrono::steady_clock::time_point next_check() const noexcept;
+  [[nodiscard]] ControlPlane* control() noexcept { return parts_.control.get(); }
+  /// What a rank of the job has said last of a wait of its own.
+  struct Wait {
+    std::uint32_t communicator = 0;
+    std::uint64_t sequence = 0;
+    CallSignature call;
+    std::chrono::steady_clock::time_point at;
+  };
+  /// Null where `job_rank` has said nothing, in no communicator of this process.
+  [[nodiscard]] const Wait* last_wait(int job_rank) const;
+  std::atomic<bool> wants_thread{false};  ///< set by whoever needs the progress thread, cleared by it
+
+ private:
+  /// What peers send matters now. Of several engines that one thread drives some may be idle: a peer that is ahead sends to
+  /// them what nobody here can take yet, and would keep the thread awake.
+  [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty() || unsent(); }
+  /// Has the progress thread see to what is left. Where there is none to be had, fails the calls in flight.
+  void call_thread(bool for_calls);
+  void drain_inbox();
+  void admit(internal::Operation* operation);
+  void mark_running(ProgressClient& executor);
+  void wake_driver() noexcept;
+  void hear(const ControlPlane::Message& message);
+
+  // routing.cc
+  /// By this process's number.
+  [[nodiscard]] ProgressClient* find(std::uint32_t number) const noexcept;
+  [[nodiscard]] ProgressClient* find(const GroupName& name) const noexcept;
+  /// Sees to the tiles at the heads of the links that their communicators could not use. `quiet`: nothing else has moved.
+  bool route(bool quiet);
+  bool stands_in_the_way(Wire& wire, const ProgressClient* owner, bool quiet) const;
+  void spill(Wire& wire, Bound& bound, const Arrival& arrival);
+  void hear(Wire& wire, const TileHeader& header);
+  void hear_bind(Wire& wire, std::uint32_t number, const GroupName& name);
+  void hear_unbind(Wire& wire, std::uint32_t number);
+  void take_early_tiles(Wire& wire, ProgressClient& executor);
+  void forget_number(Wire& wire, std::uint32_t number);
+  void drop_spills(Wire& wire, std::uint32_t number);
+  bool send_words();
+  [[nodiscard]] bool is_retired(const GroupName& name) const { return retired_.contains(name); }
+  void retire(const GroupName& name);
+  void hear_early(const ControlPlane::Message& message);
+  [[nodiscard]] bool has_early_room(std::size_t bytes) const noexcept { return bytes <= parts_.early_bytes - early_bytes_; }
+  void refuse(int rank, const GroupName& name);
+
+  ProgressEngineParts parts_;
+  std::vector<Wire> wires_;        // parallel to parts_.links
+  std::vector<int> wire_of_rank_;  // -1 for the own rank
+
+  // Driver's.
+  std::vector<ProgressClient*> attached_;
+  std::unordered_map<std::uint32_t, ProgressClient*> by_number_;
+  std::unordered_map<GroupName, ProgressClient*, GroupName::Hash> by_name_;
+  std::atomic<std::uint32_t> numbers_given_{0};
+  std::vector<ProgressClient*> running_;  // those with calls in flight
+  bool stray_ = false;
+  struct Word {
+    Wire* wire = nullptr;
+    std::uint32_t number = 0;
+    LinkControl word = LinkControl::pause;
+  };
+  std::vector<Word> words_;  // to be said when the links have room
+  // Communicators that have ended here: what still comes for them is dropped. A member that sends its first tile so much later
+  // is taken for one of a communicator that is still to be made; that takes room only.
+  static constexpr std::size_t kMaxRetired = 1 << 16;
+  std::unordered_set<GroupName, GroupName::Hash> retired_;
+  std::deque<GroupName> retired_order_;
+  // What peers have said of communicators that have not been made here yet.
+  struct Early {
+    Status abort;
+    std::map<int, std::vector<std::byte>> left;   // by rank, what it has said
+    std::map<int, std::vector<std::byte>> waits;  // by rank, the latest
+    std::size_t bytes = 0;                        // of early_bytes_
+  };
+  static constexpr std::size_t kEarlyRecordBytes = 256;  // about, for each communicator, tile and message
+  static constexpr std::size_t kMaxRefused = 1 << 16;
+  std::unordered_map<GroupName, Early, GroupName::Hash> early_;
+  std::size_t early_bytes_ = 0;          // of early_, and of tiles moved aside for communicators that are not made here yet
+  std::size_t refused_ = 0;              // entries of early_ that refuse() has made
+  Status overflow_;                      // nothing more can be written down, not even what has been refused
+  std::unordered_map<int, Wait> waits_;  // by rank
+  std::vector<bool> gone_;               // by rank: has said goodbye
+  std::vector<Status> dead_;             // by rank: how
+
+  bool left_to_parent_ = false;
+  std::mutex groups_mutex_;
+  std::map<std::vector<int>, std::uint32_t> groups_made_;  // by next_group_of()
+
+  std::atomic<bool> seat_{false};
+  std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to
+  std::atomic<int> seat_wanted_{0};
+  std::atomic<internal::Operation*> inbox_{nullptr};
+  std::atomic<bool> driver_sleeps_{false};
+  Descriptor kick_;  // an event; wakes a driver that sleeps in poll
+
+  const bool cores_to_spare_;
+  Waiter caller_waiter_;
+  std::vector<pollfd> caller_descriptors_;       // what a caller that drives sleeps on
+  std::vector<ControlPlane::Message> messages_;  // scratch of poll_control()
+  bool control_due_ = true;                      // something may have come on the control plane since it was last asked
+  static constexpr std::uint32_t kPassesBetweenLooks = 16;  // at the clock
+  std::uint32_t passes_ = 0;                                // in which something moved
+  std::chrono::steady_clock::time_point checked_at_{};
+  bool check_after_pause();
+  bool transports_due_ = false;  // one of them would not let the driver sleep, whether or not a call is on links
+  bool deaths_pending_ = false;  // seen, but the executors do not know yet
+};
+
+}  // namespace shoal

@@ -1,0 +1,79 @@
+// Tiles that have been moved aside, off the head of a link, so that other communicators can use what lies behind them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "src/base/ring_queue.h"
+#include "transports/transport.h"
+
+namespace shoal {
+
+/// TileHeader::communicator of the tiles by which the ProgressEngines at both ends of a link talk of its use. They name the
+/// communicator that they are about, by a number, in TileHeader::sequence and have no payload.
+inline constexpr std::uint32_t kMeshTile = 0xFFFFFFFF;
+/// Set in TileHeader::communicator: a tile of the communicator's messages (send and recv), not of its calls.
+inline constexpr std::uint32_t kMessageBit = 0x80000000;
+/// Numbers of communicators are below this; each process counts on its own, and gives none out twice.
+inline constexpr std::uint32_t kCommunicatorLimit = 0x7FFFFFFF;
+
+/// TileHeader::edge of a ProgressEngine's tile.
+enum class LinkControl : std::uint32_t {
+  pause = 1,   ///< send no more tiles of this communicator, by the number that the receiver of the word gives it
+  resume = 2,  ///< go on
+  bind = 3,    ///< tiles with this number, of the sender's, are those of the communicator of the GroupName in the other fields
+  unbind = 4,  ///< no more tiles with this number, of the sender's, will come
+};
+/// The lower bits of TileHeader::edge have the word; of a `bind` the others have GroupName::check, and the offset its key.
+inline constexpr std::uint32_t kMeshWordBits = 8;
+
+/// The tiles of one communicator that one link has brought and that have been moved aside, oldest first.
+///
+/// Beyond kPauseAt the peer is told to pause, so at most that many stand here and what was under way when it heard it.
+class SpillQueue {
+ public:
+  static constexpr std::size_t kPauseAt = 4;
+  static constexpr std::size_t kResumeAt = 1;
+
+  explicit SpillQueue(std::uint32_t communicator) : communicator_(communicator) {}
+
+  [[nodiscard]] std::uint32_t communicator() const noexcept { return communicator_; }
+  [[nodiscard]] bool empty() const noexcept { return tiles_.empty(); }
+  [[nodiscard]] std::size_t size() const noexcept { return tiles_.size(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] const Arrival* front() noexcept { return &tiles_.front().arrival; }
+
+  /// Copies `arrival`. True where the peer must be told to pause.
+  bool push(const Arrival& arrival) {
+    Tile tile;
+    tile.memory = std::make_unique_for_overwrite<std::byte[]>(arrival.data.size());
+    std::copy(arrival.data.begin(), arrival.data.end(), tile.memory.get());
+    tile.arrival = {arrival.header, {tile.memory.get(), arrival.data.size()}};
+    bytes_ += arrival.data.size();
+    tiles_.push(std::move(tile));
+    return size() > kPauseAt && !std::exchange(paused_, true);
+  }
+  /// Gives up the oldest. True where the peer must be told to go on.
+  bool pop() {
+    bytes_ -= tiles_.front().arrival.data.size();
+    tiles_.front().memory.reset();
+    tiles_.pop();
+    return size() <= kResumeAt && std::exchange(paused_, false);
+  }
+
+ private:
+  struct Tile {
+    std::unique_ptr<std::byte[]> memory;
+    Arrival arrival;
+  };
+
+  std::uint32_t communicator_;
+  RingQueue<Tile> tiles_;
+  std::size_t bytes_ = 0;
+  bool paused_ = false;
+};
+
+}  // namespace shoal

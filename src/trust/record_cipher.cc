@@ -1,0 +1,95 @@
+#include "src/trust/record_cipher.h"
+
+#include <sodium.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+
+#include "src/trust/raw.h"
+
+namespace shoal {
+namespace {
+
+static_assert(crypto_aead_aes256gcm_KEYBYTES == sizeof(Key) && crypto_aead_chacha20poly1305_ietf_KEYBYTES == sizeof(Key));
+static_assert(crypto_aead_aes256gcm_ABYTES == RecordCipher::kTagBytes);
+static_assert(crypto_aead_chacha20poly1305_ietf_ABYTES == RecordCipher::kTagBytes);
+constexpr std::size_t kNonceBytes = crypto_aead_aes256gcm_NPUBBYTES;
+static_assert(kNonceBytes == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
+
+void store(std::byte* at, std::uint64_t value, std::size_t bytes) noexcept {
+  for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
+}
+
+std::array<std::byte, kNonceBytes> nonce_of(std::uint64_t record) noexcept {
+  std::array<std::byte, kNonceBytes> nonce{};
+  store(nonce.data(), record, sizeof record);
+  return nonce;
+}
+
+}  // namespace
+
+bool has_aes() noexcept {
+  static const bool has = sodium_init() >= 0 && crypto_aead_aes256gcm_is_available() != 0;
+  return has;
+}
+
+SealingKeys derive_sealing_keys(const Key& key, std::string_view use, std::string_view transcript, bool connects, bool aes) {
+  const Key there = derive_key(key, std::string(use) + " to the listening side", transcript);
+  const Key back = derive_key(key, std::string(use) + " to the connecting side", transcript);
+  return {connects ? there : back, connects ? back : there, aes};
+}
+
+RecordCipher::RecordCipher(const SealingKeys& keys, std::size_t most_bytes)
+    : keys_(keys), most_bytes_(most_bytes), out_(most_bytes + kOverheadBytes), in_(2 * (most_bytes + kOverheadBytes)) {
+  static_cast<void>(has_aes());  // makes the library ready
+}
+
+void RecordCipher::sent(std::size_t bytes) noexcept {
+  out_begin_ += bytes;
+  out_bytes_ -= bytes;
+}
+
+void RecordCipher::seal(std::span<const std::byte> text) noexcept {
+  std::byte* at = out_.data();
+  store(at, text.size(), kLengthBytes);
+  const auto nonce = nonce_of(sealed_++);
+  const auto encrypt = keys_.aes ? crypto_aead_aes256gcm_encrypt : crypto_aead_chacha20poly1305_ietf_encrypt;
+  encrypt(raw(at + kLengthBytes), nullptr, raw(text.data()), text.size(), raw(at), kLengthBytes, nullptr, raw(nonce.data()),
+          raw(keys_.send.bytes.data()));
+  out_begin_ = 0;
+  out_bytes_ = text.size() + kOverheadBytes;
+}
+
+std::size_t RecordCipher::waiting_bytes() const noexcept {
+  if (in_bytes_ < kLengthBytes) return 0;
+  std::size_t length = 0;
+  for (std::size_t i = 0; i < kLengthBytes; ++i) length |= std::to_integer<std::size_t>(in_[in_begin_ + i]) << (8 * i);
+  if (length == 0 || length > most_bytes_) return most_bytes_ + 1;
+  return in_bytes_ >= length + kOverheadBytes ? length : 0;
+}
+
+bool RecordCipher::open(std::byte* target) noexcept {
+  const std::byte* at = in_.data() + in_begin_;
+  const std::size_t length = waiting_bytes();
+  const auto nonce = nonce_of(opened_++);
+  const auto decrypt = keys_.aes ? crypto_aead_aes256gcm_decrypt : crypto_aead_chacha20poly1305_ietf_decrypt;
+  const int outcome = decrypt(raw(target), nullptr, nullptr, raw(at + kLengthBytes), length + kTagBytes, raw(at), kLengthBytes,
+                              raw(nonce.data()), raw(keys_.receive.bytes.data()));
+  in_begin_ += length + kOverheadBytes;
+  in_bytes_ -= length + kOverheadBytes;
+  make_room();
+  return outcome == 0;
+}
+
+// Room for one more whole record behind what has arrived.
+void RecordCipher::make_room() noexcept {
+  if (in_bytes_ == 0) {
+    in_begin_ = 0;
+  } else if (in_begin_ > most_bytes_ + kOverheadBytes - 1) {
+    std::memmove(in_.data(), in_.data() + in_begin_, in_bytes_);
+    in_begin_ = 0;
+  }
+}
+
+}  // namespace shoal

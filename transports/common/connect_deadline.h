@@ -1,0 +1,45 @@
+// For how long a rank waits for its peers while they connect.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include <shoal/status.h>
+
+namespace shoal {
+
+/// Until a deadline, or until somebody knows that it is in vain: a peer that dies before it has connected breaks no connection.
+/// Thread rule: one thread at a time.
+class ConnectDeadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `look`: ok, or why nobody should wait any longer. Asked after a tenth of a second, since most starts are shorter, then
+  /// every quarter at the least.
+  ConnectDeadline(Clock::time_point deadline,
+                  std::function<Status()> look = {})  // NOLINT(google-explicit-constructor): it is one
+      : deadline_(deadline), look_(std::move(look)), look_at_(look_ ? Clock::now() + interval_ : Clock::time_point::max()) {}
+
+  [[nodiscard]] Clock::time_point deadline() const noexcept { return deadline_; }
+  /// The deadline, or when check() is to be called before it.
+  [[nodiscard]] Clock::time_point next() const noexcept { return std::min(deadline_, look_at_); }
+  Status check() {
+    if (Clock::now() < look_at_) return {};
+    Status status = look_();
+    interval_ = std::min(2 * interval_, kLongest);
+    look_at_ = Clock::now() + interval_;
+    return status;
+  }
+
+ private:
+  static constexpr Clock::duration kLongest = std::chrono::milliseconds(250);
+
+  Clock::time_point deadline_;
+  std::function<Status()> look_;
+  Clock::duration interval_ = std::chrono::milliseconds(100);
+  Clock::time_point look_at_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,301 @@
+// RailsPeer: both directions to one peer, over all rails: order, room, acknowledgements, and rails that are lost.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <shoal/status.h>
+
+#include "transports/rails/posted.h"
+#include "transports/rails/rail_load.h"
+#include "transports/rails/rails.h"
+#include "transports/rails/registrations.h"
+#include "transports/rails/wire.h"
+#include "transports/transport.h"
+
+namespace shoal::rails {
+
+inline constexpr std::size_t kLine = 64;  ///< bytes of a cache line; records and payloads start on one
+constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
+
+class Hub;
+using Clock = std::chrono::steady_clock;
+
+/// Who leaves tells a peer that answers what a rail has lost in the last moment: time to notice that it is silent, and more.
+inline constexpr std::chrono::milliseconds kMendingTime{2500};
+
+/// Sizes that both ends of a lane share.
+struct LaneShape {
+  std::size_t tile_bytes = 0;
+  std::size_t window = 0;       ///< tiles under way in one direction
+  std::size_t piece_bytes = 0;  ///< largest payload of a message; a multiple of 64
+  std::size_t stripe_bytes = 0;
+  std::size_t write_from = 0;  ///< larger tiles are written into the peer's slots; 0 = none is
+  std::size_t max_write_bytes = 0;
+  std::size_t rails = 1;
+  /// Pieces of a tile of so many bytes where so many rails carry it.
+  [[nodiscard]] std::size_t pieces(std::size_t bytes, std::size_t alive) const noexcept;
+  /// The most messages, without announcements, of a tile that is sent.
+  [[nodiscard]] std::size_t max_sent_pieces() const noexcept;
+  [[nodiscard]] std::size_t max_pieces() const noexcept;
+  /// What one peer can use up on that rail.
+  [[nodiscard]] std::size_t receives(const RailTraits& rail) const noexcept;
+  /// The most completions of one peer's, in both directions, that can wait on that rail.
+  [[nodiscard]] std::size_t completions(const RailTraits& rail) const noexcept;
+  [[nodiscard]] bool is_written(std::size_t bytes) const noexcept { return write_from > 0 && bytes > write_from; }
+};
+
+/// That of all lanes over these rails; piece_bytes is too small for a record where they take too little.
+[[nodiscard]] LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept;
+
+/// Parts that wait for room on a rail; each at most once, so that it never grows.
+class PartQueue {
+ public:
+  void make_room(std::size_t parts) { ring_.resize(parts + 1); }
+  [[nodiscard]] bool empty() const noexcept { return head_ == tail_; }
+  [[nodiscard]] Part& front() const noexcept { return *ring_[head_]; }
+  void push(Part& part) noexcept {
+    part.queued = true;
+    ring_[tail_] = &part;
+    tail_ = (tail_ + 1) % ring_.size();
+  }
+  void pop() noexcept {
+    ring_[head_]->queued = false;
+    head_ = (head_ + 1) % ring_.size();
+  }
+
+ private:
+  std::vector<Part*> ring_;
+  std::size_t head_ = 0;
+  std::size_t tail_ = 0;
+};
+
+/// Owned by the Hub, which outlives the operations. Thread rule: that of the transport.
+class RailsPeer {
+ public:
+  RailsPeer(Hub& hub, int peer, std::uint16_t index, const LaneShape& shape);
+  RailsPeer(const RailsPeer&) = delete;
+  RailsPeer& operator=(const RailsPeer&) = delete;
+
+  /// Takes and registers the memory. Errors: system_error.
+  Status prepare();
+  /// Ends the registrations.
+  void dismiss() noexcept;
+  [[nodiscard]] Memory& outbox() noexcept { return outbox_; }
+  [[nodiscard]] Memory& slots() noexcept { return slots_; }
+
+  // What a Link offers ------------------------------------------------------------------------------------------------------
+  [[nodiscard]] int peer() const noexcept { return peer_; }
+  [[nodiscard]] const LaneShape& shape() const noexcept { return shape_; }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, false); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, true); }
+  [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
+  void keep_copies();
+  [[nodiscard]] const Arrival* peek() noexcept;
+  void release() noexcept;
+  [[nodiscard]] const Status& status() const noexcept { return status_; }
+  /// The user has left: says goodbye.
+  void leave();
+
+  // What the Hub tells ------------------------------------------------------------------------------------------------------
+  /// A message of this lane; true where the receive is held until the tile is released.
+  bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
+  /// False where nothing is written to what it names.
+  [[nodiscard]] bool on_written(const Mark& mark, std::size_t rail);
+  void on_sent(Part& part, const Completion& completion);
+  void on_word_sent(Short& word, const Completion& completion);
+  /// The rail is closed: what was under way on it is over.
+  void on_rail_closed(std::size_t rail, const std::string& why);
+  /// The peer's process has ended. What it had sent still comes.
+  void on_death(const std::string& why);
+  /// Looks at the clock; true where it wants to be called again soon.
+  bool watch(Clock::time_point now);
+  /// Sends what can be sent; false where something is left because a queue was full.
+  bool pump();
+  void fail(Status status);
+
+  [[nodiscard]] bool has_news() const noexcept { return arrived_ > released_ && shown_ <= released_; }
+  /// Everything has left, the goodbye too, and has come where that may be asked.
+  [[nodiscard]] bool is_quiet() const noexcept;
+  /// This rank leaves, and the peer, which answers, does not have all yet.
+  [[nodiscard]] bool is_mending() const noexcept;
+  [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size() + checked_.size(); }
+
+  // What the two ends have told each other when they met
+  // -----------------------------------------------------------------------
+  struct Meeting {
+    Nonce nonce{};
+    std::optional<Nonce> peer_nonce;
+    bool answered = false;    ///< the peer has answered
+    bool answers = false;     ///< the peer waits for an answer
+    bool has_answer = false;  ///< ours has left
+    int tries = 0;
+    Clock::time_point next_hello{};
+    Short hello;
+    Short answer;
+    std::string last_error;
+    [[nodiscard]] bool done() const noexcept { return answered && has_answer; }
+    [[nodiscard]] bool proven() const noexcept { return peer_nonce.has_value(); }  ///< the peer has shown itself
+  };
+  Meeting meeting;
+  std::uint16_t index = 0;       ///< as this end counts
+  std::uint16_t peer_index = 0;  ///< as the peer counts
+  PacketKey key_out;
+  PacketKey key_in;
+  std::vector<std::uint64_t> addresses;               ///< of the peer, by rail
+  std::array<Record::Slots, kMaxRails> peer_slots{};  ///< where to write, by rail
+  std::size_t peer_write_from = 0;
+  int pidfd = -1;
+  bool is_neighbour = false;  ///< on this host, as far as is known
+  bool queued_for_pump = false;
+  [[nodiscard]] Record::Slots own_slots(std::size_t rail) const noexcept;
+
+ private:
+  struct Outgoing {
+    TileHeader tile;
+    std::uint64_t position = 0;
+    std::uint32_t pieces = 1;
+    std::uint32_t unfinished = 0;  ///< parts that are queued or under way
+    bool by_write = false;
+    bool summed = false;
+    std::uint32_t sum = 0;
+    bool arrived = true;
+    const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
+    bool may_move = false;            ///< the rail that carries what is lent can be told of a copy
+    std::array<RegistrationCache::Entry*, kMaxRails> entries{};
+  };
+  struct Incoming {
+    TileHeader tile;
+    bool announced = false;
+    bool complete = false;
+    bool summed = false;
+    std::uint32_t sum = 0;
+    std::uint32_t wrong = 0;  ///< so many times
+    std::uint32_t pieces = 0;
+    std::uint32_t got = 0;
+    std::bitset<kMaxPieces> have;
+    Receive* held = nullptr;
+    std::span<const std::byte> data;
+  };
+  struct RailState {
+    bool lost = false;
+    RailLoad load;                    ///< not known to have come
+    std::uint32_t under_way = 0;      ///< operations that have not completed
+    Clock::time_point waits_since{};  ///< for the next of its pieces to come, or of its operations to complete
+    Clock::time_point heard{};
+  };
+
+  struct Word : Short {
+    PacketKind kind = PacketKind::note;
+    std::uint64_t position = 0;
+    Clock::time_point since{};
+  };
+
+  [[nodiscard]] bool several_rails() const noexcept { return shape_.rails > 1; }
+  [[nodiscard]] std::uint32_t pieces_of(std::size_t bytes) const noexcept;
+  Part& part_of(std::size_t slot, std::size_t i) noexcept { return parts_[slot * parts_per_slot_ + i]; }
+  std::byte* payload_of(std::size_t slot) const noexcept;
+  std::byte* header_of(std::size_t slot, std::size_t i) const noexcept { return payload_of(slot) - (i + 1) * kPacketBytes; }
+  std::byte* slot_memory(std::size_t slot) const noexcept { return slots_.data() + slot * slot_stride_; }
+  bool take(const TileHeader& header, std::span<const std::byte> data, bool lend);
+  [[nodiscard]] bool may_lend_any() const noexcept;
+  bool register_lent(Outgoing& out, std::span<const std::byte> data);
+  void unregister_lent(Outgoing& out);
+  void leave_lent(std::size_t slot);
+  [[nodiscard]] bool is_read(const Part& part) const noexcept;
+  int choose_rail(std::size_t bytes, std::uint32_t refused) const noexcept;
+  [[nodiscard]] double best_speed() const noexcept;
+  int post(Part& part, std::size_t rail);
+  int post_word();
+  /// The peer may soon wait for room that it has already.
+  [[nodiscard]] bool owes_release() const noexcept {
+    return released_ - told_released_ >= std::max<std::size_t>(1, shape_.window / 4);
+  }
+  [[nodiscard]] std::size_t soonest_word_rail() const noexcept;
+  int choose_word_rail(std::size_t wanted) const noexcept;
+  void take_back_word(Word& word);
+  [[nodiscard]] bool word_under_way() const noexcept;
+  Packet front(PacketKind kind) noexcept;
+  std::span<const std::byte> write_front(std::byte* at, const Packet& packet) noexcept;
+  void count_sent();
+  void queue(Part& part);
+  void finish_part(Part& part);
+  void drop_queue();
+  void take_acknowledgements(const Packet& packet, std::size_t rail);
+  template <typename Each>
+  void for_each_part(std::uint64_t position, Each each);
+  void resend_from(std::size_t rail);
+  void send_again(std::uint64_t position);
+  void lose_rail(std::size_t rail, const std::string& why);
+  [[nodiscard]] bool any_rail_left() const noexcept;
+  Incoming* incoming_for(std::uint64_t position) noexcept;
+  void finish_incoming(Incoming& incoming, std::uint64_t position);
+  [[nodiscard]] bool is_sound(Incoming& incoming, std::size_t slot);
+  void ask_again(Incoming& incoming, std::uint64_t position);
+  void end_if_all_came(bool peer_knows);
+  [[nodiscard]] bool confirms_end() const noexcept;
+  void want_word();
+  void forget(Incoming& incoming) noexcept;
+  void begin_end(std::string why);
+
+  Hub& hub_;
+  const int peer_;
+  const LaneShape shape_;
+  Status status_;
+  std::string ending_;  ///< why; not empty: nothing more is sent, and the lane fails when nothing more comes
+  Clock::time_point ending_since_{};
+  std::optional<std::uint64_t> goodbye_at_;  ///< the peer has sent so many tiles and left
+  bool peer_died_ = false;
+
+  // Outgoing
+  std::size_t parts_per_slot_ = 0;
+  std::size_t out_stride_ = 0;
+  Memory outbox_;
+  std::vector<Outgoing> out_;
+  std::vector<Part> parts_;
+  PartQueue queue_;
+  std::uint64_t taken_ = 0;
+  std::uint64_t sent_ = 0;
+  std::uint64_t peer_released_ = 0;
+  std::uint64_t peer_arrived_ = 0;
+  bool refused_ = false;
+  std::array<RailState, kMaxRails> rails_{};
+  std::size_t last_rail_ = 0;  ///< by which the peer was heard
+
+  // Words
+  std::array<Word, kMaxRails> words_;  // one by each rail, so that a rail that swallows one holds up no others
+  bool word_due_ = false;
+  bool leaving_ = false;
+  bool answered_leaving_ = false;  ///< the peer was heard since
+  bool said_goodbye_ = false;
+  std::uint32_t rails_lost_ = 0;       ///< bits: here
+  std::uint32_t peer_rails_lost_ = 0;  ///< there, and the peer has taken its slots from them
+  std::uint32_t rails_to_tell_ = 0;    ///< lost here, and the peer does not know
+  std::uint32_t rails_to_ask_ = 0;
+  std::optional<std::size_t> answer_on_;
+  std::uint64_t slots_to_ask_ = 0;  ///< bits: what lay there was changed on the way, and the peer does not know
+
+  // Incoming
+  Memory slots_;
+  Memory checked_;  // copies of what was written with a sum: by slot
+  std::size_t slot_stride_ = 0;
+  std::vector<Incoming> in_;
+  std::array<std::uint32_t, kMaxRails> come_{};  ///< by rail: pieces and announcements that have come
+  std::uint64_t released_ = 0;
+  std::uint64_t arrived_ = 0;
+  std::uint64_t shown_ = 0;
+  std::uint64_t told_released_ = 0;
+  std::uint64_t told_arrived_ = 0;
+  bool said_damage_ = false;
+  Arrival arrival_;
+};
+
+}  // namespace shoal::rails

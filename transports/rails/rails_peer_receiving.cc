@@ -1,0 +1,214 @@
+// RailsPeer: what arrives, and the tiles that it makes.
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "src/trust/refusals.h"
+#include "transports/common/checksum.h"
+#include "transports/rails/hub.h"
+#include "transports/rails/rails_peer.h"
+
+namespace shoal::rails {
+namespace {
+
+constexpr std::uint64_t kMostMarks = 64;  // of a packet, which may be older than what has been sent since
+constexpr std::uint32_t kMostWrong = 16;  // what comes damaged so many times in a row comes so every time
+
+}  // namespace
+
+void RailsPeer::take_acknowledgements(const Packet& packet, std::size_t rail) {
+  if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
+  peer_arrived_ = std::max(peer_arrived_, packet.arrived);
+  answered_leaving_ |= leaving_;
+  if (several_rails()) {
+    const Clock::time_point now = hub_.now();
+    rails_[rail].heard = now;
+    last_rail_ = rail;
+    for (std::size_t r = 0; r < shape_.rails; ++r) {
+      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], packet.sent_us, now)) rails_[r].waits_since = now;
+    }
+    for (std::uint64_t p = peer_released_; p < taken_; ++p) {
+      const bool come = p < packet.released || p < packet.arrived ||
+                        (p > packet.arrived && p - packet.arrived <= kMostMarks &&
+                         (packet.arrived_after >> (p - packet.arrived - 1) & 1) != 0);
+      if (come) out_[p % shape_.window].arrived = true;
+    }
+    count_sent();
+  }
+  if (packet.released <= peer_released_) return;
+  peer_released_ = packet.released;
+  if (std::exchange(refused_, false)) hub_.note_move();
+}
+
+RailsPeer::Incoming* RailsPeer::incoming_for(std::uint64_t position) noexcept {
+  if (position < released_ || position - released_ >= shape_.window) return nullptr;
+  Incoming& incoming = in_[position % shape_.window];
+  return incoming.complete ? nullptr : &incoming;  // it comes once more
+}
+
+void RailsPeer::finish_incoming(Incoming& incoming, std::uint64_t position) {
+  if (!ending_.empty()) ending_since_ = hub_.now();
+  const bool all = incoming.pieces != 0 && incoming.got == incoming.pieces;
+  if (!all) return;
+  const std::size_t slot = position % shape_.window;
+  if (incoming.held == nullptr) incoming.data = {slot_memory(slot), incoming.tile.size_bytes};
+  if (incoming.summed && !is_sound(incoming, slot)) return ask_again(incoming, position);
+  incoming.complete = true;
+  if (position == arrived_) {
+    while (arrived_ - released_ < shape_.window && in_[arrived_ % shape_.window].complete) ++arrived_;
+    hub_.note_move();
+  }
+  // Whoever shares the load among rails wants to know what has come.
+  if (several_rails() && position + 1 >= told_arrived_ + std::max<std::size_t>(1, shape_.window / 4)) want_word();
+  end_if_all_came(false);
+}
+
+// A card may write a payload once more, and this time it may be damaged: what is shown is the copy that was checked.
+bool RailsPeer::is_sound(Incoming& incoming, std::size_t slot) {
+  if (!incoming.announced) return crc32c(incoming.data) == incoming.sum;
+  std::byte* const copy = checked_.data() + slot * slot_stride_;
+  const std::span<const std::byte> written = std::exchange(incoming.data, {copy, incoming.data.size()});
+  return copy_with_crc32c(copy, written) == incoming.sum;
+}
+
+// What was changed on the way has not come.
+void RailsPeer::ask_again(Incoming& incoming, std::uint64_t position) {
+  const std::uint32_t wrong = incoming.wrong + 1;
+  forget(incoming);
+  incoming.wrong = wrong;
+  if (wrong == kMostWrong) {
+    return fail({StatusCode::peer_failed,
+                 fmt::format("rank {} sent tile {} with a wrong check sum, {} times in a row", peer_, position, wrong)});
+  }
+  if (!std::exchange(said_damage_, true)) {
+    fmt::print(stderr, "shoal: {}: a tile from rank {} came with a wrong check sum and is sent again; this is said once\n",
+               hub_.name(), peer_);
+  }
+  slots_to_ask_ |= std::uint64_t{1} << position % shape_.window;
+  want_word();
+}
+
+// The peer has left. It may wait to hear that nothing is wanted again.
+void RailsPeer::end_if_all_came(bool peer_knows) {
+  if (!goodbye_at_ || arrived_ < *goodbye_at_) return;
+  if (!confirms_end() || peer_knows) {
+    fail({StatusCode::peer_failed, ending_});
+  } else {
+    want_word();
+  }
+}
+
+bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload) {
+  if (!status_.ok()) return false;
+  take_acknowledgements(packet, receive.rail);
+  switch (packet.kind) {
+    case PacketKind::note:
+      return false;
+    case PacketKind::ask:
+      answer_on_ = receive.rail;
+      want_word();
+      return false;
+    case PacketKind::rail_lost:
+      if (packet.position >= shape_.rails) return false;
+      peer_rails_lost_ |= 1U << packet.position;
+      if (std::exchange(refused_, false)) hub_.note_move();
+      lose_rail(packet.position, "the other end has lost it");
+      return false;
+    case PacketKind::goodbye:
+      goodbye_at_ = packet.position;
+      begin_end(fmt::format("rank {} closed the connection", peer_));
+      end_if_all_came(false);
+      return false;
+    case PacketKind::again:
+      send_again(packet.position);
+      return false;
+    case PacketKind::data:
+    case PacketKind::announce:
+      break;
+  }
+  const bool announces = packet.kind == PacketKind::announce;
+  if (announces != shape_.is_written(packet.tile.size_bytes)) {  // both ends have agreed on which tiles are written
+    count_refusal(hub_.name(), announces ? "it announced a tile that is not written" : "it sent a tile that is to be written");
+    return false;
+  }
+  ++come_[receive.rail];
+  Incoming* incoming = incoming_for(packet.position);
+  if (incoming == nullptr) {
+    if (several_rails()) want_word();  // the sender does not know that it has come
+    return false;
+  }
+  if (incoming->pieces == 0) {
+    incoming->pieces = packet.pieces;
+    incoming->tile = packet.tile;
+    incoming->summed = packet.summed;
+    incoming->sum = packet.sum;
+    // Pieces that the tile does not have were nobody's.
+    incoming->have &= ~std::bitset<kMaxPieces>{} >> (kMaxPieces - (announces ? packet.pieces : 0));
+    incoming->got = static_cast<std::uint32_t>(incoming->have.count());
+  }
+  const bool fits = incoming->pieces == packet.pieces && incoming->tile == packet.tile;
+  bool held = false;
+  if (announces) {
+    if (!fits) return false;
+    incoming->announced = true;
+  } else {
+    const Extent extent = piece_extent(packet.tile.size_bytes, packet.pieces, packet.piece);
+    if (!fits || incoming->have[packet.piece] || payload.size() != extent.bytes) return false;
+    if (packet.pieces == 1) {
+      incoming->held = &receive;
+      incoming->data = payload;
+      held = true;
+    } else {
+      if (slots_.size() == 0) return false;
+      std::memcpy(slot_memory(packet.position % shape_.window) + extent.offset, payload.data(), payload.size());
+    }
+    incoming->have[packet.piece] = true;
+    ++incoming->got;
+  }
+  finish_incoming(*incoming, packet.position);
+  return held;
+}
+
+// The key of the slots is all that guards a write: its mark proves nothing. It may come before the announcement.
+bool RailsPeer::on_written(const Mark& mark, std::size_t rail) {
+  if (!status_.ok()) return true;
+  if (shape_.write_from == 0 || mark.piece >= shape_.max_pieces()) return false;
+  const std::uint64_t ahead = (mark.position + kMarkPositions - released_ % kMarkPositions) % kMarkPositions;
+  Incoming* incoming = incoming_for(released_ + ahead);
+  const bool known = incoming != nullptr && incoming->pieces != 0;
+  if (known && (!incoming->announced || mark.piece >= incoming->pieces)) return false;
+  ++come_[rail];
+  if (incoming == nullptr || incoming->have[mark.piece]) return true;  // once more
+  incoming->have[mark.piece] = true;
+  ++incoming->got;
+  finish_incoming(*incoming, released_ + ahead);
+  return true;
+}
+
+const Arrival* RailsPeer::peek() noexcept {
+  if (arrived_ == released_) return nullptr;
+  const Incoming& front = in_[released_ % shape_.window];
+  if (shown_ <= released_) {
+    arrival_ = {front.tile, front.data};
+    shown_ = released_ + 1;
+  }
+  return &arrival_;
+}
+
+void RailsPeer::forget(Incoming& incoming) noexcept {
+  if (incoming.held != nullptr) hub_.take_back(*incoming.held);
+  incoming = {};
+}
+
+void RailsPeer::release() noexcept {
+  assert(arrived_ > released_);
+  forget(in_[released_ % shape_.window]);
+  ++released_;
+  if (owes_release()) hub_.want_pump(*this);
+}
+
+}  // namespace shoal::rails
