@@ -12,7 +12,7 @@
 namespace shoal::internal {
 
 /// Counts into bins that are at most 1/16 of their value wide, so the median is right within 3 % in fixed memory.
-/// Thread rule: add() by the holder of the executor's seat (one thread at a time); the rest from any thread.
+/// Thread rule: add() by the holder of the DriverLock (one thread at a time); the rest from any thread.
 class CallMeter {
  public:
   CallMeter() = default;

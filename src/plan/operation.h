@@ -90,7 +90,7 @@ class Operation {
   Status set_callback(std::function<void(const Status&)> callback);
   /// Before it is posted: what makes the caller's result, in the thread that ends the call well, before anybody hears of that.
   void set_last_step(std::function<void()> step) { last_step_ = std::move(step); }
-  /// Whether this thread is in a callback of an Operation that it has just ended. It has the driver's seat then, so nothing
+  /// Whether this thread is in a callback of an Operation that it has just ended. It holds the driver lock then, so nothing
   /// that it waited for would go on.
   [[nodiscard]] static bool in_callback() noexcept { return callbacks_ != 0; }
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }

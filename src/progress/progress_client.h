@@ -18,7 +18,7 @@ namespace shoal {
 struct Arrival;
 
 /// The calls of one communicator, as the ProgressEngine sees them. `job_rank`: a rank of the job. Thread rule: the holder of
-/// the ProgressEngine's seat, but for number(), group() and close().
+/// the DriverLock, but for number(), group() and close().
 class ProgressClient {
  public:
   virtual ~ProgressClient() = default;

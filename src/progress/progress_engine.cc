@@ -12,6 +12,7 @@
 #include "src/base/event.h"
 #include "src/diagnosis/straggler_detector.h"
 #include "src/progress/drive.h"
+#include "src/progress/driver_lock.h"
 #include "src/progress/progress_client.h"
 #include "src/progress/progress_thread.h"
 
@@ -89,7 +90,7 @@ std::uint32_t ProgressEngine::next_number() noexcept {
 Status ProgressEngine::attach(ProgressClient& executor) {
   const std::uint32_t number = executor.number();
   const GroupName& name = executor.group().name;
-  take_seat();
+  const DriverLock lock(*this);
   Status refused = overflow_;
   if (number == kCommunicatorLimit) {
     refused = {StatusCode::unsupported,
@@ -97,10 +98,7 @@ Status ProgressEngine::attach(ProgressClient& executor) {
   } else if (by_name_.contains(name) || is_retired(name)) {
     refused = {StatusCode::internal, fmt::format("the name {:x} of a new communicator is in use", name.key)};
   }
-  if (!refused.ok()) {
-    leave_seat();
-    return refused;
-  }
+  if (!refused.ok()) return refused;
   attached_.push_back(&executor);
   by_number_.emplace(number, &executor);
   by_name_.emplace(name, &executor);
@@ -118,7 +116,6 @@ Status ProgressEngine::attach(ProgressClient& executor) {
     if (gone_[at]) executor.peer_gone(rank);
     if (!dead_[at].ok()) executor.peer_died(rank, dead_[at]);
   }
-  leave_seat();
   return {};
 }
 
@@ -141,7 +138,7 @@ void ProgressEngine::detach(ProgressClient& executor) {
 }
 
 std::vector<int> ProgressEngine::present() {
-  take_seat();
+  const DriverLock lock(*this);
   control_due_ = true;
   check();  // what has come on the control plane by now
   std::vector<int> ranks;
@@ -152,7 +149,6 @@ std::vector<int> ProgressEngine::present() {
     const bool connected = wire == nullptr || wire->link->status().ok();
     if (!gone_[at] && dead_[at].ok() && connected) ranks.push_back(rank);
   }
-  leave_seat();
   return ranks;
 }
 
@@ -189,17 +185,16 @@ void ProgressEngine::post(std::span<Operation* const> operations) {
   }
   // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
   wake_driver();
-  if (!seat_.load(std::memory_order_seq_cst)) call_thread(true);
+  if (!driven_.load(std::memory_order_seq_cst)) call_thread(true);
 }
 
 // Without one, what is in flight would hang without an end where nobody waits for it.
 void ProgressEngine::call_thread(bool for_calls) {
   const Status called = ProgressThread::instance().notify(this);
   if (called.ok() || !for_calls) return;
-  take_seat();
+  const DriverLock lock(*this);
   drain_inbox();
   for (ProgressClient* executor : running_) executor->close(called);
-  leave_seat();
 }
 
 inline void ProgressEngine::admit(Operation* operation) {
@@ -215,29 +210,28 @@ inline void ProgressEngine::mark_running(ProgressClient& executor) {
 }
 
 bool ProgressEngine::try_run(Operation* operation) {
-  if (!try_take_seat()) return false;
+  const DriverLock lock(*this, std::try_to_lock);
+  if (!lock.owns()) return false;
   admit(operation);
   ProgressEngine* self = this;
   drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
-        [&] { return operation->done() || seat_wanted(); });
-  leave_seat();
+        [&] { return operation->done() || driver_wanted(); });
   return true;
 }
 
-void ProgressEngine::run_seated(ProgressClient& executor, const Operation& operation) {
-  mark_running(executor);
+void ProgressEngine::run_locked(DriverLock lock, ProgressClient& client, const Operation& operation) {
+  mark_running(client);
   ProgressEngine* self = this;
   drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
-        [&] { return operation.done() || seat_wanted(); });
-  leave_seat();
+        [&] { return operation.done() || driver_wanted(); });
 }
 
 bool ProgressEngine::try_drive(const Operation& operation, Clock::time_point deadline) {
-  if (!try_take_seat()) return false;
+  const DriverLock lock(*this, std::try_to_lock);
+  if (!lock.owns()) return false;
   ProgressEngine* self = this;
   drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, deadline,
-        [&] { return operation.done() || seat_wanted() || Clock::now() >= deadline; });
-  leave_seat();
+        [&] { return operation.done() || driver_wanted() || Clock::now() >= deadline; });
   return true;
 }
 
@@ -251,34 +245,34 @@ void ProgressEngine::drain_inbox() {
   }
 }
 
-void ProgressEngine::take_seat() {
-  if (try_take_seat()) return;
-  seat_wanted_.fetch_add(1, std::memory_order_seq_cst);
-  while (!try_take_seat()) {
+void ProgressEngine::lock_driver() {
+  if (try_lock_driver()) return;
+  drivers_waiting_.fetch_add(1, std::memory_order_seq_cst);
+  while (!try_lock_driver()) {
     wake_driver();
     std::this_thread::yield();
   }
-  seat_wanted_.fetch_sub(1, std::memory_order_relaxed);
+  drivers_waiting_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void ProgressEngine::leave_seat() {
+void ProgressEngine::unlock_driver() {
   bool calls = false;
   bool unfinished = false;
   do {
     if (attention_.load(std::memory_order_relaxed)) check();
     calls = !running_.empty();
     unfinished = calls || !words_.empty() || (unsent() && !attached_.empty());
-    seat_.store(false, std::memory_order_seq_cst);
-    // Again: whoever closed an executor and found the seat taken relies on us.
-  } while (attention_.load(std::memory_order_seq_cst) && try_take_seat());
-  // seq_cst: either we see what has come into the inbox, or whoever put it there sees the free seat.
+    driven_.store(false, std::memory_order_seq_cst);
+    // Again: a thread that closed a client while this one drove relies on it.
+  } while (attention_.load(std::memory_order_seq_cst) && try_lock_driver());
+  // seq_cst: either we see what has come into the inbox, or the poster sees that nobody drives.
   if (unfinished || inbox_.load(std::memory_order_seq_cst) != nullptr) call_thread(calls);
 }
 
 void ProgressEngine::tend_to_closed() {
   attention_.store(true, std::memory_order_seq_cst);
   wake_driver();
-  if (try_take_seat()) leave_seat();
+  const DriverLock lock(*this, std::try_to_lock);  // its end does all of it
 }
 
 bool ProgressEngine::progress() {
@@ -425,7 +419,7 @@ bool ProgressEngine::prepare_wait() {
   }
   driver_sleeps_.store(true, std::memory_order_seq_cst);
   return clear && inbox_.load(std::memory_order_seq_cst) == nullptr && !attention_.load(std::memory_order_seq_cst) &&
-         seat_wanted_.load(std::memory_order_seq_cst) == 0;
+         drivers_waiting_.load(std::memory_order_seq_cst) == 0;
 }
 
 void ProgressEngine::finish_wait(std::span<const pollfd> polled) {

@@ -32,6 +32,7 @@
 
 namespace shoal {
 
+class DriverLock;
 class ProgressClient;
 struct Group;
 
@@ -65,9 +66,9 @@ bool has_cores_to_spare(const ProgressEngineParts& parts);
 /// Transports, links and control plane, and who drives them. Every communicator has an Executor; executors reach links through
 /// their ProgressEngine only, which lives as long as the last of them.
 ///
-/// Who drives: exactly one thread at a time holds the driver's seat: a caller that blocks on its call, or the process's
+/// Who drives: at most one thread at a time holds the DriverLock: a caller that blocks on its call, or the process's
 /// progress thread while calls are in flight that nobody waits for. Whoever drives, drives all executors. A thread that finds
-/// the seat taken leaves its call in the inbox.
+/// the lock taken leaves its call in the inbox.
 ///
 /// Rank numbers here are those of the job. Thread rule: as named.
 class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
@@ -114,13 +115,13 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   /// A number for one more communicator of this process, in its own tiles: each is given out once, so that none means two.
   /// kCommunicatorLimit where there is none left. Any thread.
   std::uint32_t next_number() noexcept;
-  /// From now on `executor` gets what comes for its communicator, beginning with what has come already. Takes the seat: any
-  /// thread that does not hold it. Errors: unsupported, where all numbers have been given out or too much has come for too many
-  /// communicators that were not made here; internal, where the communicator's name is in use.
+  /// From now on `executor` gets what comes for its communicator, beginning with what has come already. Takes the driver lock:
+  /// any thread that does not hold it. Errors: unsupported, where all numbers have been given out or too much has come for too
+  /// many communicators that were not made here; internal, where the communicator's name is in use.
   Status attach(ProgressClient& executor);
-  /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the seat.
+  /// Afterwards nobody drives `executor`. The last one to leave says goodbye to the peers. By the holder of the driver lock.
   void detach(ProgressClient& executor);
-  /// No executor is attached. By the holder of the seat.
+  /// No executor is attached. By the holder of the driver lock.
   [[nodiscard]] bool deserted() const noexcept { return attached_.empty(); }
 
   /// In a child of fork(), which has none of this process's connections: every communicator is closed, and nothing is said to
@@ -128,14 +129,14 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void leave_to_parent() noexcept;
   [[nodiscard]] bool left_to_parent() const noexcept { return left_to_parent_; }
 
-  /// The ranks of the job that have neither died nor left it, as far as is known here. Takes the seat: any thread that does not
-  /// hold it.
+  /// The ranks of the job that have neither died nor left it, as far as is known here. Takes the driver lock: any thread that
+  /// does not hold it.
   std::vector<int> present();
   /// A group of `members` (ranks of the job, ascending or not) with a number that all of them work out alike, where all ask for
   /// groups of these members equally often. Any thread.
   Group next_group_of(const std::vector<int>& members);
 
-  // Links; by the holder of the seat.
+  // Links; by the holder of the driver lock.
   /// No other communicator uses the links.
   [[nodiscard]] bool alone() const noexcept { return attached_.size() == 1; }
   /// A tile of somebody else stands at the head of a link that an executor has looked at.
@@ -151,26 +152,20 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void post(internal::Operation* operation) { post(std::span(&operation, 1)); }
   /// Several at once; the driver sees all of them or none.
   void post(std::span<internal::Operation* const> operations);
-  /// Where the seat is free: starts `operation` (referenced for the driver too), without inbox or wake-up, and drives until it
-  /// has ended or somebody else wants the seat. False: the seat is taken.
+  /// Where nobody drives: starts `operation` (referenced for the driver too), without inbox or wake-up, and drives until it
+  /// has ended or another thread waits for the driver lock. False: another thread drives.
   bool try_run(internal::Operation* operation);
-  /// Where the seat is free: drives until `operation` has ended, `deadline` has passed, or somebody else wants the seat. False:
-  /// it is taken.
+  /// Where nobody drives: drives until `operation` has ended, `deadline` has passed, or another thread waits for the driver
+  /// lock. False: another thread drives.
   bool try_drive(const internal::Operation& operation, std::chrono::steady_clock::time_point deadline);
   /// Some executor has been closed: whoever drives sees to its end and tells the peers; where nobody does, the caller does.
   void tend_to_closed();
 
-  /// As try_run(), for a call that `executor` has started already; by the holder of the seat, who loses it.
-  void run_seated(ProgressClient& executor, const internal::Operation& operation);
+  /// As try_run(), for a call that `client` has started already. `lock` is given back.
+  void run_locked(DriverLock lock, ProgressClient& client, const internal::Operation& operation);
 
-  // The seat.
-  bool try_take_seat() noexcept { return !seat_.exchange(true, std::memory_order_seq_cst); }
-  /// Waits for the seat; whoever has it leaves it soon, even with calls unfinished.
-  void take_seat();
-  /// Leaves the seat and sees to it that nothing is left undriven.
-  void leave_seat();
-  /// Somebody waits in take_seat().
-  [[nodiscard]] bool seat_wanted() const noexcept { return seat_wanted_.load(std::memory_order_relaxed) != 0; }
+  /// Another thread waits for the driver lock.
+  [[nodiscard]] bool driver_wanted() const noexcept { return drivers_waiting_.load(std::memory_order_relaxed) != 0; }
 
   // For whoever drives (drive.h).
   /// True where calls are in flight or in the inbox.
@@ -212,6 +207,11 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::atomic<bool> wants_thread{false};  ///< set by whoever needs the progress thread, cleared by it
 
  private:
+  friend class DriverLock;
+  bool try_lock_driver() noexcept { return !driven_.exchange(true, std::memory_order_seq_cst); }
+  void lock_driver();
+  void unlock_driver();
+
   /// What peers send matters now. Of several engines that one thread drives some may be idle: a peer that is ahead sends to
   /// them what nobody here can take yet, and would keep the thread awake.
   [[nodiscard]] bool waits_for_peers() const noexcept { return !running_.empty() || !words_.empty() || unsent(); }
@@ -287,9 +287,9 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::uint32_t> groups_made_;  // by next_group_of()
 
-  std::atomic<bool> seat_{false};
+  std::atomic<bool> driven_{false};     // some thread has the driver lock
   std::atomic<bool> attention_{false};  // an executor has been closed and not yet been seen to
-  std::atomic<int> seat_wanted_{0};
+  std::atomic<int> drivers_waiting_{0};
   std::atomic<internal::Operation*> inbox_{nullptr};
   std::atomic<bool> driver_sleeps_{false};
   Descriptor kick_;  // an event; wakes a driver that sleeps in poll

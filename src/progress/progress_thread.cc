@@ -15,6 +15,7 @@
 #include "src/base/event.h"
 #include "src/base/quiet_thread.h"
 #include "src/progress/drive.h"
+#include "src/progress/driver_lock.h"
 #include "src/progress/waiter.h"
 
 namespace shoal {
@@ -120,31 +121,31 @@ void ProgressThread::loop() {
         known_ = engines_;
       }
       driven_.reserve(known_.size());  // what calls need later is taken here
+      locks_.reserve(known_.size());
       descriptors_.reserve(1 + kMaxWaitFds * known_.size());
       seen_generation_.store(generation);
       seen_generation_.notify_all();
     }
     news_.store(false, std::memory_order_seq_cst);
     for (const auto& engine : known_) {
-      // Whoever wants the seat now will call again when it leaves it. In this order: a look at who wants it that came before
-      // news_ was cleared could miss the call.
-      if (!engine->wants_thread.exchange(false) || engine->seat_wanted() || !engine->try_take_seat()) continue;
-      if (needs_driver(engine.get())) {
-        driven_.push_back(engine.get());
-      } else {
-        engine->leave_seat();
-      }
+      // A thread that waits for the lock now will notify this one when it gives the lock back. In this order: a look at
+      // driver_wanted() before news_ was cleared could miss that.
+      if (!engine->wants_thread.exchange(false) || engine->driver_wanted()) continue;
+      DriverLock lock(*engine, std::try_to_lock);
+      if (!lock.owns() || !needs_driver(engine.get())) continue;
+      driven_.push_back(engine.get());
+      locks_.push_back(std::move(lock));
     }
     if (!driven_.empty()) {
       const auto interrupted = [&] {
         return news_.load() || generation_.load() != seen_generation_.load() ||
-               std::any_of(driven_.begin(), driven_.end(), [](ProgressEngine* m) { return m->seat_wanted(); });
+               std::any_of(driven_.begin(), driven_.end(), [](ProgressEngine* m) { return m->driver_wanted(); });
       };
       sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
       drive(driven_, waiter, wake_event_.get(), descriptors_, std::chrono::steady_clock::time_point::max(),
             [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
       sleeps_.store(false, std::memory_order_relaxed);
-      for (ProgressEngine* engine : driven_) engine->leave_seat();  // those still busy notify this thread again
+      locks_.clear();  // engines that are still busy notify this thread again
       driven_.clear();
     } else {
       sleeps_.store(true, std::memory_order_seq_cst);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/base/descriptor.h"
+#include "src/progress/driver_lock.h"
 #include "src/progress/progress_engine.h"
 
 namespace shoal {
@@ -57,6 +58,7 @@ class ProgressThread {
   // The loop's own. Members, so that a forked child, in which the loop's stack is gone, still refers to their memory.
   std::vector<std::shared_ptr<ProgressEngine>> known_;
   std::vector<ProgressEngine*> driven_;
+  std::vector<DriverLock> locks_;  // of driven_
   std::vector<pollfd> descriptors_;
   std::thread thread_;
 };

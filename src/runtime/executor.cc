@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "src/base/deadline.h"
+#include "src/progress/driver_lock.h"
 #include "src/progress/progress_thread.h"
 #include "src/runtime/call_group.h"
 
@@ -139,16 +140,14 @@ void Executor::run(Operation* operation) {
 
 std::optional<Status> Executor::try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output) {
   const bool alone = plan.ranks == 1;
-  if ((!alone && (!plan.one_shot_window || !peer_memory_calls_.available())) || plan.meter != nullptr || CallGroup::open() ||
-      !engine_->try_take_seat())
+  if ((!alone && (!plan.one_shot_window || !peer_memory_calls_.available())) || plan.meter != nullptr || CallGroup::open())
     return std::nullopt;
+  DriverLock lock(*engine_, std::try_to_lock);
+  if (!lock.owns()) return std::nullopt;
   std::uint64_t sequence = next_start_;
-  // The last: other threads number their calls without the seat.
-  if (engine_->busy() || closed() ||
-      !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed)) {
-    engine_->leave_seat();
+  // The last: other threads number their calls without the lock.
+  if (engine_->busy() || closed() || !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed))
     return std::nullopt;
-  }
   const CallChain before = chain_;
   const CallSignature& signature = enter(sequence, plan);
   ++next_start_;
@@ -158,14 +157,12 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
                              plan.key.collective.message_bytes(1));
     }
     flight_record_.end();
-    engine_->leave_seat();
     return Status();
   }
   const auto attempt =
       peer_memory_calls_.try_one_shot(plan, signature, sequence, input, output, engine_->cores_to_spare() ? kExpressLooks : 1);
   if (attempt == PeerMemoryCalls::Attempt::ended) {
     flight_record_.end();
-    engine_->leave_seat();
     return Status();
   }
   // Somebody is late: an ordinary call from here on.
@@ -177,7 +174,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   operation->add_reference();
   active_.push(operation);
   peer_memory_calls_.push(operation);
-  engine_->run_seated(*this, *operation);
+  engine_->run_locked(std::move(lock), *this, *operation);
   wait_to_the_end(operation);
   Status outcome = operation->outcome();
   operation->drop_reference();
@@ -196,7 +193,7 @@ void Executor::wait(Operation* operation, Clock::time_point deadline) {
   // Another thread may keep it in an open group, for ever: from here on deadline and abort() end it. It starts in its turn.
   if (operation->take_from_group()) post_late(operation);
   while (!operation->done() && Clock::now() < deadline) {
-    if (engine_->seat_wanted()) {
+    if (engine_->driver_wanted()) {
       std::this_thread::yield();
     } else if (!engine_->try_drive(*operation, deadline)) {
       operation->sleep_until(deadline);
@@ -667,7 +664,7 @@ void Executor::leave_to_parent() {
 
 void Executor::shut_down() {
   if (engine_->left_to_parent()) return;
-  engine_->take_seat();
+  DriverLock lock(*engine_);
   engine_->progress();  // what has come to its end by now ends well; takes in the inbox
   if (!idle() && !closed()) {
     close(or_mismatch(
@@ -687,7 +684,7 @@ void Executor::shut_down() {
   engine_->detach(*this);
   const bool last = engine_->deserted();
   // Later ends of the connections: the peers see them after the farewell.
-  engine_->leave_seat();
+  lock.unlock();
   if (last) ProgressThread::instance().remove(engine_.get());
 }
 
@@ -727,12 +724,11 @@ std::vector<int> Executor::present() const {
 }
 
 std::size_t Executor::spilled_bytes() const {
-  // A callback has some seat already, and in a child of fork() the thread that has it may not exist.
+  // A callback's thread holds a driver lock already, and in a child of fork() the thread that holds it may not exist.
   if (Operation::in_callback() || engine_->left_to_parent()) return 0;
-  engine_->take_seat();
+  const DriverLock lock(*engine_);
   std::size_t bytes = 0;
   for (const LinkState& state : links_) bytes += state.aside == nullptr ? 0 : state.aside->bytes();
-  engine_->leave_seat();
   return bytes;
 }
 

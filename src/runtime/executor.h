@@ -39,7 +39,7 @@ namespace shoal {
 /// signature. So the calls of a communicator form one long Program, and what the Verifier proves of each holds for all.
 ///
 /// Rank numbers are those of the communicator unless said otherwise. Thread rule: acquire, post, run, wait, close, shut_down
-/// and status from any thread; the rest by the holder of the ProgressEngine's seat.
+/// and status from any thread; the rest by the holder of the DriverLock.
 class Executor final : public ProgressClient, public std::enable_shared_from_this<Executor> {
  public:
   /// Attaches itself to `engine`; shut_down() ends that. Errors: those of ProgressEngine::attach().

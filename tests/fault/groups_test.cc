@@ -21,6 +21,7 @@
 
 #include "src/algorithms/algorithm.h"
 #include "src/machine/cores.h"
+#include "src/progress/driver_lock.h"
 #include "src/progress/progress_thread.h"
 #include "src/runtime/executor.h"
 #include "src/selector/selector.h"
@@ -211,10 +212,9 @@ Status folds_that_cross(bool spills_tiles) {
     for (const int which : {rank == 2 ? 1 : 0, rank == 2 ? 0 : 1}) {
       calls[which].post(which == 0 ? *first : *second, sum_of(900), "direct", rank, deadline);
       // What can be sent is on its way before the other call is made.
-      world.engine()->take_seat();
+      const DriverLock lock(*world.engine());
       while (world.engine()->progress()) {
       }
-      world.engine()->leave_seat();
     }
     for (Call& call : calls) {
       Status status = call.wait();

@@ -88,7 +88,7 @@ SimulatedRank::SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor>
       engine_(executor_->engine()),
       random_(scenario.seed * 1031 + static_cast<std::uint64_t>(rank_)),
       calls_(scenario.calls.size()) {
-  engine_->take_seat();
+  lock_ = DriverLock(*engine_);
   think(0);
 }
 
@@ -271,9 +271,9 @@ void SimulatedRank::bury() {
 void SimulatedRank::leave() {
   while (engine_->busy()) engine_->progress();
   if (phase_ == Phase::look_once_more || phase_ == Phase::asleep) engine_->finish_wait({});
-  engine_->check();              // whoever leaves the seat would do so, and may have more to send
+  engine_->check();              // unlock() does so, and may have more to send
   engine_->control()->finish();  // the progress thread would send the rest
-  engine_->leave_seat();
+  lock_.unlock();
   executor_->shut_down();
   for (MadeCall& call : calls_) {
     if (call.operation == nullptr) continue;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "src/progress/driver_lock.h"
 #include "src/runtime/executor.h"
 #include "tests/fault/simulation_scenario.h"
 #include "tests/fault/simulation_system.h"
@@ -40,7 +41,7 @@ struct MadeCall {
 };
 
 /// What drive() does with one engine (drive.h), in steps between which other ranks have theirs, and what its caller does. Keeps
-/// the seat, so that no thread of the library's comes in between.
+/// the driver lock, so that no thread of the library's comes in between.
 class SimulatedRank {
  public:
   SimulatedRank(const Scenario& scenario, std::shared_ptr<Executor> executor);
@@ -87,6 +88,7 @@ class SimulatedRank {
   int rank_;
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<ProgressEngine> engine_;
+  DriverLock lock_;
   std::mt19937_64 random_;
   Phase phase_ = Phase::idle;
   std::vector<pollfd> descriptors_;        // that it sleeps on

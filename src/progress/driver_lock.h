@@ -1,0 +1,38 @@
+// DriverLock: the right to drive a ProgressEngine, which one thread at a time has.
+#pragma once
+
+#include <mutex>
+#include <utility>
+
+#include "src/progress/progress_engine.h"
+
+namespace shoal {
+
+/// Owns the engine's driver lock, or nothing. A value that moves; it is given back by the thread that took it. Whoever holds it
+/// gives it back soon, even with calls unfinished.
+class [[nodiscard]] DriverLock {
+ public:
+  DriverLock() noexcept = default;
+  /// Waits for the lock. Not in a callback of an Operation: that thread holds it already.
+  explicit DriverLock(ProgressEngine& engine) : engine_(&engine) { engine.lock_driver(); }
+  /// Owns nothing where another thread drives.
+  DriverLock(ProgressEngine& engine, std::try_to_lock_t) : engine_(engine.try_lock_driver() ? &engine : nullptr) {}
+  DriverLock(DriverLock&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
+  DriverLock& operator=(DriverLock&& other) noexcept {
+    unlock();
+    engine_ = std::exchange(other.engine_, nullptr);
+    return *this;
+  }
+  ~DriverLock() { unlock(); }
+
+  [[nodiscard]] bool owns() const noexcept { return engine_ != nullptr; }
+  /// Gives the lock back, and sees to it that nothing is left undriven.
+  void unlock() {
+    if (engine_ != nullptr) std::exchange(engine_, nullptr)->unlock_driver();
+  }
+
+ private:
+  ProgressEngine* engine_ = nullptr;
+};
+
+}  // namespace shoal
