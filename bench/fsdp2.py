@@ -46,7 +46,7 @@ class Transformer(torch.nn.Module):
         return self.head(hidden)
 
 
-class Contestant:
+class Library:
     """One library with its own replica, data and optimizer."""
 
     def __init__(self, name, group, options):
@@ -104,30 +104,30 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     join()
-    contestants = [Contestant("shoal", dist.group.WORLD, options), Contestant("gloo", dist.new_group(backend="gloo"), options)]
-    for contestant in contestants:
-        contestant.step()
-    while len(contestants[0].losses) <= options.steps:
-        turn = min(options.block, options.steps + 1 - len(contestants[0].losses))
-        for contestant in contestants:
+    libraries = [Library("shoal", dist.group.WORLD, options), Library("gloo", dist.new_group(backend="gloo"), options)]
+    for library in libraries:
+        library.step()
+    while len(libraries[0].losses) <= options.steps:
+        turn = min(options.block, options.steps + 1 - len(libraries[0].losses))
+        for library in libraries:
             for _ in range(turn):
-                contestant.step()
-        contestants.reverse()  # nobody always comes after the same one
+                library.step()
+        libraries.reverse()  # nobody always comes after the same one
 
     results = {}
-    for contestant in sorted(contestants, key=lambda c: c.name):
-        mean = torch.tensor(contestant.losses, dtype=torch.float64)
+    for library in sorted(libraries, key=lambda c: c.name):
+        mean = torch.tensor(library.losses, dtype=torch.float64)
         dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-        quartiles = statistics.quantiles(contestant.seconds[1:], n=4) if options.steps > 1 else [contestant.seconds[1]] * 3
-        results[contestant.name] = {"ms_per_step": round(1e3 * quartiles[1], 2), "ms_p25": round(1e3 * quartiles[0], 2),
+        quartiles = statistics.quantiles(library.seconds[1:], n=4) if options.steps > 1 else [library.seconds[1]] * 3
+        results[library.name] = {"ms_per_step": round(1e3 * quartiles[1], 2), "ms_p25": round(1e3 * quartiles[0], 2),
                                     "ms_p75": round(1e3 * quartiles[2], 2), "loss_first": mean[0].item(), "loss_last": mean[-1].item()}
-        results[contestant.name]["losses"] = mean.tolist()
+        results[library.name]["losses"] = mean.tolist()
     pairs = zip(results["shoal"].pop("losses"), results["gloo"].pop("losses"))
     apart = max(abs(mine - theirs) / abs(theirs) for mine, theirs in pairs)
     agree = apart <= TOLERANCE
     if dist.get_rank() == 0:
         about = {"machine": machine(), "command": " ".join(sys.argv), "ranks": dist.get_world_size(),
-                 "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps, "parameters": contestants[0].parameters,
+                 "rate": os.environ.get("SHOAL_CLUSTER_RATE", ""), "steps": options.steps, "parameters": libraries[0].parameters,
                  "batch_per_rank": options.batch}
         verdict = {"gloo_over_shoal": round(results["gloo"]["ms_per_step"] / results["shoal"]["ms_per_step"], 3),
                    "losses_apart": apart, "losses_agree": agree}

@@ -59,6 +59,77 @@ std::vector<std::string> list_of(const std::string& text) {
   return parts;
 }
 
+/// The value of `name`, which may be empty where it has no default. An error where it is none of `known`.
+Result<std::string> setting_among(const char* name, std::initializer_list<std::string_view> known) {
+  std::string value = setting(name);
+  if (value.empty() || std::ranges::find(known, value) != known.end()) return value;
+  return Status(StatusCode::invalid_argument, fmt::format("{}='{}' is none of {}", name, value, fmt::join(known, ", ")));
+}
+
+/// config.use_shm and config.network.
+Status choose_transports(const CommunicatorOptions& options, JobConfig& config) {
+  if (options.transports.empty()) {
+    if (ofi_has_efa(setting("SHOAL_SYSFS_ROOT"))) config.network = Network::ofi;
+    return {};
+  }
+  config.use_shm = false;
+  config.network = Network::none;
+  for (const std::string& name : list_of(options.transports)) {
+    Network network = Network::none;
+    for (const Network known : {Network::tcp, Network::ofi, Network::ucx}) {
+      if (name == to_string(known)) network = known;
+    }
+    if (name != "shm" && network == Network::none)
+      return {StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp ofi ucx", name)};
+    if (network != Network::none && config.network != Network::none) {
+      return {StatusCode::invalid_argument, fmt::format("transports '{}': name one of tcp, ofi and ucx", options.transports)};
+    }
+    config.use_shm |= name == "shm";
+    if (network != Network::none) config.network = network;
+  }
+  return {};
+}
+
+/// config.integrity, config.encryption and config.compression. May choose tcp where the user has not chosen the network.
+Status choose_protection(const CommunicatorOptions& options, JobConfig& config) {
+  const auto integrity = setting_among("SHOAL_INTEGRITY", {"auto", "on", "off"});
+  if (!integrity.ok()) return integrity.status();
+  if (*integrity == "on") config.integrity = Integrity::on;
+  if (*integrity == "auto" && tcp_check_sums_are_fast()) config.integrity = Integrity::measured;
+  const auto encryption = setting_among("SHOAL_ENCRYPTION", {"on", "off"});
+  if (!encryption.ok()) return encryption.status();
+  config.encryption = *encryption == "on";
+  const auto compression = setting_among("SHOAL_COMPRESSION", {"off", "lossless", "auto"});
+  if (!compression.ok()) return compression.status();
+  if (*compression == "lossless") config.compression = Compression::lossless;
+  if (*compression == "auto" && tcp_packing_is_fast()) config.compression = Compression::measured;
+  const char* const needs_tcp = config.encryption            ? "SHOAL_ENCRYPTION=on"
+                                : *compression == "lossless" ? "SHOAL_COMPRESSION=lossless"
+                                                             : nullptr;
+  if (config.network == Network::tcp || config.network == Network::none || needs_tcp == nullptr) return {};
+  if (!options.transports.empty()) {
+    return {StatusCode::unsupported, fmt::format("{} does not encrypt and does not compress; without {}, or with tcp",
+                                                 to_string(config.network), needs_tcp)};
+  }
+  config.network = Network::tcp;
+  return {};
+}
+
+/// config.probe and config.numerics.
+Status choose_numerics(JobConfig& config) {
+  const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
+  if (!probe.ok()) return probe.status();
+  config.probe = *probe == 1;
+  const auto numerics = setting_among("SHOAL_NUMERICS", {"measured", "repeatable", "strict"});
+  if (!numerics.ok()) return numerics.status();
+  if (*numerics == "measured") config.numerics = Numerics::measured;
+  if (*numerics == "repeatable") config.numerics = Numerics::repeatable;
+  if (*numerics == "strict") config.numerics = Numerics::strict;
+  // What was measured differs from run to run, and with it what is chosen.
+  if (config.numerics == Numerics::repeatable || config.numerics == Numerics::strict) config.probe = false;
+  return {};
+}
+
 Result<Decision> decide(const CommunicatorOptions& options) {
   Decision decision;
   JobConfig& config = decision.config;
@@ -68,74 +139,16 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   if (!config.algorithm.empty()) {
     if (const auto known = find_algorithm(config.algorithm); !known.ok()) return known.status();
   }
-  if (!options.transports.empty()) {
-    config.use_shm = false;
-    config.network = Network::none;
-    for (const std::string& name : list_of(options.transports)) {
-      Network network = Network::none;
-      for (const Network known : {Network::tcp, Network::ofi, Network::ucx}) {
-        if (name == to_string(known)) network = known;
-      }
-      if (name != "shm" && network == Network::none)
-        return Status(StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp ofi ucx", name));
-      if (network != Network::none && config.network != Network::none) {
-        return Status(StatusCode::invalid_argument,
-                      fmt::format("transports '{}': name one of tcp, ofi and ucx", options.transports));
-      }
-      config.use_shm |= name == "shm";
-      if (network != Network::none) config.network = network;
-    }
-  } else if (ofi_has_efa(setting("SHOAL_SYSFS_ROOT"))) {
-    config.network = Network::ofi;
-  }
+  if (Status status = choose_transports(options, config); !status.ok()) return status;
   const auto sockets = integer_setting("SHOAL_SOCKETS_PER_PEER", 1, 16);
   if (!sockets.ok()) return sockets.status();
   config.sockets_per_peer = static_cast<int>(*sockets);
-  const std::string integrity = setting("SHOAL_INTEGRITY");
-  if (integrity != "auto" && integrity != "on" && integrity != "off")
-    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_INTEGRITY='{}' is none of auto, on and off", integrity));
-  if (integrity == "on") config.integrity = Integrity::on;
-  if (integrity == "auto" && tcp_check_sums_are_fast()) config.integrity = Integrity::measured;
-  const std::string encryption = setting("SHOAL_ENCRYPTION");
-  if (encryption != "on" && encryption != "off")
-    return Status(StatusCode::invalid_argument, fmt::format("SHOAL_ENCRYPTION='{}' is neither on nor off", encryption));
-  config.encryption = encryption == "on";
-  const std::string compression = setting("SHOAL_COMPRESSION");
-  if (compression != "off" && compression != "lossless" && compression != "auto")
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("SHOAL_COMPRESSION='{}' is none of off, lossless and auto", compression));
-  if (compression == "lossless") config.compression = Compression::lossless;
-  if (compression == "auto" && tcp_packing_is_fast()) config.compression = Compression::measured;
-  const char* const needs_tcp = config.encryption           ? "SHOAL_ENCRYPTION=on"
-                                : compression == "lossless" ? "SHOAL_COMPRESSION=lossless"
-                                                            : nullptr;
-  if (config.network != Network::tcp && config.network != Network::none && needs_tcp != nullptr) {
-    if (!options.transports.empty()) {
-      return Status(StatusCode::unsupported, fmt::format("{} does not encrypt and does not compress; without {}, or with tcp",
-                                                         to_string(config.network), needs_tcp));
-    }
-    config.network = Network::tcp;
-  }
+  if (Status status = choose_protection(options, config); !status.ok()) return status;
   const auto single_copy = integer_setting("SHOAL_SINGLE_COPY", 0, 2);
   if (!single_copy.ok()) return single_copy.status();
   config.single_copy = *single_copy > 0;
   decision.single_copy_always = *single_copy == 2;
-  const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
-  if (!probe.ok()) return probe.status();
-  config.probe = *probe == 1;
-  const std::string numerics = setting("SHOAL_NUMERICS");
-  if (numerics == "measured") {
-    config.numerics = Numerics::measured;
-  } else if (numerics == "repeatable") {
-    config.numerics = Numerics::repeatable;
-  } else if (numerics == "strict") {
-    config.numerics = Numerics::strict;
-  } else if (!numerics.empty()) {
-    return Status(StatusCode::invalid_argument,
-                  fmt::format("SHOAL_NUMERICS='{}' is none of measured, repeatable and strict", numerics));
-  }
-  // What was measured differs from run to run, and with it what is chosen.
-  if (config.numerics == Numerics::repeatable || config.numerics == Numerics::strict) config.probe = false;
+  if (Status status = choose_numerics(config); !status.ok()) return status;
   config.network_tile_bytes = kNetworkTileBytes;
   if (const std::string wanted = setting("SHOAL_TILE_BYTES"); !wanted.empty()) {
     const auto tile = parse_bytes(wanted);

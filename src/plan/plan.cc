@@ -197,176 +197,233 @@ std::optional<std::uint32_t> kept_step_with(const PlanContext& context, const Pl
   return nearest;
 }
 
+/// Makes one Plan, step by step.
+class PlanMaker {
+ public:
+  PlanMaker(const PlanContext& context, const PlanKey& key, const Program& program)
+      : context_(context),
+        key_(key),
+        collective_(key.collective),
+        program_(program),
+        ranks_(context.topology->ranks()),
+        resolve_{ChunkLayout(collective_, ranks_, context.rank, program.message_chunks), key.in_place,
+                 in_place_of(collective_, ranks_, context.rank)},
+        plan_link_of_(context.link_of_rank.size(), -1) {}
+
+  Result<std::unique_ptr<Plan>> make() {
+    if (Status status = check_steps(); !status.ok()) return status;
+    copy_key();
+    add_instructions();
+    set_directions();
+    add_edges();
+    add_dependencies();
+    for (std::uint32_t i = 0; i < plan_->instructions.size(); ++i) plan_->instructions[i].may_lend = may_lend(*plan_, i);
+    if (context_.window_room.large_bytes > 0) choose_peer_memory();
+    sign();
+    sign_links();
+    return std::move(plan_);
+  }
+
+ private:
+  [[nodiscard]] Status check_steps() const {
+    for (std::size_t s = 0; s < program_.steps.size(); ++s) {
+      const Step& step = program_.steps[s];
+      if (step.lane >= program_.lanes)
+        return {StatusCode::internal, fmt::format("{}: lane {} out of range", program_.algorithm, step.lane)};
+      if (has_peer(step.op) && (step.peer < 0 || step.peer >= ranks_ || step.peer == context_.rank)) {
+        return {StatusCode::internal,
+                fmt::format("{}: step {} of rank {} names peer {}", program_.algorithm, s, context_.rank, step.peer)};
+      }
+    }
+    return {};
+  }
+
+  void copy_key() {
+    plan_->forced_algorithm = text(key_.algorithm);
+    plan_->key = key_;
+    plan_->counts.assign(collective_.counts.begin(), collective_.counts.end());
+    plan_->key.collective.counts = plan_->counts;
+    plan_->key.algorithm = key_.algorithm == nullptr ? nullptr : plan_->forced_algorithm.c_str();
+    plan_->algorithm = program_.algorithm;
+    plan_->ranks = ranks_;
+    plan_->buffers = call_buffers(collective_, ranks_, context_.rank);
+    plan_->scratch_bytes = program_.scratch_chunks * resolve_.layout.scratch_chunk_bytes();
+  }
+
+  PlanLink& link_to(int peer) {
+    auto& index = plan_link_of_[static_cast<std::size_t>(peer)];
+    if (index < 0) {
+      index = static_cast<std::int32_t>(plan_->links.size());
+      plan_->links.push_back(
+          {static_cast<std::uint32_t>(context_.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}, {}, {}});
+    }
+    return plan_->links[static_cast<std::size_t>(index)];
+  }
+
+  void add_instructions() {
+    // With one link class all tiles are of one size anyway.
+    const bool one_size = program_.folds_across_links && context_.topology->nodes() < ranks_;
+    const bool averages = reduces(collective_.kind) && collective_.op == ReduceOp::avg;
+    const std::vector<std::uint32_t> units = units_of_steps(*context_.topology, program_);
+    std::vector<std::uint32_t> instruction_of_unit(units.size(), kNoInstruction);
+    for (std::size_t s = 0; s < program_.steps.size(); ++s) {
+      const Step& step = program_.steps[s];
+      const auto [slice, bytes] = resolve_(reads_source(step.op) ? step.source : step.target);
+      // A link that a call uses always carries its signature, even where there are no bytes to move.
+      if (has_peer(step.op)) link_to(step.peer);
+      if (bytes == 0) continue;
+      // In place, what should be copied may lie there already.
+      const auto same = [](const PlanSlice& a, const PlanSlice& b) {
+        return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes;
+      };
+      if (step.op == StepOp::copy && same(slice, resolve_(step.target).first)) continue;
+
+      Instruction instruction;
+      instruction.op = step.op;
+      instruction.size_bytes = bytes;
+      instruction.tile_bytes = choose_tile(context_, has_peer(step.op) ? step.peer : context_.rank, bytes, one_size);
+      instruction.average = averages && step.completes;
+      if (reads_source(step.op)) instruction.source = slice;
+      if (writes_target(step.op)) instruction.target = resolve_(step.target).first;
+
+      // A recv_reduce onto the target of earlier ones in its lane joins their fold.
+      std::uint32_t& joined = instruction_of_unit[units[s]];
+      if (joined != kNoInstruction) {
+        plan_->instructions[joined].average |= instruction.average;
+        peers_of_[joined].push_back(step.peer);
+        link_to(step.peer).receives.push_back(joined);
+      } else {
+        joined = add_instruction(instruction, step);
+      }
+    }
+  }
+
+  std::uint32_t add_instruction(const Instruction& instruction, const Step& step) {
+    const auto index = static_cast<std::uint32_t>(plan_->instructions.size());
+    plan_->instructions.push_back(instruction);
+    lane_of_.push_back(step.lane);
+    peers_of_.emplace_back();
+    if (has_peer(step.op)) {
+      peers_of_.back().push_back(step.peer);
+      PlanLink& link = link_to(step.peer);
+      (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
+    } else {
+      plan_->local_steps.push_back(index);
+    }
+    return index;
+  }
+
+  void set_directions() {
+    for (PlanLink& link : plan_->links) {
+      // Both ends see the same: they know each other's shares.
+      const bool one_way = has_root(collective_.kind) && link.sends.empty() != link.receives.empty();
+      link.speaks = !one_way || link.receives.empty();
+      link.hears = !one_way || link.sends.empty();
+    }
+  }
+
+  /// Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand
+  /// between.
+  void add_edges() {
+    for (std::size_t i = 0; i < plan_->instructions.size(); ++i) {
+      Instruction& instruction = plan_->instructions[i];
+      std::vector<int>& peers = peers_of_[i];
+      std::sort(peers.begin(), peers.end());
+      instruction.first_edge = static_cast<std::uint32_t>(plan_->edges.size());
+      instruction.edge_count = static_cast<std::uint32_t>(peers.size());
+      instruction.own_position =
+          static_cast<std::uint32_t>(std::lower_bound(peers.begin(), peers.end(), context_.rank) - peers.begin());
+      for (const int peer : peers) {
+        const auto plan_link = static_cast<std::uint32_t>(plan_link_of_[static_cast<std::size_t>(peer)]);
+        const PlanLink& link = plan_->links[plan_link];
+        const auto& order = instruction.op == StepOp::send ? link.sends : link.receives;
+        const auto position = std::find(order.begin(), order.end(), static_cast<std::uint32_t>(i)) - order.begin();
+        plan_->edges.push_back({link.link, plan_link, static_cast<std::uint32_t>(position)});
+      }
+    }
+  }
+
+  /// Dependencies: conflicts within a lane, in program order, and what is kept step with. The earlier of two dependencies is
+  /// implied by the later where a chain exists; the lists are short enough not to care.
+  void add_dependencies() {
+    std::vector<PlanDependency> found;
+    std::vector<std::vector<std::uint32_t>> by_lane(program_.lanes);
+    for (std::uint32_t i = 0; i < plan_->instructions.size(); ++i) {
+      auto& lane = by_lane[lane_of_[i]];
+      found.clear();
+      for (const std::uint32_t earlier : lane)
+        add_conflicts(plan_->instructions[earlier], earlier, plan_->instructions[i], found);
+      if (const auto receive = kept_step_with(context_, *plan_, peers_of_, i)) found.push_back({*receive, 0});
+      plan_->instructions[i].first_dependency = static_cast<std::uint32_t>(plan_->dependencies.size());
+      plan_->instructions[i].dependency_count = static_cast<std::uint32_t>(found.size());
+      plan_->dependencies.insert(plan_->dependencies.end(), found.begin(), found.end());
+      lane.push_back(i);
+    }
+  }
+
+  void choose_peer_memory() {
+    auto part = peer_memory_part(collective_, program_.algorithm, ranks_, context_.rank, context_.window_room);
+    plan_->one_shot_window = part.has_value();
+    if (part) plan_->peer_memory_part = *std::move(part);
+    plan_->zero_copy_reduce =
+        program_.algorithm == kFoldsInPlace && collective_.kind == CollectiveKind::all_reduce && collective_.count > 0;
+    // An algorithm that the call names is run as it is written.
+    plan_->zero_copy_move =
+        !plan_->one_shot_window && key_.algorithm == nullptr && moves_serve(collective_, *context_.topology);
+    if (plan_->zero_copy_move) plan_->moves = peer_memory_moves(collective_, ranks_, context_.rank);
+    plan_->private_memory =
+        plan_->zero_copy_move || (plan_->zero_copy_reduce && fold_reaches_all(collective_, *context_.topology));
+  }
+
+  void sign() {
+    CallSignature& signature = plan_->signature;
+    signature = {key_.barrier ? CollectiveKind::barrier : collective_.kind,
+                 key_.averages ? key_.integers : collective_.type,
+                 key_.averages ? ReduceOp::avg : collective_.op,
+                 static_cast<std::uint8_t>(collective_.counts.empty() ? 0 : 1),
+                 collective_.root,
+                 collective_.count / key_.parts_of_number(),
+                 0};
+    signature.plan_fingerprint = fingerprint(*plan_, program_, context_);
+    if (!collective_.counts.empty()) {
+      // In an all_to_all every rank has counts of its own.
+      const bool shared = collective_.kind != CollectiveKind::all_to_all;
+      if (!shared) signature.count = 0;
+      const std::uint64_t counts_hash = shared ? hash_of(std::as_bytes(collective_.counts)) : 0;
+      signature.plan_fingerprint = (signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
+    }
+    plan_->signature_hash = hash_of(std::as_bytes(std::span(&signature, 1)));
+  }
+
+  void sign_links() {
+    for (std::size_t peer = 0; peer < plan_link_of_.size(); ++peer) {
+      if (plan_link_of_[peer] < 0) continue;
+      PlanLink& link = plan_->links[static_cast<std::size_t>(plan_link_of_[peer])];
+      link.signature = link.expected = plan_->signature;
+      if (collective_.kind != CollectiveKind::all_to_all || collective_.counts.empty()) continue;
+      const std::size_t sends = collective_.counts[peer];
+      const std::size_t receives = collective_.counts[static_cast<std::size_t>(ranks_) + peer];
+      link.signature = between_two(plan_->signature, sends, receives);
+      link.expected = between_two(plan_->signature, receives, sends);
+    }
+  }
+
+  const PlanContext& context_;
+  const PlanKey& key_;
+  const Collective& collective_;
+  const Program& program_;
+  const int ranks_;
+  const Resolver resolve_;
+  std::unique_ptr<Plan> plan_ = std::make_unique<Plan>();
+  std::vector<std::int32_t> plan_link_of_;  // rank -> index in plan_->links; -1: none
+  std::vector<std::uint32_t> lane_of_;      // lane of each instruction
+  std::vector<std::vector<int>> peers_of_;  // ranks of each instruction's edges
+};
+
 }  // namespace
 
 Result<std::unique_ptr<Plan>> make_plan(const PlanContext& context, const PlanKey& key, const Program& program) {
-  auto plan = std::make_unique<Plan>();
-  plan->forced_algorithm = text(key.algorithm);
-  plan->key = key;
-  plan->counts.assign(key.collective.counts.begin(), key.collective.counts.end());
-  plan->key.collective.counts = plan->counts;
-  plan->key.algorithm = key.algorithm == nullptr ? nullptr : plan->forced_algorithm.c_str();
-  plan->algorithm = program.algorithm;
-  plan->ranks = context.topology->ranks();
-  plan->buffers = call_buffers(key.collective, plan->ranks, context.rank);
-
-  const Collective& collective = key.collective;
-  const Resolver resolve{ChunkLayout(collective, plan->ranks, context.rank, program.message_chunks), key.in_place,
-                         in_place_of(collective, plan->ranks, context.rank)};
-  plan->scratch_bytes = program.scratch_chunks * resolve.layout.scratch_chunk_bytes();
-
-  for (std::size_t s = 0; s < program.steps.size(); ++s) {
-    const Step& step = program.steps[s];
-    if (step.lane >= program.lanes)
-      return Status(StatusCode::internal, fmt::format("{}: lane {} out of range", program.algorithm, step.lane));
-    if (has_peer(step.op) && (step.peer < 0 || step.peer >= plan->ranks || step.peer == context.rank)) {
-      return Status(StatusCode::internal,
-                    fmt::format("{}: step {} of rank {} names peer {}", program.algorithm, s, context.rank, step.peer));
-    }
-  }
-  // With one link class all tiles are of one size anyway.
-  const bool one_size = program.folds_across_links && context.topology->nodes() < plan->ranks;
-  const std::vector<std::uint32_t> units = units_of_steps(*context.topology, program);
-  std::vector<std::uint32_t> instruction_of_unit(units.size(), kNoInstruction);
-  std::vector<std::uint32_t> lane_of;                                       // lane of each instruction
-  std::vector<std::int32_t> plan_link_of(context.link_of_rank.size(), -1);  // rank -> index in plan->links
-  std::vector<std::vector<int>> peers_of;                                   // ranks of each instruction's edges
-  const auto link_entry = [&](int peer) -> PlanLink& {
-    auto& index = plan_link_of[static_cast<std::size_t>(peer)];
-    if (index < 0) {
-      index = static_cast<std::int32_t>(plan->links.size());
-      plan->links.push_back({static_cast<std::uint32_t>(context.link_of_rank[static_cast<std::size_t>(peer)]), {}, {}, {}, {}});
-    }
-    return plan->links[static_cast<std::size_t>(index)];
-  };
-
-  const bool averages = reduces(collective.kind) && collective.op == ReduceOp::avg;
-  for (std::size_t s = 0; s < program.steps.size(); ++s) {
-    const Step& step = program.steps[s];
-    const auto [slice, bytes] = resolve(reads_source(step.op) ? step.source : step.target);
-    // A link that a call uses always carries its signature, even where there are no bytes to move.
-    if (has_peer(step.op)) link_entry(step.peer);
-    if (bytes == 0) continue;
-    // In place, what should be copied may lie there already.
-    const auto same = [](const PlanSlice& a, const PlanSlice& b) {
-      return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes;
-    };
-    if (step.op == StepOp::copy && same(slice, resolve(step.target).first)) continue;
-
-    Instruction instruction;
-    instruction.op = step.op;
-    instruction.size_bytes = bytes;
-    instruction.tile_bytes = choose_tile(context, has_peer(step.op) ? step.peer : context.rank, bytes, one_size);
-    instruction.average = averages && step.completes;
-    if (reads_source(step.op)) instruction.source = slice;
-    if (writes_target(step.op)) instruction.target = resolve(step.target).first;
-
-    // A recv_reduce onto what those before it in this lane folded into joins that fold.
-    if (const std::uint32_t joined = instruction_of_unit[units[s]]; joined != kNoInstruction) {
-      Instruction& fold = plan->instructions[joined];
-      fold.average |= instruction.average;
-      peers_of[joined].push_back(step.peer);
-      link_entry(step.peer).receives.push_back(joined);
-      continue;
-    }
-
-    const auto index = static_cast<std::uint32_t>(plan->instructions.size());
-    plan->instructions.push_back(instruction);
-    instruction_of_unit[units[s]] = index;
-    lane_of.push_back(step.lane);
-    peers_of.emplace_back();
-    if (has_peer(step.op)) {
-      peers_of.back().push_back(step.peer);
-      PlanLink& link = link_entry(step.peer);
-      (step.op == StepOp::send ? link.sends : link.receives).push_back(index);
-    } else {
-      plan->local_steps.push_back(index);
-    }
-  }
-
-  for (PlanLink& link : plan->links) {
-    // Both ends see the same: they know each other's shares.
-    const bool one_way = has_root(collective.kind) && link.sends.empty() != link.receives.empty();
-    link.speaks = !one_way || link.receives.empty();
-    link.hears = !one_way || link.sends.empty();
-  }
-
-  // Edges: the k-th message on each link, per direction. Folds list theirs in ascending rank order with the own operand
-  // between.
-  for (std::size_t i = 0; i < plan->instructions.size(); ++i) {
-    Instruction& instruction = plan->instructions[i];
-    std::vector<int>& peers = peers_of[i];
-    std::sort(peers.begin(), peers.end());
-    instruction.first_edge = static_cast<std::uint32_t>(plan->edges.size());
-    instruction.edge_count = static_cast<std::uint32_t>(peers.size());
-    instruction.own_position =
-        static_cast<std::uint32_t>(std::lower_bound(peers.begin(), peers.end(), context.rank) - peers.begin());
-    for (const int peer : peers) {
-      const auto plan_link = static_cast<std::uint32_t>(plan_link_of[static_cast<std::size_t>(peer)]);
-      const PlanLink& link = plan->links[plan_link];
-      const auto& order = instruction.op == StepOp::send ? link.sends : link.receives;
-      const auto position = std::find(order.begin(), order.end(), static_cast<std::uint32_t>(i)) - order.begin();
-      plan->edges.push_back({link.link, plan_link, static_cast<std::uint32_t>(position)});
-    }
-  }
-
-  // Dependencies: conflicts within a lane, in program order, and what is kept step with. The earlier of two dependencies is
-  // implied by the later where a chain exists; the lists are short enough not to care.
-  std::vector<PlanDependency> found;
-  std::vector<std::vector<std::uint32_t>> by_lane(program.lanes);
-  for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) {
-    auto& lane = by_lane[lane_of[i]];
-    found.clear();
-    for (const std::uint32_t earlier : lane) add_conflicts(plan->instructions[earlier], earlier, plan->instructions[i], found);
-    if (const auto receive = kept_step_with(context, *plan, peers_of, i)) found.push_back({*receive, 0});
-    plan->instructions[i].first_dependency = static_cast<std::uint32_t>(plan->dependencies.size());
-    plan->instructions[i].dependency_count = static_cast<std::uint32_t>(found.size());
-    plan->dependencies.insert(plan->dependencies.end(), found.begin(), found.end());
-    lane.push_back(i);
-  }
-
-  for (std::uint32_t i = 0; i < plan->instructions.size(); ++i) plan->instructions[i].may_lend = may_lend(*plan, i);
-
-  if (context.window_room.large_bytes > 0) {
-    auto part = peer_memory_part(collective, program.algorithm, plan->ranks, context.rank, context.window_room);
-    plan->one_shot_window = part.has_value();
-    if (part) plan->peer_memory_part = *std::move(part);
-    plan->zero_copy_reduce =
-        program.algorithm == kFoldsInPlace && collective.kind == CollectiveKind::all_reduce && collective.count > 0;
-    // An algorithm that the call names is run as it is written.
-    plan->zero_copy_move = !plan->one_shot_window && key.algorithm == nullptr && moves_serve(collective, *context.topology);
-    if (plan->zero_copy_move) plan->moves = peer_memory_moves(collective, plan->ranks, context.rank);
-    plan->private_memory = plan->zero_copy_move || (plan->zero_copy_reduce && fold_reaches_all(collective, *context.topology));
-  }
-  plan->signature = {key.barrier ? CollectiveKind::barrier : collective.kind,
-                     key.averages ? key.integers : collective.type,
-                     key.averages ? ReduceOp::avg : collective.op,
-                     static_cast<std::uint8_t>(collective.counts.empty() ? 0 : 1),
-                     collective.root,
-                     collective.count / key.parts_of_number(),
-                     0};
-  plan->signature.plan_fingerprint = fingerprint(*plan, program, context);
-  if (!collective.counts.empty()) {
-    // In an all_to_all every rank has counts of its own.
-    const bool shared = collective.kind != CollectiveKind::all_to_all;
-    if (!shared) plan->signature.count = 0;
-    const auto bytes = std::as_bytes(collective.counts);
-    const std::uint64_t counts_hash = shared ? hash_of(bytes) : 0;
-    plan->signature.plan_fingerprint =
-        (plan->signature.plan_fingerprint << 32) | ((counts_hash ^ counts_hash >> 32) & 0xFFFFFFFF);
-  }
-  plan->signature_hash = hash_of(std::as_bytes(std::span(&plan->signature, 1)));
-  for (std::size_t peer = 0; peer < plan_link_of.size(); ++peer) {
-    if (plan_link_of[peer] < 0) continue;
-    PlanLink& link = plan->links[static_cast<std::size_t>(plan_link_of[peer])];
-    link.signature = link.expected = plan->signature;
-    if (collective.kind != CollectiveKind::all_to_all || collective.counts.empty()) continue;
-    const std::size_t sends = collective.counts[peer];
-    const std::size_t receives = collective.counts[static_cast<std::size_t>(plan->ranks) + peer];
-    link.signature = between_two(plan->signature, sends, receives);
-    link.expected = between_two(plan->signature, receives, sends);
-  }
-  return plan;
+  return PlanMaker(context, key, program).make();
 }
 
 }  // namespace shoal

@@ -17,8 +17,8 @@ namespace shoal {
 /// Descriptors that an engine waits for at most: its own, of its transports and of the control plane.
 inline constexpr std::size_t kMaxWaitFds = 8;
 
-/// Drives `engines` (the caller holds their seats) until `done()`, which is looked at by `limit` at the latest. `extra_fd`
-/// (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
+/// Drives `engines` (the caller holds their driver locks) until `done()`, which is looked at by `limit` at the latest.
+/// `extra_fd` (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
 void drive(std::span<ProgressEngine* const> engines, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
            std::chrono::steady_clock::time_point limit, Done done) {

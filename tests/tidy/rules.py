@@ -5,6 +5,10 @@ import re
 TOP_LEVEL = {"CMakeLists.txt", "CMakePresets.json", "include", "src", "kernels", "transports", "torch_plugin", "bench", "tests", "README.md",
              "LICENSE", "CHANGELOG.md"}  # and dotfiles
 README_LINES = 60
+ROOT_README_LINES = 200
+FUNCTION_LINES = 80
+MARKDOWN_COLUMNS = 120
+WRITTEN_BY_SCRIPTS = ("bench/results/",)  # tables of measurements may be wider
 EXPLAINED_ABOVE = ("include/", "tests/", "torch_plugin/")  # their README explains what they hold
 COLUMNS = {".cc": 128, ".h": 128, ".c": 128, ".cu": 128}  # clang-format keeps these
 OTHER_COLUMNS = 150
@@ -129,5 +133,40 @@ def layout_complaints(paths):
 
 
 def readme_complaints(path, text):
-    lines = text.count("\n")
-    return [f"{path} has {lines} lines, a page has {README_LINES}"] if lines > README_LINES and "/" in path else []
+    lines, allowed = text.count("\n"), README_LINES if "/" in path else ROOT_README_LINES
+    return [f"{path} has {lines} lines, {allowed} are allowed"] if lines > allowed else []
+
+
+def markdown_complaints(path, text):
+    if path.startswith(WRITTEN_BY_SCRIPTS):
+        return []
+    return [f"{path}:{number} has {len(line)} columns, {MARKDOWN_COLUMNS} are allowed"
+            for number, line in enumerate(text.splitlines(), 1) if len(line) > MARKDOWN_COLUMNS]
+
+
+_FUNCTION = re.compile(r"^(?!namespace|struct|class|enum|extern|union|inline namespace|\}|const )\S.*\{$")
+
+
+def function_complaints(path, text):
+    """Functions outside of classes, in files as clang-format writes them: from a line that ends in an opening brace to a lone closing one."""
+    complaints, start = [], None
+    for number, line in enumerate(text.splitlines(), 1):
+        if start is None and _FUNCTION.match(line):
+            start = number
+        elif line == "}" and start is not None:
+            if number - start + 1 > FUNCTION_LINES:
+                complaints.append(f"{path}:{start} is a function of {number - start + 1} lines, {FUNCTION_LINES} are allowed")
+            start = None
+        elif line.startswith("};"):
+            start = None
+    return complaints
+
+
+# Names that code and prose had once; language.md of the project says what replaced them and why.
+RETIRED = re.compile(r"\b(?:WindowCalls|MeetingSlot|advance_meeting|Mesh|take_seat|leave_seat|RollCall|Patience|Sealing|WiredRanks|wire_up|Contestant|"
+                     r"shared_fold|shared_moves|ordinary_memory|first_share|kChangesPartners)\b")
+
+
+def retired_complaints(path, text):
+    return [f"{path}:{number} has the retired name {found[0]}" for number, line in enumerate(text.splitlines(), 1)
+            for found in RETIRED.finditer(line)]

@@ -54,6 +54,17 @@ class TestTree:
     def test_readmes_fit_a_page(self):
         self.check([c for path in tree() if path.endswith("README.md") for c in rules.readme_complaints(path, text_of(path))])
 
+    def test_markdown_is_narrow(self):
+        self.check([c for path in tree() if path.endswith(".md") for c in rules.markdown_complaints(path, text_of(path))])
+
+    def test_functions_are_short(self):
+        self.check([c for path in tree() if path.startswith(("src/", "transports/")) and path.endswith((".cc", ".h"))
+                    for c in rules.function_complaints(path, text_of(path))])
+
+    def test_retired_names_stay_away(self):
+        self.check([c for path in tree() if (is_code(path) or path == "tests/long") and not path.startswith(("bench/results/", "tests/tidy/"))
+                    for c in rules.retired_complaints(path, text_of(path))])
+
     def test_format(self):
         if not shutil.which("clang-format-14"):
             pytest.skip("no clang-format-14")
@@ -116,3 +127,19 @@ class TestChecker:
     def test_readme(self):
         assert rules.readme_complaints("src/README.md", "x\n" * 60) == []
         assert rules.readme_complaints("src/README.md", "x\n" * 61)
+        assert rules.readme_complaints("README.md", "x\n" * 200) == []
+        assert rules.readme_complaints("README.md", "x\n" * 201)
+
+    def test_markdown(self):
+        assert rules.markdown_complaints("src/README.md", "x" * 120 + "\n") == []
+        assert rules.markdown_complaints("src/README.md", "x" * 121 + "\n")
+        assert rules.markdown_complaints("bench/results/tables.md", "x" * 121 + "\n") == []
+
+    def test_functions(self):
+        of_lines = lambda count: "namespace shoal {\nint f() {\n" + "  g();\n" * (count - 2) + "}\n}  // namespace shoal\n"
+        assert rules.function_complaints("src/x.cc", of_lines(80)) == []
+        assert rules.function_complaints("src/x.cc", of_lines(81)) == ["src/x.cc:2 is a function of 81 lines, 80 are allowed"]
+        assert rules.function_complaints("src/x.h", "class X {\n" + "  int x;\n" * 100 + "};\n") == []
+
+    def test_retired_names(self):
+        assert rules.retired_complaints("src/x.cc", "ProgressEngine e;\nMesh m;\n") == ["src/x.cc:2 has the retired name Mesh"]

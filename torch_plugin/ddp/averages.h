@@ -11,7 +11,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "torch_plugin/ddp/first_share.h"
+#include "torch_plugin/ddp/backward_fraction.h"
 #include "torch_plugin/ddp/piece_queue.h"
 
 namespace shoal::ddp {
