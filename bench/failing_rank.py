@@ -1,6 +1,6 @@
-"""One rank of a job to which something happens: sums again and again over one library, and writes down what it sees.
+"""One rank of a job with an injected failure: sums repeatedly over one library, and records the outcome of every call.
 
-    failing_rank.py LIBRARY SCENARIO RANK SIZE FOLDER      (RANK -: as Open MPI says)
+    failing_rank.py LIBRARY SCENARIO RANK SIZE FOLDER      (RANK -: taken from Open MPI)
 
 Lines of FOLDER/rank.RANK.jsonl: {"at": seconds of the monotonic clock, "what": "ready" | "call" | "error" | "wrong" | "returned" | "done"}.
 """
@@ -13,15 +13,15 @@ import time
 
 import numpy as np
 
-CALLS_BEFORE = 20      # all is well
-CALLS_AFTER = 10       # that a rank makes when a call that should have failed has not
-ODD = 2                # the rank that does something else
+CALLS_BEFORE = 20      # calls before the failure
+CALLS_AFTER = 10       # calls that a rank makes if a call returned that should have failed
+ODD = 2                # the rank that makes a different call
 COUNT = 200_000        # elements of a sum; 800 kB
-DEADLINE_S = 5         # of a call, where the library knows deadlines
+DEADLINE_S = 5         # of a call, if the library has deadlines
 
 
 def meet(what, rank, size):
-    """Waits until all ranks have loaded what they need: their deadlines are short."""
+    """Waits until all ranks have loaded their libraries, because the deadlines of the ranks are short."""
     folder = sys.argv[5]
     open(os.path.join(folder, f"{what}.{rank}"), "w", encoding="utf-8").close()
     while not all(os.path.exists(os.path.join(folder, f"{what}.{other}")) for other in range(size)):
@@ -81,7 +81,7 @@ class OpenMpiRank:
         if self.library.MPI_Init(None, None) != 0:
             raise RuntimeError("MPI_Init failed")
         self.world = self.handle("ompi_mpi_comm_world")
-        # As a program would that wants to handle errors itself.
+        # As in a program that handles errors itself.
         self.library.MPI_Comm_set_errhandler(self.world, self.handle("ompi_mpi_errors_return"))
         rank, size = ctypes.c_int(), ctypes.c_int()
         self.library.MPI_Comm_rank(self.world, ctypes.byref(rank))
@@ -111,7 +111,7 @@ class OpenMpiRank:
 
 
 def odd_call(library, scenario, base):
-    """What the odd rank does in place of a sum of COUNT float32."""
+    """The call of rank ODD in place of a sum of COUNT float32."""
     if scenario == "count":
         library.all_reduce(np.full(COUNT // 2, base, np.float32))
     elif scenario == "count_above":
@@ -126,7 +126,7 @@ def odd_call(library, scenario, base):
         library.broadcast(np.full(COUNT, base, np.float32), 1)
     elif scenario == "leave":
         sys.exit(0)
-    elif scenario == "order":  # two sums, the wrong one first; the others make them the other way round
+    elif scenario == "order":  # two sums, the wrong one first; the other ranks make them in the opposite order
         library.all_reduce(np.full(COUNT // 4, base, np.float32))
         library.all_reduce(np.full(COUNT, base, np.float32))
 
@@ -152,7 +152,7 @@ def main(name, scenario, rank, size, folder):
         if outside:
             k = CALLS_BEFORE
             while True:
-                # All stop at the same call: rank 0 looks, and says so in a sum.
+                # All ranks stop at the same call: rank 0 checks the file and distributes the result in a sum.
                 stop = np.full(1, os.path.exists(os.path.join(folder, "enough")) if library.rank == 0 else 0, np.float32)
                 library.all_reduce(stop)
                 if stop[0] != 0:
@@ -180,11 +180,11 @@ def main(name, scenario, rank, size, folder):
                     tell("wrong", call=k)
         tell("done")
         if name == "openmpi":
-            library.library.MPI_Finalize()  # else mpirun ends those that are not done yet
-    except Exception as error:  # whatever the library throws is what is looked for
+            library.library.MPI_Finalize()  # otherwise mpirun kills ranks that are not done yet
+    except Exception as error:  # any exception of the library counts
         tell("error", text=str(error))
     out.close()
-    os._exit(0)  # how a library ends after an error is not what is looked at
+    os._exit(0)  # the exit path of the library after an error is not tested
 
 
 if __name__ == "__main__":

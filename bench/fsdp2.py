@@ -1,9 +1,9 @@
-"""Training of a small transformer with PyTorch's FSDP2 over shoal and over Gloo, in turns in the same processes: time per step, and whether the
+"""Trains a small transformer with PyTorch's FSDP2 over shoal and over Gloo, in turns in the same processes: time per step, and whether the
 losses agree.
 
     bench/cluster 2x2 --rate 1gbit -- PYTHON bench/fsdp2.py          PYTHON: that of the environment with torch
 
-Ranks find each other by the environment of bench/cluster and `shoal run`. Ends with one line of JSON from rank 0; exit status 1 where the
+Ranks find each other through the environment of bench/cluster or `shoal run`. Ends with one line of JSON from rank 0; exit status 1 if the
 losses differ. The first step of each library is not measured."""
 import argparse
 import json
@@ -27,7 +27,7 @@ import shoal  # noqa: E402,F401  (registers the backend)
 
 SEED = 11
 VOCABULARY, TOKENS = 512, 16
-TOLERANCE = 1e-4  # relative; the libraries add in different orders, and training makes more of it
+TOLERANCE = 1e-4  # relative; the libraries add in different orders, and training amplifies the difference
 
 
 class Transformer(torch.nn.Module):
@@ -47,7 +47,7 @@ class Transformer(torch.nn.Module):
 
 
 class Library:
-    """One library with its own replica, data and optimizer."""
+    """One library with its own model, data and optimizer."""
 
     def __init__(self, name, group, options):
         self.name = name
@@ -79,11 +79,11 @@ class Library:
 def join():
     """The ranks of bench/cluster or `shoal run` as the default group."""
     rank, size = int(os.environ.get("SHOAL_RANK", "0")), int(os.environ.get("SHOAL_SIZE", "1"))
-    # SHOAL_MASTER_PORT is shoal's own: the store takes the one beside it.
+    # SHOAL_MASTER_PORT is used by shoal: the store takes the next one.
     address, port = os.environ.get("SHOAL_MASTER_ADDR", "127.0.0.1"), int(os.environ.get("SHOAL_MASTER_PORT", "29470")) + 1
     timeout = timedelta(seconds=120)
     store = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
-    if "SHOAL_HOST_ADDRESS" in os.environ:  # Gloo asks for an interface
+    if "SHOAL_HOST_ADDRESS" in os.environ:  # Gloo needs an interface
         os.environ.setdefault("GLOO_SOCKET_IFNAME", next(name for _, name in socket.if_nameindex() if name.startswith("eth")))
     dist.init_process_group("shoal", store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -96,11 +96,11 @@ def machine():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=12, help="measured ones, of each library")
-    parser.add_argument("--block", type=int, default=3, help="steps before the other library's turn")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of each library")
+    parser.add_argument("--block", type=int, default=3, help="steps of one library before the other one takes its turn")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=2, help="sequences of a rank")
+    parser.add_argument("--batch", type=int, default=2, help="sequences per rank")
     options = parser.parse_args()
     torch.set_num_threads(1)
     join()
@@ -112,7 +112,7 @@ def main():
         for library in libraries:
             for _ in range(turn):
                 library.step()
-        libraries.reverse()  # nobody always comes after the same one
+        libraries.reverse()  # alternates the order, so that no library always runs after the other
 
     results = {}
     for library in sorted(libraries, key=lambda c: c.name):

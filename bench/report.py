@@ -1,4 +1,4 @@
-"""Prints one table from the result files of bench/demo: report.py FOLDER. Leaves in FOLDER: the table in tables.json and one sentence in
+"""Prints one table from the result files of bench/demo: report.py FOLDER. Writes to FOLDER: the table in tables.json and one sentence in
 headline.txt, for the page; summary.md, the sentence and a shorter table."""
 import glob
 import json
@@ -12,7 +12,7 @@ from perf.plot import size_label
 RUNS = (("local-openmpi", "1 host x 2 ranks"), ("network-openmpi", "2 hosts x 2 ranks"), ("network-gloo", "2 hosts x 2 ranks"))
 HEAD = ("where", "what", "shoal", "peer", "which", "shoal is x faster", "of the link")
 NAMES = results.NAMES | {"mpi": "Open MPI", "resnet18": "ResNet18"}
-HEADLINE = "training-resnet18"  # fixed before the run: the sentence must not pick the best result
+HEADLINE = "training-resnet18"  # fixed before the run, so that the sentence does not pick the best result
 
 
 def load(folder, name):
@@ -55,7 +55,7 @@ def training_rows(document):
 
 
 def loss_words(mine, peers):
-    """How the peers' losses differ from shoal's, step by step. Empty where a loss is missing (null: not a finite number)."""
+    """How the peers' losses differ from shoal's, step by step. Empty if a loss is missing (null: not a finite number)."""
     pairs = [pair for peer in peers.values() for pair in zip(mine["step_loss"], peer["step_loss"])]
     if not pairs or any(None in pair for pair in pairs):
         return ""
@@ -64,7 +64,7 @@ def loss_words(mine, peers):
 
 
 def headline(document):
-    """One sentence from a training of bench/demo, whose hosts are emulated. It says "only" where shoal is slower."""
+    """One sentence from a training of bench/demo, whose hosts are emulated. It contains "only" if shoal is slower."""
     mine, peers = shoal_and_peers(document)
     hosts, ranks = counted(mine["nodes"], "emulated host"), counted(mine["ranks"] // mine["nodes"], "rank")
     rate = mine["rate"].replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
@@ -86,7 +86,7 @@ def all_rows(folder, least_bytes=0):
 
 
 def peers_side_by_side(rows):
-    """Markdown: one row for all peers. shoal's own figure is that of the run beside the first."""
+    """Markdown: one row for all peers. shoal's own figure is that of the run with the first peer."""
     merged = {}
     for where, what, mine, _, peer, ratio, _ in rows:
         merged.setdefault((where, what), (mine, {}))[1][peer] = f"{ratio} x"

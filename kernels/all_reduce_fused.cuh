@@ -20,8 +20,8 @@ __device__ inline std::uint32_t load_acquire(const std::uint32_t* flag) {
   return value;
 }
 
-/// Tells the blocks of the same number on all ranks that this one has come to `epoch`, and waits for theirs. False where the
-/// host has cancelled the call. Thread r speaks with rank r.
+/// Announces to the blocks of the same number on all ranks that this block has reached `epoch`, and waits for theirs. False
+/// where the host has cancelled the call. Thread r exchanges flags with rank r.
 __device__ inline bool meet(const FusedParameters& p, std::uint32_t epoch, bool& given_up) {
   // All threads of the block have written before; the fence makes that visible to all processors before the flag is.
   __syncthreads();

@@ -1,8 +1,9 @@
-// copy_segments: copies several runs of bytes, whose places the device looks up; and which file holds the kernel of a type.
+// copy_segments: copies several runs of bytes, whose places the device looks up. This file also selects the file that holds
+// the kernel of a type.
 //
-// Implements the copy and recv steps of a Program whose data lies in peers' memory: the all-gather half of `direct` (two_shot),
-// and the step by which a rank lays its input where the others read it. A block goes through all segments, so that all peers'
-// links are in use at once. Measured range: none yet on any device.
+// Implements the copy and recv steps of a Program whose data lies in peers' memory: the all-gather half of `direct`
+// (two_shot), and the step by which a rank copies its input to where its peers read it. A block goes through all segments, so
+// that all peers' links are in use at once. Measured range: none yet on any device.
 #include "kernels/launch.h"
 #include "kernels/reduce_nway.cuh"
 

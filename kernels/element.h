@@ -25,8 +25,8 @@ struct Plain {
   SHOAL_HOST_DEVICE static T encode(T value) { return value; }
 };
 
-/// A float of 16 or 8 bits, computed in float32. kSpecial: the first pattern that is no finite number; what is too large
-/// becomes that one. kNan: the NaN that all NaNs become, without its sign.
+/// A float of 16 or 8 bits, computed in float32. kSpecial: the first pattern that is no finite number; a value that is too
+/// large becomes that pattern. kNan: the NaN that all NaNs become, without its sign.
 template <typename Bits, int kFractionBits, int kBias, std::uint32_t kSpecial, std::uint32_t kNan>
 struct SmallFloat {
   using Stored = Bits;
@@ -117,8 +117,8 @@ SHOAL_HOST_DEVICE bool sign_bit(C value) {
   }
 }
 
-/// The operations, on what elements are computed in. The device is told not to fuse multiplications with additions
-/// (-fmad=false).
+/// The operations, on the types that elements are computed in. Device code is compiled without fusing multiplications with
+/// additions (-fmad=false).
 struct Sum {
   template <typename C>
   SHOAL_HOST_DEVICE static C apply(C a, C b) {

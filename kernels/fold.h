@@ -46,7 +46,7 @@ struct Fold {
   int divisor;
 };
 
-/// The same of one source, which needs no table that is looked up at run time.
+/// A fold of one source, which needs no table that is indexed at run time.
 struct FoldOfOne {
   static constexpr int source_count = 1;
   const std::byte* sources[1];
@@ -126,7 +126,7 @@ struct VectorFold {
   }
 };
 
-/// Folds what single element `i` of every source holds.
+/// Folds the single element `i` of all sources.
 template <class E, class Op, bool kDivides>
 SHOAL_HOST_DEVICE void fold_element(const auto& fold, std::size_t i) {
   using Stored = typename E::Stored;

@@ -1,4 +1,4 @@
-// The kernels on the host: what the device does by many threads, here in a loop, by the same code. For the tests and their fake
+// The kernels on the host: the work of the device's threads, here in a loop, by the same code. For the tests and their fake
 // device; far too slow for anything else.
 #pragma once
 
@@ -43,7 +43,7 @@ void run_on_host(const CopyParameters& p, const Memory& memory, std::size_t thre
   }
 }
 
-/// One block at a time, as a device may run them. False where it has given up because of `cancelled`. The pointers of `p` are
+/// One block at a time, as a device may run them. False where it has stopped because of `cancelled`. The pointers of `p` are
 /// addresses of the host already.
 inline bool run_on_host(const FusedParameters& p, std::size_t threads) {
   const std::size_t element_bytes = size_of(p.type);

@@ -7,7 +7,7 @@
 
 namespace shoal::kernels {
 
-/// All return what cudaGetLastError() says of the launch. Precondition: supports(p.type, p.op), counts are not 0.
+/// All return the cudaGetLastError() of the launch. Precondition: supports(p.type, p.op), counts are not 0.
 cudaError_t launch(const FoldParameters& p, cudaStream_t stream);
 cudaError_t launch(const CopyParameters& p, cudaStream_t stream);
 cudaError_t launch(const FusedParameters& p, cudaStream_t stream);
@@ -15,7 +15,7 @@ cudaError_t launch(const FusedParameters& p, cudaStream_t stream);
 /// Loads all kernels onto the current device.
 cudaError_t load_all();
 
-/// Whether a kernel is to run, or only to be there for a later launch.
+/// Whether to run a kernel, or only to load it for a later launch.
 enum class Launch { run, load };
 
 // The kernels are compiled in several files, by the types that each serves.

@@ -1,5 +1,5 @@
-// What the kernels are asked to do, as plain structs: filled by the host (src/cuda), read on the device, and by the tests' fake
-// of one. Nothing of CUDA is named here.
+// The kernels' parameters, as plain structs: filled by the host (src/cuda), read on the device and by the tests' fake device.
+// Nothing of CUDA is named here.
 #pragma once
 
 #include <cstddef>
@@ -60,9 +60,9 @@ struct CopyParameters {
 
 /// An all_reduce in one kernel, for ranks whose kernels are known to be resident at once: each waits for the others inside.
 ///
-/// `input` is copied to `staging[rank]`, the others' are read from staging[r]: memory of rank r that is mapped here. Flags lie
-/// in memory of the rank that waits for them: flags[r] is the table of rank r, and the word of (writer, block) is written by
-/// that writer's block only. Values are epochs that only grow, so nothing is ever reset.
+/// `input` is copied to `staging[rank]`; the peers' inputs are read from staging[r]: memory of rank r that is mapped here.
+/// Flags lie in memory of the rank that waits for them: flags[r] is the table of rank r, and the word of (writer, block) is
+/// written by that writer's block only. Values are epochs that only grow, so nothing is ever reset.
 struct FusedParameters {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -78,11 +78,11 @@ struct FusedParameters {
   bool two_shot = false;
   int blocks = 1;                      ///< the same on all ranks, at most kMaxFusedBlocks
   std::uint32_t epoch = 0;             ///< of this call; it uses epoch + 1 and, in two shots, epoch + 2
-  std::uint32_t* cancelled = nullptr;  ///< where this word turns 1, who waits gives up
+  std::uint32_t* cancelled = nullptr;  ///< when this word becomes 1, kernels that wait stop
 };
 inline constexpr int kMaxFusedBlocks = 32;
 
-/// What Device::reduce means by zero or one operand's worth of averaging: 0 unless `op` is avg.
+/// The divisor argument of a fold: the number of ranks for `avg`, else 0.
 constexpr int divisor_of(ReduceOp op, int ranks) noexcept { return op == ReduceOp::avg ? ranks : 0; }
 
 }  // namespace shoal::kernels

@@ -1,4 +1,4 @@
-// Who handles what: the index arithmetic of the kernels, the same on host and device.
+// Which thread, block and rank handles which elements: the index arithmetic of the kernels, the same on host and device.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct Parts {
   std::size_t tail_elements = 0;
 };
 
-/// Where elements straddle what they would have to be aligned to, there are no vectors: everything is the head.
+/// Where elements are not aligned to their size there are no vectors: all elements belong to the head.
 SHOAL_HOST_DEVICE Parts split_range(std::uintptr_t address, std::size_t count, std::size_t element_bytes) {
   if (address % element_bytes != 0) return {count, 0, 0};
   const std::size_t beyond = address % kVectorBytes;

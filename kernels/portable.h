@@ -1,4 +1,4 @@
-// What lets one source serve the host compiler and nvcc.
+// Macros by which one source serves the host compiler and nvcc.
 #pragma once
 
 #ifdef __CUDACC__

@@ -13,12 +13,12 @@
 
 namespace shoal::kernels {
 
-/// What all threads of a block must agree on is read once: another processor may change it at any moment.
+/// Values that all threads of a block must agree on are read once: another processor may change them at any moment.
 __device__ inline bool is_cancelled(const std::uint32_t* cancelled) {
   return cancelled != nullptr && *static_cast<const volatile std::uint32_t*>(cancelled) != 0;
 }
 
-/// At least one block on a multiprocessor: told nothing, ptxas makes room for two, and spills.
+/// At least one block on a multiprocessor: without this hint ptxas makes room for two, and spills registers.
 template <class V>
 __global__ void __launch_bounds__(kThreads, 1) reduce_nway(const __grid_constant__ FoldParameters p) {
   __shared__ Fold fold;

@@ -1,5 +1,5 @@
-// The real CudaApi. The runtime is linked statically and the driver's functions are asked for by name, so that this library
-// loads on a machine without a driver and says so.
+// The real CudaApi. The runtime is linked statically and the driver's functions are looked up by name, so that this library
+// loads on a machine without a driver and reports that.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -26,23 +26,23 @@ Status runtime_error(const char* call, cudaError_t error) {
 
 Status driver_error(const char* call, CUresult error) {
   return {error == CUDA_ERROR_NOT_SUPPORTED ? StatusCode::unsupported : StatusCode::system_error,
-          std::string(call) + ": the driver's error " + std::to_string(static_cast<int>(error))};
+          std::string(call) + ": driver error " + std::to_string(static_cast<int>(error))};
 }
 
-/// ok, or the error of `call`. What is not sticky is taken away, so that the next call does not report it again.
+/// ok, or the error of `call`. An error that is not sticky is cleared, so that the next call does not report it again.
 Status checked(const char* call, cudaError_t error) {
   if (error == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
   return runtime_error(call, error);
 }
 
-/// Questions that not all headers of the runtime have names for: cudaDevAttrMpsEnabled,
+/// Attributes for which not all headers of the runtime have names: cudaDevAttrMpsEnabled,
 /// CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS.
 constexpr auto kMpsEnabled = static_cast<cudaDeviceAttr>(133);
 constexpr auto kDescriptors = static_cast<cudaDeviceAttr>(103);
 constexpr auto kStreamMemory = static_cast<cudaDeviceAttr>(122);
 
-/// Drivers that do not know the question have not the thing either.
+/// Drivers that do not know the attribute do not have the ability either.
 bool has(int device, cudaDeviceAttr attribute) {
   int value = 0;
   if (cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value != 0;
@@ -102,7 +102,7 @@ struct DriverFunctions {
   }
 };
 
-/// Another thread may be capturing a graph, whose capture an ordinary question about an event would spoil.
+/// Another thread may be capturing a graph, and an ordinary query of an event would invalidate that capture.
 class BesideCapture {
  public:
   BesideCapture() { exchange(); }
@@ -352,11 +352,11 @@ class RuntimeApi final : public CudaApi {
   }
 
  private:
-  /// Memory of cuMemCreate, as a descriptor: what is mapped at `base`.
+  /// Exports memory of cuMemCreate, the mapping at `base`, as a descriptor.
   Result<MemoryHandle> export_mapping(void* base) {
     const auto refused = [](const char* call, CUresult error) {
       return Status(StatusCode::unsupported,
-                    std::string(call) + ": the driver's error " + std::to_string(static_cast<int>(error)) +
+                    std::string(call) + ": driver error " + std::to_string(static_cast<int>(error)) +
                         ": this memory cannot be given to other processes (made by cudaMallocAsync, or by cuMemCreate without "
                         "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR?)");
     };
@@ -377,7 +377,7 @@ class RuntimeApi final : public CudaApi {
     return given;
   }
 
-  /// The mapping keeps the memory: the handle goes at once.
+  /// Maps memory of cuMemCreate. The mapping keeps the memory, so the handle is released at once.
   Result<void*> import_mapping(const MemoryHandle& given) {
     int device = 0;
     if (Status status = checked("cudaGetDevice", cudaGetDevice(&device)); !status.ok()) return status;
@@ -426,7 +426,7 @@ class RuntimeApi final : public CudaApi {
 extern "C" __attribute__((visibility("default"))) shoal::cuda::CudaApi* shoal_cuda_api(int version, char* message,
                                                                                        std::size_t message_bytes) {
   if (version != shoal::cuda::kCudaApiVersion) {
-    std::snprintf(message, message_bytes, "libshoal_cuda.so has interface %d, libshoal.so wants %d",
+    std::snprintf(message, message_bytes, "libshoal_cuda.so has interface version %d, libshoal.so needs version %d",
                   shoal::cuda::kCudaApiVersion, version);
     return nullptr;
   }

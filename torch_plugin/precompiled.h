@@ -1,4 +1,4 @@
-// What nearly every file here includes of torch, compiled once.
+// The torch headers that nearly every file here includes, compiled once.
 #pragma once
 
 #include <torch/torch.h>

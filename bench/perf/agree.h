@@ -12,13 +12,13 @@ namespace shoal::perf {
 /// Every rank's `values`, by rank; all ranks must bring the same number. Collective.
 Result<std::vector<std::vector<double>>> gather(Communicator& communicator, const std::vector<double>& values);
 
-/// Every rank's `text`, by rank, cut after 1000 bytes. Collective.
+/// Every rank's `text`, by rank, truncated to 1000 bytes. Collective.
 Result<std::vector<std::string>> gather_text(Communicator& communicator, const std::string& text);
 
-/// What rank 0 says. Collective.
+/// The value of rank 0, on every rank. Collective.
 Result<double> decide(Communicator& communicator, double value_of_rank_0);
 
-/// ok where `status` is ok on every rank, else the failure of the lowest rank that failed, with its number. Collective.
+/// ok if `status` is ok on every rank, else the failure of the lowest rank that failed, with its number. Collective.
 Status agree(Communicator& communicator, const Status& status);
 
 }  // namespace shoal::perf

@@ -1,4 +1,4 @@
-// Page-aligned memory, as a program's own allocator would hand out for a large array, or as shoal does.
+// Page-aligned memory, from a general allocator as for a program's large array, or from shoal.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace shoal::perf {
 
-/// Gives a Buffer's memory back to where it came from.
+/// Returns a Buffer's memory to its allocator.
 struct FreeMemory {
   FreeMemory() = default;
   explicit FreeMemory(bool is_shared) : shared(is_shared) {}
@@ -30,7 +30,7 @@ class Buffer {
  public:
   Buffer() = default;
 
-  /// Memory that has been written once, so that no timing meets a page fault; from shoal::mem_alloc() where `shared`.
+  /// Memory that has been written once, so that no timing includes a page fault; from shoal::mem_alloc() if `shared`.
   static Result<Buffer> allocate(std::size_t bytes, bool shared) {
     constexpr std::size_t kPage = 4096;
     const std::size_t rounded = (bytes / kPage + 1) * kPage;
@@ -45,7 +45,7 @@ class Buffer {
     buffer.memory_.reset(static_cast<std::byte*>(rounded > bytes ? std::aligned_alloc(kPage, rounded) : nullptr));
     if (buffer.memory_ == nullptr) {
       return Status(StatusCode::system_error,
-                    "no memory for a buffer of " + std::to_string(bytes) + " bytes: give a smaller -e");
+                    "no memory for a buffer of " + std::to_string(bytes) + " bytes; use a smaller -e");
     }
     std::memset(buffer.memory_.get(), 0, rounded);
     return buffer;

@@ -33,13 +33,14 @@ namespace shoal::perf {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kTimeLimit = std::chrono::seconds(5);
 constexpr auto kWindow = std::chrono::milliseconds(100);
 constexpr int kWindows = 3;
 constexpr std::size_t kBufferBytes = 256 << 10;
-constexpr std::size_t kMostAddressBytes = 900;  // gather_text() takes a little more
+constexpr std::size_t kMostAddressBytes = 900;  // somewhat below the limit of gather_text()
 
-/// Opens a stream: tells a wanted connection from a stray one, and this host's own listener from the next node's.
+/// First message of a stream. It distinguishes an expected connection from an unrelated one, and the next node's listener
+/// from this host's own.
 struct Hello {
   std::uint64_t job;
   std::uint64_t receiver;
@@ -58,8 +59,8 @@ class Socket {
   }
   [[nodiscard]] int fd() const { return fd_; }
 
-  void set_patience() const {
-    const timeval time_limit{std::chrono::seconds(kPatience).count(), 0};
+  void set_time_limit() const {
+    const timeval time_limit{std::chrono::seconds(kTimeLimit).count(), 0};
     setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &time_limit, sizeof time_limit);
     setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &time_limit, sizeof time_limit);
   }
@@ -73,13 +74,14 @@ std::string of_environment(const char* name) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// Where this host listens, and how others may reach it.
+/// Where this host listens, and the addresses at which other hosts may reach it.
 struct Place {
-  std::string listens_on;  ///< the chosen address; empty: none was chosen, and it is every one
+  std::string listens_on;  ///< the chosen address; empty: none was chosen, and it listens on every address
   std::string addresses;   ///< separated by blanks, best first
 };
 
-/// SHOAL_HOST_ADDRESS, else the address of SHOAL_SOCKET_IFNAME; else all of this host that others may know.
+/// SHOAL_HOST_ADDRESS, else the address of SHOAL_SOCKET_IFNAME, else all addresses of this host that other hosts may be able
+/// to reach.
 Result<Place> own_place() {
   if (const std::string given = of_environment("SHOAL_HOST_ADDRESS"); !given.empty()) return Place{given, given};
   const std::string interface = of_environment("SHOAL_SOCKET_IFNAME");
@@ -90,7 +92,7 @@ Result<Place> own_place() {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     if (interface.empty() ? (entry->ifa_flags & IFF_LOOPBACK) != 0 : interface != entry->ifa_name) continue;
     if (entry->ifa_addr->sa_family != AF_INET || addresses.size() > kMostAddressBytes) continue;
-    if (!interface.empty() && !addresses.empty()) continue;  // one is enough
+    if (!interface.empty() && !addresses.empty()) continue;  // one address is enough
     char host[NI_MAXHOST];
     if (getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) continue;
     addresses += fmt::format("{}{}", addresses.empty() ? "" : " ", host);
@@ -101,7 +103,7 @@ Result<Place> own_place() {
   return Place{interface.empty() ? std::string() : addresses, addresses};
 }
 
-/// `host` as an address for sockets; null where it is none.
+/// `host` as an address for sockets; null if it is not an address.
 std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -110,11 +112,11 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> resolve(const std::string& ho
   return {found, &freeaddrinfo};
 }
 
-/// Listens on a free port of `host`, of every address where that is empty.
+/// Listens on a free port of `host`, or of every address if `host` is empty.
 Result<Socket> listen_on(const std::string& host, int& port) {
   const auto place = resolve(host.empty() ? "0.0.0.0" : host, 0);
   if (!place)
-    return Status(StatusCode::invalid_argument, fmt::format("goodput: '{}' is no address; see SHOAL_HOST_ADDRESS", host));
+    return Status(StatusCode::invalid_argument, fmt::format("goodput: '{}' is not an address; see SHOAL_HOST_ADDRESS", host));
   Socket listener(socket(place->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -127,7 +129,7 @@ Result<Socket> listen_on(const std::string& host, int& port) {
   return listener;
 }
 
-/// A connection to one address, or none within a second.
+/// A connection to one address, or an empty Socket if it is not made within a second.
 Socket try_connect(const std::string& host, int port) {
   const auto place = resolve(host, port);
   if (!place) return Socket();
@@ -141,11 +143,11 @@ Socket try_connect(const std::string& host, int port) {
     return Socket();
   }
   fcntl(socket_of.fd(), F_SETFL, fcntl(socket_of.fd(), F_GETFL) & ~O_NONBLOCK);
-  socket_of.set_patience();
+  socket_of.set_time_limit();
   return socket_of;
 }
 
-/// Tries the addresses in turn; the right one answers the greeting.
+/// Tries the addresses in turn; the intended receiver answers the Hello.
 Result<Socket> connect_to(const std::string& addresses, int port, const Hello& hello) {
   for (std::size_t start = 0; start < addresses.size();) {
     const std::size_t end = std::min(addresses.find(' ', start), addresses.size());
@@ -158,20 +160,20 @@ Result<Socket> connect_to(const std::string& addresses, int port, const Hello& h
     }
   }
   return Status(StatusCode::timeout,
-                fmt::format("goodput: the next node does not answer at any of '{}' port {}; set SHOAL_HOST_ADDRESS "
+                fmt::format("goodput: the next node did not answer at any of '{}' port {}; set SHOAL_HOST_ADDRESS "
                             "on every host to its address",
                             addresses, port));
 }
 
 Result<Socket> accept_stream(const Socket& listener, const Hello& expected) {
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeLimit;
   while (Clock::now() < deadline) {
     pollfd waiting{listener.fd(), POLLIN, 0};
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     if (poll(&waiting, 1, static_cast<int>(std::max<std::int64_t>(left.count(), 0))) != 1) break;
     Socket stream(accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     if (stream.fd() < 0) continue;
-    stream.set_patience();
+    stream.set_time_limit();
     Hello hello{};
     if (recv(stream.fd(), &hello, sizeof hello, MSG_WAITALL) != sizeof hello) continue;
     if (hello.job != expected.job || hello.receiver != expected.receiver) continue;
@@ -181,7 +183,7 @@ Result<Socket> accept_stream(const Socket& listener, const Hello& expected) {
   return Status(StatusCode::timeout, "goodput: the previous node did not connect");
 }
 
-/// Sends until the receiver has had its windows, and tells it the end by closing.
+/// Sends until the receiver has had time for its windows, and ends the stream by closing it.
 void send_stream(const Socket& stream) {
   const std::vector<char> data(kBufferBytes, 'x');
   const auto end = Clock::now() + (kWindows + 2) * kWindow;
@@ -195,7 +197,7 @@ double receive_stream(const Socket& stream) {
   std::vector<char> data(kBufferBytes);
   double best = 0;
   std::size_t bytes = 0;
-  int windows = -1;  // the first one, while TCP speeds up, does not count
+  int windows = -1;  // the first window, in which TCP speeds up, does not count
   auto start = Clock::now();
   for (;;) {
     const ssize_t received = recv(stream.fd(), data.data(), data.size(), 0);
@@ -211,7 +213,7 @@ double receive_stream(const Socket& stream) {
   }
 }
 
-/// What a leader needs: its own listener, and where its neighbour listens.
+/// State of a leader: its own listener, and its port and addresses for the neighbour.
 struct Ring {
   Socket listener;
   std::string own;  ///< "port address address ..."
@@ -223,7 +225,7 @@ Result<double> stream_through(const Ring& ring, const std::string& next, std::ui
   const char* const end = next.data() + next.size();
   const std::from_chars_result read = std::from_chars(next.data(), end, port);
   if (read.ec != std::errc() || port < 1 || port > 65535 || end - read.ptr < 2 || *read.ptr != ' ')
-    return Status(StatusCode::not_found, fmt::format("goodput: the next node says '{}', not its port and addresses", next));
+    return Status(StatusCode::not_found, fmt::format("goodput: the next node sent '{}', not its port and addresses", next));
   Result<Socket> outgoing = Status(StatusCode::internal, "not connected");
   std::thread connector([&] { outgoing = connect_to(std::string(read.ptr + 1, end), port, {job, next_rank}); });
   Result<Socket> incoming = accept_stream(ring.listener, {job, own_rank});
@@ -233,7 +235,7 @@ Result<double> stream_through(const Ring& ring, const std::string& next, std::ui
   std::thread sender([&] { send_stream(*outgoing); });
   const double gbs = receive_stream(*incoming);
   sender.join();
-  if (gbs <= 0) return Status(StatusCode::peer_failed, "goodput: the stream of the previous node broke off");
+  if (gbs <= 0) return Status(StatusCode::peer_failed, "goodput: the stream of the previous node ended early");
   return gbs;
 }
 

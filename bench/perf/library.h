@@ -13,7 +13,7 @@
 
 namespace shoal::perf {
 
-/// One call, the same for every library.
+/// One call, with the same arguments for every library.
 struct Call {
   CollectiveKind kind = CollectiveKind::all_reduce;
   DataType type = DataType::float32;
@@ -34,14 +34,14 @@ class Library {
 
   [[nodiscard]] virtual std::string name() const = 0;
   [[nodiscard]] virtual std::string version() const = 0;
-  /// "" where the library can make this call, else the reason.
+  /// "" if the library can make this call, else the reason.
   [[nodiscard]] virtual std::string why_unsupported(const Call& call) const = 0;
   virtual Status run(const Call& call) = 0;
   virtual Status barrier() = 0;
-  /// The algorithm and transport of the last call, as far as the library tells.
+  /// The algorithm and transport of the last call, as far as the library reports them.
   [[nodiscard]] virtual CallReport last_call() const = 0;
 
-  /// Ways of doing a call that are tried at each size, the fastest of which is then measured; 1 = the library's own choice.
+  /// Variants of a call. At each size all are tried and the fastest is measured; 1 = only the library's own choice.
   [[nodiscard]] virtual int variants() const { return 1; }
   virtual Status use_variant(int variant) {
     static_cast<void>(variant);
@@ -49,12 +49,12 @@ class Library {
   }
 };
 
-/// shoal through its public interface. `communicator` must outlive it. `algorithm` is forced on the measured calls only ("" =
+/// shoal through its public interface. `communicator` must outlive it. `algorithm` is forced only on the measured calls ("" =
 /// none), not on the exchanges of the benchmark itself.
 std::unique_ptr<Library> make_shoal_library(Communicator& communicator, bool blocking, const std::string& algorithm);
 
-/// Loads libshoal_peer_<name>.so from the folder lib beside the program's, or the file itself where `name` holds a '/'.
-/// Collective over `communicator`, which carries the rendezvous: where it fails on one rank it fails on all, with that rank's
+/// Loads libshoal_peer_<name>.so from the folder lib beside the program's, or the file itself if `name` contains a '/'.
+/// Collective over `communicator`, which carries the rendezvous: if it fails on one rank it fails on all, with that rank's
 /// reason. Errors: not_found (no such peer in this build), unsupported (it cannot start here).
 Result<std::unique_ptr<Library>> load_peer(const std::string& name, const Options& options, Communicator& communicator);
 

@@ -23,7 +23,7 @@ nlohmann::ordered_json cpu_model() {
 }
 
 nlohmann::ordered_json cores() {
-  // Those of the machine, not of this process: launchers bind each rank to a few.
+  // The cores of the machine, not of this process: launchers bind each rank to a few.
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
   return online > 0 ? nlohmann::ordered_json(online) : nlohmann::ordered_json(nullptr);
 }

@@ -1,4 +1,4 @@
-// shoal_perf: times shoal's collectives, beside other libraries in the same processes where asked.
+// shoal_perf: times shoal's collectives and, on request, other libraries in the same processes.
 #include <unistd.h>
 
 #include <chrono>
@@ -30,10 +30,10 @@ using namespace shoal;
 using namespace shoal::perf;
 
 constexpr int kOk = 0;
-constexpr int kFailed = 1;    // a wrong result, too little bandwidth, or a failure on the way
-constexpr int kBadInput = 2;  // the command line, or what it asks of this machine
+constexpr int kFailed = 1;    // a wrong result, too little bandwidth, or a failure during the run
+constexpr int kBadInput = 2;  // an invalid command line, or one that this machine cannot fulfil
 
-/// This rank's number as the launcher tells it, before there is a communicator: one rank reports errors.
+/// This rank's number from the launcher, before there is a communicator: only one rank reports errors.
 bool is_rank_0() {
   for (const char* name : {"SHOAL_RANK", "OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID"}) {
     if (const char* value = std::getenv(name); value != nullptr) return std::string(value) == "0";
@@ -59,8 +59,8 @@ int exit_code(const Status& status) {
   }
 }
 
-/// Shows an error once. A rank above 0 shows what rank 0 may not: a failure that is not the echo of another rank's, and the
-/// loss of a rank, which may be rank 0.
+/// Prints an error once. A rank above 0 prints what rank 0 may not print: a failure that is not the consequence of another
+/// rank's, and the loss of a rank, which may be rank 0.
 int report(const Status& status) {
   const int code = exit_code(status);
   const bool own = code == kFailed && status.code() != StatusCode::aborted;
@@ -74,7 +74,7 @@ std::string join(const std::vector<std::string>& words) {
   return text;
 }
 
-/// One run: everything between the communicator's start and the exit code.
+/// One run: everything between the start of the communicator and the exit code.
 class Job {
  public:
   Job(Communicator& communicator, const Options& options, std::string command)
@@ -83,7 +83,7 @@ class Job {
   Status run() {
     if (options_.root >= communicator_.size()) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("-r {}: there are only {} ranks", options_.root, communicator_.size()));
+                    fmt::format("-r {}: the job has only {} ranks", options_.root, communicator_.size()));
     }
     if (Status status = check_outputs(); !status.ok()) return status;
     Result<Runner> runner = make_runner();
@@ -114,7 +114,7 @@ class Job {
     std::fflush(stdout);
   }
 
-  /// Files that cannot be written are found before an hour of measuring, not after.
+  /// Unwritable files must be found before an hour of measuring, not after.
   Status check_outputs() {
     Status status;
     for (const std::string& path : {options_.json_path, options_.plot_path}) {
@@ -178,7 +178,7 @@ class Job {
     print("{}", table_tail(total_wrong(rows_), average_busbw_gbs(rows_)));
     for (const std::string& peer : peers_) print("{}", ratio_lines(rows_, peer));
     if (options_.min_bandwidth_gbs > 0 && average_busbw_gbs(rows_) < options_.min_bandwidth_gbs) {
-      print("# Below the demanded {} GB/s: FAILED\n", options_.min_bandwidth_gbs);
+      print("# Below the required {} GB/s: FAILED\n", options_.min_bandwidth_gbs);
     }
   }
 
@@ -233,7 +233,7 @@ int run(const std::vector<std::string>& arguments) {
 
   Job job(**communicator, options, "shoal_perf " + join(arguments));
   if (Status status = job.run(); !status.ok()) {
-    // Where one rank alone has failed, in another library, the rest must hear of it.
+    // If only this rank has failed, in another library, the other ranks must be told.
     if (exit_code(status) == kFailed) (*communicator)->abort(status.message());
     return report(status);
   }

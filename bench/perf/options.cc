@@ -10,7 +10,7 @@
 namespace shoal::perf {
 namespace {
 
-/// The arguments whose meaning CLI11 does not know.
+/// The arguments that CLI11 cannot interpret.
 struct RawOptions {
   std::string collective = "all_reduce";
   std::string begin = "4";
@@ -32,7 +32,7 @@ Status invalid(std::string message) { return Status(StatusCode::invalid_argument
 
 void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.option_defaults()->multi_option_policy(
-      CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override
+      CLI::MultiOptionPolicy::TakeLast);  // as in nccl-tests, so that scripts can override options
   app.add_option("--collective", raw.collective,
                  "all_reduce, broadcast, all_gather, reduce_scatter, reduce, gather, scatter, all_to_all or barrier")
       ->capture_default_str();
@@ -44,37 +44,36 @@ void declare(CLI::App& app, RawOptions& raw, Options& options) {
   app.add_option("-d,--datatype", raw.type, "data type, a comma list, or all")->capture_default_str();
   app.add_option("-o,--op", raw.op, "sum, prod, min, max, avg, band, bor, bxor, a comma list, or all")->capture_default_str();
   app.add_option("-r,--root", options.root, "root of a broadcast, reduce, gather or scatter")->capture_default_str();
-  app.add_option("-n,--iters", options.iterations, "calls in one timed block; 0 = as many as fill --block-ms")
+  app.add_option("-n,--iters", options.iterations, "calls in one timed block; 0 = enough to fill --block-ms")
       ->capture_default_str();
-  app.add_option("-w,--warmup_iters", options.warmup_iterations, "calls before anything is timed")->capture_default_str();
+  app.add_option("-w,--warmup_iters", options.warmup_iterations, "untimed calls at the start")->capture_default_str();
   app.add_option("-c,--check", options.check_iterations, "calls whose results are checked, 0 = none")->capture_default_str();
-  app.add_option("--rounds", options.rounds, "timed blocks of every library; 0 = what fits into --size-seconds, 5 to 31")
+  app.add_option("--rounds", options.rounds, "timed blocks of every library; 0 = as many as fit into --size-seconds, 5 to 31")
       ->capture_default_str();
-  app.add_option("--block-ms", options.block_ms, "length that a block aims at")->capture_default_str();
+  app.add_option("--block-ms", options.block_ms, "target length of a block")->capture_default_str();
   app.add_option("--settle-ms", options.settle_ms,
-                 "untimed calls at the start of each turn: where ranks outnumber cores, what ran before disturbs for some time")
+                 "untimed calls at the start of each turn, for ranks that outnumber cores: the previous library disturbs")
       ->capture_default_str();
   app.add_option("--size-seconds", options.seconds_per_size, "time to spend on one size")->capture_default_str();
-  app.add_option("-N,--run_cycles", options.cycles, "repeat everything this often, 0 = for ever")->capture_default_str();
-  app.add_option("-T,--timeout", options.timeout_s, "seconds after which a call has failed")->capture_default_str();
+  app.add_option("-N,--run_cycles", options.cycles, "repeat everything this often, 0 = forever")->capture_default_str();
+  app.add_option("-T,--timeout", options.timeout_s, "seconds until a call fails with a timeout")->capture_default_str();
   app.add_option("-a,--average", raw.rank_time,
-                 "time of a block: 0 that of rank 0, 1 average, 2 least, 3 greatest of the ranks")
+                 "time of a block: 0 = rank 0, 1 = average, 2 = minimum, 3 = maximum of the ranks")
       ->capture_default_str();
   app.add_option("-z,--blocking", raw.blocking, "1 = blocking calls; 0 = asynchronous calls, each waited for")
       ->capture_default_str();
   app.add_option("--peer", raw.peers, "run these libraries too, interleaved: openmpi,gloo");
   app.add_option("--openmpi-algorithms", raw.openmpi_algorithms,
-                 "default = what it chooses; all = its best, tried at each size")
+                 "default = its own choice; all = try all at each size, measure the best")
       ->capture_default_str();
   app.add_option("--transport", options.transports, "force shoal's transports: tcp, ofi, ucx, or shm,tcp");
   app.add_option("--algorithm", options.algorithm, "force shoal's algorithm");
-  app.add_option("--memory", raw.memory, "who allocates shoal's buffers: ordinary, or shoal")->capture_default_str();
-  app.add_option(
-         "--data", raw.data,
-         "what is timed: integers, small ones, or normal, floats of a normal distribution, as gradients are, out of place")
+  app.add_option("--memory", raw.memory, "allocator of shoal's buffers: ordinary, or shoal")->capture_default_str();
+  app.add_option("--data", raw.data,
+                 "timed data: integers (small), or normal (normally distributed floats like gradients, out of place)")
       ->capture_default_str();
-  app.add_flag("--out-of-place", options.out_of_place_only, "only the out-of-place form, where there is one: half the time");
-  app.add_flag("--no-limit", raw.no_limit, "do not measure what the network between the nodes allows");
+  app.add_flag("--out-of-place", options.out_of_place_only, "only the out-of-place form, if there is one: half the time");
+  app.add_flag("--no-limit", raw.no_limit, "do not measure the throughput limit of the network between the nodes");
   app.add_option("--min-bw", options.min_bandwidth_gbs, "exit with 1 if the average bus bandwidth (GB/s) is below this");
   app.add_option("-J,--json", options.json_path, "write the results to this file");
   app.add_option("--plot", options.plot_path, "draw the results into this SVG file");
@@ -118,7 +117,7 @@ Status interpret_sizes(const RawOptions& raw, Options& options) {
     if (!size.ok()) return size.status();
     *value = *size;
   }
-  if (!raw.step.empty() && range.step_bytes == 0) return invalid("-i 0 does not change the size: give a step in bytes");
+  if (!raw.step.empty() && range.step_bytes == 0) return invalid("-i 0 does not change the size; use a step in bytes");
   Result<std::vector<std::size_t>> list = list_sizes(range);
   if (!list.ok()) return list.status();
   options.sizes_bytes = *std::move(list);
@@ -139,11 +138,11 @@ Status interpret_calls(const RawOptions& raw, Options& options) {
   options.ops = *std::move(ops);
   if (!reduces(options.collective)) options.ops = {ReduceOp::sum};
 
-  // With "all" the impossible pairs are left out of the table; what was asked for by name must exist.
+  // With "all", impossible pairs are left out of the table; pairs requested by name must exist.
   for (const DataType type : options.types) {
     for (const ReduceOp op : options.ops) {
       if (!supports(type, op) && raw.type != "all" && raw.op != "all") {
-        return invalid(fmt::format("operation {} is not defined on {}: take an integer type", to_string(op), to_string(type)));
+        return invalid(fmt::format("operation {} is not defined on {}; use an integer type", to_string(op), to_string(type)));
       }
     }
   }
@@ -171,10 +170,10 @@ Status interpret_counts(const RawOptions& raw, Options& options) {
   };
   for (const Least& limit : limits) {
     if (!(limit.value >= limit.least))
-      return invalid(fmt::format("{} {} is too small: give {} or more", limit.flag, limit.value, limit.least));
+      return invalid(fmt::format("{} {} is too small; use {} or more", limit.flag, limit.value, limit.least));
   }
-  if (raw.rank_time < 0 || raw.rank_time > 3) return invalid(fmt::format("-a {} is unknown: give 0, 1, 2 or 3", raw.rank_time));
-  if (raw.blocking < 0 || raw.blocking > 1) return invalid(fmt::format("-z {} is unknown: give 0 or 1", raw.blocking));
+  if (raw.rank_time < 0 || raw.rank_time > 3) return invalid(fmt::format("-a {} is unknown; use 0, 1, 2 or 3", raw.rank_time));
+  if (raw.blocking < 0 || raw.blocking > 1) return invalid(fmt::format("-z {} is unknown; use 0 or 1", raw.blocking));
   options.rank_time = static_cast<RankTime>(raw.rank_time);
   options.blocking = raw.blocking == 1;
   options.measure_limit = !raw.no_limit;
@@ -193,26 +192,26 @@ Status interpret_libraries(const RawOptions& raw, Options& options) {
     }
   }
   if (raw.openmpi_algorithms != "default" && raw.openmpi_algorithms != "all") {
-    return invalid(fmt::format("--openmpi-algorithms '{}' is unknown: give default or all", raw.openmpi_algorithms));
+    return invalid(fmt::format("--openmpi-algorithms '{}' is unknown; use default or all", raw.openmpi_algorithms));
   }
   options.all_openmpi_algorithms = raw.openmpi_algorithms == "all";
   if (raw.memory != "ordinary" && raw.memory != "shoal") {
-    return invalid(fmt::format("--memory '{}' is unknown: give ordinary or shoal", raw.memory));
+    return invalid(fmt::format("--memory '{}' is unknown; use ordinary or shoal", raw.memory));
   }
   options.shared_memory = raw.memory == "shoal";
   if (raw.data != "integers" && raw.data != "normal")
-    return invalid(fmt::format("--data '{}' is unknown: give integers or normal", raw.data));
+    return invalid(fmt::format("--data '{}' is unknown; use integers or normal", raw.data));
   options.normal_data = raw.data == "normal";
   if (options.normal_data && options.types != std::vector{DataType::float32})
-    return invalid("--data normal is for -d float only");
-  options.out_of_place_only |= options.normal_data;  // what is summed in place again and again grows beyond all numbers
+    return invalid("--data normal works only with -d float");
+  options.out_of_place_only |= options.normal_data;  // repeated sums in place overflow
   return {};
 }
 
 }  // namespace
 
 Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments, const std::string& min_bandwidth) {
-  CLI::App app("shoal_perf: time shoal's collectives, beside other libraries where asked", "shoal_perf");
+  CLI::App app("shoal_perf: times shoal's collectives and, on request, other libraries", "shoal_perf");
   RawOptions raw;
   ParsedOptions parsed;
   Options& options = parsed.options;
@@ -225,7 +224,7 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments, c
     }
   }
   try {
-    // CLI11 takes the arguments from the back.
+    // CLI11 expects the arguments in reverse order.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
     parsed.show_help = true;

@@ -1,4 +1,4 @@
-// The command line of shoal_perf: nccl-tests' letters, and what shoal adds.
+// The command line of shoal_perf: the letters of nccl-tests, and shoal's own options.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@ struct Options {
   std::vector<ReduceOp> ops;
   int root = 0;
 
-  int iterations = 0;  ///< in one block; 0 = as many as fill block_ms
+  int iterations = 0;  ///< in one block; 0 = enough to fill block_ms
   int warmup_iterations = 5;
   int check_iterations = 1;
   int rounds = 0;  ///< blocks of every library; 0 = as many as fit into seconds_per_size
   double block_ms = 4;
-  double settle_ms = 0;  ///< one call all the same
+  double settle_ms = 0;  ///< at least one untimed call in any case
   double seconds_per_size = 2;
-  int cycles = 1;  ///< 0 = for ever
+  int cycles = 1;  ///< 0 = forever
   int timeout_s = 300;
   RankTime rank_time = RankTime::maximum;
   bool blocking = true;
@@ -38,7 +38,7 @@ struct Options {
   std::string transports;
   std::string algorithm;
   bool measure_limit = true;
-  bool out_of_place_only = false;  ///< where the collective has that form
+  bool out_of_place_only = false;  ///< if the collective has that form
   bool normal_data = false;        ///< timed calls are on normally distributed floats, out of place
   double min_bandwidth_gbs = 0;    ///< 0 = no gate
 
@@ -46,15 +46,15 @@ struct Options {
   std::string plot_path;
 };
 
-/// What to do after the command line has been read.
+/// The parsed command line.
 struct ParsedOptions {
   bool show_help = false;
   std::string help;
   Options options;
 };
 
-/// Reads the arguments (without the program's name). `min_bandwidth` is the text of NCCL_TESTS_MIN_BW, "" where it is not set.
-/// Errors: invalid_argument or unsupported, with one line that says which argument is wrong and what is known.
+/// Reads the arguments (without the program's name). `min_bandwidth` is the text of NCCL_TESTS_MIN_BW, "" if it is not set.
+/// Errors: invalid_argument or unsupported, with one line that names the wrong argument and the known values.
 Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments, const std::string& min_bandwidth = "");
 
 }  // namespace shoal::perf

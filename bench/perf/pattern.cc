@@ -90,14 +90,14 @@ std::uint64_t hash(std::uint32_t seed, int rank, std::size_t index) {
   return mix(mix(seed * 0x10001ULL + static_cast<std::uint64_t>(rank)) ^ index);
 }
 
-/// Whether `rank` is one of the at most `most` ranks that contribute something to element `index`; the choice moves with the
-/// index so that every rank counts somewhere.
+/// Whether `rank` is one of the at most `most` ranks that contribute to element `index`; the selection moves with the index,
+/// so that every rank contributes somewhere.
 bool contributes(int rank, std::size_t index, int ranks, std::int64_t most) {
   if (ranks <= most) return true;
   return static_cast<std::int64_t>((static_cast<std::size_t>(rank) + index) % static_cast<std::size_t>(ranks)) < most;
 }
 
-/// A sum term: an integer of at most `limit` / ranks in size, or 1 on some ranks where there are more ranks than that.
+/// A sum term: an integer of magnitude at most `limit` / ranks or, with more ranks than `limit`, 1 on some ranks.
 std::int64_t sum_term(std::uint64_t random, int rank, std::size_t index, int ranks, std::int64_t limit, bool negative_too) {
   if (!contributes(rank, index, ranks, limit)) return 0;
   const std::int64_t largest = std::clamp<std::int64_t>(limit / ranks, 1, 1000);
@@ -105,7 +105,7 @@ std::int64_t sum_term(std::uint64_t random, int rank, std::size_t index, int ran
   return static_cast<std::int64_t>(random % span) - (negative_too ? largest : 0);
 }
 
-/// A product's factor, of at most `largest`: four ranks contribute, so that no partial product leaves the smallest type.
+/// A product's factor, at most `largest`: only four ranks contribute, so that no partial product overflows the smallest type.
 std::int64_t prod_term(std::uint64_t random, int rank, std::size_t index, int ranks, bool negative_too, unsigned largest = 3) {
   if (!contributes(rank, index, ranks, 4)) return 1;
   const auto magnitude = static_cast<std::int64_t>(1 + random % largest);
@@ -224,7 +224,7 @@ double Pattern::floating_value(int rank, std::size_t index) const {
   const std::int64_t limit = std::int64_t{1} << std::min(significand_bits(type_), 40);
   switch (op_) {
     case ReduceOp::prod:
-      // Products of 3 need more bits than a float of 8 has.
+      // Products of 3 need more bits than an 8-bit float has.
       return static_cast<double>(prod_term(random, rank, index, ranks_, true, size_of(type_) == 1 ? 2 : 3));
     case ReduceOp::min:
     case ReduceOp::max:
@@ -245,7 +245,7 @@ std::uint64_t Pattern::integer_value(int rank, std::size_t index) const {
       return static_cast<std::uint64_t>(sum_term(random, rank, index, ranks_, limit, negative_too));
     case ReduceOp::prod:
       return static_cast<std::uint64_t>(prod_term(random, rank, index, ranks_, negative_too));
-    // One bit in which this rank differs: with many ranks random words would leave nothing but zeros, or ones.
+    // One bit in which this rank differs: with many ranks random words would leave only zeros, or only ones.
     case ReduceOp::band:
       return ~(std::uint64_t{1} << (random % static_cast<std::uint64_t>(bits)));
     case ReduceOp::bor:

@@ -1,4 +1,4 @@
-// Data whose reduction is known, whatever the order in which an algorithm reduces.
+// Data with a known reduction, independent of the order in which an algorithm reduces.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace shoal::perf {
 
-/// The elements of one rank's input, and what a collective must make of them.
+/// The elements of one rank's input, and the expected result of a collective.
 ///
 /// The values are chosen for the type, the operation and the number of ranks so that every partial result can be represented
 /// exactly (small integers for sum, few factors of two and three for prod, any bits for the bitwise operations): all orders
 /// of reduction then give the same bits. Only `avg` of floating types rounds; there a result within a few units in the last
-/// place counts as right. The pattern repeats after a prime number of elements, so that data moved to a wrong place shows.
+/// place is accepted. The pattern repeats after a prime number of elements, so that data moved to a wrong place is detected.
 class Pattern {
  public:
   /// Precondition: supports(type, op), ranks >= 1. `seed` varies the values between iterations.
@@ -22,9 +22,9 @@ class Pattern {
 
   /// Writes the input of `rank`, `count` elements.
   void fill(void* data, std::size_t count, int rank) const;
-  /// Number of the elements that are not the input of `rank` from its element `first` on.
+  /// Number of elements that differ from the input of `rank`, starting at its element `first`.
   [[nodiscard]] std::size_t count_wrong_input(const void* data, std::size_t count, int rank, std::size_t first = 0) const;
-  /// Number of the elements that are not the reduction of all ranks' inputs from element `first` on.
+  /// Number of elements that differ from the reduction of all ranks' inputs, starting at element `first`.
   [[nodiscard]] std::size_t count_wrong_result(const void* data, std::size_t count, std::size_t first = 0) const;
 
   /// Elements after which the pattern repeats.
@@ -34,7 +34,7 @@ class Pattern {
   [[nodiscard]] double floating_value(int rank, std::size_t index) const;
   [[nodiscard]] std::uint64_t integer_value(int rank, std::size_t index) const;
   [[nodiscard]] std::vector<std::byte> input_of(int rank) const;
-  /// A period that begins with its element `first`.
+  /// A period rotated so that it begins with its element `first`.
   [[nodiscard]] std::vector<std::byte> from(std::vector<std::byte> period, std::size_t first) const;
   void make_floating_result();
   void make_integer_result();
@@ -44,7 +44,7 @@ class Pattern {
   int ranks_;
   std::uint32_t seed_;
   std::vector<std::byte> result_;     ///< kPeriod elements
-  std::vector<double> result_value_;  ///< where rounding is allowed: the exact results, and how far one may be off
+  std::vector<double> result_value_;  ///< if rounding is allowed: the exact results; the next member has the permitted errors
   std::vector<double> result_tolerance_;
 };
 

@@ -1,7 +1,7 @@
-/* What a library that shoal_perf compares with must offer: a shared object that exports shoal_peer_get().
+/* The interface of a library that shoal_perf compares with: a shared object that exports shoal_peer_get().
  * Plain C, so that a peer can be built with another compiler, or against another C++ library, than shoal_perf.
  * Every function but `name` and `version` is collective: all ranks call it in the same order, from one thread.
- * Functions that return int return 0, or another value after which last_error() says why. */
+ * Functions that return int return 0 or, on failure, another value; last_error() then returns the reason. */
 #ifndef SHOAL_BENCH_PERF_PEER_H
 #define SHOAL_BENCH_PERF_PEER_H
 
@@ -19,7 +19,7 @@ typedef struct shoal_peer_config {
   int timeout_s;
   int try_all_algorithms;   /* offer every algorithm of the library as a variant, not only its own choice */
   const char* host_address; /* this host's address towards the other ranks; null = the library finds it */
-  /* Copies `data` of rank `root` to every rank, for rendezvous; 0 when it worked. */
+  /* Copies `data` of rank `root` to every rank, for rendezvous; returns 0 on success. */
   int (*exchange)(void* context, void* data, size_t bytes, int root);
   void* exchange_context;
 } shoal_peer_config;
@@ -30,23 +30,23 @@ typedef struct shoal_peer_call {
   int type;
   int op;
   int root;
-  size_t count;      /* elements of the message; of one rank's share where there are shares */
-  const void* input; /* in place: this rank's place in, or of, the output, as shoal/communicator.h has it */
+  size_t count;      /* elements of the message; of one rank's share if there are shares */
+  const void* input; /* in place: this rank's place in, or of, the output, as defined in shoal/communicator.h */
   void* output;      /* broadcast: the buffer */
 } shoal_peer_call;
 
 typedef struct shoal_peer {
   int interface_number; /* SHOAL_PEER_INTERFACE */
   const char* name;
-  const char* transport; /* for the table, "" when the library does not tell */
+  const char* transport; /* for the table, "" if the library does not report it */
   const char* (*version)(void);
   int (*init)(const shoal_peer_config* config);
-  /* Null when the library can do this call, else why not. Not collective. */
+  /* Null if the library can make this call, else the reason. Not collective. */
   const char* (*why_unsupported)(int collective, int type, int op, size_t count);
   /* Makes `call`. */
   int (*run)(const shoal_peer_call* call);
   int (*barrier)(void);
-  /* Ways in which the library can all_reduce; variant 0 is its own choice. */
+  /* Number of variants of the library's all_reduce; variant 0 is its own choice. */
   int (*variants)(void);
   const char* (*variant_name)(int variant);
   int (*use_variant)(int variant);

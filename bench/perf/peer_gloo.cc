@@ -1,5 +1,4 @@
-// Gloo as a peer of shoal_perf, through c10d::ProcessGroupGloo: the version, the threads and the defaults that PyTorch's users
-// run.
+// Gloo as a peer of shoal_perf, through c10d::ProcessGroupGloo: with the version, threads and defaults of PyTorch.
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -43,7 +42,7 @@ int fail(std::string message) {
   return 1;
 }
 
-/// Runs `body`; what it throws becomes the last error.
+/// Runs `body`; an exception becomes the last error.
 template <typename Body>
 int guarded(Body body) {
   try {
@@ -100,8 +99,8 @@ std::optional<c10d::ReduceOp::RedOpType> torch_op(int op) {
   return std::nullopt;
 }
 
-/// The tensor over a buffer. Kept from call to call, as a training program keeps its own: making one costs a microsecond.
-/// By value: the next one may move those that are kept.
+/// The tensor over a buffer. Cached across calls, as a training program keeps its own: making one costs a microsecond.
+/// Returned by value, because the next call may move the cached ones.
 at::Tensor tensor_of(const void* data, std::size_t count, int type) {
   using Key = std::tuple<const void*, std::size_t, int>;
   static std::vector<std::pair<Key, at::Tensor>> known;
@@ -121,7 +120,7 @@ const char* version() {
   return text.c_str();
 }
 
-/// The store by which Gloo's ranks meet: rank 0 serves it on a free port and tells the others where.
+/// The rendezvous store of Gloo's ranks: rank 0 serves it on a free port and sends its address to the other ranks.
 c10::intrusive_ptr<c10d::Store> make_store(const shoal_peer_config& config) {
   struct Place {
     char host[256] = "127.0.0.1";
@@ -146,7 +145,7 @@ c10::intrusive_ptr<c10d::Store> make_store(const shoal_peer_config& config) {
   }
   if (config.exchange(config.exchange_context, &place, sizeof place, 0) != 0)
     throw std::runtime_error("the ranks cannot exchange addresses");
-  if (place.port == 0) throw std::runtime_error("rank 0 cannot serve a store: " + problem);
+  if (place.port == 0) throw std::runtime_error("rank 0 could not serve a store: " + problem);
   if (config.rank == 0) return served;
   options.port = static_cast<std::uint16_t>(place.port);
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
@@ -177,7 +176,7 @@ const char* why_unsupported(int collective, int type, int op, std::size_t count)
   return nullptr;
 }
 
-/// One tensor for each rank's share of a buffer, which c10d's lists ask for.
+/// One tensor for each rank's share of a buffer, as c10d's lists require.
 std::vector<at::Tensor> shares_of(const void* data, std::size_t count, int type) {
   const std::size_t part_bytes = count * c10::elementSize(*torch_type(type));
   std::vector<at::Tensor> shares;
@@ -189,7 +188,7 @@ std::vector<at::Tensor> shares_of(const void* data, std::size_t count, int type)
   return shares;
 }
 
-/// c10d reduces in place only: out of place its users copy first, and so does this.
+/// c10d reduces only in place: its users copy first for out of place, and so does this function.
 void copy_to_output(const shoal_peer_call& call) {
   if (call.input != call.output) std::memcpy(call.output, call.input, call.count * c10::elementSize(*torch_type(call.type)));
 }
@@ -230,7 +229,7 @@ void run_or_throw(const shoal_peer_call& call) {
       return;
     }
     case CollectiveKind::reduce: {
-      copy_to_output(call);  // everywhere: Gloo adds up in the tensors of all ranks
+      copy_to_output(call);  // on every rank: Gloo accumulates in the tensors of all ranks
       auto tensors = one(call.output);
       c10d::ReduceOptions options;
       options.reduceOp = *torch_op(call.op);

@@ -55,7 +55,7 @@ class PeerLibrary final : public Library {
   int variant_ = 0;
 };
 
-/// Peers stand in lib/, beside the bin/ of this program.
+/// Peers are in lib/, beside the bin/ of this program.
 std::filesystem::path path_of_peer(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
   std::error_code ignored;
@@ -72,7 +72,7 @@ Result<const shoal_peer*> open_peer(const std::string& name) {
                               "and gloo (built where LibTorch and Gloo's headers are found)",
                               name, path.string()));
   }
-  // Never closed: libraries of this size do not survive being unloaded.
+  // Never closed: libraries of this size do not support being unloaded.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return Status(StatusCode::unsupported, fmt::format("--peer {}: {}", name, dlerror()));
   const auto get = reinterpret_cast<decltype(&shoal_peer_get)>(dlsym(handle, "shoal_peer_get"));
@@ -81,7 +81,7 @@ Result<const shoal_peer*> open_peer(const std::string& name) {
   const shoal_peer* peer = get();
   if (peer->interface_number != SHOAL_PEER_INTERFACE) {
     return Status(StatusCode::unsupported,
-                  fmt::format("--peer {}: {} has interface {}, this program needs {}: build both together", name, path.string(),
+                  fmt::format("--peer {}: {} has interface {}, this program needs {}; build both together", name, path.string(),
                               peer->interface_number, SHOAL_PEER_INTERFACE));
   }
   return peer;

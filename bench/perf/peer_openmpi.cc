@@ -1,4 +1,4 @@
-// Open MPI (or another MPI) as a peer of shoal_perf. Works in processes that mpirun started.
+// Open MPI (or another MPI) as a peer of shoal_perf. Works only in processes started by mpirun.
 #include <dlfcn.h>
 #include <mpi.h>
 
@@ -20,7 +20,7 @@ using shoal::CollectiveKind;
 using shoal::DataType;
 using shoal::ReduceOp;
 
-/// An algorithm of Open MPI's component `tuned`, and a communicator that was made while it was forced.
+/// An algorithm of Open MPI's component `tuned`, and a communicator that was made while the algorithm was forced.
 struct Variant {
   std::string name;
   MPI_Comm communicator = MPI_COMM_NULL;
@@ -108,7 +108,7 @@ MPI_Op mpi_op(int op) {
   return MPI_OP_NULL;
 }
 
-/// Sets an integer control variable of the library; false where there is none of that name.
+/// Sets an integer control variable of the library; false if there is none of that name.
 bool write_control_variable(const char* name, int value) {
   int variables = 0;
   if (MPI_T_cvar_get_num(&variables) != MPI_SUCCESS) return false;
@@ -136,7 +136,7 @@ bool write_control_variable(const char* name, int value) {
   return false;
 }
 
-/// A communicator with MPI ranks in shoal's order. Open MPI reads which algorithm is forced when it makes one.
+/// A communicator with MPI ranks in shoal's order. Open MPI reads the forced algorithm when it makes a communicator.
 bool add_variant(const char* name, int rank) {
   Variant variant{name, MPI_COMM_NULL};
   if (MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &variant.communicator) != MPI_SUCCESS) return false;
@@ -168,8 +168,8 @@ int init(const shoal_peer_config* config) {
   Dl_info library{};
   if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &library) != 0)
     dlopen(library.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
-  // Without this switch, which is read once, a forced algorithm is ignored; with it and none forced the choice is the usual
-  // one.
+  // Without this variable, which Open MPI reads once, a forced algorithm is ignored; with it and no forced algorithm, the
+  // choice is the usual one.
   if (config->try_all_algorithms != 0) setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
   int initialised = 0;
   MPI_Initialized(&initialised);
@@ -183,7 +183,7 @@ int init(const shoal_peer_config* config) {
   int size = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (size != config->size)
-    return fail("mpirun started " + std::to_string(size) + " ranks, shoal has " + std::to_string(config->size));
+    return fail("mpirun started " + std::to_string(size) + " ranks, but shoal has " + std::to_string(config->size));
   if (!add_variant(kAlgorithms[0], config->rank)) return fail("MPI_Comm_split failed");
   state().rank = config->rank;
   if (config->try_all_algorithms == 0) return 0;
@@ -191,7 +191,7 @@ int init(const shoal_peer_config* config) {
   if (MPI_T_init_thread(MPI_THREAD_SINGLE, &provided) != MPI_SUCCESS) return fail("MPI_T_init_thread failed");
   for (int algorithm = 1; algorithm < static_cast<int>(std::size(kAlgorithms)); ++algorithm) {
     if (!write_control_variable("coll_tuned_allreduce_algorithm", algorithm)) {
-      return fail("this MPI has no control variable coll_tuned_allreduce_algorithm: leave --openmpi-algorithms out");
+      return fail("this MPI has no control variable coll_tuned_allreduce_algorithm; omit --openmpi-algorithms");
     }
     if (!add_variant(kAlgorithms[algorithm], config->rank)) return fail("MPI_Comm_split failed");
   }
@@ -208,7 +208,7 @@ const char* why_unsupported(int collective, int type, int op, std::size_t count)
   return nullptr;
 }
 
-/// Whether `small` is the place of this rank's share in `large`.
+/// Whether `small` is this rank's share in `large`.
 bool is_share_of(const void* small, const void* large, std::size_t share_bytes) {
   return small == static_cast<const std::byte*>(large) + static_cast<std::size_t>(state().rank) * share_bytes;
 }
@@ -235,7 +235,7 @@ int run(const shoal_peer_call* call) {
       return outcome(MPI_Allgather(input_in_output ? MPI_IN_PLACE : input, count, type, output, count, type, comm));
     case CollectiveKind::reduce_scatter:
       if (!output_in_input) return outcome(MPI_Reduce_scatter_block(input, output, count, type, op, comm));
-      // In place, MPI leaves the result in front and not at the rank's place.
+      // In place, MPI stores the result at the start of the buffer and not at the rank's place.
       return outcome(MPI_Reduce_scatter_block(MPI_IN_PLACE, const_cast<void*>(input), count, type, op, comm));
     case CollectiveKind::reduce:
       return outcome(MPI_Reduce(is_root && input == output ? MPI_IN_PLACE : input, output, count, type, op, call->root, comm));

@@ -32,7 +32,7 @@ std::vector<std::string> interpreters() {
   return found;
 }
 
-/// The exit code; -1 where the program could not be started.
+/// The exit code; -1 if the program could not be started.
 int run(std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -53,10 +53,10 @@ Status draw(const std::string& json_path, const std::string& svg_path) {
     if (code == 0) return {};
     if (code == -1 || code == 127 || code == kNoMatplotlib) continue;
     return Status(StatusCode::system_error,
-                  fmt::format("--plot {}: {} {} ended with {}", svg_path, python, SHOAL_PERF_PLOT_SCRIPT, code));
+                  fmt::format("--plot {}: {} {} exited with status {}", svg_path, python, SHOAL_PERF_PLOT_SCRIPT, code));
   }
   return Status(StatusCode::unsupported,
-                fmt::format("--plot {}: no Python with matplotlib here; install python3-matplotlib", svg_path));
+                fmt::format("--plot {}: no Python with matplotlib found; install python3-matplotlib", svg_path));
 }
 
 }  // namespace shoal::perf

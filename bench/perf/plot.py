@@ -8,7 +8,8 @@ import sys
 
 NO_MATPLOTLIB = 3
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; marks and dashes tell the lines apart in black and white.
+# Colours of Okabe and Ito, distinguishable by colour-blind readers; markers and dashes distinguish the lines in black and
+# white.
 STYLES = {
     "shoal": ("#0072B2", "o", "-"),
     "openmpi": ("#D55E00", "s", "--"),
@@ -26,7 +27,7 @@ def size_label(size, _position=None):
 
 
 def curves(results):
-    """Results by library, type and operation; the first call's name in the legend only where there are several."""
+    """Results by library, type and operation; the legend shows type and operation only if there are several."""
     groups = {}
     for result in results:
         groups.setdefault((result["library"], result["type"], result["op"]), []).append(result)
@@ -37,7 +38,7 @@ def curves(results):
 
 
 def prepare():
-    """pyplot, set up to draw files that are the same each time."""
+    """pyplot, configured so that equal data gives identical files."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -80,7 +81,7 @@ def draw_bandwidth(axes, results):
         if any(row["busbw_gbs"] > 0 for row in rows):
             axes.plot([row["bytes"] for row in rows], [row["busbw_gbs"] for row in rows], **style)
     limits = {row["limit_gbs"] for row in results if row["limit_gbs"] is not None and row["ranks"] == row["nodes"]}
-    for limit in limits:  # bus bandwidth and the link's rate are the same scale only with one rank on each node
+    for limit in limits:  # bus bandwidth and link rate have the same scale only with one rank per node
         axes.axhline(limit, color="#555555", linewidth=1, linestyle=(0, (1, 1)), label="TCP goodput of the link")
     axes.set_ylabel("bus bandwidth (GB/s)")
     finish_axes(axes)
@@ -93,7 +94,7 @@ def save(figure, path):
 def draw(document, path):
     results = [row for row in document["results"] if row["bytes"] > 0 and row["latency_us"] > 0]
     if not results:
-        sys.exit("plot.py: the file holds no result with a size and a time")
+        sys.exit("plot.py: the file has no result with a size and a time")
     figure, (latency, bandwidth) = prepare().subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     draw_latency(latency, results)
     draw_bandwidth(bandwidth, results)

@@ -21,7 +21,7 @@ constexpr int kFewestRounds = 5;
 constexpr int kMostRounds = 31;
 constexpr int kMostIterations = 100000;
 constexpr double kLongCall_us = 2e5;
-constexpr int kPoison = 0xab;  // an output that nobody wrote must not pass for a result
+constexpr int kPoison = 0xab;  // an unwritten output must not pass for a result
 
 /// CPU time of this process, all threads.
 double cpu_seconds() {
@@ -34,7 +34,7 @@ double us_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// The operation that the pattern is made for: inputs of a call that does not reduce are plain data.
+/// The operation that the pattern is made for: a call that does not reduce has plain data as input.
 ReduceOp pattern_op(const Call& call) { return reduces(call.kind) ? call.op : ReduceOp::sum; }
 
 void fill_normal(float* to, std::size_t count, int rank) {
@@ -98,7 +98,7 @@ Call Runner::bind(Call call, Form form, const Library& library) {
   call.output = buffers.output.data();
   call.input = buffers.input.data();
   if (form == Form::out_of_place) return call;
-  // Where a buffer holds a share only, it is this rank's place in the other one.
+  // If a buffer holds only a share, it is this rank's place in the other buffer.
   const std::size_t own_place =
       deals_in_shares(call.kind) ? call.count * size_of(call.type) * static_cast<std::size_t>(communicator_.rank()) : 0;
   call.input = buffers.output.data();
@@ -116,7 +116,7 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
   const bool is_root = rank == call.root;
   const std::size_t all = call.count * shares();
   const auto own_place = static_cast<std::size_t>(rank) * call.count;
-  // The elements that this rank gives and gets.
+  // The elements that this rank sends and receives.
   std::size_t given = call.count;
   std::size_t got = all;
   if (call.kind == CollectiveKind::broadcast) given = 0;
@@ -132,7 +132,7 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
   if (Status status = library.run(call); !status.ok()) return status;
 
   std::size_t wrong = 0;
-  // Elements of everybody's inputs from `first` on, one share after the other.
+  // Compares the inputs of all ranks from `first` on, one share after the other.
   const auto check_shares = [&](std::size_t first) {
     for (int source = 0; source < communicator_.size(); ++source) {
       const std::size_t at = static_cast<std::size_t>(source) * call.count * size_of(call.type);
@@ -145,7 +145,7 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
       wrong = pattern.count_wrong_result(output, got);
       break;
     case CollectiveKind::reduce_scatter:
-      // In place, MPI's result lies in front of all shares.
+      // In place, MPI's result is in front of all shares.
       if (form == Form::in_place && library.name() == "openmpi") output -= own_place * size_of(call.type);
       wrong = pattern.count_wrong_result(output, got, own_place);
       break;
@@ -173,7 +173,7 @@ Result<std::size_t> Runner::check_once(Library& library, const Call& call, Form 
   return wrong;
 }
 
-/// Runs calls until they have lasted long enough to tell how many fill a block. Rank 0's clock decides for all.
+/// Runs calls until they have lasted long enough to compute how many fill a block. Rank 0's clock decides for all.
 Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
   const double target_us = options_.block_ms * 1e3;
   int iterations = 1;
@@ -185,9 +185,9 @@ Result<Runner::Pace> Runner::calibrate(Library& library, const Call& call) {
     const double us = std::max(block->us_per_call, 1e-3);
     const int fill = static_cast<int>(std::clamp(target_us / us, 1.0, static_cast<double>(kMostIterations)));
     const bool warm = done >= options_.warmup_iterations || us > target_us;
-    // The first call may have opened connections: only a longer block, or a second one, says how long a call takes.
+    // The first call may include opening connections: only a longer block, or a second one, gives the time of a call.
     const bool enough = done > 1 && warm && (iterations * 4 >= fill || iterations * us >= target_us / 2);
-    // A block that is long enough already is repeated as it is: of calls that take seconds none is to be wasted.
+    // A block that is long enough is repeated with the same length, so that no calls that take seconds are wasted.
     const int longer = fill <= iterations ? iterations : std::clamp(fill, iterations + 1, iterations * 8);
     Result<double> next = decide(communicator_, enough ? -fill : longer);
     if (!next.ok()) return next.status();
@@ -219,7 +219,7 @@ Result<Runner::Block> Runner::run_block(Library& library, const Call& call, Pace
   return Block{us / pace.iterations, cpu_seconds() - cpu_before};
 }
 
-/// Tries the ways that the library knows for this call and stays with the one that is the fastest by rank 0's clock.
+/// Tries the library's variants of this call and keeps the one that is fastest by rank 0's clock.
 Status Runner::choose_variant(Library& library, const Call& call) {
   if (library.variants() < 2 || call.kind != CollectiveKind::all_reduce) return {};
   constexpr double kSlow_us = 1e5;
@@ -227,7 +227,7 @@ Status Runner::choose_variant(Library& library, const Call& call) {
   double best_us = 0;
   for (int variant = 0; variant < library.variants(); ++variant) {
     if (Status status = library.use_variant(variant); !status.ok()) return status;
-    if (best_us > kSlow_us) {  // one call tells who is far behind; more of them would take minutes
+    if (best_us > kSlow_us) {  // one call identifies slow variants; more calls of them would take minutes
       Result<Block> block = run_block(library, call, {});
       if (!block.ok()) return block.status();
       Result<double> us = decide(communicator_, block->us_per_call);
@@ -282,7 +282,7 @@ Result<int> Runner::choose_rounds(const std::vector<double>& us_per_block) {
 }
 
 Status Runner::run_rounds(std::vector<Replica>& replicas, const Call& call) {
-  int rounds = 1;  // the first round tells how many there can be
+  int rounds = 1;  // the first round determines how many rounds fit
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t turn = 0; turn < replicas.size(); ++turn) {
       Replica& replica = replicas[(turn + static_cast<std::size_t>(round)) % replicas.size()];
@@ -302,7 +302,7 @@ Status Runner::run_rounds(std::vector<Replica>& replicas, const Call& call) {
   return {};
 }
 
-/// Makes the replicas' times, CPU seconds and wrong elements those of all ranks.
+/// Combines the replicas' times, CPU seconds and wrong elements over all ranks.
 Status Runner::combine_ranks(std::vector<Replica>& replicas) {
   for (Replica& replica : replicas) {
     std::vector<double> own = replica.block_us;

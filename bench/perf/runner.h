@@ -1,4 +1,4 @@
-// Measures the libraries side by side.
+// Measures the libraries in alternation.
 #pragma once
 
 #include <cstddef>
@@ -17,32 +17,31 @@
 namespace shoal::perf {
 
 /// At each size the libraries take turns in rounds: a turn is a block of calls, long enough to be timed, and the order of the
-/// turns moves on from round to round. A row's latency is the median over the rounds of (time of the block / calls), so that
-/// whatever else the machine does meets all libraries alike.
+/// turns rotates from round to round. A row's latency is the median over the rounds of (time of the block / calls), so that
+/// disturbances of the machine affect all libraries equally.
 ///
-/// Between two turns the ranks meet in shoal's barrier, which blocks where cores are short: no rank is left polling in another
-/// library. Then the library whose turn it is makes untimed calls, one to warm the caches or as
-/// many as let what the library before has left behind fade (--settle-ms), none where a call takes long; and its own barrier.
+/// Between two turns the ranks synchronize in shoal's barrier, which blocks if cores are scarce, so that no rank keeps
+/// polling in another library. Then the library of the turn makes untimed calls: one to warm the caches, or enough for the
+/// after-effects of the previous library to fade (--settle-ms), none if a call takes long. Its own barrier follows.
 ///
 /// Thread rule: one thread; every method is collective.
 class Runner {
  public:
-  /// `libraries[0]` is shoal. `goodput_gbs` is 0 where no limit is known. Errors: system_error when memory is short, on any
-  /// rank.
+  /// `libraries[0]` is shoal. `goodput_gbs` is 0 if no limit is known. Errors: system_error if memory is short, on any rank.
   static Result<Runner> create(Communicator& communicator, const Options& options,
                                std::vector<std::unique_ptr<Library>> libraries, double goodput_gbs);
 
-  /// One row for each library, shoal's first. The figures are on every rank.
+  /// One row for each library, shoal's first, with equal figures on every rank.
   Result<std::vector<Row>> measure(DataType type, ReduceOp op, std::size_t bytes);
 
  private:
   enum class Form { out_of_place, in_place };
-  /// Of a block.
+  /// The number of calls in a block.
   struct Pace {
     int iterations = 1;
-    int untimed = 0;  ///< calls that come first and do not count
+    int untimed = 0;  ///< calls at the start that do not count
   };
-  /// A library and a form: what takes a turn.
+  /// A library and a form, which together take a turn.
   struct Replica {
     Library* library = nullptr;
     Form form = Form::in_place;
@@ -86,7 +85,7 @@ class Runner {
     Buffer output;
   };
   Buffers buffers_;
-  Buffers shared_buffers_;  // shoal's, where it is to have its own
+  Buffers shared_buffers_;  // for shoal, if it has buffers of its own
 };
 
 }  // namespace shoal::perf

@@ -10,7 +10,7 @@ namespace shoal::perf {
 Result<std::size_t> parse_size(std::string_view text) {
   const auto refuse = [&](std::string_view why) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("size '{}' {}: write bytes, or a number with K, M or G (KiB, MiB, GiB)", text, why));
+                  fmt::format("size '{}' {}; write bytes, or a number with K, M or G (KiB, MiB, GiB)", text, why));
   };
   if (!text.empty() && text.front() == '-') return refuse("is negative");
   std::size_t number = 0;
@@ -40,7 +40,7 @@ Result<std::vector<std::size_t>> list_sizes(const SizeRange& range) {
   }
   if (range.step_bytes == 0 && range.factor < 2) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("-f {} does not change the size: give a factor of 2 or more, or a step with -i", range.factor));
+                  fmt::format("-f {} does not change the size; use a factor of 2 or more, or a step with -i", range.factor));
   }
   std::vector<std::size_t> sizes;
   std::size_t size = range.begin_bytes;

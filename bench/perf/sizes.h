@@ -1,4 +1,4 @@
-// Message sizes as people type them, and the list of sizes that a run visits.
+// Parsing of message sizes, and the list of sizes of a run.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace shoal::perf {
 /// Errors: invalid_argument for anything else, negative numbers and overflow.
 Result<std::size_t> parse_size(std::string_view text);
 
-/// How sizes follow one another: by a factor, or by a step in bytes where `step_bytes` is not zero.
+/// How sizes follow one another: by a factor, or by a step in bytes if `step_bytes` is not zero.
 struct SizeRange {
   std::size_t begin_bytes = 4;
   std::size_t end_bytes = std::size_t{64} << 20;
@@ -22,8 +22,8 @@ struct SizeRange {
   int factor = 4;
 };
 
-/// Every size from begin_bytes to end_bytes. A range that starts at 0 goes on with 1 when a factor is used.
-/// Errors: invalid_argument when begin > end, or neither factor (at least 2) nor step moves the size on.
+/// Every size from begin_bytes to end_bytes. With a factor, a range that starts at 0 continues with 1. Errors:
+/// invalid_argument if begin > end, or if neither factor (at least 2) nor step changes the size.
 Result<std::vector<std::size_t>> list_sizes(const SizeRange& range);
 
 }  // namespace shoal::perf

@@ -63,7 +63,7 @@ double bus_factor(CollectiveKind kind, int ranks) noexcept {
 
 double least_bytes_per_node(CollectiveKind kind, int ranks, int nodes, double bytes) noexcept {
   if (nodes < 2) return 0;
-  // Each rank's input is its own, and nothing of it can be left out.
+  // In an all_to_all each rank's input is different, and all of it must be sent.
   const double messages = kind == CollectiveKind::all_to_all ? static_cast<double>(ranks) / nodes : 1;
   return bus_factor(kind, nodes) * bytes * messages;
 }

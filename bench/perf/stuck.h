@@ -1,12 +1,13 @@
-// Says on standard error in which library a rank is stuck: the others can only say that it does not come to the next barrier.
+// Reports on standard error the library in which a rank is stuck: the other ranks can report only that it does not reach the
+// next barrier.
 #pragma once
 
 #include <string>
 
 namespace shoal::perf {
 
-/// While it lives: after a minute, and every minute from then on, a line with `what`. One at a time in a process, on one
-/// thread: it uses SIGALRM, since what it watches may never return.
+/// While it exists, prints a line with `what` after a minute, and again every minute. One at a time in a process, on one
+/// thread: it uses SIGALRM, because the monitored call may never return.
 class Stuck {
  public:
   explicit Stuck(const std::string& what, unsigned after_s = 60);

@@ -8,7 +8,7 @@
 namespace shoal::perf {
 namespace {
 
-/// Seven characters, as many digits as tell something: 0.118, 14.32, 143.2, 51234.
+/// Seven characters, with as many digits as are significant: 0.118, 14.32, 143.2, 51234.
 std::string seven(double value) {
   const int digits = value < 10 ? 3 : value < 100 ? 2 : value < 10000 ? 1 : 0;
   return fmt::format("{:7.{}f}", value, digits);

@@ -1,4 +1,4 @@
-// The table that people read: nccl-tests' columns, then what shoal adds.
+// The printed table: nccl-tests' columns, then shoal's own.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,10 @@ namespace shoal::perf {
 
 /// The three lines above the rows.
 [[nodiscard]] std::string table_header();
-/// One line. `shoal` is shoal's row of the same size; a peer's row ends with its times over shoal's, one for each form.
+/// One line. `shoal` is shoal's row of the same size; a peer's row ends with its times divided by shoal's, one for each form.
 [[nodiscard]] std::string table_row(const Row& row, DataType type, ReduceOp op);
-/// For each form that both have: "# gloo time / shoal time, in-place : 3.2 over all sizes, 2.1 from 64 KiB (geometric means)".
+/// For each form of both libraries: "# gloo time / shoal time, in-place : 3.2 over all sizes, 2.1 from 64 KiB (geometric
+/// means)".
 [[nodiscard]] std::string ratio_lines(std::span<const Row> rows, const std::string& peer);
 /// "# Out of bounds values" and "# Avg bus bandwidth"; the latter over shoal's rows, both forms.
 [[nodiscard]] std::string table_tail(std::size_t wrong, double average_busbw_gbs);

@@ -3,7 +3,7 @@
 namespace shoal::train {
 
 at::Tensor Adadelta::step(LossClosure closure) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!closure, "Adadelta: computes no loss again");
+  TORCH_CHECK_NOT_IMPLEMENTED(!closure, "Adadelta: a loss closure is not supported");
   const at::NoGradGuard no_grad;
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const AdadeltaOptions&>(group.options());

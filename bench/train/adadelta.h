@@ -1,4 +1,4 @@
-// The optimizer Adadelta, which LibTorch lacks in C++.
+// The optimizer Adadelta, which LibTorch's C++ API lacks.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace shoal::train {
 
 struct AdadeltaOptions : ::torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
   double lr = 1.0;
-  double rho = 0.9;  ///< how much the running means keep of themselves
+  double rho = 0.9;  ///< fraction of the running means that is kept in each step
   double eps = 1e-6;
   double weight_decay = 0;
 

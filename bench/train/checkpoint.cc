@@ -47,7 +47,7 @@ Status read(const std::string& path, std::vector<char>& bytes) {
   return {};
 }
 
-/// torch's reader believes what a file says of a tensor's place in its storage.
+/// torch's reader does not check the offset and sizes of a tensor in its storage, which the file states.
 bool lies_in_its_storage(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return false;
   const auto is_negative = [](std::int64_t number) { return number < 0; };
@@ -63,7 +63,7 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
     const c10::IValue content = ::torch::pickle_load(bytes);
     for (const c10::IValue& pair : content.toTupleRef().elements()) {
       const auto& elements = pair.toTupleRef().elements();
-      TORCH_CHECK(elements.size() == 2, "it holds no pairs");
+      TORCH_CHECK(elements.size() == 2, "it does not contain pairs");
       const std::string& key = elements[0].toStringRef();
       const at::Tensor& tensor = elements[1].toTensor();
       TORCH_CHECK(lies_in_its_storage(tensor), "\"", key, "\" is damaged");
@@ -73,11 +73,11 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
         checkpoint.settings = nlohmann::json::parse(begin, begin + text.numel());
       } else {
         const std::size_t slash = key.find('/');
-        TORCH_CHECK(slash != std::string::npos, "it holds \"", key, "\"");
+        TORCH_CHECK(slash != std::string::npos, "it contains \"", key, "\"");
         checkpoint.replicas[key.substr(0, slash)][key.substr(slash + 1)] = tensor;
       }
     }
-    TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.replicas.empty(), "it holds no settings or no network");
+    TORCH_CHECK(checkpoint.settings.is_object() && !checkpoint.replicas.empty(), "it contains no settings or no network");
   } catch (const std::exception& error) {
     return no_checkpoint(path, torch::plain_message(error));
   }
@@ -89,7 +89,7 @@ Result<Checkpoint> parse(const std::vector<char>& bytes, const std::string& path
 Status save_checkpoint(const Checkpoint& checkpoint, const std::string& path) {
   std::vector<char> bytes;
   try {
-    // Pairs, because Python refuses a dictionary of C++'s unless told to trust the file.
+    // Pairs, because Python refuses a dictionary written by C++ unless it is told to trust the file.
     std::vector<c10::IValue> pairs;
     const auto add = [&pairs](const std::string& name, const at::Tensor& tensor) {
       pairs.emplace_back(c10::ivalue::Tuple::create(c10::IValue(name), c10::IValue(tensor)));
@@ -126,7 +126,7 @@ Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& contro
     return told;
   if (announcement.error != 0) {
     if (!found.ok()) return found;
-    return Status(static_cast<StatusCode>(announcement.error), path + ": rank 0 cannot read it");
+    return Status(static_cast<StatusCode>(announcement.error), path + ": rank 0 could not read it");
   }
   bytes.resize(static_cast<std::size_t>(announcement.bytes));
   if (const Status told = control.broadcast(bytes.data(), bytes.size(), DataType::uint8, kReader); !told.ok()) return told;
@@ -134,14 +134,14 @@ Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& contro
 }
 
 Status check_settings(const Checkpoint& checkpoint, const nlohmann::json& now) {
-  // Those that the checkpoint has first: what it lacks is asked for by one of them that has changed.
+  // First the settings that the checkpoint has: a missing one is required only because one of those has changed.
   for (const bool known : {true, false}) {
     for (const auto& [name, value] : now.items()) {
       const auto found = checkpoint.settings.find(name);
       if ((found != checkpoint.settings.end()) != known || (known && *found == value)) continue;
       const std::string before = known ? "with " + name + " " + found->dump() + ", not " : "without " + name + ", not with ";
       return Status(StatusCode::invalid_argument,
-                    "the checkpoint was made " + before + value.dump() + "; its training can only go on with the same");
+                    "the checkpoint was made " + before + value.dump() + "; training can be resumed only with the same");
     }
   }
   return {};

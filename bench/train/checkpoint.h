@@ -1,4 +1,4 @@
-// Training, put aside and taken up again.
+// Saves training and resumes it.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@
 
 namespace shoal::train {
 
-/// All that training goes on from.
+/// Everything that training needs to continue.
 struct Checkpoint {
-  nlohmann::json settings;  ///< an object: what must be the same for the continuation to be the same training
-  /// Of each replica, by its name: see Replica::state.
+  nlohmann::json settings;  ///< an object: the settings that must be equal for the continuation to be the same training
+  /// For each replica, by its name: see Replica::state.
   std::map<std::string, Tensors> replicas;
 };
 
-/// Writes it as one file, from which Python makes a dictionary of tensors by dict(torch.load(file)). An older file at `path` is
-/// replaced when the new one is complete. Errors: system_error.
+/// Writes it as one file, which Python converts to a dictionary of tensors with dict(torch.load(file)). An older file at
+/// `path` is replaced when the new one is complete. Errors: system_error.
 Status save_checkpoint(const Checkpoint& checkpoint, const std::string& path);
 
-/// Reads it on rank 0 and gives it to all ranks. Collective. Errors, on every rank: not_found, system_error, invalid_argument
-/// for a file that is not a checkpoint.
+/// Reads it on rank 0 and distributes it to all ranks. Collective. Errors, on every rank: not_found, system_error,
+/// invalid_argument for a file that is not a checkpoint.
 Result<Checkpoint> load_checkpoint(const std::string& path, Communicator& control);
 
-/// Ok where `now` is what the checkpoint was made with, else invalid_argument with the first setting that differs.
+/// ok if `now` equals the settings of the checkpoint, else invalid_argument with the first setting that differs.
 Status check_settings(const Checkpoint& checkpoint, const nlohmann::json& now);
 
 }  // namespace shoal::train

@@ -1,4 +1,4 @@
-// Ranks that end at the same step.
+// Stops all ranks at the same step.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace shoal::train {
 
-/// Tells all ranks that one of them was asked to stop, at no step's cost: the question travels while a step is being made.
+/// Tells all ranks that one of them was asked to stop, without delaying a step: the all_reduce runs during a step.
 /// Collective; thread rule: one thread.
 class CommonStop {
  public:
@@ -18,9 +18,10 @@ class CommonStop {
   CommonStop(const CommonStop&) = delete;
   CommonStop& operator=(const CommonStop&) = delete;
 
-  /// Before a step: asks for the next time.
+  /// Before a step: starts the all_reduce of the stop flags.
   Status ask();
-  /// After the step: whether some rank wanted to stop when it asked; the same on all ranks. Errors: the communicator's.
+  /// After the step: whether some rank's stop flag was set in ask(); the same on all ranks. Errors: those of the
+  /// communicator.
   Result<bool> answer();
 
  private:

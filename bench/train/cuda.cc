@@ -11,12 +11,12 @@ namespace shoal::train {
 namespace {
 
 Status unsupported(const std::string& why) {
-  return {StatusCode::unsupported, "no GPU here: " + why + " (--device cpu, with shoal, gloo or mpi, needs none)"};
+  return {StatusCode::unsupported, "no usable GPU: " + why + " (--device cpu, with shoal, gloo or mpi, needs none)"};
 }
 
 }  // namespace
 
-/// It stands in lib/, beside the bin/ of this program. Never closed: CUDA does not survive it.
+/// The module is in lib/, beside the bin/ of this program. Never closed: CUDA does not support being unloaded.
 Result<CudaModule> open_cuda() {
   std::error_code ignored;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -31,7 +31,7 @@ Result<CudaModule> open_cuda() {
                           .make_nccl = reinterpret_cast<MakeNccl>(::dlsym(handle, kMakeNccl)),
                           .nccl_version = reinterpret_cast<NcclVersion>(::dlsym(handle, kNcclVersion))};
   if (module.count_gpus == nullptr || module.make_nccl == nullptr || module.nccl_version == nullptr)
-    return unsupported("its module is of another build of this program");
+    return unsupported("libshoal_train_nccl.so is from another build of this program");
   return module;
 }
 
@@ -41,10 +41,10 @@ Status use_gpu(int gpu) {
   int gpus = 0;
   std::string why_not;
   module->count_gpus(&gpus, &why_not);
-  if (gpus == 0) return unsupported("torch sees none: " + why_not.substr(0, why_not.find('\n')));
+  if (gpus == 0) return unsupported("torch found none: " + why_not.substr(0, why_not.find('\n')));
   if (gpu >= gpus) {
     return unsupported("this is rank " + std::to_string(gpu) + " of its host, which has " + std::to_string(gpus) +
-                       " GPUs: start at most one rank for each");
+                       " GPUs; start at most one rank per GPU");
   }
   c10::impl::VirtualGuardImpl(at::kCUDA).setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(gpu)});
   return {};

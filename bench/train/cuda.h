@@ -1,4 +1,4 @@
-// CUDA, as far as torch knows it, where somebody asks for it.
+// Loads torch's CUDA support, only if it is needed.
 #pragma once
 
 #include <shoal/status.h>
@@ -7,23 +7,23 @@
 
 namespace shoal::train {
 
-/// What the module that is linked with torch's CUDA libraries offers.
+/// The functions of the module that is linked with torch's CUDA libraries.
 struct CudaModule {
   CountGpus count_gpus;
   MakeNccl make_nccl;
   NcclVersion nccl_version;
 };
 
-/// Loads the module; afterwards torch knows CUDA, which it does not before (its CUDA libraries take seconds to load, so nobody
-/// loads them without need). Errors: unsupported, with the reason, where this was built without CUDA's and NCCL's headers, or
+/// Loads the module, after which torch supports CUDA. Not done at the start of the program, because torch's CUDA libraries
+/// take seconds to load. Errors: unsupported, with the reason, if this was built without the headers of CUDA and NCCL, or if
 /// the CUDA part of torch cannot be loaded.
 Result<CudaModule> open_cuda();
 
-/// Loads the module and makes GPU `gpu` of this host the calling thread's device. Errors: unsupported, with the reason and what
-/// to do, where there is no such GPU; those of open_cuda.
+/// Loads the module and makes GPU `gpu` of this host the calling thread's device. Errors: unsupported, with the reason and
+/// what to do, if there is no such GPU; those of open_cuda.
 Status use_gpu(int gpu);
 
-/// Whether this host has a driver of NVIDIA's, without which nothing of the above can succeed. Quick.
+/// Whether this host has an NVIDIA driver, without which the functions above cannot succeed. Quick.
 bool has_cuda_driver();
 
 }  // namespace shoal::train

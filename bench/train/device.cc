@@ -9,12 +9,12 @@ namespace shoal::train {
 namespace {
 
 bool takes_part(const TrainOptions& options, const char* backend) {
-  return std::ranges::find(options.replicas, backend, &ContestantOptions::backend) != options.replicas.end();
+  return std::ranges::find(options.replicas, backend, &ReplicaOptions::backend) != options.replicas.end();
 }
 
-/// What trains on the processor only, in the words of the command line; empty where nothing does.
+/// The option or backend that trains only on the processor, as on the command line; empty if there is none.
 std::string processor_only(const TrainOptions& options) {
-  if (options.survives()) return "--on-failure shrink";  // undo and the ranks' new numbers are made for the processor
+  if (options.survives()) return "--on-failure shrink";  // undo and regrouping of ranks support only the processor
   for (const char* backend : {"gloo", "mpi"}) {
     if (takes_part(options, backend)) return backend;
   }
@@ -33,12 +33,13 @@ Status check_device(const TrainOptions& options) {
   if (gpu_wish(options) != GpuWish::always) return {};
   const std::string asks = options.device == "cuda" ? "--device cuda" : "--backend nccl";
   if (const std::string processor = processor_only(options); !processor.empty()) {
-    return {StatusCode::invalid_argument, asks + ": " + processor +
-                                              " trains on the processor here and the others would on GPUs, which compares "
-                                              "nothing: take --backend shoal,nccl for GPUs, or --device cpu without nccl"};
+    return {StatusCode::invalid_argument,
+            asks + ": " + processor +
+                " trains only on the processor, so the times are not comparable with training on GPUs; use --backend "
+                "shoal,nccl for GPUs, or --device cpu without nccl"};
   }
   if (options.device == "cpu")
-    return {StatusCode::invalid_argument, "--device cpu: nccl trains on GPUs only: leave it out, or take --device cuda"};
+    return {StatusCode::invalid_argument, "--device cpu: nccl trains only on GPUs; omit it, or use --device cuda"};
   return {};
 }
 
@@ -47,7 +48,7 @@ Result<at::Device> choose_device(const Job& job, const TrainOptions& options) {
   if (wish == GpuWish::never) return at::Device(at::kCPU);
   const int gpu = job.control->local_rank();
   Status own;
-  if (wish == GpuWish::if_there && !has_cuda_driver())  // which spares most machines the seconds that CUDA's libraries take
+  if (wish == GpuWish::if_there && !has_cuda_driver())  // saves most machines the seconds for loading CUDA's libraries
     own = Status(StatusCode::unsupported, "no NVIDIA driver");
   else
     own = use_gpu(gpu);
@@ -57,7 +58,7 @@ Result<at::Device> choose_device(const Job& job, const TrainOptions& options) {
   if (all_have != 0) return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu));
   if (wish == GpuWish::if_there) return at::Device(at::kCPU);
   if (!own.ok()) return own;
-  return Status(StatusCode::unsupported, "another rank has no GPU; that rank says why");
+  return Status(StatusCode::unsupported, "another rank has no GPU; see the message of that rank");
 }
 
 }  // namespace shoal::train

@@ -1,4 +1,4 @@
-// Where a run trains: on the processor, or on a GPU a rank.
+// The device of a run: the processor, or one GPU per rank.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,19 +10,20 @@
 
 namespace shoal::train {
 
-/// What the options say of GPUs.
+/// Whether the options require GPUs.
 enum class GpuWish {
-  never,     ///< --device cpu, or something takes part that trains on the processor only: gloo, mpi, --on-failure shrink
+  never,     ///< --device cpu, or a participant that trains only on the processor: gloo, mpi, --on-failure shrink
   if_there,  ///< --device auto and shoal alone
   always,    ///< --device cuda, or nccl
 };
 GpuWish gpu_wish(const TrainOptions& options);
 
-/// Ok, or invalid_argument where options need the processor and GPUs at once; says what to ask for instead.
+/// ok, or invalid_argument if the options need the processor and GPUs at the same time; names the options to use instead.
 Status check_device(const TrainOptions& options);
 
 /// The device for this rank: GPU number local_rank() of its host, or the processor; the same kind on all ranks. Collective.
-/// Errors, on all ranks: unsupported, with the reason, where a GPU is wished always and some rank has none; the communicator's.
+/// Errors, on all ranks: unsupported, with the reason, if GPUs are required and some rank has none; those of the
+/// communicator.
 Result<at::Device> choose_device(const Job& job, const TrainOptions& options);
 
 }  // namespace shoal::train

@@ -25,7 +25,7 @@ std::int64_t EpochPlan::steps_for(std::size_t images, int ranks) const {
 std::int64_t EpochPlan::pass_end() const { return since_ + steps_for(images_ - seen_, ranks_); }
 
 std::int64_t EpochPlan::end() const {
-  if (pass_ >= epochs_) return since_;  // all have ended
+  if (pass_ >= epochs_) return since_;  // all passes have ended
   return pass_end() + (epochs_ - pass_ - 1) * steps_for(images_, ranks_);
 }
 
@@ -51,12 +51,12 @@ Result<std::vector<std::int64_t>> EpochPlan::read_numbers(const nlohmann::json& 
     return value.is_number_integer();
   };
   if (!written.is_array() || written.size() != kNumbers || !std::ranges::all_of(written, is_number)) {
-    return Status(StatusCode::invalid_argument, "its \"course\" is not " + std::to_string(kNumbers) + " whole numbers");
+    return Status(StatusCode::invalid_argument, "its \"course\" must be " + std::to_string(kNumbers) + " whole numbers");
   }
   return written.get<std::vector<std::int64_t>>();
 }
 
-/// Every pass takes a step at least, and nobody comes to a training that has begun.
+/// Every pass takes at least one step, and no rank joins a training that has begun.
 Status EpochPlan::check(std::int64_t step, const std::vector<std::int64_t>& known) const {
   const auto in_range = [](const std::string& what, std::int64_t value, std::int64_t least, std::int64_t most) {
     if (value >= least && value <= most) return Status();
@@ -84,7 +84,7 @@ Status EpochPlan::go_to(std::int64_t step, const std::vector<std::int64_t>& know
   }
   if (step < pass_end()) return {};
   next_pass();
-  const std::int64_t of_a_pass = steps_for(images_, ranks_);  // at once: a file may say any number
+  const std::int64_t of_a_pass = steps_for(images_, ranks_);  // in one calculation, because a file may contain any number
   const std::int64_t whole = (step - since_) / of_a_pass;
   pass_ += whole;
   since_ += whole * of_a_pass;

@@ -1,4 +1,4 @@
-// Where in the images a training is.
+// The position of a training in its images.
 #pragma once
 
 #include <cstddef>
@@ -11,41 +11,41 @@
 
 namespace shoal::train {
 
-/// How the steps of a training lie in its epochs, also where the number of ranks goes down on the way. Steps and passes over
-/// the images count from 0.
+/// How the steps of a training are distributed over its epochs, also if ranks are lost on the way. Steps and passes over the
+/// images count from 0.
 class EpochPlan {
  public:
-  /// Of `images` in an epoch a rank sees `step_images` in a step.
+  /// In each step a rank uses `step_images` of the `images` of an epoch.
   EpochPlan(std::size_t images, std::size_t step_images, int ranks, int epochs);
 
-  /// The pass that is going on or comes next.
+  /// The current or next pass.
   [[nodiscard]] std::int64_t pass() const { return pass_; }
-  /// The steps that will have been made when this pass ends, and when all do.
+  /// The number of steps made at the end of this pass, and at the end of all passes.
   [[nodiscard]] std::int64_t pass_end() const;
   [[nodiscard]] std::int64_t end() const;
-  /// Goes on to the next pass when this one has ended.
+  /// Moves to the next pass if this one has ended.
   void next_pass();
 
-  /// `step` steps have been made, the last of them in this pass, and `ranks` are left: they see what of this pass nobody has
-  /// seen yet.
+  /// `step` steps have been made, the last of them in this pass, and `ranks` ranks remain: they use the images of this pass
+  /// that no rank has used yet.
   void go_on_with(int ranks, std::int64_t step);
-  /// `step` steps have been made, by a training of which a checkpoint knows these numbers(); none: by as many ranks as now.
-  /// Errors: invalid_argument for numbers that no training comes to; then nothing has changed.
+  /// `step` steps have been made, by a training whose checkpoint contains `known` = numbers(); empty: with as many ranks as
+  /// now. Errors: invalid_argument for numbers that no training can have; then nothing has changed.
   Status go_to(std::int64_t step, const std::vector<std::int64_t>& known = {});
-  /// Whether ranks have been lost, so that the number of steps alone does not tell where the training is.
+  /// Whether ranks have been lost, so that the number of steps alone does not determine the position.
   [[nodiscard]] bool has_lost_ranks() const { return ranks_ != first_ranks_; }
   [[nodiscard]] std::vector<std::int64_t> numbers() const;
-  /// numbers() that were written to a file. Errors: invalid_argument for anything else.
+  /// Reads the result of numbers() from a file. Errors: invalid_argument for anything else.
   static Result<std::vector<std::int64_t>> read_numbers(const nlohmann::json& written);
 
-  /// More than any training makes, and few enough to reckon with.
+  /// More steps than any training makes, and small enough for arithmetic without overflow.
   static constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 
-  /// The images that this rank sees in this pass when `step` steps have been made, in the order of data::distributed_order.
+  /// The images that this rank uses in the rest of this pass after `step` steps, in the order of data::distributed_order.
   [[nodiscard]] std::vector<std::size_t> rest(std::int64_t step, int rank, std::uint64_t seed) const;
 
-  /// Steps of an epoch with the ranks of the beginning, and how many of those it would have taken to be where `step` steps have
-  /// led: the learning rate goes by them, so that it ends with the last epoch.
+  /// The steps of an epoch with the initial ranks, and the number of such steps that correspond to `step`. The learning rate
+  /// depends on them, so that its schedule ends with the last epoch.
   [[nodiscard]] std::int64_t epoch_steps() const { return steps_for(images_, first_ranks_); }
   [[nodiscard]] std::int64_t scheduled(std::int64_t step) const;
 
@@ -63,8 +63,8 @@ class EpochPlan {
   int ranks_;
   int epochs_;
   std::int64_t pass_ = 0;
-  std::int64_t since_ = 0;  // step of this pass from which on there are as many ranks as now
-  std::size_t seen_ = 0;    // images of this pass that had been seen before that
+  std::int64_t since_ = 0;  // step of this pass from which on the number of ranks is the current one
+  std::size_t seen_ = 0;    // images of this pass that had been used before that
 };
 
 }  // namespace shoal::train

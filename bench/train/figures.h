@@ -1,4 +1,4 @@
-// What is measured of a replica, by turn and by epoch.
+// Measurements of a replica, by turn and by epoch.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +25,22 @@ struct Measured {
   void add(const Measured& more);
 };
 
-/// One turn: what this rank has measured, and after average() the means over the ranks.
+/// One turn: the measurements of this rank, and after average() the means over the ranks.
 struct Turn {
-  bool measured = true;    ///< else it has steps that are not like the others, and only the losses count
-  bool knows_comm = true;  ///< else the times in sums.comm mean nothing
+  bool measured = true;    ///< false: its steps are not comparable, and only the losses count
+  bool knows_comm = true;  ///< false: the times in sums.comm are not valid
   Measured sums = {};
   std::optional<double> gpu_percent = std::nullopt;
   std::vector<double> losses = {};  ///< by step
   double images_per_s = 0;          ///< all ranks together
 };
 
-/// What is known of a replica in the epoch in progress. All of it means over the ranks.
+/// The figures of a replica in the current epoch. All are means over the ranks.
 struct Figures {
   Measured sums = {};
   std::vector<double> turn_rates = {};    ///< images per second of all ranks, by turn
   std::vector<double> gpu_percents = {};  ///< by turn
-  std::vector<double> losses = {};        ///< by step, of turns that are not measured too
+  std::vector<double> losses = {};        ///< by step, including turns that are not measured
 
   void add(const Turn& turn);
 };
@@ -51,14 +51,14 @@ double cpu_seconds();
 /// The mean over the ranks of each of `values`. Collective.
 Status average(Communicator& control, std::vector<double>& values);
 
-/// Makes times and losses of this rank's `turn` the means over the ranks, and gpu_percent that over the ranks that know it. All
-/// must have made as many steps. Collective.
+/// Replaces times and losses of this rank's `turn` by the means over the ranks, and gpu_percent by the mean over the ranks
+/// that have it. All ranks must have made the same number of steps. Collective.
 Status average(Communicator& control, Turn& turn);
 
-/// What the log and --json tell of the figures of a turn, which has at least one step.
+/// The figures of a turn in the log and in --json; the turn has at least one step.
 nlohmann::json to_json(const Turn& turn);
 
-/// What the figures of an epoch tell. Of whom and of which epoch they are is left open.
+/// The result of an epoch's figures. The caller fills in the replica and the epoch.
 EpochResult to_result(const Figures& epoch);
 
 }  // namespace shoal::train

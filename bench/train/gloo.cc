@@ -1,6 +1,6 @@
 #include "bench/train/gloo.h"
 
-#ifdef USE_C10D_GLOO  // set by CMake where Gloo's headers are; torch itself always has it
+#ifdef USE_C10D_GLOO  // set by CMake if Gloo's headers are found; torch itself always has Gloo
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #endif
 

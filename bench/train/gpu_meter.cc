@@ -10,8 +10,8 @@
 namespace shoal::train {
 namespace {
 
-// Of NVML's interface (nvml.h, stable since version 2 of these symbols) what is used here; the header comes with CUDA, which
-// this program must not need.
+// The declarations of NVML (nvml.h, stable since version 2 of these symbols) used here. The header comes with CUDA, on which
+// this program must not depend.
 struct Utilization {
   unsigned int gpu;
   unsigned int memory;

@@ -1,4 +1,4 @@
-// How busy the rank's GPU is.
+// Measures the utilisation of the rank's GPU.
 #pragma once
 
 #include <memory>
@@ -7,20 +7,19 @@
 
 namespace shoal::train {
 
-/// Asks NVIDIA's management library (NVML), which comes with the driver, a few times a second, in a thread of its own. Thread
+/// Polls NVIDIA's management library (NVML), which comes with the driver, a few times a second in a separate thread. Thread
 /// rule: one thread.
 class GpuMeter {
  public:
-  /// For GPU number `gpu` of this host. Without an NVIDIA driver there is nothing to measure: why_not() says so.
+  /// For GPU number `gpu` of this host. Without an NVIDIA driver it measures nothing, and why_not() returns the reason.
   explicit GpuMeter(int gpu);
   ~GpuMeter();
   GpuMeter(const GpuMeter&) = delete;
   GpuMeter& operator=(const GpuMeter&) = delete;
 
-  /// Mean utilisation in percent since the last call (NVML: share of time in which a kernel ran); nothing where it is not
-  /// known.
+  /// Mean utilisation in percent since the last call (NVML: share of time in which a kernel ran); nullopt if unknown.
   std::optional<double> take_percent();
-  /// Empty where it measures.
+  /// Empty if it measures.
   [[nodiscard]] const std::string& why_not() const { return why_not_; }
 
  private:

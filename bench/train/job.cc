@@ -28,7 +28,7 @@ std::vector<int> all_ranks(const Job& job) {
   return ranks;
 }
 
-/// On links that exist, whose ends have proven to each other that they hold the job's key: c10d's store proves nothing.
+/// Over the existing links, whose ends have authenticated each other with the job key; c10d's store authenticates nothing.
 Result<c10::intrusive_ptr<c10d::Backend>> make_shoal(const Job& job, const c10::intrusive_ptr<c10d::Store>& store) {
   Result<std::unique_ptr<Communicator>> group = job.control->group(all_ranks(job));
   if (!group.ok()) return group.status();
@@ -67,7 +67,7 @@ Result<std::vector<int>> shrink(Job& job) {
     return gathered;
   std::ranges::set_difference(job.places, places, std::back_inserter(lost));
   job.places = std::move(places);
-  // The old one may have been served by a lost rank. Shoal's groups do not need it.
+  // The old store may have been served by a lost rank. Shoal's groups do not need it.
   job.store = c10::make_intrusive<c10d::HashStore>();
   return lost;
 }
@@ -117,7 +117,7 @@ Result<c10::intrusive_ptr<c10d::ProcessGroup>> make_group(const Job& job, const 
     } else {
       return Status(StatusCode::invalid_argument, "unknown backend \"" + backend + "\"; known: shoal, gloo, mpi, nccl");
     }
-    // One type for all: c10d's own names mean nothing to the reducer, and the clock is nobody's but ours.
+    // The same type for all: the reducer does not use c10d's own names, and only this program uses the clock.
     constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, job.rank(), job.size());
     group->setBackend(job.device.type(), kType, with_clock(std::move(inner), std::move(clock)));

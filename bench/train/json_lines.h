@@ -1,4 +1,4 @@
-// A file that grows by lines of JSON.
+// A file to which lines of JSON are appended.
 #pragma once
 
 #include <fstream>
@@ -10,14 +10,14 @@
 
 namespace shoal::train {
 
-/// Writes each line at once, so that whoever follows the file sees it. Thread rule: one thread.
+/// Flushes each line, so that readers that follow the file see it at once. Thread rule: one thread.
 class JsonLines {
  public:
-  /// An older file at `path` is replaced, or gets more lines where `append`. Errors: system_error with the file's name.
+  /// Replaces an existing file at `path`, or appends to it if `append`. Errors: system_error with the file's name.
   Status open(const std::string& path, bool append = false);
   [[nodiscard]] bool is_open() const { return file_.is_open(); }
-  /// Does nothing where no file is open. Errors: system_error with the file's name; the file is closed then, so that an error
-  /// comes once.
+  /// Does nothing if no file is open. Errors: system_error with the file's name; the file is closed then, so that an error
+  /// occurs only once.
   Status write(const nlohmann::json& line);
 
  private:

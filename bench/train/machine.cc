@@ -22,7 +22,7 @@ namespace {
 const std::string kShoal =
     std::to_string(SHOAL_VERSION_MAJOR) + "." + std::to_string(SHOAL_VERSION_MINOR) + "." + std::to_string(SHOAL_VERSION_PATCH);
 #ifdef __clang__
-constexpr const char* kCompiler = __VERSION__;  // it names itself
+constexpr const char* kCompiler = __VERSION__;  // contains the name of the compiler
 #else
 constexpr const char* kCompiler = "g++ " __VERSION__;
 #endif

@@ -1,4 +1,4 @@
-// shoal_train: trains a network over all ranks of a job and compares what carries the gradients.
+// shoal_train: trains a network over all ranks of a job and compares the backends that average the gradients.
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<bool> stop{false};
 
-/// The first Ctrl-C ends the run in good order; after that a second one ends the process as usual.
+/// The first Ctrl-C ends the run in an orderly way; a second one ends the process as usual.
 void on_interrupt(int signal_number) {
   stop.store(true);
   (void)std::signal(signal_number, SIG_DFL);

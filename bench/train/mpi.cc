@@ -41,7 +41,7 @@ MPI_Datatype to_mpi(at::ScalarType type) {
     case at::kLong:
       return MPI_INT64_T;
     default:
-      C10_THROW_ERROR(TypeError, std::string("mpi: sums no ") + c10::toString(type));
+      C10_THROW_ERROR(TypeError, std::string("mpi: no sum of ") + c10::toString(type));
   }
 }
 
@@ -88,7 +88,7 @@ class MpiWork final : public c10d::Work {
 
 class MpiBackend final : public c10d::Backend {
  public:
-  /// `communicator` becomes this object's.
+  /// Takes ownership of `communicator`.
   MpiBackend(MPI_Comm communicator, int rank, int size)
       : c10d::Backend(rank, size), communicator_(communicator), thread_([this] { run(); }) {}
 
@@ -106,7 +106,7 @@ class MpiBackend final : public c10d::Backend {
   const std::string getBackendName() const override { return "mpi"; }
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM, "mpi: all_reduce makes sums only");
+    TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM, "mpi: all_reduce supports only SUM");
     const at::Tensor tensor = only(tensors);
     const MPI_Datatype type = to_mpi(tensor.scalar_type());
     const int count = to_count(tensor.numel());
@@ -200,16 +200,16 @@ Result<c10::intrusive_ptr<c10d::Backend>> make_mpi(int rank, int size) {
   int initialised = 0;
   int provided = 0;
   MPI_Initialized(&initialised);
-  if (initialised != 0) return Status(StatusCode::unsupported, "mpi: a process can use it once");
+  if (initialised != 0) return Status(StatusCode::unsupported, "mpi: a process can initialise MPI only once");
   try {
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     if (provided < MPI_THREAD_SERIALIZED)
-      return Status(StatusCode::unsupported, "mpi: this MPI allows calls by its first thread only");
+      return Status(StatusCode::unsupported, "mpi: this MPI allows calls only from its first thread");
     int world = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &world);
     if (world != size) {
       return Status(StatusCode::invalid_argument,
-                    "mpi: mpirun started " + std::to_string(world) + " ranks, the job has " + std::to_string(size));
+                    "mpi: mpirun started " + std::to_string(world) + " ranks, but the job has " + std::to_string(size));
     }
     MPI_Comm communicator = MPI_COMM_NULL;  // with the ranks in the job's order
     check(MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &communicator), "MPI_Comm_split");
@@ -225,7 +225,7 @@ std::string mpi_version() {
   int length = 0;
   if (MPI_Get_library_version(version.data(), &length) != MPI_SUCCESS) return {};
   version.resize(static_cast<std::size_t>(length));
-  return version.substr(0, version.find(','));  // what follows is of the package
+  return version.substr(0, version.find(','));  // the rest describes the package
 }
 
 #else

@@ -1,4 +1,4 @@
-// NCCL, as torch drives it, as a backend to compare with: on GPUs.
+// NCCL through torch's process group, as a backend to compare with on GPUs.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@
 
 namespace shoal::train {
 
-/// A ProcessGroupNCCL over all ranks for tensors on `gpu` of this host, see use_gpu. No deadline but `timeout`, NCCL's own.
-/// Errors: those of open_cuda; system_error with NCCL's words.
+/// A ProcessGroupNCCL over all ranks for tensors on `gpu` of this host, see use_gpu. The only deadline is `timeout`, NCCL's
+/// own. Errors: those of open_cuda; system_error with NCCL's message.
 Result<c10::intrusive_ptr<c10d::Backend>> make_nccl(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int gpu,
                                                     std::chrono::milliseconds timeout);
 

@@ -1,4 +1,4 @@
-// A module, so that shoal_train itself starts without CUDA.
+// A separately loaded module, so that shoal_train itself starts without CUDA.
 #include <string>
 
 #include <c10/cuda/CUDAFunctions.h>

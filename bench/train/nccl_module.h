@@ -1,4 +1,4 @@
-// What lies between cuda.cc and the module that it loads, the one place that is linked with torch's CUDA libraries.
+// The interface between cuda.cc and the module that it loads. Only the module is linked with torch's CUDA libraries.
 #pragma once
 
 #include <chrono>
@@ -9,11 +9,11 @@
 
 namespace shoal::train {
 
-/// The NCCL whose headers stood beside torch, "2.28.9".
+/// The version of NCCL whose headers were beside torch, "2.28.9".
 using NcclVersion = void (*)(std::string* version);
-/// How many GPUs torch sees here; `why_not` says more where there are none.
+/// The number of GPUs that torch finds on this host; `why_not` has the reason if there are none.
 using CountGpus = void (*)(int* gpus, std::string* why_not);
-/// Throws what torch throws.
+/// Throws the exceptions of torch.
 using MakeNccl = void (*)(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, int gpu,
                           std::chrono::milliseconds timeout, c10::intrusive_ptr<c10d::Backend>* made);
 

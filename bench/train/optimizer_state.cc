@@ -27,7 +27,7 @@ Tensors to_tensors(const OptimizerParamState& state) {
 std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& optimizer, const Tensors& tensors) {
   const auto get = [&tensors](const char* name) {
     const auto found = tensors.find(name);
-    TORCH_CHECK(found != tensors.end(), "the optimizer's state has no ", name, ": it is another optimizer's");
+    TORCH_CHECK(found != tensors.end(), "the optimizer's state has no ", name, ": it belongs to another optimizer");
     return found->second.clone();
   };
   if (dynamic_cast<const ::torch::optim::SGD*>(&optimizer) != nullptr) {
@@ -38,9 +38,9 @@ std::unique_ptr<OptimizerParamState> to_state(const ::torch::optim::Optimizer& o
   if (dynamic_cast<const ::torch::optim::Adam*>(&optimizer) != nullptr) {
     auto state = std::make_unique<::torch::optim::AdamParamState>();
     const at::Tensor step = get("step");
-    TORCH_CHECK(is_like(step, at::scalar_tensor(0, at::kLong)), "the optimizer's state has a step that is no whole number");
+    TORCH_CHECK(is_like(step, at::scalar_tensor(0, at::kLong)), "the optimizer's state has a step that is not a whole number");
     TORCH_CHECK(step.item<std::int64_t>() > 0 && step.item<std::int64_t>() <= EpochPlan::kMostSteps,
-                "the optimizer's state says that it has made ", step.item<std::int64_t>(), " steps");
+                "the optimizer's state is for ", step.item<std::int64_t>(), " steps");
     state->step(step.item<std::int64_t>());
     state->exp_avg(get("exp_avg"));
     state->exp_avg_sq(get("exp_avg_sq"));

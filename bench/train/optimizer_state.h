@@ -1,4 +1,4 @@
-// What an optimizer remembers of a parameter, as tensors.
+// The state of an optimizer for a parameter, as tensors.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@ namespace shoal::train {
 /// Tensors by name.
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// Whether `tensor` can stand in the place of `like`: as many elements of the same type.
+/// Whether `tensor` can replace `like`: the same number of elements of the same type.
 bool is_like(const at::Tensor& tensor, const at::Tensor& like);
 
-/// Of one of the optimizers that Optimizers makes: the tensors themselves, no copies.
+/// The state of one of the optimizers that Optimizers makes: the tensors themselves, no copies.
 Tensors to_tensors(const ::torch::optim::OptimizerParamState& state);
 
-/// Makes `optimizer` remember copies of `tensors`. Throws c10::Error where they are another optimizer's.
+/// The state of `optimizer` with copies of `tensors`. Throws c10::Error if they belong to another kind of optimizer.
 std::unique_ptr<::torch::optim::OptimizerParamState> to_state(const ::torch::optim::Optimizer& optimizer,
                                                               const Tensors& tensors);
 

@@ -11,7 +11,7 @@
 namespace shoal::train {
 namespace {
 
-constexpr const char* kStep = "step";  // all else that is remembered has a number for each element
+constexpr const char* kStep = "step";  // all other state has one number for each element
 
 template <typename Optimizer, typename Options>
 std::unique_ptr<::torch::optim::Optimizer> make(std::vector<at::Tensor> parameters, const Options& options, bool with_undo) {
@@ -37,7 +37,7 @@ std::unique_ptr<::torch::optim::Optimizer> make(const TrainOptions& options, std
                                    options.survives());
 }
 
-/// Elements of a parameter that lie one after the other in memory, with what an optimizer remembers of them.
+/// Elements of a parameter that are contiguous in memory, with the optimizer's state for them.
 struct Remembered {
   std::int64_t begin;
   Tensors tensors;
@@ -53,7 +53,7 @@ at::Tensor as_memory(const at::Tensor& values, const at::Tensor& parameter) {
   return at::empty_like(parameter).copy_(values).as_strided({parameter.numel()}, {1});
 }
 
-/// The states of a parameter's slices as that of the whole.
+/// Joins the states of a parameter's slices to the state of the whole parameter.
 Tensors joined(std::vector<Remembered> slices, const at::Tensor& parameter) {
   if (slices.size() == 1) return std::move(slices.front().tensors);
   std::ranges::sort(slices, {}, &Remembered::begin);
@@ -70,7 +70,7 @@ Tensors joined(std::vector<Remembered> slices, const at::Tensor& parameter) {
   return all;
 }
 
-/// The state of `slice`, of that of the whole parameter.
+/// The part of the state of the whole parameter that belongs to `slice`.
 Tensors slice_of(const Tensors& state, const at::Tensor& parameter, const at::Tensor& slice) {
   if (slice.numel() == parameter.numel()) return state;
   Tensors own;
@@ -81,14 +81,14 @@ Tensors slice_of(const Tensors& state, const at::Tensor& parameter, const at::Te
   return own;
 }
 
-/// Nobody updates what has none.
+/// Optimizers without elements make no updates.
 bool has_elements(const ::torch::optim::Optimizer& optimizer) {
   return std::ranges::any_of(optimizer.param_groups(), [](const auto& group) {
     return std::ranges::any_of(group.params(), [](const at::Tensor& parameter) { return parameter.numel() > 0; });
   });
 }
 
-/// Every parameter has a storage of its own, which its slices share.
+/// Every parameter has its own storage, which its slices share.
 const void* storage_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
 }  // namespace
@@ -110,7 +110,7 @@ std::int64_t Optimizers::complete_steps() const {
 void Optimizers::go_back_to(std::int64_t steps) {
   for (Undoable* undoable : undoable_) {
     if (undoable->steps() > steps) undoable->undo();
-    TORCH_CHECK(undoable->steps() == steps, "a parameter has had ", undoable->steps(), " updates and cannot go back to ",
+    TORCH_CHECK(undoable->steps() == steps, "a parameter has had ", undoable->steps(), " updates and cannot be reset to ",
                 steps);
   }
 }
@@ -160,7 +160,7 @@ void Optimizers::restore(const ::torch::nn::Module& model, const Tensors& state)
         if (own.empty()) continue;
         for (const auto& [what, values] : own) {
           TORCH_CHECK(what == kStep || is_like(values, parameter), "the optimizer's ", what, " of ", name,
-                      " is not of its shape and type: it is another network's");
+                      " is not of its shape and type: it belongs to another network");
         }
         optimizer->state()[slice.unsafeGetTensorImpl()] = to_state(*optimizer, slice_of(own, parameter, slice));
       }

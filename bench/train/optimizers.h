@@ -1,4 +1,4 @@
-// The optimizers of the trainer, and what they remember.
+// The optimizers of the trainer, and their state.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,27 @@
 
 namespace shoal::train {
 
-/// All optimizers that one replica uses: one, or one a parameter or slice of one (see ddp::MakeOptimizer). Holds no optimizer
-/// itself. Thread rule: one thread.
+/// All optimizers that one replica uses: one for all parameters, or one for each parameter or slice (see ddp::MakeOptimizer).
+/// Does not own the optimizers. Thread rule: one thread.
 class Optimizers {
  public:
-  /// For options.optimizer "sgd", "adadelta" or "adam"; with options.survives() they can undo a step. Notes every optimizer
-  /// that it makes; this object must outlive it, and they must live as long as the other functions are called.
+  /// For options.optimizer "sgd", "adadelta" or "adam"; with options.survives() they can undo a step. Registers every
+  /// optimizer that it makes; this object must outlive it, and the optimizers must exist as long as the other functions are
+  /// called.
   ddp::MakeOptimizer maker(const TrainOptions& options);
 
-  /// Updates that every parameter has had since restore() or the beginning. Only with options.survives().
+  /// Number of updates that every parameter has had since restore() or the beginning. Only with options.survives().
   [[nodiscard]] std::int64_t complete_steps() const;
-  /// Takes back what goes beyond `steps`. Throws c10::Error where that is more than one step of a parameter.
+  /// Undoes updates beyond `steps`. Throws c10::Error if that is more than one step of a parameter.
   void go_back_to(std::int64_t steps);
 
-  /// For all updates from now on.
+  /// Applies to all later updates.
   void set_learning_rate(double rate);
 
-  /// What the optimizers remember of the parameters of `model`, "<parameter>/<what>", as copies. Nothing before the first step.
+  /// The optimizers' state for the parameters of `model`, "<parameter>/<what>", as copies. Empty before the first step.
   [[nodiscard]] Tensors state(const ::torch::nn::Module& model) const;
-  /// Makes them remember it; what is not in `state` is forgotten. Throws c10::Error for what the optimizer does not know.
+  /// Restores this state; state that is not in `state` is discarded. Throws c10::Error for state that the optimizer does not
+  /// have.
   void restore(const ::torch::nn::Module& model, const Tensors& state);
 
  private:

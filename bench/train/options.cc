@@ -14,10 +14,9 @@ namespace {
 
 constexpr const char* kAuto = "auto";
 
-/// "gloo+next_forward" names both; "gloo" alone takes `overlap`, which is a choice of its own where it is auto: shoal's full
-/// overlap for shoal, and for others what they come with, DistributedDataParallel's. That is all that mpi can do, and nccl
-/// here.
-ContestantOptions to_contestant(const std::string& name, const std::string& overlap) {
+/// "gloo+next_forward" names both; "gloo" alone uses `overlap`. If that is auto, it is next_forward for shoal and backward,
+/// that of DistributedDataParallel, for other backends. mpi supports only backward, and so does nccl in this program.
+ReplicaOptions to_replica(const std::string& name, const std::string& overlap) {
   const std::size_t plus = name.find('+');
   if (plus != std::string::npos) return {name.substr(0, plus), name.substr(plus + 1)};
   if (overlap != kAuto && name != "mpi" && name != "nccl") return {name, overlap};
@@ -32,39 +31,38 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   for (int i = 0; i < argc; ++i) options.command += (i == 0 ? "" : " ") + std::string(argv[i]);
 
   CLI::App app(
-      "Trains a network on images with every rank of a job, and compares what carries the gradients.\n"
-      "Start it with `shoal run`, mpirun, torchrun or srun; alone it is a job of one rank.",
+      "Trains a network on images with every rank of a job, and compares the backends that average the gradients.\n"
+      "Start it with `shoal run`, mpirun, torchrun or srun; started alone, it is a job of one rank.",
       "shoal_train");
   app.option_defaults()->always_capture_default();
   std::vector<std::string> backends{"shoal"};
   std::string overlap = kAuto;
   app.add_option(
          "--backend", backends,
-         "shoal, gloo, mpi or a comma list: those take turns in the same processes, from the same start; or nccl, alone or "
-         "beside shoal, on a GPU a rank (--device); with +backward or +next_forward (gloo+next_forward) to say its --overlap; "
-         "mpi and nccl know backward only")
+         "shoal, gloo, mpi or a comma list: they take turns in the same processes, from the same start; or nccl, alone or "
+         "with shoal, on one GPU per rank (--device); +backward or +next_forward (gloo+next_forward) sets its --overlap; "
+         "mpi and nccl support only backward")
       ->delimiter(',')
       ->check(CLI::IsMember({"shoal", "gloo", "mpi", "shoal+backward", "shoal+next_forward", "gloo+backward",
                              "gloo+next_forward", "mpi+backward", "nccl", "nccl+backward"}));
-  app.add_option(
-         "--overlap", overlap,
-         "what gradients are averaged beside: backward (as DistributedDataParallel does), or next_forward as well; auto: "
-         "next_forward for shoal, backward for others. The values are the same")
+  app.add_option("--overlap", overlap,
+                 "what averaging overlaps with: backward (as in DistributedDataParallel), or also next_forward; auto: "
+                 "next_forward for shoal, backward for other backends. The values are the same")
       ->check(CLI::IsMember({kAuto, "backward", "next_forward"}));
   app.add_option("--model", options.model, "network; `shoal_train models` lists them");
   app.add_option("--dataset", options.dataset, "images")->check(CLI::IsMember({"cifar10", "fashion_mnist", "synthetic"}));
   app.add_option("--data", options.data_folder,
-                 "folder with the data set's official files (default: SHOAL_DATA_DIR, or what is found)");
+                 "folder with the data set's official files (default: SHOAL_DATA_DIR, else a search)");
   app.add_option("--epochs", options.epochs, "passes over the images")->check(CLI::Range(1, 1'000'000));
   app.add_option("--steps", options.steps, "end after this many steps of each backend; 0: only after the epochs")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
-  app.add_option("--seconds", options.seconds, "end after the turns in which so many seconds have passed; 0: never")
+  app.add_option("--seconds", options.seconds, "end after the round of turns in which this many seconds have passed; 0: never")
       ->check(CLI::Range(0.0, 1e7));
   app.add_option("--batch", options.batch, "images per step and rank")->check(CLI::Range(1, 65536));
   app.add_option("--accumulate", options.accumulate,
-                 "batches of a step: their gradients add up on each rank before they are averaged")
+                 "batches per step, whose gradients each rank sums before they are averaged")
       ->check(CLI::Range(1, 65536));
-  app.add_option("--precision", options.precision, "fp32, or bf16: forward by torch's autocast")
+  app.add_option("--precision", options.precision, "fp32, or bf16: forward with torch's autocast")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--optimizer", options.optimizer, "sgd (with momentum), adadelta or adam")
       ->check(CLI::IsMember({"sgd", "adadelta", "adam"}));
@@ -74,48 +72,48 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   app.add_option("--weight-decay", options.weight_decay, "weight decay (default: 5e-4 for sgd, 0 for others)")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--schedule", options.schedule,
-                 "of the learning rate: constant; cosine, to 0 over all epochs; step, times --schedule-factor now and then")
+                 "of the learning rate: constant; cosine, to 0 over all epochs; step, see --schedule-epochs")
       ->check(CLI::IsMember({"constant", "cosine", "step"}));
   app.add_option("--schedule-epochs", options.schedule_epochs,
                  "epochs between two steps of the learning rate; 0: a third of all")
       ->check(CLI::Range(0, 1'000'000));
-  app.add_option("--schedule-factor", options.schedule_factor, "what a step multiplies the learning rate by")
+  app.add_option("--schedule-factor", options.schedule_factor, "factor of the learning rate at each step")
       ->check(CLI::Range(0.0, 1.0));
-  app.add_option("--seed", options.seed, "of the network's start, the order of images and their augmentation");
+  app.add_option("--seed", options.seed, "seed of the network's start, the order of images and their augmentation");
   app.add_option(
          "--device", options.device,
-         "cpu, or cuda: a GPU a rank, with shoal and nccl; auto: cuda for nccl, and for shoal alone where every rank has "
+         "cpu, or cuda: one GPU per rank, with shoal and nccl; auto: cuda for nccl, and for shoal alone if every rank has "
          "a GPU; else cpu")
       ->check(CLI::IsMember({kAuto, "cpu", "cuda"}));
   app.add_option("--workers", options.workers, "threads that make batches, per rank")->check(CLI::Range(1, 64));
-  app.add_option("--threads", options.threads, "for arithmetic, per rank; 0: its share of the cores")
+  app.add_option("--threads", options.threads, "threads for arithmetic, per rank; 0: its share of the cores")
       ->check(CLI::Range(0, 4096));
   app.add_option("--bucket-mb", options.bucket_mib,
                  "gradients are sent in buckets of this many MiB (default: 25, or 0.5 with next_forward)")
       ->check(CLI::Range(0.001, 4096.0));
   app.add_option("--first-bucket-mb", options.first_bucket_mib, "the first bucket's MiB")->check(CLI::Range(0.001, 4096.0));
-  app.add_option("--block", options.block, "steps in a turn")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--block", options.block, "steps per turn")->check(CLI::Range(1, 1'000'000));
   app.add_option("--timeout", options.timeout_s, "seconds until a missing rank is an error")->check(CLI::Range(1.0, 86400.0));
   app.add_option(
          "--on-failure", options.on_failure,
-         "when a rank is lost: stop, or shrink: the others go on from the last step that was complete; with shoal alone, and a "
-         "launcher that lets them (shoal run --keep-going). Keeps a second copy of parameters and the optimizer's state")
+         "when a rank is lost: stop, or shrink: the survivors continue from the last complete step; with shoal alone and a "
+         "launcher that keeps them running (shoal run --keep-going). Keeps a second copy of parameters and optimizer state")
       ->check(CLI::IsMember({"stop", "shrink"}));
   app.add_flag("!--no-augment", options.augment, "train on the images as they are");
   app.add_flag("--evaluate", options.evaluate, "measure the accuracy on the test images after every epoch");
   app.add_option("--json", options.json, "write the results to this file");
   app.add_option("--plot", options.plot, "draw images/s of each backend, with speed-ups, as this SVG file");
-  app.add_option("--alone", options.alone, "results (--json) of one rank with as many threads: speed-ups are over those");
+  app.add_option("--alone", options.alone, "results (--json) of one rank with as many threads, the base of speed-ups");
   app.add_option("--log", options.log, "write a line of JSON about every turn and every epoch to this file");
   app.add_option("--checkpoint", options.checkpoint, "save to this file after every epoch and at the end");
   app.add_option("--resume", options.resume,
-                 "go on from this checkpoint; the same training, bit for bit where SHOAL_NUMERICS=repeatable");
+                 "continue from this checkpoint; the same training, bitwise equal with SHOAL_NUMERICS=repeatable");
   app.add_option("--trace", options.trace,
-                 "write what every rank does during one step to this file, for Perfetto or chrome://tracing");
+                 "write a trace of one step of every rank to this file, for Perfetto or chrome://tracing");
   CLI::App* models = app.add_subcommand("models", "List the networks");
   CLI::App* page = app.add_subcommand("report", "Write a page with pictures from result files (report --help)");
   page->set_help_flag();
-  page->prefix_command();  // the rest is for the script
+  page->prefix_command();  // the script parses the rest
 
   try {
     app.parse(argc, argv);
@@ -128,7 +126,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   }
   options.replicas.clear();
   for (const std::string& backend : backends) {
-    const ContestantOptions replica = to_contestant(backend, overlap);
+    const ReplicaOptions replica = to_replica(backend, overlap);
     if (std::ranges::find(options.replicas, replica) == options.replicas.end()) options.replicas.push_back(replica);
   }
   if (const Status fits = check_device(options); !fits.ok()) {
@@ -137,9 +135,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   }
   if (options.survives() && (options.replicas.size() > 1 || options.replicas.front().backend != "shoal")) {
     std::fputs(
-        "shoal_train: --on-failure shrink: only shoal can go on without a lost rank, and there is nothing to compare after "
-        "that: "
-        "train with --backend shoal alone\n",
+        "shoal_train: --on-failure shrink: only shoal can continue without a lost rank, and after that there is no "
+        "comparison: train with --backend shoal alone\n",
         stderr);
     parsed.exit_code = 1;
   }

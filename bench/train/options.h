@@ -1,4 +1,4 @@
-// What the user of shoal_train asks for.
+// The options of shoal_train.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,26 @@
 
 namespace shoal::train {
 
-/// What carries the gradients, and beside what.
-struct ContestantOptions {
+/// A backend that averages the gradients, and what it overlaps with.
+struct ReplicaOptions {
   std::string backend;  ///< "shoal", "gloo", "mpi" or "nccl"
   std::string overlap;  ///< "backward" or "next_forward", see ddp/data_parallel.h
 
-  bool operator==(const ContestantOptions&) const = default;
+  bool operator==(const ReplicaOptions&) const = default;
   [[nodiscard]] std::string name() const { return backend + "+" + overlap; }
 };
 
-/// The command line of shoal_train. Sizes are per rank unless they say otherwise.
+/// The command line of shoal_train. Sizes are per rank unless stated otherwise.
 struct TrainOptions {
-  std::vector<ContestantOptions> replicas{{"shoal", "next_forward"}};
+  std::vector<ReplicaOptions> replicas{{"shoal", "next_forward"}};
   std::string model = "resnet18";
   std::string dataset = "cifar10";
   std::optional<std::string> data_folder;
   int epochs = 1;
-  std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: as many as the epochs have
-  double seconds = 0;      ///< end after the round of turns in which so many have passed; 0: never
+  std::int64_t steps = 0;  ///< optimizer steps of each backend; 0: the steps of the epochs
+  double seconds = 0;      ///< end after the round of turns in which this many have passed; 0: never
   int batch = 32;
-  int accumulate = 1;  ///< batches whose gradients add up on their rank before the ranks' sums are averaged
+  int accumulate = 1;  ///< batches whose gradients each rank sums before the sums are averaged over the ranks
   std::string precision = "fp32";
   std::string optimizer = "sgd";
   std::optional<double> learning_rate;  ///< unset: 0.01 for sgd, 0.1 for adadelta, 0.001 for adam
@@ -38,11 +38,11 @@ struct TrainOptions {
   double schedule_factor = 0.1;
   std::uint64_t seed = 1;
   std::string device = "auto";       ///< "auto", "cpu" or "cuda", see device.h
-  int workers = 2;                   ///< threads that make batches, of each rank
+  int workers = 2;                   ///< threads that prepare batches, per rank
   int threads = 0;                   ///< for arithmetic; 0: the cores this process may use, divided by the ranks on the machine
-  std::optional<double> bucket_mib;  ///< unset: what suits the overlap
+  std::optional<double> bucket_mib;  ///< unset: the default for the overlap
   double first_bucket_mib = 1;
-  int block = 10;  ///< steps that a backend makes before the next one has its turn
+  int block = 10;  ///< steps of a backend before the next backend takes its turn
   double timeout_s = 120;
   std::string on_failure = "stop";  ///< when a rank is lost: "stop" or "shrink"
   bool augment = true;
@@ -50,13 +50,13 @@ struct TrainOptions {
   std::string json;        ///< file for the results; empty: none
   std::string log;         ///< file for a line of JSON about every turn and epoch; empty: none
   std::string checkpoint;  ///< file to save to after every epoch and at the end; empty: none
-  std::string resume;      ///< checkpoint to go on from; empty: from the start
+  std::string resume;      ///< checkpoint to continue from; empty: from the start
   std::string trace;       ///< file for a trace of one step; empty: none
   std::string plot;        ///< file for a picture of the results; empty: none
-  std::string alone;       ///< results of one rank, which speed-ups are over; empty: none
+  std::string alone;       ///< results of one rank, the base of speed-ups; empty: none
   std::string command;     ///< the command line, for the results
 
-  /// Training goes on without lost ranks.
+  /// Whether training continues without lost ranks.
   [[nodiscard]] bool survives() const { return on_failure == "shrink"; }
   [[nodiscard]] double start_learning_rate() const {
     return learning_rate.value_or(optimizer == "sgd" ? 0.01 : optimizer == "adam" ? 0.001 : 0.1);
@@ -64,15 +64,15 @@ struct TrainOptions {
   [[nodiscard]] double weight_decay_or_default() const { return weight_decay.value_or(optimizer == "sgd" ? 5e-4 : 0.0); }
 };
 
-/// What parse_options decided.
+/// The result of parse_options.
 struct ParsedOptions {
-  std::optional<int> exit_code;  ///< set: stop with it, everything has been said
+  std::optional<int> exit_code;  ///< set: exit with it; messages have been printed
   bool list_models = false;
   std::optional<std::vector<std::string>> page;  ///< arguments of `shoal_train report`
   TrainOptions options;
 };
 
-/// Reads the command line; prints help and complaints itself. A bad command line is exit code 1.
+/// Parses the command line; prints help and error messages itself. A bad command line gives exit code 1.
 ParsedOptions parse_options(int argc, const char* const* argv);
 
 }  // namespace shoal::train

@@ -16,13 +16,13 @@
 namespace shoal::train {
 namespace {
 
-/// The Python that torch came with has matplotlib; the other one may have it.
+/// The Python of the torch installation has matplotlib; the other one may have it.
 const std::vector<std::string>& pythons() {
   static const std::vector<std::string> all{SHOAL_TRAIN_PYTHON, "python3"};
   return all;
 }
 
-/// A command that runs the script, as exec and spawn want it. It points into its arguments.
+/// The command that runs the script, for exec and posix_spawn. It points into `words`.
 std::vector<char*> command(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -39,7 +39,7 @@ int make_page(const std::vector<std::string>& arguments) {
     const std::vector<char*> pointers = command(words);
     execvp(pointers[0], pointers.data());
   }
-  std::fprintf(stderr, "shoal_train: report: python3 cannot be started: %s\n", std::strerror(errno));
+  std::fprintf(stderr, "shoal_train: report: python3 could not be started: %s\n", std::strerror(errno));
   return 1;
 }
 
@@ -62,7 +62,7 @@ Status draw_plot(const nlohmann::json& results, const std::string& path) {
       if (errno != EINTR) error = errno;
     }
     if (error != 0)
-      status = system_error("--plot: python3 cannot be started", error);
+      status = system_error("--plot: could not start python3", error);
     else if (outcome != 0)
       status = Status(StatusCode::system_error, "--plot: " + path + " was not drawn");
   }

@@ -1,4 +1,4 @@
-// The report of trainings, a page and pictures.
+// The report of trainings: a page and pictures.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace shoal::train {
 
-/// Runs page/page.py with these arguments in place of this program. Returns, with exit status 1 after one clear message, only
-/// where there is no Python.
+/// Runs page/page.py with these arguments in place of this program. Returns only if there is no Python, with exit status 1
+/// after one message.
 int make_page(const std::vector<std::string>& arguments);
 
-/// Draws `results`, an object as --json writes it, by page/page.py as the SVG file `path`. Errors: system_error where there is
-/// no Python, or it fails, which it has then said on standard error.
+/// Draws `results`, an object as in --json, with page/page.py as the SVG file `path`. Errors: system_error if there is no
+/// Python, or if the script fails, which then has printed its error.
 Status draw_plot(const nlohmann::json& results, const std::string& path);
 
 }  // namespace shoal::train

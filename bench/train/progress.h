@@ -1,4 +1,4 @@
-// What the terminal shows while training goes on.
+// The terminal output during training.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace shoal::train {
 
-/// Where training is.
+/// The current position of training.
 struct ProgressState {
   std::string backend;
   int epoch = 0;  ///< from 1
@@ -21,14 +21,15 @@ struct ProgressState {
 /// "shoal  epoch 1/2  step 40/312  512.3 images/s  loss 1.2345  4:05 left".
 std::string describe(const ProgressState& state);
 
-/// Writes states to standard output: over one another where that is a terminal, a line each where not. Silent where told to be.
+/// Writes states to standard output: each overwrites the last one on a terminal, otherwise one line each. Silent unless
+/// visible.
 class Progress {
  public:
   explicit Progress(bool visible);
   void show(const ProgressState& state);
-  /// Prints a line of its own.
+  /// Prints a separate line.
   void say(const std::string& line);
-  /// Leaves the last state standing.
+  /// Ends the line of the last state, which stays visible.
   void finish();
 
  private:

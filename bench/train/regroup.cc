@@ -9,7 +9,7 @@ namespace shoal::train {
 
 Status regroup(Job& job, Replica& replica, Status failure, std::vector<int>& lost, const std::function<Status()>& go_back) {
   while (may_be_a_loss(failure)) {
-    // Not all may need the lost one for what they are in; this rank they do.
+    // Other ranks may not need the lost rank in their current call, but they do need this rank.
     replica.give_up();
     job.control->abort("a rank was lost");
     const Result<std::vector<int>> missing = shrink(job);
@@ -35,7 +35,7 @@ Result<Restart> go_back_together(const Job& job, Replica& replica, const StepLog
   try {
     replica.go_on_from(agreed->step);
   } catch (const std::exception& error) {
-    return Status(code_of(error), "going on without lost ranks: " + torch::plain_message(error));
+    return Status(code_of(error), "continuing without lost ranks: " + torch::plain_message(error));
   }
   if (const Status ready = job.control->barrier(); !ready.ok()) return ready;
   return restart;

@@ -1,4 +1,4 @@
-// How ranks that are left after a loss come together again.
+// Regroups the ranks that survive a loss.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,19 @@
 
 namespace shoal::train {
 
-/// After `failure`: shrinks the job to those who are left and calls `go_back`, which is to bring them to the same step; all of
-/// it again while ranks are lost meanwhile. `lost` gets the places of the lost. Collective over those who are left. Errors:
-/// `failure` where nobody is lost, timeout where a rank lives and does not come, what `go_back` says.
+/// After `failure`: shrinks the job to the survivors and calls `go_back`, which must bring them to the same step; repeats
+/// both while further ranks are lost. `lost` gets the places of the lost ranks. Collective over the survivors. Errors:
+/// `failure` if no rank is lost, timeout if a live rank does not call this, those of `go_back`.
 Status regroup(Job& job, Replica& replica, Status failure, std::vector<int>& lost, const std::function<Status()>& go_back);
 
-/// Where the ranks that are left go on from.
+/// The state from which the survivors continue.
 struct Restart {
   TrainingState at = {};
-  std::vector<double> losses = {};  ///< of the steps from the start of that turn to that step, means over these ranks
+  std::vector<double> losses = {};  ///< of the steps from the start of that turn to that step, means over the survivors
 };
 
-/// Agrees on the last turn that all have begun and the last step that all have complete, and brings `replica` there.
-/// Collective. Errors: the communicator's; that of code_of() where the replica cannot go on.
+/// Agrees on the last turn that all ranks have begun and the last step that all have completed, and brings `replica` there.
+/// Collective. Errors: those of the communicator; that of code_of() if the replica cannot continue.
 Result<Restart> go_back_together(const Job& job, Replica& replica, const StepLog& books);
 
 }  // namespace shoal::train

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kEvaluationBatch = 64;
 
-/// Lends a batch's memory to torch without copying it, but to a GPU.
+/// Passes a batch's memory to torch without copying it, except to a GPU.
 std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Dataset& dataset, at::Device device) {
   auto shared = std::make_shared<data::Batch>(std::move(batch));
   const auto size = static_cast<std::int64_t>(shared->size());
@@ -26,7 +26,7 @@ std::pair<at::Tensor, at::Tensor> to_tensors(data::Batch batch, const data::Data
   return {pixels.to(device), ::torch::from_blob(shared->labels.data(), {size}, keep, at::kLong).to(device)};
 }
 
-/// While it lives, torch runs what gains from it in bfloat16.
+/// While it exists, torch runs suitable operations in bfloat16.
 class Bfloat16 {
  public:
   explicit Bfloat16(at::DeviceType device) : device_(device) {
@@ -47,15 +47,15 @@ class Bfloat16 {
 
 }  // namespace
 
-Replica::Replica(const Job& job, ContestantOptions wanted, const data::Dataset& images, const TrainOptions& options)
+Replica::Replica(const Job& job, ReplicaOptions wanted, const data::Dataset& images, const TrainOptions& options)
     : job_(job), wanted_(std::move(wanted)), device_(job.device), images_(images), options_(options) {}
 
-Result<std::unique_ptr<Replica>> Replica::make(const Job& job, const ContestantOptions& wanted, const models::ModelInfo& model,
+Result<std::unique_ptr<Replica>> Replica::make(const Job& job, const ReplicaOptions& wanted, const models::ModelInfo& model,
                                                const data::Dataset& images, const TrainOptions& options) {
   std::unique_ptr<Replica> made(new Replica(job, wanted, images, options));
   if (const Status status = made->join(); !status.ok()) return status;
   ::torch::manual_seed(options.seed);
-  made->model_ = model.make(images.channels, images.classes);  // the same start on every device
+  made->model_ = model.make(images.channels, images.classes);  // the same initial values on every device
   made->model_->to(made->device_);
   made->make_parallel();
   return made;
@@ -95,7 +95,7 @@ at::Tensor Replica::scores(const at::Tensor& pixels) {
   return model_->forward(pixels).to(at::kFloat);
 }
 
-/// Adds `weight` times the gradients of a batch.
+/// Accumulates `weight` times the gradients of a batch.
 void Replica::learn(data::Batch batch, double learning_rate, double weight) {
   const auto [pixels, labels] = to_tensors(std::move(batch), images_, device_);
   now("wait");
@@ -106,7 +106,7 @@ void Replica::learn(data::Batch batch, double learning_rate, double weight) {
   if (weight != 1) loss = loss * weight;
   now("wait");
   parallel_->before_backward();
-  optimizers_.set_learning_rate(learning_rate);  // the updates of the step before have all been made now
+  optimizers_.set_learning_rate(learning_rate);  // all updates of the previous step have been made by now
   now("backward");
   loss.backward();
   loss_ += loss.item<double>();
@@ -155,13 +155,13 @@ std::vector<TraceEvent> Replica::finish_trace() {
   return std::exchange(trace_, nullptr)->events();
 }
 
-/// What the training thread does from here on, for the trace.
+/// The activity of the training thread from here on, for the trace.
 void Replica::now(const char* kind) {
   if (trace_) trace_->next(kind);
 }
 
 CommTimes Replica::take_comm() {
-  if (parallel_->overlap() == ddp::Overlap::backward) clock_->settle();  // backward has waited for all
+  if (parallel_->overlap() == ddp::Overlap::backward) clock_->settle();  // backward has waited for all operations
   CommTimes times = clock_->take_step();
   const double waited_s = parallel_->take_waited_s();
   if (parallel_->overlap() == ddp::Overlap::next_forward) times.exposed_s = waited_s;
@@ -218,7 +218,7 @@ void Replica::restore(const Tensors& state) {
   const auto get = [&state](const std::string& name, const at::Tensor& like) {
     const auto found = state.find(name);
     TORCH_CHECK(found != state.end() && is_like(found->second, like), "the checkpoint has no ", name,
-                " of this shape and type: it is another network's");
+                " of this shape and type: it belongs to another network");
     return found->second;
   };
   for (const auto& named : model_->named_parameters()) {
@@ -237,7 +237,7 @@ void Replica::restore(const Tensors& state) {
   buffers_ = {};
 }
 
-/// Before each forward; of a step that makes several the first counts.
+/// Called before each forward; in a step of several forwards the first one counts.
 void Replica::keep_buffers() {
   if (buffers_[0].step == step_) return;
   std::swap(buffers_[0], buffers_[1]);
@@ -251,7 +251,7 @@ void Replica::keep_buffers() {
   for (std::size_t i = 0; i < now.size(); ++i) kept.values[i].copy_(now[i]);
 }
 
-/// Where no forward has begun since that step was made, they are what they were.
+/// If no forward has begun since that step, the buffers are unchanged.
 void Replica::bring_back_buffers(std::int64_t step) {
   const auto kept = std::ranges::find(buffers_, step, &Buffers::step);
   if (kept == buffers_.end()) return;
@@ -279,17 +279,17 @@ void Replica::go_on_from(std::int64_t step) {
   const at::NoGradGuard no_grad;
   loader_.reset();
   if (trace_) (void)trace_end();
-  clock_->observe({});  // which would tell the trace
+  clock_->observe({});  // its observer would write to the trace
   trace_.reset();
   parallel_.reset();
   group_.reset();
   optimizers_ = {};
-  clock_ = std::make_shared<CommClock>();  // operations that fail late tell the old one
+  clock_ = std::make_shared<CommClock>();  // operations that fail late use the old clock
   for (const at::Tensor& parameter : model_->parameters()) at::Tensor(parameter).mutable_grad().reset();
   model_->train();
-  // Buffers that a lost rank 0 had not sent any more are each rank's own: all go on with those of the new rank 0.
+  // Buffers that a lost rank 0 had not sent differ between ranks: all survivors continue with those of the new rank 0.
   for (const auto& named : model_->named_buffers()) named.value().copy_(to_go_on_->at("buffer/" + named.key()));
-  if (const Status joined = join(); !joined.ok()) torch::throw_status("go on", joined);
+  if (const Status joined = join(); !joined.ok()) torch::throw_status("continue", joined);
   make_parallel();
   for (const auto& named : model_->named_buffers()) to_go_on_->at("buffer/" + named.key()).copy_(named.value());
   {

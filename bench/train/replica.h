@@ -1,4 +1,4 @@
-// One backend with its own replica of everything.
+// One backend with its own model, optimizer and data.
 #pragma once
 
 #include <array>
@@ -19,60 +19,62 @@
 
 namespace shoal::train {
 
-/// A network in training, its optimizer, its images and what carries its gradients. Collective: all ranks make the same calls
-/// in the same order. What the backend throws passes through, but where a Status is returned. Thread rule: one thread.
+/// A network in training, its optimizer, its images and the backend that averages its gradients. Collective: all ranks make
+/// the same calls in the same order. Exceptions of the backend propagate, except from functions that return a Status. Thread
+/// rule: one thread.
 class Replica {
  public:
   /// `images` and `options` must outlive the object. Every replica starts from the same seed.
-  static Result<std::unique_ptr<Replica>> make(const Job& job, const ContestantOptions& wanted, const models::ModelInfo& model,
+  static Result<std::unique_ptr<Replica>> make(const Job& job, const ReplicaOptions& wanted, const models::ModelInfo& model,
                                                const data::Dataset& images, const TrainOptions& options);
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
-  [[nodiscard]] const ContestantOptions& wanted() const { return wanted_; }
+  [[nodiscard]] const ReplicaOptions& wanted() const { return wanted_; }
   /// Optimizer steps made, over all epochs.
   [[nodiscard]] std::int64_t step() const { return step_; }
 
-  /// From now on the images are those of the pass that `course` is in, but for those of the steps made.
+  /// From now on the images are those of the current pass of `course`, without those of the steps already made.
   void begin_epoch(const EpochPlan& course);
   /// One optimizer step on the next batches. Returns this rank's loss.
   double make_step(double learning_rate);
-  /// The same, recorded: the step, and the operations that end before finish_trace.
+  /// The same, with a recording of the step and of the operations that end before finish_trace.
   double make_traced_step(double learning_rate);
-  /// After flush(): what the traced step did.
+  /// After flush(): the events of the traced step.
   std::vector<TraceEvent> finish_trace();
   /// Waits until all averages and updates have been made.
   void flush();
-  /// What communication took since the last call. Where it goes on in the queue of a GPU that is not known, see knows_comm().
+  /// Communication times since the last call. They are unknown if communication runs in the queue of a GPU, see knows_comm().
   CommTimes take_comm();
   [[nodiscard]] bool knows_comm() const { return device_.is_cpu(); }
 
-  /// Correct answers on the test images, divided by their number. Each rank looks at its part.
+  /// Correct answers on the test images, divided by their number. Each rank evaluates its part.
   Result<double> accuracy(const data::Dataset& test);
 
-  /// All that training goes on from.
+  /// Everything that training needs to continue.
   Tensors state();
-  /// Goes on from there. Makes a step first and forgets it: it sorts the gradients into buckets, so that the next step sums as
-  /// it would have done without the break. Throws c10::Error for the state of something else.
+  /// Continues from `state`. First makes a step and discards it: the step sorts the gradients into buckets, so that the next
+  /// step sums as without the interruption. Throws c10::Error if `state` belongs to something else.
   void restore(const Tensors& state);
 
-  /// The last step whose updates have all been made here, whatever has failed. Where options.survives(), as the next.
+  /// The last step whose updates have all been made on this rank, also after failures. Only with options.survives(), as the
+  /// next function.
   [[nodiscard]] std::int64_t complete_step() const;
-  /// After a failure: whoever waits for an average that this rank no longer helps to make is told, at once.
+  /// After a failure: aborts the group at once, so that ranks that wait for an average which needs this rank get an error.
   void give_up();
-  /// Goes on from step `step`, complete_step() or the one before it, on the ranks that are left of the job. The state is that
-  /// of this rank, but for what all must have from one rank. If it throws, because another rank was lost, it can be called
-  /// again.
+  /// Continues from step `step`, complete_step() or the one before it, on the surviving ranks of the job. The state is that
+  /// of this rank, except for the parts that all ranks must take from one rank. If it throws, because another rank was lost,
+  /// it can be called again.
   void go_on_from(std::int64_t step);
-  /// The same number on all ranks where their parameters have the same bits. After flush().
+  /// Equal on all ranks if their parameters are bitwise equal. After flush().
   [[nodiscard]] std::uint64_t fingerprint() const;
 
  private:
-  Replica(const Job& job, ContestantOptions wanted, const data::Dataset& images, const TrainOptions& options);
+  Replica(const Job& job, ReplicaOptions wanted, const data::Dataset& images, const TrainOptions& options);
 
-  /// What every step of this network starts with.
+  /// The buffers at the start of a step.
   struct Buffers {
-    std::int64_t step = -1;  ///< that had been made
+    std::int64_t step = -1;  ///< the number of steps made before
     std::vector<at::Tensor> values;
   };
 
@@ -86,7 +88,7 @@ class Replica {
   at::Tensor scores(const at::Tensor& pixels);
 
   const Job& job_;
-  const ContestantOptions wanted_;
+  const ReplicaOptions wanted_;
   const at::Device device_;
   const data::Dataset& images_;
   const TrainOptions& options_;
@@ -98,9 +100,9 @@ class Replica {
   std::unique_ptr<data::Loader> loader_;
   std::size_t batches_left_ = 0;  // in the epoch
   std::int64_t step_ = 0;
-  std::int64_t first_step_ = 0;      // made before those that optimizers_ counts
+  std::int64_t first_step_ = 0;      // steps made before those that optimizers_ counts
   std::array<Buffers, 2> buffers_;   // of the last two steps, the newer one first
-  std::optional<Tensors> to_go_on_;  // while that has not succeeded
+  std::optional<Tensors> to_go_on_;  // the state to continue from, until that has succeeded
   double loss_ = 0;                  // of the step in progress
   std::unique_ptr<StepTrace> trace_;
 };

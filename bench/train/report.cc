@@ -11,7 +11,7 @@
 namespace shoal::train {
 namespace {
 
-/// nccl-tests' bus bandwidth of all_reduce: what each link carries, whatever the algorithm.
+/// nccl-tests' bus bandwidth of all_reduce: the load of each link, independent of the algorithm.
 std::optional<double> bus_bandwidth_gbs(const EpochResult& result) {
   if (!result.knows_comm || result.ranks < 2 || result.comm_busy_s <= 0) return std::nullopt;
   return result.bytes * 2 * (result.ranks - 1) / result.ranks / result.comm_busy_s / 1e9;
@@ -52,7 +52,7 @@ std::string cell(const char* format, const std::optional<double>& value) {
   return text.data();
 }
 
-/// The largest distance between two loss curves, relative to the first.
+/// The largest difference between two loss curves, relative to the first.
 double largest_difference(const std::vector<double>& first, const std::vector<double>& other) {
   double largest = 0;
   for (std::size_t step = 0; step < std::min(first.size(), other.size()); ++step) {
@@ -61,7 +61,7 @@ double largest_difference(const std::vector<double>& first, const std::vector<do
   return largest;
 }
 
-/// Every replica's last epoch, in the order in which they first appear.
+/// Every replica's last epoch, in the order of first appearance.
 std::vector<const EpochResult*> last_epochs(const std::vector<EpochResult>& results) {
   std::vector<const EpochResult*> last;
   for (const EpochResult& result : results) {
@@ -75,13 +75,13 @@ std::vector<const EpochResult*> last_epochs(const std::vector<EpochResult>& resu
   return last;
 }
 
-/// The backend's name, with the overlap where that name is not enough.
+/// The backend's name, with the overlap if the name alone is ambiguous.
 std::string name_among(const std::vector<const EpochResult*>& results, const EpochResult& result) {
   const auto same = std::ranges::count(results, result.backend, &EpochResult::backend);
   return same == 1 ? result.backend : result.backend + "+" + result.overlap;
 }
 
-/// What a row that is looked at holds.
+/// A field of a row that this program reads.
 struct Field {
   const char* name;
   const char* what;
@@ -99,7 +99,7 @@ constexpr std::array<Field, 8> kFields{{{"backend", "text", is_text},
                                         {"batch_per_rank", "a whole number", is_whole},
                                         {"images_per_s", "a number or null", is_number_or_null}}};
 
-/// What is wrong with a row of a file; nothing where it is good. Fields may be missing: older versions wrote fewer.
+/// The fault of a row of a file; empty if there is none. Fields may be missing: older versions wrote fewer.
 std::string complaint_about(const nlohmann::json& row) {
   if (!row.is_object()) return "it is " + std::string(row.type_name()) + ", not an object";
   for (const Field& field : kFields) {
@@ -120,20 +120,20 @@ nlohmann::json to_json(const nlohmann::json& machine, const std::string& command
 
 Result<nlohmann::json> read_results(const std::string& path) {
   std::ifstream file(path);
-  if (!file) return Status(StatusCode::not_found, path + ": cannot be read");
+  if (!file) return Status(StatusCode::not_found, path + ": could not be read");
   nlohmann::json object;
   try {
     object = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
   } catch (const std::ios_base::failure& error) {  // a folder, for one
-    return Status(StatusCode::system_error, path + ": cannot be read: " + error.code().message());
+    return Status(StatusCode::system_error, path + ": could not be read: " + error.code().message());
   }
   if (!object.is_object() || !object.contains("results") || !object["results"].is_array())
-    return Status(StatusCode::invalid_argument, path + ": holds no results of shoal_train --json");
+    return Status(StatusCode::invalid_argument, path + ": does not contain results of shoal_train --json");
   for (std::size_t row = 0; row < object["results"].size(); ++row) {
     const std::string wrong = complaint_about(object["results"][row]);
     if (wrong.empty()) continue;
     return Status(StatusCode::invalid_argument,
-                  path + ": row " + std::to_string(row + 1) + " is no result of shoal_train --json: " + wrong);
+                  path + ": row " + std::to_string(row + 1) + " is not a result of shoal_train --json: " + wrong);
   }
   return object;
 }

@@ -1,4 +1,4 @@
-// The results of a training run, as data and as text.
+// The results of a training run, as JSON and as text.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct EpochResult {
   std::string dataset;
   int ranks = 1;
   int nodes = 1;
-  std::optional<std::string> rate;  ///< of the links between nodes, where an emulated cluster set one
+  std::optional<std::string> rate;  ///< of the links between nodes, if an emulated cluster set one
   std::string device = "cpu";       ///< or "cuda"
   int threads = 1;                  ///< for arithmetic, of a rank
   int batch_per_rank = 0;
@@ -30,36 +30,36 @@ struct EpochResult {
   std::int64_t steps = 0;        ///< measured
   double seconds = 0;
   std::optional<double> images_per_s;  ///< all ranks together, median of the blocks
-  bool knows_comm = true;              ///< else the next two, and the bandwidth, are not known
-  double comm_exposed_s = 0;           ///< training had to wait for communication
-  double comm_busy_s = 0;              ///< communication was going on
-  double bytes = 0;                    ///< of gradients given to all_reduce by a rank
+  bool knows_comm = true;              ///< false: the next two, and the bandwidth, are unknown
+  double comm_exposed_s = 0;           ///< training waited for communication
+  double comm_busy_s = 0;              ///< communication was in flight
+  double bytes = 0;                    ///< of gradients that a rank passed to all_reduce
   std::optional<double> cpu_percent;   ///< of one core, per rank
-  std::optional<double> gpu_percent;   ///< median of the turns, mean over the ranks that know it
+  std::optional<double> gpu_percent;   ///< median of the turns, mean over the ranks that have it
   double loss = 0;                     ///< mean over ranks and the epoch's steps
   std::optional<double> accuracy;      ///< on the test images, 0..1
   std::vector<double> step_loss;       ///< mean over the ranks, of every step
-  std::optional<double> speedup_vs_1;  ///< images_per_s over those of one rank, where such a result was given
+  std::optional<double> speedup_vs_1;  ///< images_per_s divided by that of one rank, if such a result was given
 };
 
-/// The object that --json writes.
+/// The object of --json.
 nlohmann::json to_json(const nlohmann::json& machine, const std::string& command, const std::vector<EpochResult>& results);
 
-/// The results of --json in the file. Errors: not_found; system_error; invalid_argument with the row and the field that is of
-/// another type.
+/// The results in a file of --json. Errors: not_found; system_error; invalid_argument with the row and the field of the wrong
+/// type.
 Result<nlohmann::json> read_results(const std::string& path);
 
-/// images/s of one rank with the same network, images, batch, device and threads as `result`: of the last such row, of the same
-/// backend where there is one. Nothing where there is none.
+/// images/s of one rank with the same network, images, batch, device and threads as `result`: from the last such row, of the
+/// same backend if there is one. nullopt if there is none.
 std::optional<double> images_per_s_alone(const nlohmann::json& alone, const EpochResult& result);
 
-/// Writes it. Errors: system_error with the file's name.
+/// Writes `object` to `path`. Errors: system_error with the file's name.
 Status write_json(const nlohmann::json& object, const std::string& path);
 
-/// A table with a line for each backend (its last epoch), and how they compare with the first of them.
+/// A table with a line for each backend (its last epoch), and their comparison with the first of them.
 std::string to_table(const std::vector<EpochResult>& results);
 
-/// The value; null where there is none.
+/// The value; null if there is none.
 template <typename T>
 nlohmann::json or_null(const std::optional<T>& value) {
   return value.has_value() ? nlohmann::json(*value) : nlohmann::json(nullptr);

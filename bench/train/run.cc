@@ -19,7 +19,7 @@ namespace shoal::train {
 namespace {
 
 constexpr int kFailed = 1;
-constexpr int kInterrupted = 130;  // as shells report a program that Ctrl-C ended
+constexpr int kInterrupted = 130;  // the exit status that shells report after Ctrl-C
 
 int fail(const Status& status) {
   std::fprintf(stderr, "shoal_train: %s\n", status.message().c_str());
@@ -33,7 +33,7 @@ std::string grouped(std::int64_t number) {
   return grouped(number / 1000) + "," + last.substr(1);
 }
 
-/// Who was lost, and that those who are left have the same network.
+/// The losses of ranks, and the fingerprints that show that the survivors have the same network.
 void add_survival(nlohmann::json& object, const Job& job, const TrainOutcome& outcome) {
   object["losses"] = nlohmann::json::array();
   for (const Loss& loss : outcome.losses) object["losses"].push_back(to_json(loss));
@@ -45,7 +45,7 @@ void add_survival(nlohmann::json& object, const Job& job, const TrainOutcome& ou
   }
 }
 
-/// What --json writes.
+/// The object of --json.
 nlohmann::json describe_run(const Job& job, const data::Located& images, const TrainOptions& options,
                             const TrainOutcome& outcome) {
   nlohmann::json object = to_json(describe_machine(), options.command, outcome.results);
@@ -66,15 +66,14 @@ nlohmann::json describe_run(const Job& job, const data::Located& images, const T
   return object;
 }
 
-/// Whether a backend is there whose ranks find each other at c10d's store.
+/// Whether a backend needs c10d's store for its rendezvous.
 bool needs_store(const TrainOptions& options) {
-  return std::ranges::any_of(options.replicas, [](const ContestantOptions& replica) {
-    return replica.backend == "gloo" || replica.backend == "nccl";
-  });
+  return std::ranges::any_of(
+      options.replicas, [](const ReplicaOptions& replica) { return replica.backend == "gloo" || replica.backend == "nccl"; });
 }
 
-/// The results of one rank, on rank 0; null on others, or where none are asked for. Collective: nobody trains for hours to
-/// learn then that the file is not there.
+/// The results of one rank, on rank 0; null on other ranks, or if none are requested. Collective, before training: a missing
+/// file must not be detected only after hours of training.
 Result<nlohmann::json> read_alone(const Job& job, const TrainOptions& options) {
   if (options.alone.empty()) return nlohmann::json();
   Result<nlohmann::json> read = job.rank() == 0 ? read_results(options.alone) : Result<nlohmann::json>(nlohmann::json());
@@ -95,8 +94,8 @@ void add_speedups(std::vector<EpochResult>& results, const nlohmann::json& alone
   }
   if (some) return;
   std::fprintf(stderr,
-               "shoal_train: --alone %s: has no row of one rank with this network, images, batch, device and threads; there is "
-               "no speed-up\n",
+               "shoal_train: --alone %s: has no row of one rank with this network, images, batch, device and threads; no "
+               "speed-ups are computed\n",
                path.c_str());
 }
 
@@ -111,7 +110,7 @@ std::string model_line(const std::string& name, const std::string& parameters, c
 }  // namespace
 
 std::string list_models() {
-  std::string list = model_line("model", "parameters", "tensors", "bytes", "what it is (sizes for 3 channels and 10 classes)");
+  std::string list = model_line("model", "parameters", "tensors", "bytes", "description (sizes for 3 channels and 10 classes)");
   for (const models::ModelInfo& model : models::all_models()) {
     const models::ModelSize size = models::measure(*model.make(3, 10));
     list +=
@@ -135,7 +134,7 @@ int run(const TrainOptions& options, const std::atomic<bool>& stop) {
     return fail(device.status());
   const Result<nlohmann::json> alone = read_alone(*job, options);
   if (!alone.ok()) return fail(alone.status());
-  const auto speaks = [&job] { return job->rank() == 0; };  // another one when rank 0 was lost
+  const auto speaks = [&job] { return job->rank() == 0; };  // another rank prints after the loss of rank 0
   const Result<int> neighbours = ranks_on_these_cores(*job);
   if (!neighbours.ok()) return fail(neighbours.status());
   const int threads = options.threads > 0 ? options.threads : std::max(1, allowed_cores() / neighbours.value());

@@ -1,4 +1,4 @@
-// The program shoal_train, but for its command line.
+// The program shoal_train without its command line.
 #pragma once
 
 #include <atomic>
@@ -8,11 +8,11 @@
 
 namespace shoal::train {
 
-/// Joins the job, finds the images, trains, reports. Returns the exit status: 0, 1 after one clear message on standard error,
-/// or 130 when `stop` became true.
+/// Joins the job, finds the images, trains, reports. Returns the exit status: 0, 1 after one message on standard error, or
+/// 130 when `stop` became true.
 int run(const TrainOptions& options, const std::atomic<bool>& stop);
 
-/// What `shoal_train models` prints.
+/// The output of `shoal_train models`.
 std::string list_models();
 
 }  // namespace shoal::train

@@ -10,7 +10,7 @@
 namespace shoal::train {
 namespace {
 
-constexpr const char* kCourse = "course";  // a setting that is not compared
+constexpr const char* kCourse = "course";  // this setting is not compared
 
 Status in_file(const std::string& path, const Status& status) {
   return status.ok() ? status : Status(status.code(), path + ": " + status.message());
@@ -64,7 +64,7 @@ Status resume_run(const Job& job, const nlohmann::json& settings, EpochPlan& cou
   for (const Entry& entry : entries) {
     const std::string name = entry.replica->wanted().name();
     const auto found = checkpoint->replicas.find(name);
-    if (found == checkpoint->replicas.end()) return {StatusCode::invalid_argument, path + ": holds nothing of " + name};
+    if (found == checkpoint->replicas.end()) return {StatusCode::invalid_argument, path + ": contains no state of " + name};
     try {
       entry.replica->restore(found->second);
     } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// A whole run as a checkpoint: all replicas, and what makes it the same training.
+// A whole run as a checkpoint: all replicas, and the settings that must not change.
 #pragma once
 
 #include <string>
@@ -15,18 +15,18 @@
 
 namespace shoal::train {
 
-/// What must be the same for a checkpoint's training to go on bit for bit.
+/// The settings that must be equal for a bitwise equal continuation of a checkpoint's training.
 nlohmann::json run_settings(const Job& job, const models::ModelInfo& model, const data::Dataset& images,
                             const TrainOptions& options);
 
-/// Writes the file on rank 0. Collective: all ranks learn whether that went well. Errors: system_error where it did not; that
-/// of code_of() where updates that were under way have failed; the communicator's.
+/// Writes the file on rank 0. Collective: all ranks get the outcome. Errors: system_error if it could not be written; that of
+/// code_of() if updates in flight have failed; those of the communicator.
 Status save_run(const Job& job, nlohmann::json settings, const EpochPlan& course, const std::vector<Entry>& entries,
                 const std::string& path);
 
-/// Brings replicas and course to where the file's run was. Collective. Errors: those of load_checkpoint() and
-/// check_settings(); invalid_argument where the file has nothing for a replica, something else's state, or numbers that no
-/// training comes to. All ranks read the same bytes, so they come to the same error.
+/// Brings replicas and `course` to the state of the file's run. Collective. Errors: those of load_checkpoint() and
+/// check_settings(); invalid_argument if the file lacks a replica, has the state of something else, or has numbers that no
+/// training can have. All ranks read the same bytes, so they get the same error.
 Status resume_run(const Job& job, const nlohmann::json& settings, EpochPlan& course, const std::vector<Entry>& entries,
                   const std::string& path);
 

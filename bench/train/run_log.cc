@@ -9,9 +9,9 @@
 namespace shoal::train {
 namespace {
 
-/// The backend's name, with the overlap where that name is not enough.
-std::string shown_name(const ContestantOptions& who, const std::vector<ContestantOptions>& all) {
-  return std::ranges::count(all, who.backend, &ContestantOptions::backend) == 1 ? who.backend : who.name();
+/// The backend's name, with the overlap if the name alone is ambiguous.
+std::string shown_name(const ReplicaOptions& who, const std::vector<ReplicaOptions>& all) {
+  return std::ranges::count(all, who.backend, &ReplicaOptions::backend) == 1 ? who.backend : who.name();
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ void RunLog::be(int rank) {
 
 Status RunLog::open() { return rank_ == 0 && !options_.log.empty() ? file_.open(options_.log) : Status(); }
 
-nlohmann::json RunLog::tell(const ContestantOptions& who, const Turn& turn, const Place& place) {
+nlohmann::json RunLog::tell(const ReplicaOptions& who, const Turn& turn, const Place& place) {
   progress_->show({.backend = shown_name(who, options_.replicas),
                    .epoch = place.epoch,
                    .epochs = options_.epochs,
@@ -71,7 +71,7 @@ void RunLog::note(const nlohmann::json& line) {
 }
 
 void RunLog::do_without(const Status& why, const char* what) {
-  std::fprintf(stderr, "shoal_train: %s; training goes on without the %s\n", why.message().c_str(), what);
+  std::fprintf(stderr, "shoal_train: %s; training continues without the %s\n", why.message().c_str(), what);
   misses_files_ = true;
 }
 

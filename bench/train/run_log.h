@@ -1,4 +1,4 @@
-// What a run tells while it goes on: on the terminal and in the file of --log.
+// The output of a run while it continues: on the terminal and in the file of --log.
 #pragma once
 
 #include <chrono>
@@ -16,41 +16,41 @@
 
 namespace shoal::train {
 
-/// Where a replica is when its turn has ended.
+/// The position of a replica at the end of its turn.
 struct Place {
   int epoch = 0;             ///< from 1
   std::int64_t step = 0;     ///< steps made
-  std::int64_t steps = 0;    ///< that it is to make in all
+  std::int64_t steps = 0;    ///< its steps in all
   double learning_rate = 0;  ///< of the last step
   double remaining_s = 0;    ///< for all replicas together
 };
 
-/// Rank 0 tells, the others are silent. Where the file cannot be written, that is said once and the run goes on: a full disk is
-/// no reason to lose hours of training, on all ranks. Thread rule: one thread.
+/// Rank 0 writes; other ranks are silent. If the file cannot be written, this is reported once and the run continues: a full
+/// disk must not waste hours of training on all ranks. Thread rule: one thread.
 class RunLog {
  public:
   /// `options` must outlive the object.
   explicit RunLog(const TrainOptions& options) : options_(options) {}
 
-  /// The number of this rank from now on: first of all, and again where ranks have been lost.
+  /// Sets the number of this rank: before all other calls, and again after ranks have been lost.
   void be(int rank);
-  /// Opens the file on rank 0, where one is wanted. Errors: system_error with the file's name.
+  /// Opens the file on rank 0, if one is requested. Errors: system_error with the file's name.
   Status open();
-  /// Times in the file count from here.
+  /// Times in the file are relative to `start`.
   void start(std::chrono::steady_clock::time_point start) { start_ = start; }
 
   /// Returns the turn's line.
-  nlohmann::json tell(const ContestantOptions& who, const Turn& turn, const Place& place);
+  nlohmann::json tell(const ReplicaOptions& who, const Turn& turn, const Place& place);
   /// An epoch has ended with `step` steps made.
   void tell(const EpochResult& result, std::int64_t step);
-  /// On what has become rank 0, the lines that follow are appended to those of the old one.
+  /// On a new rank 0, the following lines are appended to those of the old one.
   void tell(const Loss& loss);
-  /// Leaves the terminal with a line of its own.
+  /// Ends the line on the terminal.
   void finish() { progress_->finish(); }
 
-  /// Says that `what` is not written, and why.
+  /// Reports that `what` is not written, and the reason.
   void do_without(const Status& why, const char* what);
-  /// Whether that has happened.
+  /// Whether do_without() has been called.
   [[nodiscard]] bool misses_files() const { return misses_files_; }
 
  private:

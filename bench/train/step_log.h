@@ -1,4 +1,4 @@
-// What a rank writes down so that it can go on without lost ones.
+// The records that a rank needs to continue without lost ranks.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@
 
 namespace shoal::train {
 
-/// Where training was when a turn began, with the one replica that there is where ranks may be lost.
+/// The position of training at the start of a turn, with the single replica that exists if ranks may be lost.
 struct TurnStart {
   std::int64_t step = 0;
   EpochPlan course;
   bool epoch_open = false;
   Figures epoch = {};
-  std::size_t results = 0;  ///< their number, as of the next
+  std::size_t results = 0;  ///< their number, as for `turns`
   std::size_t turns = 0;
 };
 
@@ -33,24 +33,25 @@ struct OwnStep {
   Time end = {};
 };
 
-/// The starts of the last two turns, and the steps since the older one: no rank is more than one turn ahead of another. Thread
-/// rule: one thread.
+/// The starts of the last two turns, and the steps since the older one: no rank is more than one turn ahead of another.
+/// Thread rule: one thread.
 class StepLog {
  public:
-  /// When all ranks have finished the turn before.
+  /// Call it when all ranks have finished the previous turn.
   void begin_turn(TurnStart start);
   void add(const OwnStep& step) { steps_.push_back(step); }
 
-  /// The turn that has begun last, from 1.
+  /// The latest turn that has begun, from 1.
   [[nodiscard]] std::int64_t turn() const { return turn_; }
-  /// Of turn() or the one before it; where nothing is known of that, of turn(). One must have begun.
+  /// The start of turn(), or of the previous turn; if the latter is unknown, that of turn(). At least one turn must have
+  /// begun.
   [[nodiscard]] const TurnStart& start_of(std::int64_t turn) const;
-  /// This rank's losses of the steps after `from`, until `to`.
+  /// This rank's losses of the steps after `from`, up to and including `to`.
   [[nodiscard]] std::vector<double> losses(std::int64_t from, std::int64_t to) const;
-  /// When the last known step until `to` ended.
+  /// The end of the last recorded step up to `to`.
   [[nodiscard]] std::optional<OwnStep::Time> end_of(std::int64_t to) const;
 
-  /// Forgets what has been since.
+  /// Discards all records after `to`.
   void go_back(const TrainingState& to);
 
  private:

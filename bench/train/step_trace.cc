@@ -13,9 +13,9 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Ranks ask each other with so many bytes whether to stop, beside every step; that is not training.
+// Size of the messages with which ranks agree on stopping, beside every step; they are not part of training.
 constexpr std::size_t kQuestionBytes = 1;
-// Averages' word on how much of a bucket goes beside backward; it is no bucket.
+// Size of the message of Averages with the fraction of buckets during backward; it is not a bucket.
 constexpr std::size_t kWordBytes = sizeof(double);
 
 /// "layers.3.conv.weight" is a parameter of "layers.3.conv".
@@ -51,7 +51,7 @@ StepTrace::StepTrace(models::ImageClassifier& model) : model_(model), training_t
   for (const auto& named : model.named_parameters()) {
     at::Tensor parameter = named.value();
     const unsigned hook = parameter.register_hook([this, layer = module_of(named.key())](const at::Tensor& gradient) {
-      current_.name = layer;  // what has just ended was this layer's backward
+      current_.name = layer;  // the event that ended is this layer's backward
       current_.details = {{"gradient_bytes", gradient.nbytes()}};
       next(++gradients_ == hooks_.size() ? "wait" : "backward");
     });
@@ -93,8 +93,8 @@ void StepTrace::communicated(const CommClock::Operation& operation) {
   operations_.push_back(operation);
 }
 
-/// By their memory, from 1. In backward the first part of every bucket starts, one bucket after the other; what is under way
-/// before that are parts of the same buckets from the step before.
+/// Numbers of buckets by their memory, from 1. In backward the first part of every bucket starts, one bucket after the other;
+/// operations in flight before that are parts of the same buckets from the previous step.
 std::map<const void*, std::size_t> StepTrace::bucket_numbers() const {
   const auto backward = std::ranges::find(events_, "backward", &TraceEvent::kind);
   std::vector<CommClock::Operation> started;
@@ -113,7 +113,7 @@ void StepTrace::add_stages(const std::vector<StageEvent>& pieces) {
     TraceEvent event;
     std::size_t bytes = 0;
     double busy_us = 0;
-    bool by_trainer = false;  // the training thread, which drives while it waits
+    bool by_trainer = false;  // the training thread drives communication while it waits
   };
   std::map<std::tuple<std::uint32_t, std::uint64_t, Stage>, Sum> sums;
   for (const StageEvent& piece : pieces) {
@@ -146,7 +146,7 @@ std::vector<TraceEvent> StepTrace::events() {
   const std::lock_guard lock(mutex_);
   const auto in_step = [this](TraceEvent::Time begin, TraceEvent::Time end) { return begin < end_ && end > begin_; };
   const std::map<const void*, std::size_t> buckets = bucket_numbers();
-  std::map<std::pair<std::uint64_t, std::string>, std::string> names_of_calls;  // by shoal's number and the size
+  std::map<std::pair<std::uint64_t, std::string>, std::string> names_of_calls;  // by shoal's number of the call and the size
   for (const CommClock::Operation& each : operations_) {
     const bool gradients = each.kind == CommClock::Kind::gradients;
     const std::string size = size_name(each.bytes);

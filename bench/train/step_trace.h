@@ -1,4 +1,4 @@
-// What a rank does during one step, moment by moment.
+// Records the activities of a rank during one step.
 #pragma once
 
 #include <chrono>
@@ -18,12 +18,12 @@
 
 namespace shoal::train {
 
-/// Something that took time.
+/// An activity with a duration.
 struct TraceEvent {
   using Time = std::chrono::steady_clock::time_point;
 
-  /// "load", "forward", "backward", "wait", "update" on the training thread; "gradients", "blocking": an operation while it is
-  /// under way; "node reduce", "wire", "node gather": from the first to the last tile of a stage of one of shoal's calls.
+  /// "load", "forward", "backward", "wait", "update" on the training thread; "gradients", "blocking": an operation while it
+  /// is in flight; "node reduce", "wire", "node gather": from the first to the last tile of a stage of one of shoal's calls.
   std::string kind;
   std::string name;
   Time begin;
@@ -31,32 +31,32 @@ struct TraceEvent {
   nlohmann::json details = nullptr;  ///< an object, or null
 };
 
-/// In what traces count time.
+/// The unit of time in traces.
 double microseconds(std::chrono::steady_clock::duration time);
 
-/// Records one step of training. Learns of layers from the model's announcements and from hooks on its gradients.
-/// Thread rule: one thread, but communicated() may be called from any.
+/// Records one step of training, using the model's announcements and hooks on its gradients. Thread rule: one thread, but
+/// communicated() may be called from any.
 class StepTrace {
  public:
-  /// `model` must outlive the object, which listens to it as long as it lives.
+  /// `model` must outlive this object, which observes the model as long as it exists.
   explicit StepTrace(models::ImageClassifier& model);
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;
 
-  /// The step begins; the training thread is at `kind`.
+  /// The step begins; the activity of the training thread is `kind`.
   void begin(const std::string& kind);
-  /// What follows is `kind`.
+  /// The next activity is `kind`.
   void next(const std::string& kind, const std::string& name = {});
-  /// The step has ended. Communication that began in it is recorded on.
+  /// The step has ended. Operations that began in it are still recorded.
   void end();
-  /// What shoal recorded of the calls of this process (see <shoal/trace.h>).
+  /// Adds shoal's recording of the calls of this process (see <shoal/trace.h>).
   void add_stages(const std::vector<StageEvent>& pieces);
-  /// An operation that was under way.
+  /// Adds an operation that has ended.
   void communicated(const CommClock::Operation& operation);
 
-  /// What happened during the step, with the operations that were under way in it, whole. Operations on gradients, and their
-  /// stages, are named by the number of their bucket, in the order in which backward fills them: "bucket 3, 512 KiB".
+  /// The activities during the step, with the whole of the operations that were in flight in it. Operations on gradients, and
+  /// their stages, are named by the number of their bucket, in the order in which backward fills them: "bucket 3, 512 KiB".
   [[nodiscard]] std::vector<TraceEvent> events();
 
  private:
@@ -65,7 +65,7 @@ class StepTrace {
 
   models::ImageClassifier& model_;
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
-  std::size_t gradients_ = 0;  // made in this step
+  std::size_t gradients_ = 0;  // computed in this step
   std::vector<TraceEvent> events_;
   TraceEvent current_;
   TraceEvent::Time begin_;

@@ -1,4 +1,4 @@
-// What is known of ranks that were lost, and what the others agree on.
+// Records of lost ranks, and the agreement of the survivors.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +12,31 @@
 
 namespace shoal::train {
 
-/// Ranks that were lost, and how the others went on.
+/// Ranks that were lost, and how the survivors continued.
 struct Loss {
   std::vector<int> ranks;  ///< their numbers when the job began
-  std::int64_t step = 0;   ///< the last one that counts
-  int left = 0;            ///< ranks that went on
-  double seconds = 0;      ///< from the end of that step to when training went on
+  std::int64_t step = 0;   ///< the last valid step
+  int left = 0;            ///< ranks that continued
+  double seconds = 0;      ///< from the end of that step until training continued
 };
 
 /// "rank 2 is lost: 3 ranks go on from step 37 after 0.8 s".
 std::string describe(const Loss& loss);
 nlohmann::json to_json(const Loss& loss);
 
-/// Where a survivor is.
+/// The position of a survivor.
 struct TrainingState {
-  std::int64_t turn = 0;  ///< the last one that it has begun
-  std::int64_t step = 0;  ///< the last one that is complete
+  std::int64_t turn = 0;  ///< the last turn that it has begun
+  std::int64_t step = 0;  ///< the last complete step
 };
 
-/// What all survivors have reached. Collective.
+/// The position that all survivors have reached. Collective.
 Result<TrainingState> agree(Communicator& control, const TrainingState& own);
 
-/// What `error` is for the others: peer_failed where communication has failed, internal where it is this rank's own affair.
+/// The code of `error` for other ranks: peer_failed if communication has failed, internal if only this rank is affected.
 StatusCode code_of(const std::exception& error);
 
-/// Whether it may mean that a rank was lost; Communicator::shrink then tells.
+/// Whether `status` may mean that a rank was lost; Communicator::shrink then determines whether it was.
 bool may_be_a_loss(const Status& status);
 
 }  // namespace shoal::train

@@ -11,7 +11,7 @@
 namespace shoal::train {
 namespace {
 
-/// Rows of a rank in a trace: training, then those of kinds whose events overlap, each kind with as many as it needs.
+/// Rows of a rank in a trace: training, then the kinds whose events overlap, each with as many threads as needed.
 struct Row {
   const char* title;
   std::vector<std::string> kinds;
@@ -26,13 +26,13 @@ const std::vector<Row>& rows() {
 }
 constexpr std::size_t kThreadsOfRow = 1000;
 
-/// Index of the row for events of `kind`; what no row names is training.
+/// Index of the row for events of `kind`; kinds that no row names belong to training.
 std::size_t row_of(const std::string& kind) {
   const auto found = std::ranges::find_if(rows(), [&](const Row& row) { return std::ranges::count(row.kinds, kind) > 0; });
   return found == rows().end() ? 0 : static_cast<std::size_t>(found - rows().begin());
 }
 
-/// The events of one rank. A thread of a trace shows one event at a time: each event takes the first of its row that is free.
+/// The events of one rank. A thread of a trace shows one event at a time: each event uses the first free thread of its row.
 nlohmann::json to_events(std::vector<TraceEvent> events, int process, const std::string& name, TraceEvent::Time zero) {
   std::ranges::stable_sort(events, {}, &TraceEvent::begin);
   nlohmann::json list = nlohmann::json::array();
@@ -68,7 +68,7 @@ nlohmann::json to_events(std::vector<TraceEvent> events, int process, const std:
   return list;
 }
 
-/// The events of all ranks on rank 0; none on others. `zero` is the moment 0.
+/// The events of all ranks on rank 0; null on other ranks. Times are relative to `zero`.
 Result<nlohmann::json> gather_events(Communicator& control, const Entry& entry, int first_process, TraceEvent::Time zero) {
   const int rank = control.rank();
   const std::string own =
@@ -92,7 +92,7 @@ Result<nlohmann::json> gather_events(Communicator& control, const Entry& entry, 
   return together;
 }
 
-/// Makes the first event's moment 0.
+/// Shifts all events so that the first one starts at 0.
 void start_at_zero(nlohmann::json& events) {
   double first_us = std::numeric_limits<double>::max();
   for (const nlohmann::json& event : events) first_us = std::min(first_us, event.value("ts", first_us));
@@ -104,7 +104,7 @@ void start_at_zero(nlohmann::json& events) {
 }  // namespace
 
 Result<nlohmann::json> gather_trace(Communicator& control, const std::vector<Entry>& entries, const std::string& title) {
-  // Ranks of one host have one clock; with more hosts each starts its own when all have come here.
+  // Ranks of one host share a clock; on several hosts each rank starts its own clock when all have reached the barrier.
   if (const Status together = control.barrier(); !together.ok()) return together;
   const auto zero = control.nodes() == 1 ? TraceEvent::Time() : TraceEvent::Time::clock::now();
   nlohmann::json all = nlohmann::json::array();

@@ -26,7 +26,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::int64_t kUnmeasuredSteps = 2;  // the first makes connections, the second regroups the gradients
+constexpr std::int64_t kUnmeasuredSteps = 2;  // the first step opens connections, the second one regroups the gradients
 
 double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
@@ -82,20 +82,20 @@ class Run {
     if (!options_.log.empty()) {
       if (const Status opened = of_rank_0(job_, log_.open(), options_.log); !opened.ok()) return opened;
     }
-    for (const ContestantOptions& wanted : options_.replicas) {
+    for (const ReplicaOptions& wanted : options_.replicas) {
       Result<std::unique_ptr<Replica>> made = Replica::make(job_, wanted, model_, images_.train, options_);
       if (!made.ok()) return made.status();
       entries_.push_back({.replica = std::move(made).value()});
     }
     if (!options_.trace.empty() && total_steps() <= kUnmeasuredSteps) {
       return Status(StatusCode::invalid_argument,
-                    "--trace: " + std::to_string(total_steps()) + " steps are too few: the first two are not like the others");
+                    "--trace: " + std::to_string(total_steps()) + " steps are too few: the first two are not measured");
     }
     if (options_.resume.empty()) return {};
     if (const Status resumed = resume_run(job_, settings(), course_, entries_, options_.resume); !resumed.ok()) return resumed;
     if (fewest_steps(entries_) < total_steps()) return {};
     return Status(StatusCode::invalid_argument, options_.resume + ": has made " + std::to_string(fewest_steps(entries_)) +
-                                                    " steps already; give more --epochs or --steps");
+                                                    " steps already; use more --epochs or --steps");
   }
 
   [[nodiscard]] nlohmann::json settings() const { return run_settings(job_, model_, images_.train, options_); }
@@ -114,7 +114,7 @@ class Run {
     if (const Status written = write_json(*trace, options_.trace); !written.ok()) log_.do_without(written, "trace");
   }
 
-  /// Rank 0's clock counts. Between rounds, so that all replicas have made as many steps.
+  /// Rank 0's clock decides. Called between rounds, so that all replicas have made the same number of steps.
   bool time_is_over() {
     if (options_.seconds <= 0) return false;
     std::uint8_t over = seconds_since(start_) >= options_.seconds ? 1 : 0;
@@ -129,7 +129,7 @@ class Run {
         for (Entry& entry : entries_) entry.epoch = {};
       }
       run_epoch();
-      if (options_.survives() && !outcome_.status.ok()) return;  // the others may be elsewhere
+      if (options_.survives() && !outcome_.status.ok()) return;  // other ranks may be at another step
       end_epochs();
       if (outcome_.status.ok() && together_) save();
       if (!outcome_.status.ok()) return;
@@ -138,7 +138,7 @@ class Run {
     }
   }
 
-  /// What is left of it.
+  /// Runs the rest of the epoch.
   void run_epoch() {
     const std::int64_t end = std::min(course_.pass_end(), total_steps());
     for (Entry& entry : entries_) {
@@ -146,7 +146,7 @@ class Run {
     }
     for (int round = 0; going() && fewest_steps(entries_) < end && !time_is_over(); ++round) {
       for (std::size_t i = 0; i < entries_.size() && going(); ++i) {
-        // Every other round in the other order, so that nobody always comes after the same one.
+        // Alternates the order between rounds, so that no replica always runs after the same other one.
         Entry& entry = entries_[round % 2 == 0 ? i : entries_.size() - 1 - i];
         const std::int64_t turn = std::min<std::int64_t>(entry.warm ? options_.block : kUnmeasuredSteps, end - entry.step());
         if (turn > 0) run_turn(entry, turn);
@@ -180,7 +180,7 @@ class Run {
     }
   }
 
-  /// Brings the ranks' figures together.
+  /// Combines the ranks' figures.
   void finish_turn(Entry& entry, Turn turn) {
     if (outcome_.status = average(*job_.control, turn); !outcome_.status.ok()) return;
     turn.images_per_s =
@@ -194,7 +194,7 @@ class Run {
                                         .remaining_s = remaining_seconds()}));
   }
 
-  /// For all replicas, at the speed they have had until now.
+  /// For all replicas, at their average speed so far.
   [[nodiscard]] double remaining_seconds() const {
     const std::int64_t made = steps_made(entries_);
     const auto missing = total_steps() * static_cast<std::int64_t>(entries_.size()) - made;
@@ -228,7 +228,7 @@ class Run {
     outcome_.results.push_back(std::move(result));
   }
 
-  /// Before the ranks go their own ways: each tells what it has come to, and nobody leaves one behind that needs it.
+  /// Before the ranks separate: gathers all fingerprints; the barrier ensures that no rank leaves while another one needs it.
   void part() {
     const std::uint64_t own = entries_.front().replica->fingerprint();
     outcome_.fingerprints.assign(static_cast<std::size_t>(job_.size()), 0);
@@ -236,13 +236,13 @@ class Run {
     if (outcome_.status.ok()) outcome_.status = job_.control->barrier();
   }
 
-  /// For what depends on who the ranks are.
+  /// Creates the objects that depend on the set of ranks.
   void meet() {
     common_stop_.emplace(*job_.control, stop_);
     log_.be(job_.rank());
   }
 
-  /// When a turn begins.
+  /// Records the start of a turn.
   void keep_books() {
     if (!options_.survives()) return;
     const Entry& entry = entries_.front();
@@ -254,7 +254,7 @@ class Run {
                        .turns = outcome_.turns.size()});
   }
 
-  /// After a failure. False where it is no loss of ranks, or the ranks that are left cannot find each other.
+  /// After a failure. Returns false if no rank was lost, or if the survivors cannot regroup.
   bool go_on_without_the_lost() {
     Replica& replica = *entries_.front().replica;
     Loss loss;
@@ -275,7 +275,7 @@ class Run {
     return true;
   }
 
-  /// What was known at the start of that turn counts again, and of its steps those that all have complete.
+  /// Restores the state at the start of that turn, plus the losses of those of its steps that all ranks have completed.
   void take_from_books(const Restart& restart) {
     const TurnStart& start = books_.start_of(restart.at.turn);
     books_.go_back(restart.at);
@@ -307,7 +307,7 @@ class Run {
   bool epoch_open_ = false;
   std::int64_t steps_before_ = 0;  // of all replicas, in the checkpoint
   steady_clock::time_point start_;
-  // Where ranks may be lost.
+  // Used only if ranks may be lost.
   StepLog books_;
   bool over_ = false;     // options.seconds have passed
   bool together_ = true;  // all ranks are at the same step

@@ -13,12 +13,12 @@ namespace {
 
 using std::chrono::steady_clock;
 
-/// False where the ranks could not ask each other whether to go on.
+/// Returns false if the ranks could not agree whether to continue.
 bool make_steps(Entry& entry, std::int64_t steps, const TurnTools& tools, TurnEnd& end) {
   Replica& replica = *entry.replica;
   std::int64_t& made = end.turn.sums.steps;
   const bool traces = tools.wants_trace && entry.warm && !entry.traced;
-  // Not the first of a turn: averages of the one before shall be under way.
+  // Not the first step of a turn: averages of the previous step must be in flight.
   const std::int64_t traced_step = traces ? std::min<std::int64_t>(1, steps - 1) : -1;
   for (bool stopping = false; made < steps && !stopping; ++made) {
     if (end.status = tools.common_stop.ask(); !end.status.ok()) return false;
@@ -48,7 +48,7 @@ TurnEnd make_turn(Entry& entry, std::int64_t steps, const TurnTools& tools) {
   const auto start = steady_clock::now();
   try {
     if (!make_steps(entry, steps, tools, end)) return end;
-    replica.flush();  // a turn pays for all it has begun
+    replica.flush();  // a turn includes the end of everything that it has begun
     sums.add(replica.take_comm());
     if (entry.traced && entry.trace.empty()) entry.trace = replica.finish_trace();
   } catch (const std::exception& error) {

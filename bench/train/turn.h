@@ -14,24 +14,24 @@
 
 namespace shoal::train {
 
-/// What all turns of a run have in common.
+/// The parameters common to all turns of a run.
 struct TurnTools {
   CommonStop& common_stop;
   GpuMeter& gpu;
-  StepLog* books;                               ///< learns of every step; null where nobody needs it
+  StepLog* books;                               ///< records every step; null if not needed
   std::function<double(std::int64_t)> rate_of;  ///< the learning rate of a step, from 0
-  bool wants_trace;                             ///< a step of the replica is to be recorded, when it has made its first ones
+  bool wants_trace;                             ///< record a step of the replica after its first ones
 };
 
 /// How a turn ended on this rank.
 struct TurnEnd {
-  Turn turn = {};         ///< complete where both of the next are ok
-  Status status = {};     ///< of asking whether to stop
-  Status broke_off = {};  ///< what went wrong in a step: the ranks may be at different ones. As code_of()
-  bool stopped = false;   ///< some rank was asked to stop: there may be fewer steps
+  Turn turn = {};         ///< complete if both of the next are ok
+  Status status = {};     ///< of the agreement on stopping
+  Status broke_off = {};  ///< the failure in a step, with the code of code_of(); ranks may be at different steps
+  bool stopped = false;   ///< some rank was asked to stop; there may be fewer steps
 };
 
-/// Makes up to `steps` steps and waits for all that they have begun. Collective.
+/// Makes up to `steps` steps and waits for everything that they have begun. Collective.
 TurnEnd make_turn(Entry& entry, std::int64_t steps, const TurnTools& tools);
 
 }  // namespace shoal::train

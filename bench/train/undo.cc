@@ -29,7 +29,7 @@ void Undoable::keep() {
 }
 
 void Undoable::undo() {
-  TORCH_CHECK(std::exchange(can_undo_, false), "the optimizer has no step that it could take back");
+  TORCH_CHECK(std::exchange(can_undo_, false), "the optimizer has no step to undo");
   const at::NoGradGuard no_grad;
   std::size_t at = 0;
   for (const auto& group : optimizer_.param_groups()) {

@@ -1,4 +1,4 @@
-// Optimizers that can take their last step back.
+// Optimizers that can undo their last step.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace shoal::train {
 
-/// The part of an optimizer that keeps what its last step has changed: the values, and what it remembers of them. That takes as
-/// much memory once more, and a copy at each step, while the processor has the values in its cache anyhow.
+/// The part of an optimizer that keeps the values and state that its last step has changed. It needs as much memory again,
+/// and a copy at each step, made while the values are in the processor's cache anyway.
 class Undoable {
  public:
   explicit Undoable(::torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
@@ -19,21 +19,22 @@ class Undoable {
   Undoable(const Undoable&) = delete;
   Undoable& operator=(const Undoable&) = delete;
 
-  /// Steps made since restart() or the beginning, but for what has been undone.
+  /// Steps made since restart() or the beginning, without those undone.
   [[nodiscard]] std::int64_t steps() const { return steps_; }
-  /// Makes everything as it was before the last step. Throws c10::Error where there was none, and the second time.
+  /// Restores the values and state before the last step. Throws c10::Error if there was no step, or if it has been undone
+  /// already.
   void undo();
-  /// Counts from 0 again; what has been until now cannot be undone.
+  /// Counts from 0 again; earlier steps can no longer be undone.
   void restart();
 
  protected:
-  /// Before a step.
+  /// Must be called before a step.
   void keep();
 
  private:
   struct Kept {
     at::Tensor values;
-    Tensors state;  // nothing before the first step
+    Tensors state;  // empty before the first step
   };
 
   ::torch::optim::Optimizer& optimizer_;
@@ -42,7 +43,7 @@ class Undoable {
   bool can_undo_ = false;
 };
 
-/// One of LibTorch's optimizers, or one like them, with an undo().
+/// One of LibTorch's optimizers, or a similar one, with an undo().
 template <typename Optimizer>
 class WithUndo final : public Optimizer, public Undoable {
  public:

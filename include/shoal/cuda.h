@@ -22,12 +22,12 @@ class DeviceGroup;
 struct StreamCall;
 }  // namespace cuda
 
-/// ok where this process can use CUDA, else why not: the part of shoal that needs it is not installed, there is no driver, or
-/// no GPU. The first call opens the driver. Thread rule: any thread.
+/// ok if this process can use CUDA, else why not: shoal's CUDA library is not installed, there is no driver, or no GPU. The
+/// first call opens the driver. Thread rule: any thread.
 Status cuda_available();
 
-/// ok where calls may be made on `stream`, of the current CUDA device, now. Errors: unsupported while it is being captured into
-/// a CUDA graph; as cuda_available(). Thread rule: any thread.
+/// ok if calls may be made now on `stream` of the current CUDA device. Errors: unsupported while the stream is being captured
+/// into a CUDA graph; as cuda_available(). Thread rule: any thread.
 Status cuda_stream_takes_calls(void* stream);
 
 /// One operation on a stream. A cheap shared handle. Thread rule: any thread.
@@ -35,13 +35,13 @@ class StreamWork {
  public:
   StreamWork() noexcept = default;  ///< an empty handle: completed and ok
 
-  /// Whether the stream is through with it, or it has failed. Never blocks.
+  /// Whether the stream has completed the operation, or the operation has failed. Never blocks.
   [[nodiscard]] bool is_completed() const;
-  /// Makes `stream` wait for it; the host goes on at once. Errors: that of the operation, where it has failed already.
+  /// Makes `stream` wait for the operation; the host does not wait. Errors: that of the operation, if it has failed already.
   Status wait_on(void* stream);
-  /// Blocks the host until the operation has ended; its outcome.
+  /// Blocks the host until the operation has ended; returns its outcome.
   Status wait();
-  /// ok while it is in flight. An error says which rank is to blame, as those of Communicator do.
+  /// ok while the operation is in flight. An error names the rank that caused it, as those of Communicator do.
   [[nodiscard]] Status status() const;
   [[nodiscard]] std::uint64_t sequence() const noexcept;  ///< position of the call on its communicator, from 0
 
@@ -69,52 +69,52 @@ struct StreamMessage {
 };
 
 struct StreamOptions {
-  /// Memory of the device that peers read from, on each rank; messages beyond it go in pieces. 0: SHOAL_CUDA_STAGING.
+  /// Device memory of each rank that its peers read from; larger messages are sent in pieces. 0: SHOAL_CUDA_STAGING.
   std::size_t staging_bytes = 0;
-  /// SMs that kernels of this library occupy at most. 0: SHOAL_MAX_SMS.
+  /// Maximum number of SMs that kernels of this library occupy. 0: SHOAL_MAX_SMS.
   int max_processors = 0;
-  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU. They then wait
-  /// for each other inside one kernel, which is faster for small messages, and hang until the deadline where it is not true.
-  /// Ranks with a GPU each need no word, nor do those whose GPU is served by MPS (SHOAL_CUDA_TOGETHER). Must be the same on all
-  /// ranks.
+  /// The caller asserts that kernels of all ranks of a node run at the same time even where ranks share a GPU. The ranks then
+  /// wait for each other inside one kernel, which is faster for small messages, but hang until the deadline if the assertion is
+  /// wrong. It is not needed where each rank has its own GPU, or MPS serves the GPU (SHOAL_CUDA_TOGETHER). Must be the same on
+  /// all ranks.
   bool kernels_run_together = false;
 };
 
 /// A group of ranks that call collectives on memory of CUDA devices, each rank on one device.
 ///
-/// A call returns at once. It is done in the order of `stream`: after what was enqueued there before, before what is enqueued
-/// there later. Buffers are device memory of the device that was current when this was made, belong to the call until the
-/// stream has come past it, and must not be freed before. `count`, places in the buffers, in-place calls and zero counts are as
-/// in Communicator. Streams may differ from call to call; the calls of one group follow each other nevertheless.
+/// A call returns at once and runs in stream order: after all work that was enqueued on `stream` earlier, before all work that
+/// is enqueued later. Buffers are memory of the device that was current when the group was created. They belong to the call
+/// until the stream has passed it, and must not be freed before. `count`, positions in the buffers, in-place calls and zero
+/// counts are as in Communicator. Streams may differ from call to call; the calls of one group still run one after the other.
 ///
 /// Every rank makes the same collectives in the same order, also over several groups that share a device: streams may share a
-/// queue of the device, in which the wait of an earlier call holds up a later one. Messages between two ranks (send, recv,
-/// exchange) have an order of their own and concern these two only.
+/// hardware queue of the device, in which a waiting earlier call blocks a later one. Messages between two ranks (send, recv,
+/// exchange) have an order of their own and involve only these two ranks.
 ///
-/// Between the ranks of a node data moves over NVLink or inside the device where all of them can map each other's memory, else
-/// through host memory; between nodes always through host memory, as tiles, by the communicator that this was made from. So do
-/// messages between two ranks and all_to_all_v, wherever the ranks are.
+/// Between the ranks of a node, data moves over NVLink or inside the device if all of them can map each other's memory, else
+/// through host memory. Between nodes, the underlying communicator moves the data through host memory, as tiles; messages
+/// between two ranks and all_to_all_v always take that path, also inside a node.
 ///
-/// The first error closes the group on every rank, as does the closing of the communicator that it was made from; streams that
-/// wait go on (what they compute from then on is undefined), every StreamWork in flight fails with the cause, and later calls
-/// fail at once. The average of integers is refused with unsupported. Calls cannot be captured into CUDA graphs: they are
-/// refused with unsupported. Thread rule: calls may come from any thread, in the same order on every rank.
+/// The first error closes the group on every rank, as does the closing of the underlying communicator. Waiting streams then
+/// continue (what they compute from then on is undefined), every StreamWork in flight fails with the cause, and later calls
+/// fail at once. The average of integers is refused with unsupported, and so is the capture of a call into a CUDA graph. Thread
+/// rule: calls may come from any thread, in the same order on every rank.
 class StreamCommunicator {
  public:
-  /// Collective over `communicator`, which must live longer. Uses the current CUDA device. Errors: as cuda_available();
-  /// unsupported where a rank's device or driver lacks what is needed; those of Communicator.
+  /// Collective over `communicator`, which must outlive the group. Uses the current CUDA device. Errors: as cuda_available();
+  /// unsupported where a rank's device or driver lacks a required feature; those of Communicator.
   static Result<std::unique_ptr<StreamCommunicator>> create(Communicator& communicator, StreamOptions options = {});
   StreamCommunicator(const StreamCommunicator&) = delete;
   StreamCommunicator& operator=(const StreamCommunicator&) = delete;
-  /// Waits for what is in flight, and for the other ranks to come here, at most the communicator's timeout.
+  /// Waits for the calls in flight, and until the other ranks destroy the group too, at most the communicator's timeout.
   ~StreamCommunicator();
-  /// The destructor waits for the other ranks no longer than that. Those that come later find the group closed.
+  /// Limits the time for which the destructor waits for the other ranks. Ranks that arrive later find the group closed.
   void leave_within(std::chrono::milliseconds limit);
 
   using Timeout = std::optional<std::chrono::milliseconds>;  ///< default: the communicator's
   using Counts = std::span<const std::size_t>;               ///< not used after the call
 
-  // Each as the method of Communicator of the same name.
+  // Each as the method of the same name of Communicator.
   Result<StreamWork> all_reduce(const void* input, void* output, std::size_t count, DataType type, ReduceOp op, void* stream,
                                 Timeout timeout = {});
   Result<StreamWork> broadcast(void* buffer, std::size_t count, DataType type, int root, void* stream, Timeout timeout = {});
@@ -140,42 +140,44 @@ class StreamCommunicator {
                                 Timeout timeout = {});
   Result<StreamWork> all_to_all_v(const void* input, Counts send_counts, void* output, Counts receive_counts, DataType type,
                                   void* stream, Timeout timeout = {});
-  /// `stream` goes on when the streams of all ranks have come here.
+  /// `stream` continues when the streams of all ranks have reached this call.
   Result<StreamWork> barrier(void* stream, Timeout timeout = {});
 
   /// Sends to rank `peer`, which receives by recv(). Messages of one sender, receiver and tag are received in the order of the
-  /// calls; they are independent of the collectives. A send ends when its buffer may be used again, which for a message beyond
-  /// SHOAL_CUDA_STAGING / 32 may be only after the receiver's stream has come to it.
+  /// calls; they are independent of the collectives. A send ends when its buffer may be used again; for a message larger than
+  /// SHOAL_CUDA_STAGING / 32 that may be only after the receiver's stream has reached the recv.
   ///
-  /// On one stream messages follow each other as blocking calls would: where ranks exchange, put both into one exchange().
+  /// On one stream, messages run one after the other like blocking calls: ranks that exchange data use one exchange() for both.
   /// Messages on different streams do not wait for each other, for up to 8 streams. Errors: mismatch where the receiver expects
   /// another type or count; invalid_argument for kAnySource.
   Result<StreamWork> send(const void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
                           Timeout timeout = {});
   Result<StreamWork> recv(void* buffer, std::size_t count, DataType type, int peer, int tag, void* stream,
                           Timeout timeout = {});
-  /// Up to 32 messages that go on together, in whatever order they are named: the receiver of one may wait for another. They
-  /// match those of send, recv and other exchanges.
+  /// Up to 32 messages that progress together, in any order: none of them has to end before another can start. They match
+  /// messages of send, recv and other exchanges.
   Result<StreamWork> exchange(std::span<const StreamMessage> messages, void* stream, Timeout timeout = {});
 
-  /// Maps the allocation that holds `buffer` on the other ranks of the node, so that they read inputs of all_reduce, reduce,
-  /// all_gather, gather and broadcast there and nothing is copied to staging memory. Collective: every rank registers a buffer
-  /// of its own, of any size. Blocks the host; no call may be in flight on any rank. The allocation must live until it is
-  /// deregistered, or as long as this group. At most 63 allocations a rank; one that is known already costs nothing more.
+  /// Maps the allocation that holds `buffer` on the other ranks of the node. They then read inputs of all_reduce, reduce,
+  /// all_gather, gather and broadcast there directly, without a copy to staging memory. Collective: every rank registers a
+  /// buffer of its own, of any size. Blocks the host; no call may be in flight on any rank. The allocation must live until it
+  /// is deregistered, or as long as this group. At most 63 allocations for each rank; an allocation that is registered again
+  /// does not count twice.
   ///
-  /// Memory of cudaMalloc, and of cuMemCreate with a handle for descriptors; of a buffer that several cuMemMap hold, the one
-  /// that `buffer` points to, and inputs that go beyond it are copied as ever. Errors: unsupported where the memory of some
-  /// rank cannot be mapped (then nothing is registered and calls go on through staging memory); those of Communicator.
+  /// Works for memory of cudaMalloc, and of cuMemCreate with a handle for descriptors. If several cuMemMap mappings form one
+  /// buffer, only the mapping that `buffer` points to is registered; inputs that reach beyond it go through staging memory.
+  /// Errors: unsupported if the memory of any rank cannot be mapped (then nothing is registered and calls continue through
+  /// staging memory); those of Communicator.
   Status register_buffer(const void* buffer);
-  /// Takes back one register_buffer of the allocation that holds `buffer`; with the last it is unmapped everywhere, and may be
-  /// freed when this returns. Collective: every rank names a buffer of its own. Waits for the collectives in flight. Errors:
-  /// invalid_argument on all ranks where one names a buffer that is not registered, and nothing has changed.
+  /// Undoes one register_buffer of the allocation that holds `buffer`. The last one unmaps the allocation on all ranks; it may
+  /// be freed when the call returns. Collective: every rank passes a buffer of its own. Waits for the collectives in flight.
+  /// Errors: invalid_argument on all ranks if one passes a buffer that is not registered; nothing has changed then.
   Status deregister_buffer(const void* buffer);
 
   /// Closes the group with `aborted` and `reason`, here and on every other rank.
   void abort(const std::string& reason);
   [[nodiscard]] Status status() const;
-  /// How all_reduce moves data: "peer" (the device memory of others), "peer+fused", "peer+host" (several nodes), "host".
+  /// How all_reduce moves data: "peer" (device memory of the peers), "peer+fused", "peer+host" (several nodes), "host".
   [[nodiscard]] std::string route() const;
 
  private:

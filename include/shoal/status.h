@@ -1,4 +1,4 @@
-// Errors as values: Status says what went wrong, Result<T> is a T or a Status.
+// Errors as values: a Status describes an error, Result<T> is a T or a Status.
 #pragma once
 
 #include <cassert>
@@ -10,15 +10,15 @@
 
 namespace shoal {
 
-/// The kinds of failure that a caller may want to tell apart. The numbers are part of the C API (shoal.h); append only.
+/// The kinds of failure that a caller may want to distinguish. The numbers are part of the C API (shoal.h); append only.
 enum class StatusCode : int {
   ok = 0,
-  invalid_argument = 1,  ///< The caller asked for something that makes no sense; nothing was started.
+  invalid_argument = 1,  ///< An argument or setting is not valid; nothing was started.
   mismatch = 2,          ///< Ranks disagree about a call; the message names both sides. Closes the communicator.
   timeout = 3,           ///< A deadline passed; the message names the ranks that are late. Closes the communicator.
   peer_failed = 4,       ///< A rank died or closed its connection. Closes the communicator.
   aborted = 5,           ///< The communicator was closed, here or by another rank.
-  system_error = 6,      ///< The operating system refused something; the message carries its words.
+  system_error = 6,      ///< The operating system refused something; the message has the system's error text.
   unsupported = 7,       ///< A valid request that this build, machine or algorithm cannot serve.
   not_found = 8,         ///< A key, file or name does not exist.
   internal = 9,          ///< A bug in shoal.
@@ -28,7 +28,7 @@ enum class StatusCode : int {
 std::string_view to_string(StatusCode code) noexcept;
 
 /// The outcome of an operation. An ok Status is one null pointer: cheap to make, copy and test.
-/// A message says what failed, which peer or file, and what the system said.
+/// A message names what failed, the peer or file, and the system's error text.
 /// Thread rule: a value; distinct copies may be used from distinct threads.
 class [[nodiscard]] Status {
  public:
@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
 /// A system_error with the text of errno_value appended: "bind 127.0.0.1:7592: Address already in use".
 Status system_error(std::string_view what, int errno_value);
 
-/// A value, or the Status that says why there is none.
+/// A value, or the Status with the reason why there is none.
 template <typename T>
 class [[nodiscard]] Result {
  public:

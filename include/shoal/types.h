@@ -1,4 +1,4 @@
-// The small vocabulary of a call: data types, reduction operations, collectives.
+// What describes a call: data types, reduction operations, collectives.
 #pragma once
 
 #include <array>
@@ -34,14 +34,15 @@ enum class DataType : std::uint8_t {
 };
 inline constexpr int kDataTypeCount = 14;
 
-/// Reduction operations. `sum` and `prod` of integers wrap: they are right modulo 2^bits, as those of C++'s unsigned types.
-/// `avg` is the sum divided by the number of ranks; of integers it is that of the exact sum, rounded toward zero, so it always
-/// fits (on CUDA memory it is refused with unsupported). The bitwise ones take integer types only. Append only.
+/// Reduction operations. `sum` and `prod` of integers wrap: the result is correct modulo 2^bits, as for C++'s unsigned types.
+/// `avg` is the sum divided by the number of ranks. For integers the exact sum is divided and rounded toward zero, so that the
+/// result always fits (on CUDA memory it is refused with unsupported). The bitwise operations take integer types only. Append
+/// only.
 enum class ReduceOp : std::uint8_t { sum = 0, prod = 1, min = 2, max = 3, avg = 4, band = 5, bor = 6, bxor = 7 };
 inline constexpr int kReduceOpCount = 8;
 
-/// What can be asked of a communicator. Append only. Calls with counts (reduce_scatter_v, ...) are of the same kind as those
-/// without. `send` and `receive` are no collectives: they are here because messages and signatures name them.
+/// Kinds of calls. Append only. Calls with counts (reduce_scatter_v, ...) are of the same kind as those without. `send` and
+/// `receive` are not collectives; they are listed because messages and signatures name them.
 enum class CollectiveKind : std::uint8_t {
   all_reduce = 0,
   broadcast = 1,
@@ -55,14 +56,14 @@ enum class CollectiveKind : std::uint8_t {
   send = 9,
   receive = 10,
 };
-inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two beyond are point to point
+inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two kinds after them are point to point
 
-/// Whether a call of `kind` deals its message in shares, one for each rank: `count` and `counts` are then about shares.
+/// Whether a call of `kind` divides its message into shares, one for each rank: `count` and `counts` are then sizes of shares.
 [[nodiscard]] constexpr bool deals_in_shares(CollectiveKind kind) noexcept {
   return kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::gather ||
          kind == CollectiveKind::scatter || kind == CollectiveKind::all_to_all;
 }
-/// Whether a call of `kind` has a rank to itself that `root` names.
+/// Whether a call of `kind` has a root.
 [[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
   return kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce || kind == CollectiveKind::gather ||
          kind == CollectiveKind::scatter;
@@ -74,7 +75,7 @@ inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two be
 
 /// Bytes of one element; 0 for a value outside the enum.
 [[nodiscard]] constexpr std::size_t size_of(DataType type) noexcept {
-  // By DataType's values; in the header because every call asks.
+  // Indexed by DataType's values; in the header because every call uses it.
   constexpr std::array<std::uint8_t, kDataTypeCount> kBytes{4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1};
   const auto i = static_cast<std::size_t>(type);
   return i < kBytes.size() ? kBytes[i] : 0;
@@ -85,10 +86,10 @@ inline constexpr int kCollectiveKindCount = 9;  ///< the collectives; the two be
 
 [[nodiscard]] std::string_view to_string(DataType type) noexcept;  ///< "float32"; "?" outside the enum
 [[nodiscard]] std::string_view to_string(ReduceOp op) noexcept;
-[[nodiscard]] std::string_view to_string(CollectiveKind kind) noexcept;  ///< knows send and receive as well
+[[nodiscard]] std::string_view to_string(CollectiveKind kind) noexcept;  ///< includes send and receive
 
-/// The inverse of to_string; also accepts nccl-tests' names (float, double, half, ...). The error lists what is known.
-/// parse_collective knows the collectives only.
+/// The inverse of to_string; also accepts nccl-tests' names (float, double, half, ...). The error lists the known names.
+/// parse_collective accepts collectives only.
 Result<DataType> parse_data_type(std::string_view name);
 Result<ReduceOp> parse_reduce_op(std::string_view name);
 Result<CollectiveKind> parse_collective(std::string_view name);

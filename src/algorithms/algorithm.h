@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-/// A recipe for Programs. `build` is pure: the same arguments give the same Program, on every rank, for ever.
+/// A recipe for Programs. `build` is pure: the same arguments always give the same Program, on every rank.
 struct Algorithm {
   std::string_view name;
   std::string_view summary;  ///< one line for `shoal explain`, with the source (paper) it comes from
@@ -21,24 +21,24 @@ struct Algorithm {
   Status (*supports)(const Topology& topology, const Collective& collective);
   /// The Program of `rank`. Precondition: supports() is ok, 0 <= rank < topology.ranks().
   Program (*build)(const Topology& topology, const Collective& collective, int rank);
-  /// Hops of an all_reduce that do not show in the Program of any one rank, because what it waits for has come from far down a
-  /// tree. Predictions that look at a few Programs only add them. Null: none.
+  /// Hops of an all_reduce that the Program of a single rank does not show, because the tile that it waits for comes from far
+  /// down a tree. Predictions that read only a few Programs add these hops. Null: none.
   int (*hidden_hops)(const Topology& topology) = nullptr;
 };
 
-/// The algorithms that the tests prove and the Selector rates, in a fixed order. No registration macros: the list is in
-/// registry.cc.
+/// The algorithms that the tests prove and the Selector rates, in a fixed order. The list is in registry.cc, without
+/// registration macros.
 std::span<const Algorithm> algorithms();
 
-/// Whether `algorithm` does on `topology` what an earlier one of algorithms() does too: there is nothing to choose between
-/// them. A composition over a single node, or over nodes of one rank each, is what runs on its own there.
+/// Whether `algorithm` sends on `topology` the same messages as an earlier one of algorithms(), so that there is nothing to
+/// choose. A composition over a single node, or over nodes of one rank each, equals the stage that runs there by itself.
 bool repeats_another(const Algorithm& algorithm, const Topology& topology);
 
-/// The algorithm called `name`: one of algorithms(), hierarchical(NODE,WIRE) composed of two stages, or another name of one of
-/// these (two_shot is direct). Error: not_found, which lists the known ones.
+/// The algorithm called `name`: one of algorithms(), hierarchical(NODE,WIRE) composed of two stages, or an alias (two_shot is
+/// direct). Error: not_found, which lists the known names.
 Result<const Algorithm*> find_algorithm(std::string_view name);
 
-/// Every rank's Program. `counts_of_rank`: see Schedule; as many as there are ranks, or none.
+/// The Programs of all ranks. `counts_of_rank`: see Schedule; one entry per rank, or none.
 Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
                                 const std::vector<std::vector<std::size_t>>& counts_of_rank = {});
 

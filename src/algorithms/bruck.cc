@@ -1,10 +1,11 @@
-// bruck: all_to_all in ceil(log2 p) messages out of every rank. A block that has to go d ranks up travels along the binary
-// digits of d: in the round of bit k, every rank hands what still has that bit to go to the rank 2^k after it. For small
-// blocks: each travels up to log2 p times. Among a power of two d is the exclusive or of the two ranks, and every round
-// exchanges between pairs (a hypercube's dimensions: Johnsson and Ho, IEEE ToC 1989): what comes back acknowledges what went.
+// bruck: all_to_all in ceil(log2 p) messages per rank. A block for the rank at distance d travels along the binary digits of
+// d: in the round of bit k, every rank sends all blocks whose remaining distance contains that bit to the rank 2^k after it.
+// Meant for small blocks: each is sent up to log2 p times. If p is a power of two, d is the exclusive or of the two ranks,
+// and every round exchanges between pairs (a hypercube's dimensions: Johnsson and Ho, IEEE ToC 1989), so the reply
+// acknowledges the message.
 //
-// What one round sends is packed first, since it lies in as many places as there are blocks: a message and some copies cost
-// less than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
+// The blocks of one round lie in as many places as there are blocks, so they are packed first: one message and some copies
+// cost less than that many messages. Scratch: p / 2 blocks to pack into, and as much for what each round receives.
 
 #include <bit>
 #include <utility>
@@ -18,7 +19,7 @@ namespace {
 Status supports(const Topology&, const Collective& collective) {
   if (collective.kind == CollectiveKind::all_to_all && !collective.counts.empty()) {
     return {StatusCode::unsupported,
-            "does not serve all_to_all with counts: ranks know nothing of blocks that pass through them"};
+            "does not serve all_to_all with counts: a rank does not know the sizes of the blocks that it forwards"};
   }
   return serves_only(collective.kind, {CollectiveKind::all_to_all});
 }
@@ -36,7 +37,7 @@ Program build(const Topology& topology, const Collective&, int rank) {
   const auto copy = [&](const Slice& source, const Slice& target) {
     program.steps.push_back({StepOp::copy, -1, 0, source, target});
   };
-  // Where the block that has to go this far, or has come that far, lies.
+  // Where each block lies, by the distance that it still has to travel or, once received, has travelled.
   std::vector<Slice> blocks;
   for (std::uint32_t distance = 0; distance < ranks; ++distance) {
     blocks.push_back({Buffer::input, after(distance), 1});

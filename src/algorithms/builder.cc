@@ -18,7 +18,7 @@ ProgramBuilder::ProgramBuilder(const Topology& topology, const Collective& colle
   program_.rank = rank;
   program_.message_chunks = message_chunks;
   program_.lanes = lanes;
-  // A broadcast works in one buffer, and a barrier has no data: their steps all name the output.
+  // A broadcast works in one buffer, and a barrier has no data: the steps of both name only the output.
   if (input_.count == 0) std::fill_n(place_.begin() + output_.first, output_.count, Place::output);
   std::fill_n(place_.begin() + input_.first, input_.count, Place::input);
 }
@@ -62,7 +62,7 @@ bool ProgramBuilder::fits_output(const Shard& shard) const noexcept {
 Slice ProgramBuilder::slice(Place place, const Shard& shard) const {
   if (place == Place::input) return {Buffer::input, shard.first - input_.first, shard.count};
   if (place == Place::output) return {Buffer::output, shard.first - output_.first, shard.count};
-  return {Buffer::scratch, 0, shard.count, shard.first};  // where in the scratch is decided when all uses are known
+  return {Buffer::scratch, 0, shard.count, shard.first};  // place_scratch() sets the place in scratch once all uses are known
 }
 
 Slice ProgramBuilder::value(const Shard& shard) const {
@@ -79,15 +79,15 @@ Slice ProgramBuilder::write(const Shard& shard) {
   return slice(place, shard);
 }
 
-// What was folded last and never received again is the result, where this rank keeps it.
+// The result of a chunk is the last fold into it after which it is not received again, if this rank keeps the chunk.
 void ProgramBuilder::mark_completions() {
   for (std::uint32_t chunk = output_.first; chunk < output_.first + output_.count; ++chunk) {
     if (last_folds_[chunk] != kNone) program_.steps[last_folds_[chunk]].completes = true;
   }
 }
 
-// Chunks that travel together must lie together: then every chunk has a place of its own, in the order of the message.
-// Otherwise a chunk's place serves another of its lane once its value is forgotten.
+// Chunks that travel together must be adjacent: then every chunk has a place of its own, in the order of the message.
+// Otherwise a chunk's place is reused by another chunk of its lane once its value is forgotten.
 void ProgramBuilder::place_scratch() {
   std::vector<std::uint32_t> place_of(program_.message_chunks, kNone);
   std::vector<Slice*> slices;

@@ -1,5 +1,6 @@
-// chain: the message runs from rank to rank, tile by tile. Every rank sends and receives it once, so for large messages it
-// takes no longer than one hop; the price is p - 1 hops until the first tile is everywhere. A reduce runs the other way.
+// chain: the message runs from rank to rank, tile by tile. Every rank sends and receives it once, so a large message takes
+// little longer than one hop; the cost is p - 1 hops until the first tile has reached every rank. A reduce runs in the other
+// direction.
 
 #include <algorithm>
 
@@ -9,7 +10,8 @@
 namespace shoal {
 namespace {
 
-// A rank keeps two chunks of what it folds, so they are small against large messages; and there are enough of them to flow.
+// A rank keeps two chunks of its folds in scratch, so chunks are small compared with large messages, and there are enough to
+// pipeline.
 constexpr std::size_t kChunkBytes = 256 << 10;
 constexpr std::size_t kMaxChunks = 256;
 

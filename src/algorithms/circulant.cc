@@ -1,5 +1,5 @@
-// circulant: reduce-scatter and all_gather on a circulant graph whose skips are the number of ranks, halved again and again.
-// As little traffic as the ring in ceil(log2 p) rounds each, for every p.
+// circulant: reduce-scatter and all_gather on a circulant graph whose skips are the number of ranks, halved repeatedly. As
+// little traffic as the ring in ceil(log2 p) rounds each, for every p.
 //
 // All_reduce: 2 ceil(log2 p) rounds, 2 n (p - 1) / p bytes out of every rank; all_gather and reduce_scatter of shares of n:
 // half the rounds, n (p - 1) bytes. The reduce_scatter keeps half of the message in scratch.
@@ -13,7 +13,7 @@
 namespace shoal {
 namespace {
 
-/// The shards of `count` members from the one at `first` on, which travel together.
+/// The shards of `count` members from `first` on, which travel together.
 std::vector<Shard> run_of(const ProgramBuilder& program, const Shares& shares, std::size_t first, std::size_t count) {
   std::vector<Shard> run;
   for (std::size_t i = 0; i < count; ++i) append(run, shares[(first + i) % shares.size()], program.joins_shares());
@@ -32,8 +32,8 @@ std::vector<std::pair<std::size_t, std::size_t>> rounds_of(std::size_t members) 
 void circulant_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
   const Position me(program, members);
   if (!me.is_member()) return;
-  // So many shards from the own one on hold more than one member's value. A run is cut there, because what nobody has added to
-  // still lies in the input.
+  // The first `folded` shards, counted from this member's own, hold the value of more than one member. A run is cut there,
+  // because the shards behind it still lie in the input.
   std::size_t folded = 0;
   for (const auto& [skip, held] : rounds_of(members.size())) {
     const std::size_t cut = std::clamp(folded, skip, held);
@@ -75,17 +75,18 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   ProgramBuilder program(topology, collective, rank, ranks, 1);
   const Shares shares = one_chunk_each(ranks, 0, 0);
   if (collective.kind != CollectiveKind::all_reduce) {
-    // In the order of the ranks, in which their shares follow each other.
+    // In rank order, so that the shares of consecutive members are adjacent.
     std::vector<int> members(ranks);
     std::iota(members.begin(), members.end(), 0);
     const Shard own{0, static_cast<std::uint32_t>(rank), 1};
     if (collective.kind == CollectiveKind::reduce_scatter) circulant_reduce_scatter(program, members, shares);
-    // An all_gather's first round sends the input from where it belongs anyway: later ones send it together with what was
-    // received.
+    // The first round of an all_gather could send from the input, but later rounds send this share together with received
+    // ones.
     program.copy_to_output(own);
     if (collective.kind == CollectiveKind::all_gather) circulant_all_gather(program, members, shares);
   } else {
-    // The long skips carry the most. Dealt like this, they stay inside the nodes where the nodes are alike.
+    // The long skips carry most bytes. Dealt like this, they stay inside the nodes if all nodes have the same number of
+    // ranks.
     const std::vector<int> members = ranks_dealt(topology);
     circulant_reduce_scatter(program, members, shares);
     circulant_all_gather(program, members, shares);

@@ -1,8 +1,9 @@
-// direct: one hop to each shard's owner, who folds all operands in one pass, and one hop back. As little traffic as the ring in
-// two hops; the price is p - 1 peers at once. What is dealt in shares takes the one hop that it needs.
+// direct: one hop to the owner of each shard, which folds all operands in one pass, and one hop back. As little traffic as
+// the ring in two hops; the cost is p - 1 peers at once. A message that is dealt in shares needs only one hop.
 //
-// Broadcast: the root deals the message to the others, who hand their parts on to each other; so nobody, the root included,
-// sends or receives it more than once. Reduce: the same backwards. A rank keeps its part, n / (p - 1), in scratch.
+// Broadcast: the root deals the message to the other ranks, and each of these sends its part to all but the root. So no rank,
+// the root included, sends or receives the message more than once. Reduce: the same in reverse. A rank keeps its part, n / (p
+// - 1), in scratch.
 
 #include <algorithm>
 #include <numeric>
@@ -13,8 +14,8 @@
 namespace shoal {
 namespace {
 
-// Inside a node a shard is gathered while it is still in the cache of the rank that folded it: the message is cut into lanes
-// whose shards are about this large, and the gather of one lane follows the scatter of the next.
+// Inside a node a shard is gathered while it is still in the cache of the rank that folded it. The message is cut into lanes
+// with shards of about this size, and the gather of one lane follows the scatter of the next.
 constexpr std::size_t kLaneShardBytes = 256 << 10;
 constexpr std::size_t kMaxLanes = 64;
 
@@ -25,7 +26,7 @@ Status supports(const Topology&, const Collective& collective) {
 }
 
 std::uint32_t lane_count(const Topology& topology, const Collective& collective) {
-  // Over a network one lane is best: the wire is full as it is, and more messages only cost.
+  // Over a network one lane is best: it already fills the wire, and further messages only add cost.
   if (topology.nodes() > 1 || topology.ranks() == 1) return 1;
   const std::size_t lane_bytes = kLaneShardBytes * static_cast<std::size_t>(topology.ranks());
   return static_cast<std::uint32_t>(std::clamp<std::size_t>(collective.input_bytes() / lane_bytes, 1, kMaxLanes));
@@ -45,7 +46,7 @@ Program build_all_reduce(const Topology& topology, const Collective& collective,
   return std::move(program).finish("direct");
 }
 
-/// Broadcast and reduce: the others than the root own a part each.
+/// Broadcast and reduce: every rank except the root owns a part.
 Program build_rooted(const Topology& topology, const Collective& collective, int rank) {
   const std::vector<int> others = ranks_but(topology, collective.root);
   const auto parts = static_cast<std::uint32_t>(std::max<std::size_t>(others.size(), 1));
@@ -66,7 +67,7 @@ Program build_rooted(const Topology& topology, const Collective& collective, int
   return std::move(program).finish("direct");
 }
 
-/// What is dealt in shares: every share goes from where it is to where it belongs.
+/// A message that is dealt in shares: every share goes from the rank that has it to the rank that owns it.
 Program build_shares(const Topology& topology, const Collective& collective, int rank, const std::vector<int>& members) {
   const auto ranks = static_cast<std::uint32_t>(members.size());
   const Shares shares = one_chunk_each(ranks, 0, 0);

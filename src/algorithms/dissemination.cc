@@ -1,7 +1,8 @@
-// dissemination: in round k every rank tells the one 2^k after it that everybody it has heard of is there. log2(p) rounds.
+// dissemination: in round k every rank notifies the rank 2^k after it that all ranks of which it has been notified have
+// arrived. log2(p) rounds.
 //
-// The messages are empty. Each is sent from and folded into chunk 0 of the output, which has no bytes either: the chunk stands
-// for "who has arrived", and its conflicts order the rounds.
+// The messages are empty. Each is sent from and folded into chunk 0 of the output, which has no bytes either: the chunk
+// stands for the set of ranks that have arrived, and its conflicts order the rounds.
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"

@@ -1,10 +1,10 @@
-// hierarchical: reduce-scatter inside each node, all_reduce of each strand between the nodes, all_gather inside each node; the
-// halves of that, reduce_scatter and all_gather, are in hierarchical_shares.cc.
+// hierarchical: reduce-scatter inside each node, all_reduce of each strand between the nodes, all_gather inside each node.
+// hierarchical_shares.cc has the halves of that, reduce_scatter and all_gather.
 //
-// The message is cut into as many strands as the largest node has ranks; on node n strand s is in the hands of local rank
-// s mod L_n, so every rank of every node drives wires (one strand a rail), and each byte crosses a node's wire once in each
-// direction where the stage between the nodes sends no more than it must. Any of the stages listed here may run between the
-// nodes, and inside them any that deals in shares.
+// The message is cut into as many strands as the largest node has ranks. On node n, local rank s mod L_n holds strand s, so
+// every rank of every node uses the network (one strand per rail). Each byte crosses a node's wire once in each direction if
+// the stage between the nodes sends the minimum. Any of the stages listed here may run between the nodes; inside them, any
+// stage that deals in shares.
 
 #include <algorithm>
 #include <array>
@@ -19,16 +19,16 @@
 namespace shoal {
 namespace {
 
-// Up to so many nodes "hierarchical" sends a strand straight to the owners of its chunks (two hops); beyond, the fan-in is too
-// wide.
+// Up to this many nodes "hierarchical" sends a strand directly to the owners of its chunks (two hops). With more nodes the
+// fan-in is too large.
 constexpr std::size_t kMaxDirectNodes = 16;
-// Large messages are cut into segments, so that the node gathers one while the wire still works on the next. A chunk stays
-// larger than this, and a Program has no more than kMaxLanes lanes where the strands alone do not exceed them.
+// Large messages are cut into segments, so that the node gathers one segment while the network still transfers the next. A
+// chunk stays larger than this, and a Program has at most kMaxLanes lanes unless the strands alone exceed that.
 constexpr std::size_t kSegmentChunkBytes = 256 << 10;
 constexpr std::size_t kMaxSegments = 8;
 constexpr std::size_t kMaxLanes = 64;
 
-/// An all_reduce in two halves. `shares` says who owns which of the `chunks` that a strand is cut into, from chunk `first` on.
+/// An all_reduce in two halves. `shares` returns which member owns which of the `chunks` of a strand, from chunk `first` on.
 struct Stage {
   std::string_view name;
   std::size_t (*chunks)(std::size_t members);
@@ -45,15 +45,14 @@ std::size_t exactly(std::size_t) {
 std::size_t one_a_member(std::size_t members) { return members; }
 std::size_t one_a_player(std::size_t members) { return std::bit_floor(members); }
 
-/// A ring takes the chunks in descending order, so that its sends ascend from the chunk after the own one, as those of direct
-/// do.
+/// A ring takes the chunks in descending order, so that its sends ascend from the chunk after its own, as those of direct do.
 Shares ring_shares(std::size_t members, std::uint32_t lane, std::uint32_t first) {
   Shares shares = one_chunk_each(members, lane, first);
   std::ranges::reverse(shares);
   return shares;
 }
 
-/// For what reduces and gathers in one go: nobody owns a part, and the strand lies at the first place.
+/// For stages that reduce and gather in one step: no member owns a part, and the strand lies at the first place.
 template <std::uint32_t count>
 Shares one_shard(std::size_t members, std::uint32_t lane, std::uint32_t first) {
   Shares shares(members);
@@ -66,8 +65,8 @@ void in_one_go(ProgramBuilder& program, std::span<const int> members, const Shar
 }
 void is_done(ProgramBuilder&, std::span<const int>, const Shares&) {}
 
-// Those that take shares as they come serve inside a node too. The last of them is direct where one rank owns all: what costs
-// by the message rather than by the byte is best sent over the wire by a single rank of each node.
+// The stages that take any shares run inside a node too. The last one is direct with one rank as owner of all shares: if the
+// cost is per message rather than per byte, a single rank of each node should send over the network.
 constexpr std::array kNodeStages{
     Stage{"direct", one_a_member, one_chunk_each, direct_reduce_scatter, direct_all_gather},
     Stage{"ring", one_a_member, ring_shares, ring_reduce_scatter, ring_all_gather},
@@ -84,20 +83,20 @@ constexpr std::array kWireStages{
     Stage{"one_shot", exactly<1>, one_shard<1>, in_one_go<one_shot_all_reduce>, is_done},
     Stage{"tree", exactly<2>, one_shard<2>, in_one_go<two_tree_all_reduce>, is_done},
 };
-constexpr std::size_t kDirect = 0;  // in both
+constexpr std::size_t kDirect = 0;  // in both arrays
 constexpr std::size_t kRing = 1;
 constexpr std::string_view kHalving = "recursive_halving";
 constexpr std::string_view kTree = "tree";
-// What every place of a strand deals in shares, so that it serves reduce_scatter and all_gather by halves.
+// The first stages of both arrays deal every strand in shares, so halves of them serve reduce_scatter and all_gather.
 constexpr std::size_t kDealing = 4;
 constexpr std::size_t kLeader = kNodeStages.size() - 1;
 
-/// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * chunks + i is the i-th of a
+/// How a message is dealt to segments, strands and nodes: chunk (segment * strands + strand) * chunks + i is chunk i of a
 /// strand.
 struct Deal {
   std::vector<std::vector<int>> nodes;
   std::uint32_t node = 0;   // of the rank whose Program is built
-  std::uint32_t local = 0;  // its place there
+  std::uint32_t local = 0;  // local rank of that rank
   std::uint32_t strands = 0;
   std::uint32_t segments = 0;
   std::uint32_t chunks = 0;
@@ -111,7 +110,7 @@ struct Deal {
 Deal make_deal(const Topology& topology, const Collective& collective, int rank, const Stage& inside, const Stage& between) {
   Deal deal;
   deal.nodes = ranks_of_nodes(topology);
-  if (deal.nodes.size() == 1) {  // no wires: the ranks stand for nodes
+  if (deal.nodes.size() == 1) {  // no network: each rank takes the place of a node
     deal.nodes.clear();
     for (int i = 0; i < topology.ranks(); ++i) deal.nodes.push_back({i});
   }
@@ -127,13 +126,13 @@ Deal make_deal(const Topology& topology, const Collective& collective, int rank,
   const std::size_t most = std::clamp<std::size_t>(kMaxLanes / deal.strands, 1, kMaxSegments);
   const std::size_t chunk_bytes = collective.input_bytes() / (std::size_t{deal.strands} * deal.chunks);
   deal.segments = static_cast<std::uint32_t>(std::clamp<std::size_t>(chunk_bytes / kSegmentChunkBytes, 1, most));
-  // Where a node folds in several rounds, a lane of its own for each strand would make one n-way fold of all of them.
+  // If a node folds in several rounds, a separate lane for each strand would merge all rounds into one n-way fold.
   if (inside.name == kNodeStages[kDirect].name) deal.lanes_per_segment = deal.strands;
   return deal;
 }
 
-/// Runs `move` among the ranks of this node, for the chunks of every strand of a segment, starting with chunk `first`: those up
-/// to the end of the strands from all ranks, then those before `first`.
+/// Runs `move` among the ranks of this node, for the chunks of a segment: first the chunks from `first` on of all strands,
+/// then those before `first`.
 template <typename Move>
 void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t first, Move move) {
   const auto& ranks = deal.nodes[deal.node];
@@ -147,7 +146,7 @@ void inside_node(ProgramBuilder& program, const Deal& deal, std::uint32_t segmen
   }
 }
 
-/// Runs `move` for a strand of a segment, among the ranks that hold it, one on each node.
+/// Runs `move` for a strand of a segment, among the ranks that hold the strand, one on each node.
 template <typename Move>
 void between_nodes(ProgramBuilder& program, const Deal& deal, std::uint32_t segment, std::uint32_t strand, const Stage& stage,
                    Move move) {
@@ -165,7 +164,8 @@ Program compose_all_reduce(const Topology& topology, const Collective& collectiv
   const std::uint32_t chunks = deal.segments * deal.strands * deal.chunks;
   ProgramBuilder program(topology, collective, rank, chunks, lanes);
 
-  // The chunk of a strand that the wire takes first, and the one that it has ready first: the same for all ranks of a node.
+  // `taken`: the chunk of a strand that the stage between nodes sends first. `owned`: the chunk that it completes first. Both
+  // are the same for all ranks of a node.
   const std::uint32_t strand_here = deal.local % deal.strands;
   ProgramBuilder trial(topology, collective, deal.nodes[deal.node][strand_here], chunks, lanes);
   between_nodes(trial, deal, 0, strand_here, between, between.reduce_scatter);
@@ -174,8 +174,8 @@ Program compose_all_reduce(const Topology& topology, const Collective& collectiv
   const Shares shares = between.shares(deal.nodes.size(), 0, 0);
   const std::uint32_t owned = shares[deal.node].empty() ? 0 : shares[deal.node].front().first;
 
-  // The node makes first what the wire takes first, and makes all segments before it gathers any, so that the wire never waits
-  // behind it.
+  // The node first reduces the chunk that the network sends first, and reduces all segments before it gathers any, so that
+  // the network never waits for the node.
   for (std::uint32_t g = 0; g < deal.segments; ++g) inside_node(program, deal, g, taken, inside.reduce_scatter);
   const auto all_strands = [&](std::uint32_t g, auto move) {
     for (std::uint32_t strand = 0; strand < deal.strands; ++strand) between_nodes(program, deal, g, strand, between, move);
@@ -193,7 +193,7 @@ Program compose_all_reduce(const Topology& topology, const Collective& collectiv
   return std::move(program).finish(std::move(name));
 }
 
-/// "hierarchical(ring)" where ranks of a node go direct, else "hierarchical(circulant,ring)".
+/// "hierarchical(ring)" if NODE is direct, else for example "hierarchical(circulant,ring)".
 std::string name_of(std::size_t inside, std::size_t outside) {
   const std::string node_part = inside == kDirect ? "" : std::string(kNodeStages[inside].name) + ",";
   return "hierarchical(" + node_part + std::string(kWireStages[outside].name) + ")";
@@ -203,7 +203,7 @@ template <std::size_t inside, std::size_t outside>
 Status supports_pair(const Topology& topology, const Collective& collective) {
   constexpr bool kDealsInShares = inside < kDealing && outside < kDealing;
   if (!kDealsInShares) return serves_only(collective.kind, {CollectiveKind::all_reduce});
-  // An idle rank gets its share from its neighbour, which cannot know that nobody adds to it any more.
+  // An idle rank gets its share from its neighbour, and the neighbour cannot know when the last contribution is in.
   const int last = topology.nodes() > 1 ? topology.nodes() : topology.ranks();
   const Stage& last_stage = topology.nodes() > 1 ? kWireStages[outside] : kNodeStages[inside];
   if (collective.kind == CollectiveKind::reduce_scatter && last_stage.name == kHalving &&
@@ -282,8 +282,8 @@ std::span<const Algorithm> hierarchical_compositions() {
 std::vector<Algorithm> hierarchical_candidates() {
   const auto all = hierarchical_compositions();
   std::vector<Algorithm> candidates;
-  // Those whose nodes go direct, but for the first, which plain "hierarchical" is; and those by which few bytes go through a
-  // leader.
+  // All compositions with direct inside nodes, except the first, which equals plain "hierarchical"; and those that send small
+  // messages through a leader.
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::size_t inside = i / kWireStages.size();
     const std::string_view wire = kWireStages[i % kWireStages.size()].name;

@@ -11,8 +11,8 @@ namespace shoal {
 /// One of the reduce-scatters or all_gathers of stages.h.
 using ShareMove = void (*)(ProgramBuilder& program, std::span<const int> members, const Shares& shares);
 
-/// The Program of `rank` for a reduce_scatter: `inside` every node, then `between` the nodes; for an all_gather the other way
-/// round. Among the ranks of a single node `inside` alone.
+/// The Program of `rank` for a reduce_scatter: `inside` on every node, then `between` the nodes; for an all_gather the
+/// reverse order. On a single node only `inside` runs.
 Program compose_shares(const Topology& topology, const Collective& collective, int rank, ShareMove inside, ShareMove between,
                        std::string name);
 

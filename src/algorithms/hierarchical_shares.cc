@@ -1,7 +1,7 @@
-// hierarchical, for what is dealt in shares. The s-th ranks of all nodes make strand s, and exchange its shares between the
-// nodes on a rail of their own; a node with fewer ranks has its rank s mod L stand in. So a node sends each other node one
-// share for each of that one's ranks (reduce_scatter) or of its own (all_gather), however many ranks it has: the least that it
-// can.
+// hierarchical, for messages dealt in shares. The s-th ranks of all nodes form strand s and exchange its shares between the
+// nodes on a rail of their own; on a smaller node rank s mod L takes that place. So a node sends each other node one share
+// for each rank of the receiving node (reduce_scatter) or of its own (all_gather), whatever the number of ranks. This is the
+// minimum.
 //
 // A reduce_scatter folds inside the node first: a rank keeps a strand, its part of the message, in scratch.
 
@@ -13,7 +13,7 @@
 namespace shoal {
 namespace {
 
-/// The shares of a strand by node, or of what each rank of a node holds of all strands.
+/// The shares of a strand by node, or the shares of all strands that each rank of a node holds.
 class Strands {
  public:
   explicit Strands(const Topology& topology) : nodes_(ranks_of_nodes(topology)) {
@@ -23,13 +23,13 @@ class Strands {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   [[nodiscard]] const std::vector<std::vector<int>>& nodes() const noexcept { return nodes_; }
 
-  /// Who holds strand `s`, one rank on each node.
+  /// The ranks that hold strand `s`, one on each node.
   [[nodiscard]] std::vector<int> holders(std::size_t s) const {
     std::vector<int> members;
     for (const auto& ranks : nodes_) members.push_back(ranks[s % ranks.size()]);
     return members;
   }
-  /// By node: its share of strand `s`, where it has one.
+  /// By node: its share of strand `s`, if it has one.
   [[nodiscard]] Shares by_node(std::size_t s) const {
     Shares shares(nodes_.size());
     for (std::size_t n = 0; n < nodes_.size(); ++n) {
@@ -75,7 +75,7 @@ Program compose_shares(const Topology& topology, const Collective& collective, i
     between_nodes();
     program.copy_to_output(own);
   } else {
-    // First, so that it can travel together with what comes in.
+    // First, so that this share can travel together with received ones.
     program.copy_to_output(own);
     between_nodes();
     in_node();

@@ -1,6 +1,6 @@
-// one_shot: everybody sends everything to everybody. One hop, so the lowest latency; p - 1 times the traffic.
+// one_shot: every rank sends its whole message to every other rank. One hop, so the lowest latency; p - 1 times the traffic.
 //
-// Every rank folds the same operands by itself: results are equal bit for bit only because an engine folds consecutive
+// Every rank folds the same operands by itself. Results are bitwise equal only because an engine folds consecutive
 // recv_reduce steps in ascending rank order (see Program).
 
 #include <numeric>
@@ -28,7 +28,7 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 }  // namespace
 
 Algorithm one_shot_algorithm() {
-  return {"one_shot", "everybody sends everything to everybody; one hop, for the smallest messages", supports, build};
+  return {"one_shot", "every rank sends its message to every other rank; one hop, for the smallest messages", supports, build};
 }
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// What the stages share: a member's place among the others, and runs of chunks that travel as one message.
+// Shared by the stages: a member's position among the members, and runs of chunks that travel as one message.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-/// A member's place among the others; distances wrap around.
+/// A member's position among the members; distances wrap around.
 class Position {
  public:
   Position(const ProgramBuilder& program, std::span<const int> members)
@@ -19,8 +19,8 @@ class Position {
 
   [[nodiscard]] bool is_member() const noexcept { return index_ < size_; }
   [[nodiscard]] std::size_t index() const noexcept { return index_; }
-  /// In a binomial tree: how many positions from the own one on its subtree spans, which is the distance to the parent. The
-  /// lowest set bit of the position; children are at all smaller powers of two.
+  /// In a binomial tree: how many positions the subtree of this member spans, counted from itself; equal to the distance to
+  /// its parent. It is the lowest set bit of the position; the children are at the distances of all smaller powers of two.
   [[nodiscard]] std::size_t reach() const noexcept { return index_ == 0 ? std::bit_ceil(size_) : index_ & (~index_ + 1); }
   [[nodiscard]] std::size_t after(std::size_t distance) const noexcept { return (index_ + distance) % size_; }
   [[nodiscard]] std::size_t before(std::size_t distance) const noexcept { return (index_ + size_ - distance % size_) % size_; }
@@ -30,8 +30,9 @@ class Position {
   std::size_t index_;
 };
 
-/// Where an exchange in pairs needs a power of two, the excess members take part through a neighbour: members 0 and 1, 2 and 3,
-/// ... make a pair until no more than a power of two are left. The odd one of a pair plays, the even one is idle.
+/// For pairwise exchanges among a number of members that is not a power of two: the excess members take part through a
+/// neighbour. Members 0 and 1, 2 and 3, ... form pairs until a power of two is left. In a pair the odd member plays, the even
+/// one is idle.
 class Players {
  public:
   explicit Players(std::size_t members) : count_(std::bit_floor(members)), pairs_(members - count_) {}
@@ -39,7 +40,7 @@ class Players {
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
   [[nodiscard]] bool is_paired(std::size_t member) const noexcept { return member < 2 * pairs_; }
   [[nodiscard]] bool is_idle(std::size_t member) const noexcept { return is_paired(member) && member % 2 == 0; }
-  /// The player that stands for `member`, itself or its neighbour.
+  /// The player that acts for `member`: itself or its neighbour.
   [[nodiscard]] std::size_t player(std::size_t member) const noexcept {
     return is_paired(member) ? member / 2 : member - pairs_;
   }
@@ -52,7 +53,7 @@ class Players {
   std::size_t pairs_;
 };
 
-/// Appends `shards` to `run`, joining each, if `join`, to the one before it where it goes on there in the same lane.
+/// Appends `shards` to `run`. If `join`, a shard that continues the last one in the same lane is merged with it.
 inline void append(std::vector<Shard>& run, const std::vector<Shard>& shards, bool join) {
   for (const Shard& shard : shards) {
     if (join && !run.empty() && run.back().lane == shard.lane && run.back().first + run.back().count == shard.first) {

@@ -1,5 +1,5 @@
-// recursive_doubling: log2(p) exchanges of the whole message, or, in an all_gather, of all that a rank holds so far. Few hops
-// and few peers, for small messages over many ranks.
+// recursive_doubling: log2(p) exchanges of the whole message or, in an all_gather, of everything that a rank holds so far.
+// Few hops and few peers, for small messages over many ranks.
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -14,7 +14,7 @@ Status supports(const Topology& topology, const Collective& collective) {
   return serves_only(collective.kind, {CollectiveKind::all_reduce, CollectiveKind::all_gather});
 }
 
-/// Neighbours exchange first, and what two ranks hold together is always one run of shares.
+/// Neighbours exchange first, and the shares that two ranks hold together always form one run.
 Program build_all_gather(const Topology& topology, const Collective& collective, int rank) {
   const std::vector<int> members = ranks_with_bits_reversed(topology.ranks());
   ProgramBuilder program(topology, collective, rank, static_cast<std::uint32_t>(members.size()), 1);

@@ -1,10 +1,10 @@
-// recursive_halving: pairs at distance 1, 2, 4, ... exchange halves of what they hold, then gather the same way back. The
-// larger halves travel between neighbours, that is inside a node.
+// recursive_halving: pairs at distance 1, 2, 4, ... exchange halves of what they hold, then gather along the same pairs in
+// reverse. The larger halves travel between neighbours, that is inside a node.
 //
-// With P the largest power of two <= p: 2 log2 P rounds and 2 n (P - 1) / P bytes out of a rank. Where p is no power of two,
-// the p - P excess ranks hand the message to a neighbour before and get the result from it afterwards: two rounds more, and n
-// bytes more out of such a neighbour. A reduce_scatter is the first half, for powers of two only: log2 p rounds, (p - 1) shares
-// out of a rank, half of the message in scratch.
+// With P the largest power of two <= p: 2 log2 P rounds and 2 n (P - 1) / P bytes out of a rank. If p is not a power of two,
+// each of the p - P excess ranks sends its message to a neighbour first and receives the result from that neighbour at the
+// end: two rounds more, and n bytes more out of such a neighbour. A reduce_scatter is the first half, for powers of two only:
+// log2 p rounds, (p - 1) shares out of a rank, half of the message in scratch.
 
 #include "src/algorithms/position.h"
 #include "src/algorithms/registry.h"
@@ -12,8 +12,8 @@
 namespace shoal {
 namespace {
 
-/// The shards of the players whose number is that of `player` modulo `step`, and of their idle neighbours, in the order of
-/// their chunks: what players that are `step` apart still hold together.
+/// The shards of the players whose number equals that of `player` modulo `step`, and of their idle neighbours, in the order
+/// of their chunks: the shards that players at distance `step` still hold together.
 std::vector<Shard> part_of(const ProgramBuilder& program, const Shares& shares, const Players& players, std::size_t player,
                            std::size_t step) {
   std::vector<Shard> shards;

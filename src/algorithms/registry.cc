@@ -11,7 +11,7 @@ namespace {
 
 Status invalid(const std::string& message) { return {StatusCode::invalid_argument, message}; }
 
-/// Counts, where there are any, are as many as they should be, and do not overflow.
+/// Checks that counts, if given, have the right number and do not overflow.
 Status check_counts(const Collective& collective, int ranks) {
   if (collective.counts.empty()) return {};
   if (!deals_in_shares(collective.kind)) return invalid(std::string(to_string(collective.kind)) + " takes no counts");
@@ -26,7 +26,7 @@ Status check_counts(const Collective& collective, int ranks) {
   return {};
 }
 
-/// What every algorithm may take for granted.
+/// The checks that all algorithms rely on.
 Status check(const Topology& topology, const Collective& collective) {
   const int ranks = topology.ranks();
   if (ranks < 1) return invalid("a collective needs at least one rank");
@@ -39,7 +39,7 @@ Status check(const Topology& topology, const Collective& collective) {
   const std::size_t element_bytes = size_of(collective.type);
   if (element_bytes == 0) return invalid("unknown data type");
   if (Status status = check_counts(collective, ranks); !status.ok()) return status;
-  // Half of the address space, and for all shares together.
+  // Half of the address space, for all shares together.
   const std::size_t limit = std::numeric_limits<std::size_t>::max() / 2 / element_bytes / static_cast<std::size_t>(ranks);
   if (collective.count > limit) return invalid(std::to_string(collective.count) + " elements do not fit in memory");
   if (reduces(collective.kind) && !supports(collective.type, collective.op)) {
@@ -74,7 +74,7 @@ Status needs_power_of_two(const Topology& topology, CollectiveKind asked) {
 }
 
 std::span<const Algorithm> algorithms() {
-  // Where the Selector finds two equally fast, the earlier one wins: simpler ones first.
+  // If the Selector finds two algorithms equally fast, the earlier one wins: simpler ones first.
   static const std::vector<Algorithm> all_algorithms = [] {
     std::vector<Algorithm> all{one_shot_algorithm(),           direct_algorithm(), hierarchical_algorithm(),
                                recursive_doubling_algorithm(), ring_algorithm(),   circulant_algorithm(),
@@ -93,8 +93,8 @@ bool repeats_another(const Algorithm& algorithm, const Topology& topology) {
 }
 
 Result<const Algorithm*> find_algorithm(std::string_view name) {
-  // Two names that mean the same: direct has two hops, so it is what others call two-shot; and it is what runs inside the nodes
-  // unless something else is named.
+  // Aliases: direct has two hops and is called two-shot elsewhere; and it is the stage inside the nodes unless another is
+  // named.
   std::string canonical(name);
   for (const auto& [alias, meaning] : {std::pair{"two_shot", "direct"}, std::pair{"(direct,", "("}}) {
     for (std::size_t at; (at = canonical.find(alias)) != std::string::npos;) canonical.replace(at, std::strlen(alias), meaning);
@@ -116,7 +116,7 @@ Result<Schedule> build_schedule(const Algorithm& algorithm, const Topology& topo
   Schedule schedule{topology, collective, {}, counts_of_rank};
   schedule.programs.reserve(topology.node_of_rank.size());
   for (int rank = 0; rank < topology.ranks(); ++rank) {
-    // Only the first can fail where all ask for the same.
+    // If all ranks make the same call, only the first check can fail.
     if (rank == 0 || !counts_of_rank.empty()) {
       if (Status status = check(algorithm, topology, schedule.collective_of(rank)); !status.ok()) return status;
     }

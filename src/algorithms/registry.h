@@ -1,4 +1,4 @@
-// What each algorithm's file offers to the list in registry.cc.
+// The functions of each algorithm's file that the list in registry.cc uses.
 #pragma once
 
 #include <initializer_list>
@@ -19,24 +19,26 @@ Algorithm bruck_algorithm();
 Algorithm circulant_algorithm();
 Algorithm recursive_halving_algorithm();
 
-/// Every stage that serves inside a node with every stage between nodes: hierarchical(WIRE) where the node goes direct, which
-/// come first, and hierarchical(NODE,WIRE).
+/// Every stage for the inside of a node combined with every stage between nodes: first hierarchical(WIRE), with direct inside
+/// the node, then hierarchical(NODE,WIRE).
 std::span<const Algorithm> hierarchical_compositions();
 
-/// Those of them that the Selector rates: direct inside a node, where one hop costs least, but not between nodes, which is what
-/// "hierarchical" does where it pays; and through a leader of each node, with what suits small messages between the leaders.
+/// The compositions that the Selector rates. First, direct inside a node, where one hop costs least, with any WIRE except
+/// direct: plain "hierarchical" is that one if it pays. Second, a leader on each node with the WIREs that suit small
+/// messages.
 std::vector<Algorithm> hierarchical_candidates();
 
-/// How the names above are made up, for messages.
+/// The format of the names above, for messages.
 std::string hierarchical_names();
 
-/// See Algorithm: of two_tree_all_reduce among n members. What a member inside a tree sees is a hop up and a hop down.
+/// See Algorithm::hidden_hops, for two_tree_all_reduce among n members. An inner member of a tree sees one hop up and one hop
+/// down.
 int two_tree_hidden_hops(int members);
 
-/// ok where `asked` is one of `served`; else unsupported, naming both.
+/// ok if `asked` is one of `served`; else unsupported, naming both.
 Status serves_only(CollectiveKind asked, std::initializer_list<CollectiveKind> served);
 
-/// ok among a power of two of ranks; else unsupported.
+/// ok for a power of two of ranks; else unsupported.
 Status needs_power_of_two(const Topology& topology, CollectiveKind asked);
 
 }  // namespace shoal

@@ -1,6 +1,6 @@
-// ring: every rank talks to its neighbours only. All_reduce: 2 (p - 1) hops, 2 (p - 1) / p of the message out of every rank;
-// all_gather and reduce_scatter: half of both, and the latter keeps two shares in scratch.
-// The ring runs node by node, so that each node's wire is crossed by one edge in each direction.
+// ring: every rank sends to and receives from its neighbours only. All_reduce: 2 (p - 1) hops, 2 (p - 1) / p of the message
+// out of every rank. All_gather and reduce_scatter: half of both, and reduce_scatter keeps two shares in scratch. The ring
+// runs node by node, so that one edge in each direction crosses each node's wire.
 
 #include "src/algorithms/registry.h"
 #include "src/algorithms/stages.h"
@@ -32,7 +32,7 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
 }  // namespace
 
 Algorithm ring_algorithm() {
-  return {"ring", "each rank talks to its neighbours only; least traffic, most hops (Patarasuk and Yuan, JPDC 2009)", supports,
+  return {"ring", "each rank sends to its neighbours only; least traffic, most hops (Patarasuk and Yuan, JPDC 2009)", supports,
           build};
 }
 

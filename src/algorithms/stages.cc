@@ -43,11 +43,11 @@ void direct_all_to_all(ProgramBuilder& program, std::span<const int> members, co
 void ring_reduce_scatter(ProgramBuilder& program, std::span<const int> members, const Shares& shares) {
   const Position me(program, members);
   if (!me.is_member()) return;
-  // A shard starts at the member after its owner and travels all the way round to the owner.
+  // A shard starts at the member after its owner and travels around the ring to the owner.
   for (std::size_t k = 1; k < members.size(); ++k) {
     for (const Shard& shard : shares[me.before(k)]) program.send(members[me.after(1)], shard);
     for (const Shard& shard : shares[me.before(k + 1)]) program.recv_reduce(members[me.before(1)], shard);
-    // Only now: what comes in need not wait until what goes out has left.
+    // Forget only here: the receive need not wait until the send has left.
     for (const Shard& shard : shares[me.before(k)]) program.forget(shard);
   }
 }
@@ -129,7 +129,7 @@ void binomial_gather(ProgramBuilder& program, std::span<const int> members, cons
   if (me.index() == 0) return;
   const std::vector<Shard> run = subtree(program, shares, me.index(), me.reach());
   for (const Shard& own : shares[me.index()]) {
-    // What travels together must lie together.
+    // Chunks that travel together must be adjacent.
     if (std::ranges::none_of(run, [&](const Shard& shard) { return shard.first == own.first && shard.count == own.count; }))
       program.copy_to_output(own);
   }
@@ -158,7 +158,7 @@ void chain_reduce(ProgramBuilder& program, std::span<const int> members, const S
   for (std::uint32_t i = 0; i < shard.count; ++i) {
     const Shard part{shard.lane, shard.first + i, 1};
     if (me.index() + 1 < members.size()) program.recv_reduce(members[me.index() + 1], part);
-    // The part before has had a receive's time to leave.
+    // The previous part had the time of one receive to leave.
     if (i > 0) program.forget({shard.lane, part.first - 1, 1});
     if (me.index() > 0) program.send(members[me.index() - 1], part);
   }

@@ -1,7 +1,8 @@
 // tree: broadcast and reduce along binomial trees, one between the nodes and one inside each: log2 hops, every wire between
-// nodes crossed once. Gather and scatter along one binomial tree over the ranks node by node: inner ranks keep their subtree's
-// shares, up to half of the message, in scratch. All_reduce up and down two binary trees with half of the message each, tile by
-// tile: 2 floor(log2 p) hops, at most 2 n bytes out of a rank and at most four neighbours in the trees, whatever p is.
+// nodes crossed once. Gather and scatter along one binomial tree over the ranks node by node: inner ranks keep the shares of
+// their subtree, up to half of the message, in scratch. All_reduce up and down two binary trees with half of the message
+// each, tile by tile: 2 floor(log2 p) hops, at most 2 n bytes out of a rank and at most four neighbours in the trees, for
+// every p.
 
 #include <algorithm>
 
@@ -11,7 +12,8 @@
 namespace shoal {
 namespace {
 
-// The half of a tree is sent in parts, so that those of both children arrive side by side and not one after the other.
+// Half of the message per tree is sent in parts, so that the parts of both children arrive interleaved and not one child
+// after the other.
 constexpr std::size_t kPartBytes = 256 << 10;
 constexpr std::size_t kMaxParts = 16;
 
@@ -60,7 +62,7 @@ Program build(const Topology& topology, const Collective& collective, int rank) 
   return std::move(program).finish("tree");
 }
 
-/// One level inside the nodes and all between them; what is deeper inside a node costs little beside them.
+/// One level inside the nodes and all levels between them; deeper levels inside a node cost little in comparison.
 int hidden_hops(const Topology& topology) {
   const int nodes = topology.nodes();
   return two_tree_hidden_hops(nodes > 1 ? std::min(topology.ranks(), 2 * nodes) : topology.ranks());
@@ -69,7 +71,7 @@ int hidden_hops(const Topology& topology) {
 }  // namespace
 
 Algorithm tree_algorithm() {
-  return {"tree", "two binary trees, half of the message up and down each (Sanders et al., ParCo 2009); others: binomial",
+  return {"tree", "two binary trees, half of the message up and down each (Sanders et al., ParCo 2009); else binomial",
           supports, build, hidden_hops};
 }
 

@@ -4,8 +4,8 @@
 namespace shoal {
 namespace {
 
-/// Who is above and below a place in a binary tree over the places 1..n, numbered in order; 0 = nobody. Even places are inside
-/// the tree, odd ones leaves.
+/// The parent and the children of a place in a binary tree over the places 1..n, numbered in order; 0 = none. Even places are
+/// inner nodes of the tree, odd ones leaves.
 struct Neighbours {
   std::size_t parent = 0;
   std::size_t left = 0;
@@ -13,7 +13,7 @@ struct Neighbours {
 };
 
 Neighbours neighbours_of(std::size_t place, std::size_t n) {
-  // Down from the root, which is the largest power of two; what is below it spans [low, high].
+  // Descends from the root, which is the largest power of two; the subtree below `at` spans [low, high].
   Neighbours found;
   std::size_t low = 1;
   std::size_t high = n;
@@ -37,8 +37,7 @@ void two_tree_all_reduce(ProgramBuilder& program, std::span<const int> members, 
   const Position me(program, members);
   if (!me.is_member() || members.size() < 2) return;
   const std::size_t n = members.size();
-  // In the second tree all places move on by one, which turns the leaves of the first into inner members and the other way
-  // round.
+  // In the second tree all places shift by one, which turns the leaves of the first tree into inner members and vice versa.
   Neighbours in_tree[2];
   for (std::size_t tree = 0; tree < 2; ++tree) in_tree[tree] = neighbours_of((me.index() + tree) % n + 1, n);
   const auto member_at = [&](std::size_t place, std::size_t tree) { return members[(place - 1 + n - tree) % n]; };
@@ -52,7 +51,7 @@ void two_tree_all_reduce(ProgramBuilder& program, std::span<const int> members, 
     }
     if (parent != 0) program.send(member_at(parent, tree), part(i));
   }
-  // All parts go up before any comes down: either way fills the ports by itself.
+  // All parts go up before any goes down: each direction alone fills the ports.
   for (std::uint32_t i = 0; i < shard.count; ++i) {
     const std::size_t tree = i % 2;
     const auto& [parent, left, right] = in_tree[tree];

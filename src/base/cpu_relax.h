@@ -1,4 +1,4 @@
-// A hint to the processor that this is a loop that waits for another.
+// A hint to the processor that this is a spin loop.
 #pragma once
 
 namespace shoal {

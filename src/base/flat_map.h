@@ -33,7 +33,7 @@ class FlatMap {
     if (!slots_[hole].used) return;
     const std::size_t mask = slots_.size() - 1;
     for (std::size_t at = (hole + 1) & mask; slots_[at].used; at = (at + 1) & mask) {
-      // It may move up unless its own place lies behind the hole.
+      // The entry may move up unless its own place lies after the hole.
       if (((at - start_of(slots_[at].key)) & mask) < ((at - hole) & mask)) continue;
       slots_[hole] = std::move(slots_[at]);
       hole = at;
@@ -57,7 +57,7 @@ class FlatMap {
   [[nodiscard]] std::size_t start_of(std::uint64_t key) const noexcept {
     return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15U) >> 20) & (slots_.size() - 1);
   }
-  /// Where `key` stands, or else the free slot where it would.
+  /// The slot that holds `key`, or else the free slot for it.
   [[nodiscard]] std::size_t place_of(std::uint64_t key) const noexcept {
     std::size_t at = start_of(key);
     while (slots_[at].used && slots_[at].key != key) at = (at + 1) & (slots_.size() - 1);

@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-/// Sleeps while `word` holds `expected`, at most until `deadline`. May return early for no reason. Any thread.
+/// Sleeps while `word` holds `expected`, at most until `deadline`. May return early without a cause. Any thread.
 inline void futex_wait_until(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                              std::chrono::steady_clock::time_point deadline) noexcept {
   // FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time, which is what steady_clock counts.

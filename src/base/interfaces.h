@@ -1,4 +1,4 @@
-// Which of a host's network interfaces others are likely to reach it by.
+// Rates a host's network interfaces by how likely other hosts can reach it there.
 #pragma once
 
 #include <sys/socket.h>
@@ -9,8 +9,8 @@
 
 namespace shoal {
 
-/// The smaller, the better an address of this family on `interface` is for others to come by. Bridges that containers and
-/// virtual machines hang on have the same address on many hosts: the last resort.
+/// How unsuitable an address of this family on `interface` is for other hosts to connect to; 0 is best. Bridges of containers
+/// and virtual machines have the same address on many hosts, so they are the last resort.
 inline int interface_badness(std::string_view interface, int family) noexcept {
   constexpr std::array<std::string_view, 5> kBridges = {"docker", "br-", "virbr", "cni", "lxc"};
   const bool bridge =

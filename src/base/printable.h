@@ -1,4 +1,4 @@
-// Words of others, for a terminal.
+// Text from other processes, made safe for a terminal.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace shoal {
 
-/// Whoever has sent `text` must not write its own lines or colours on the user's terminal: control characters become '?'.
+/// The sender of `text` must not write its own lines or colours on the user's terminal: control characters become '?'.
 inline std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');

@@ -1,4 +1,4 @@
-// Threads of the library's own, which the program's signals never reach.
+// Threads of the library, which receive none of the program's signals.
 #pragma once
 
 #include <pthread.h>
@@ -10,10 +10,10 @@
 
 namespace shoal {
 
-/// While it lives, threads that the calling thread starts, itself or inside a library that it calls, take no signals sent to
-/// the process: a thread inherits the mask of the one that starts it. Handlers then run in threads of the program, and a signal
-/// that the program has blocked in all its threads, to wait for it, does not end the process by way of a thread that the
-/// program does not know of. A thread's own faults and a profiler's clock are left to it.
+/// While this exists, threads that the calling thread starts, itself or inside a library that it calls, take no signals sent to
+/// the process: a thread inherits the signal mask of the thread that starts it. Handlers then run in threads of the program. A
+/// signal that the program has blocked in all its threads, to wait for it, does not end the process through a thread that the
+/// program does not know of. Signals of a thread's own faults and of a profiler's clock stay unblocked.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

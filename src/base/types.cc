@@ -9,7 +9,7 @@ namespace {
 
 struct TypeInfo {
   std::string_view name;
-  std::string_view alias;  // what nccl-tests calls it
+  std::string_view alias;  // nccl-tests' name
   bool floating;
 };
 

@@ -64,8 +64,9 @@ static_assert(SHOAL_BOR == static_cast<int>(ReduceOp::bor));
 static_assert(SHOAL_BXOR == static_cast<int>(ReduceOp::bxor));
 static_assert(SHOAL_BXOR + 1 == kReduceOpCount);
 
-/// What shoal_last_error_message() tells this thread. On the heap: the library has a thread-local variable of the initial-exec
-/// model, so all of them together have to fit into the few hundred bytes that a program leaves for what it loads at run time.
+/// The value of shoal_last_error_message() in this thread. On the heap, because the library has a thread-local variable of the
+/// initial-exec model: all thread-local variables together must fit into the few hundred bytes that a program reserves for
+/// libraries that it loads at run time.
 struct LastErrorMessage {
   static constexpr std::size_t kBytes = 2048;
   char* text = nullptr;
@@ -78,8 +79,8 @@ Result<CommunicatorOptions> options_of(const shoal_config* config) {
   CommunicatorOptions options = Communicator::options_from_environment();
   if (config == nullptr) return options;
   if (config->magic != SHOAL_CONFIG_MAGIC) return invalid("config: not initialised; start from SHOAL_CONFIG_INITIALIZER");
-  // The first version of the struct is this one, so there is no older, shorter one to accept yet; a longer one may carry wishes
-  // that this library does not know of.
+  // This is the first version of the struct, so there is no older, shorter one to accept yet. A longer struct may have fields
+  // that this library does not know.
   if (config->size_bytes < sizeof(shoal_config))
     return invalid("config: size_bytes is too small; start from SHOAL_CONFIG_INITIALIZER");
   if (config->size_bytes > sizeof(shoal_config)) {
@@ -121,7 +122,7 @@ class CallbackStore final : public Store {
       }
       if (size > kLimitBytes) {
         return Status(StatusCode::system_error, "store: the value of key '" + name + "' has " + std::to_string(size) +
-                                                    " bytes; at most " + std::to_string(kLimitBytes) + " are believable");
+                                                    " bytes; values are limited to " + std::to_string(kLimitBytes) + " bytes");
       }
       value.resize(size);
     }
@@ -141,22 +142,22 @@ class CallbackStore final : public Store {
   shoal_store callbacks_;
 };
 
-/// Hands the communicator of `created` to the caller.
+/// Passes the communicator of `created` to the caller.
 Status deliver(Result<std::unique_ptr<Communicator>> created, shoal_comm_t* comm) {
   if (!created.ok()) return created.status();
-  if (created.value() == nullptr) return {};  // a split without this rank
+  if (created.value() == nullptr) return {};  // a split with a negative color
   *comm = new shoal_comm{std::move(created).value()};
   return {};
 }
 
-/// Hands the Work of `started` to the caller.
+/// Passes the Work of `started` to the caller.
 Status deliver(Result<Work> started, shoal_work_t* work) {
   if (!started.ok()) return started.status();
   *work = new shoal_work{std::move(started).value()};
   return {};
 }
 
-/// What shoal_set_call_options() has set for this thread. Small, for the same reason as last_error_message.
+/// The options of shoal_set_call_options() for this thread. Small, for the same reason as last_error_message.
 struct ThreadCallOptions {
   std::int64_t timeout_ms = 0;
   const char* algorithm = nullptr;

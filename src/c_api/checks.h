@@ -1,4 +1,4 @@
-// What all files of the C API use: handles, checks of arguments, the words of a failure.
+// What all files of the C API use: handles, checks of arguments, the message of the last failure.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ shoal_status report(const Status& status) noexcept;
 
 inline Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// Checks what C can hand over and C++ cannot: null handles and out parameters, and ints outside the enums. Everything else is
-/// checked by the Communicator. Keeps the first fault; the message is made later, where it may throw.
+/// Checks arguments that are possible in C and not in C++: null handles and out parameters, and ints outside the enums. The
+/// Communicator checks everything else. Keeps the first fault; its message is made later, in a place that may throw.
 class Checks {
  public:
   explicit Checks(const char* function) noexcept : function_(function) {}
@@ -38,7 +38,7 @@ class Checks {
   Checks& not_null(const char* argument, const void* pointer) noexcept {
     return fault_if(pointer == nullptr, argument, Fault::null);
   }
-  /// Also clears it, so that a failed call leaves no garbage there.
+  /// Also clears `*handle`, so that a failed call leaves no garbage there.
   template <typename Handle>
   Checks& out(const char* argument, Handle* handle) noexcept {
     if (handle != nullptr) *handle = nullptr;
@@ -90,7 +90,7 @@ class Checks {
   std::int64_t value_ = 0;
 };
 
-/// Runs `body`, which returns a Status, if `checks` found no fault. Whatever is thrown below becomes a status.
+/// Runs `body`, which returns a Status, if `checks` found no fault. Every exception becomes a status.
 template <typename Body>
 shoal_status guarded(const Checks& checks, Body body) noexcept {
   const auto unexpected = [&checks](const char* what) {
@@ -110,13 +110,13 @@ shoal_status guarded(const Checks& checks, Body body) noexcept {
   }
 }
 
-/// The longest wait that a clock can count: more is taken for that.
+/// `timeout_ms`, at most ten years, so that the clock cannot overflow.
 inline std::chrono::milliseconds clamped_ms(std::int64_t timeout_ms) {
   constexpr std::int64_t kTenYearsMs = std::int64_t{10} * 365 * 24 * 3600 * 1000;
   return std::chrono::milliseconds(std::min(timeout_ms, kTenYearsMs));
 }
 
-/// By what shoal_set_call_options() has set for this thread.
+/// The options that shoal_set_call_options() has set for this thread.
 CallOptions call_options();
 
 /// `counts` has one number for each rank of `comm`.

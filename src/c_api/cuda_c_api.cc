@@ -21,7 +21,7 @@ struct shoal_stream_work {
 namespace shoal {
 namespace {
 
-/// Of every call on a stream; `work` may be null.
+/// The checks of every call on a stream; `work` may be null.
 Checks checks_of(const char* function, shoal_stream_comm_t comm, shoal_stream_work_t* work) noexcept {
   if (work != nullptr) *work = nullptr;
   Checks checks(function);
@@ -29,7 +29,7 @@ Checks checks_of(const char* function, shoal_stream_comm_t comm, shoal_stream_wo
   return checks;
 }
 
-/// Hands the work of `started` to the caller, if he wants it.
+/// Passes the work of `started` to the caller, unless `work` is null.
 Status deliver(Result<StreamWork> started, shoal_stream_work_t* work) {
   if (!started.ok()) return started.status();
   if (work != nullptr) *work = new shoal_stream_work{std::move(started).value()};

@@ -1,4 +1,4 @@
-// The subcommands of `shoal`. Each adds itself to the parser; what it returns as exit status goes to `*exit_status`.
+// The subcommands of `shoal`. Each adds itself to the parser and writes its exit status to `*exit_status`.
 #pragma once
 
 namespace CLI {
@@ -16,11 +16,11 @@ void add_simulate_command(CLI::App& app, int* exit_status);
 void add_explain_command(CLI::App& app, int* exit_status);
 /// `shoal tune`: measures the algorithms between the ranks of a job.
 void add_tune_command(CLI::App& app, int* exit_status);
-/// `shoal doctor`: what the jobs of this host are doing, and who holds them up.
+/// `shoal doctor`: what the jobs of this host are doing, and which rank holds them up.
 void add_doctor_command(CLI::App& app, int* exit_status);
-/// `shoal topology`: which machine this is, and what of it each rank uses.
+/// `shoal topology`: the machine, and the devices and cores that each rank uses.
 void add_topology_command(CLI::App& app, int* exit_status);
-/// `shoal env`: every setting, its value and where that comes from.
+/// `shoal env`: every setting, its value and the origin of the value.
 void add_env_command(CLI::App& app, int* exit_status);
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// `shoal env`: every setting with its value and where that comes from.
+// `shoal env`: every setting with its value and the origin of the value.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -27,8 +27,7 @@ void print_settings() {
 }  // namespace
 
 void add_env_command(CLI::App& app, int*) {
-  auto* command =
-      app.add_subcommand("env", "Lists every setting: default, value, where the value comes from, and what it does");
+  auto* command = app.add_subcommand("env", "Lists every setting: default, value, origin of the value, and meaning");
   command->callback(print_settings);
 }
 

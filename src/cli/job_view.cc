@@ -31,19 +31,19 @@ std::string text_of(const std::array<char, Room>& room) {
 
 std::vector<int> ranks_in(const RankSet& set, int ranks) {
   std::vector<int> list;
-  for (int rank = 0; rank < ranks && rank < static_cast<int>(kLedgerMembers); ++rank) {
+  for (int rank = 0; rank < ranks && rank < static_cast<int>(kFlightRecordMembers); ++rank) {
     if (set.contains(rank)) list.push_back(rank);
   }
   return list;
 }
 
-CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
+CommunicatorView view_of(const FlightRecordPage& page, std::int64_t now_ns) {
   CommunicatorView view;
   view.number = page.communicator;
   view.name = page.name;
   view.ranks = std::max(0, page.ranks);
   view.rank = std::clamp(page.rank, 0, std::max(0, view.ranks - 1));
-  const auto told = std::min<std::size_t>(static_cast<std::size_t>(view.ranks), kLedgerMembers);
+  const auto told = std::min<std::size_t>(static_cast<std::size_t>(view.ranks), kFlightRecordMembers);
   view.members.assign(page.members.begin(), page.members.begin() + static_cast<std::ptrdiff_t>(told));
   view.started = page.started.load();
   view.ended = std::min(view.started, page.ended.load());
@@ -59,14 +59,14 @@ CommunicatorView view_of(const LedgerPage& page, std::int64_t now_ns) {
                                ranks_in(page.absent, view.ranks), ranks_in(page.slow, view.ranks)};
     if (is_message) view.message = text_of(page.words);
   }
-  if (page.state.load() == kLedgerFailed) {
+  if (page.state.load() == kFlightRecordFailed) {
     const bool known = page.cause_code > 0 && page.cause_code <= static_cast<std::uint32_t>(StatusCode::internal);
     view.cause = CommunicatorView::Cause{known ? static_cast<StatusCode>(page.cause_code) : StatusCode::internal,
                                          page.cause_at_ns, text_of(page.cause)};
   }
-  const std::uint64_t remembered = std::min<std::uint64_t>(view.started, kLedgerCalls);
+  const std::uint64_t remembered = std::min<std::uint64_t>(view.started, kFlightRecordCalls);
   for (std::uint64_t call = view.started - remembered; call < view.started; ++call)
-    view.calls.push_back(page.calls[call % kLedgerCalls]);
+    view.calls.push_back(page.calls[call % kFlightRecordCalls]);
   return view;
 }
 
@@ -83,7 +83,7 @@ void look_at_file(const std::string& path, const std::string& bytes, JobView& jo
 
 /// Its owner writes the magic last.
 bool is_being_made(std::string_view file) {
-  return file.substr(0, sizeof kLedgerMagic).find_first_not_of('\0') == std::string_view::npos;
+  return file.substr(0, sizeof kFlightRecordMagic).find_first_not_of('\0') == std::string_view::npos;
 }
 
 }  // namespace
@@ -122,19 +122,20 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
   auto header = std::make_unique<LedgerHeader>();
-  if (file.size() < kLedgerHeaderBytes) return refuse("it is too short for a ledger");
+  if (file.size() < kFlightRecordHeaderBytes) return refuse("it is too short for a ledger");
   std::memcpy(header.get(), file.data(), sizeof *header);
-  if (header->magic != kLedgerMagic) return refuse("it is no ledger");
-  if (header->version != kLedgerVersion || header->page_bytes != sizeof(LedgerPage) || header->pages > kLedgerPages)
+  if (header->magic != kFlightRecordMagic) return refuse("it is no ledger");
+  if (header->version != kFlightRecordVersion || header->page_bytes != sizeof(FlightRecordPage) ||
+      header->pages > kFlightRecordPages)
     return refuse(fmt::format("it is of another version of shoal (form {})", header->version));
-  if (file.size() < kLedgerHeaderBytes + header->pages * sizeof(LedgerPage)) return refuse("its end is missing");
+  if (file.size() < kFlightRecordHeaderBytes + header->pages * sizeof(FlightRecordPage)) return refuse("its end is missing");
 
   job.id = ledger_job_name(header->job_id);
   job.name = text_of(header->job);
   job.ranks = std::clamp(header->ranks, 0, 1 << 20);
   job.started_ns = header->system_ns;
   job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, nullptr));
-  const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kLedgerMembers);
+  const auto told = std::min<std::size_t>(static_cast<std::size_t>(job.ranks), kFlightRecordMembers);
   job.node_of_rank.assign(header->node_of_rank.begin(), header->node_of_rank.begin() + static_cast<std::ptrdiff_t>(told));
 
   RankView rank;
@@ -148,9 +149,10 @@ Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_n
     const bool stopped = process.letter == 'T' || process.letter == 't';
     rank.life = !same ? RankView::Life::dead : stopped ? RankView::Life::stopped : RankView::Life::running;
   }
-  auto page = std::make_unique<LedgerPage>();
+  auto page = std::make_unique<FlightRecordPage>();
   for (std::uint32_t i = 0; i < header->pages; ++i) {
-    std::memcpy(static_cast<void*>(page.get()), file.data() + kLedgerHeaderBytes + i * sizeof(LedgerPage), sizeof(LedgerPage));
+    std::memcpy(static_cast<void*>(page.get()), file.data() + kFlightRecordHeaderBytes + i * sizeof(FlightRecordPage),
+                sizeof(FlightRecordPage));
     if (page->state.load() == 0) continue;
     rank.communicators.push_back(view_of(*page, now_ns));
     job.last_sign_ns = std::max(job.last_sign_ns, last_sign_ns(*header, page.get()));

@@ -10,7 +10,7 @@
 
 namespace {
 
-/// True where the first argument is meant as a command but is none; the parser would only miss a command.
+/// Reports a first argument that is not a command; the parser would only report that a command is missing.
 bool report_unknown_command(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return false;
   std::string known;
@@ -18,7 +18,7 @@ bool report_unknown_command(const CLI::App& app, int argc, char** argv) {
     if (command->get_name() == argv[1]) return false;
     known += " " + command->get_name();
   }
-  fmt::print(stderr, "shoal: unknown command '{}'; commands:{} (shoal --help says what they do)\n", argv[1], known);
+  fmt::print(stderr, "shoal: unknown command '{}'; commands:{} (see shoal --help)\n", argv[1], known);
   return true;
 }
 

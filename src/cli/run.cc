@@ -1,5 +1,5 @@
-// `shoal run`: starts the ranks of a job, on this machine or by ssh on several, with the environment that shoal's programs
-// read.
+// `shoal run`: starts the ranks of a job, on this machine or by ssh on several machines, with the environment variables that
+// shoal's programs read.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/random.h>
@@ -41,7 +41,7 @@ constexpr int kPortTries = 100;
 constexpr int kExitUsage = 2;
 
 struct HostEntry {
-  std::string login;  ///< as ssh takes it: "b" or "user@b"
+  std::string login;  ///< ssh destination: "b" or "user@b"
   int ranks = 1;
 };
 
@@ -57,7 +57,7 @@ struct RunOptions {
   bool tag_output = false;
   bool keep_going = false;
   std::vector<std::string> command;
-  // For the part that runs on each host of --hosts.
+  // Used by the agent that runs on each host of --hosts.
   int first_rank = 0;
   int size = 0;
   bool agent = false;
@@ -92,7 +92,7 @@ Result<std::vector<HostEntry>> parse_hosts(const std::string& text) {
   return hosts;
 }
 
-/// Puts hosts that the network joins closely next to each other. The first stays first, and so does the job's master.
+/// Sorts hosts so that hosts close to each other in the network are neighbours. The first host, the job's master, stays first.
 Status sort_by_network(const std::string& source, std::vector<HostEntry>& hosts) {
   if (source.empty()) return {};
   const auto tree = read_network_tree(source);
@@ -101,7 +101,7 @@ Status sort_by_network(const std::string& source, std::vector<HostEntry>& hosts)
   for (const HostEntry& host : hosts) names.push_back(host.login);
   const HostOrder order = order_hosts(*tree, names);
   for (const std::string& host : order.unknown) {
-    fmt::print(stderr, "shoal run: the rank order does not have {}; its ranks come last\n", host);
+    fmt::print(stderr, "shoal run: the rank order does not contain {}; its ranks are placed last\n", host);
   }
   std::vector<HostEntry> sorted;
   for (const std::size_t host : order.order) sorted.push_back(hosts[host]);
@@ -116,10 +116,10 @@ std::uint64_t random_number() {
   return number;
 }
 
-/// Whether nobody on this machine listens on `port` of all addresses now.
+/// Whether no process of this machine listens on `port` of any address now.
 bool is_free(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return true;  // rank 0 will say why
+  if (fd < 0) return true;  // rank 0 will report the reason
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // as rank 0 does
   sockaddr_in address{};
@@ -130,8 +130,8 @@ bool is_free(int port) {
   return free;
 }
 
-/// A port for rank 0's store on this machine. No connection can take it before rank 0 listens: systems give connections
-/// others. Another job would have to choose the same one of 12,768.
+/// A port for rank 0's store on this machine. No outgoing connection can take it before rank 0 listens: the system gives
+/// connections ports of another range. Another job conflicts only if it chooses the same of 12,768 ports.
 int choose_port() {
   int port = 0;
   for (int tries = 0; tries < kPortTries; ++tries) {
@@ -161,7 +161,7 @@ std::vector<std::string> split_words(const std::string& text) {
   return words;
 }
 
-/// The ranks of this machine: `count` of `size`, from `first_rank` on.
+/// The processes of this machine: `count` of the `size` ranks, beginning with `first_rank`.
 std::vector<JobProcess> ranks_here(const std::vector<std::string>& command, int first_rank, int count, int size,
                                    const Variables& variables) {
   std::vector<JobProcess> processes;
@@ -195,7 +195,7 @@ int fail(const Status& status) {
 
 int run_local(const RunOptions& options) {
   const int port = options.port != 0 ? options.port : choose_port();
-  // A key that the user has given, by either variable, reaches the ranks as it is.
+  // A key that the user has set by either variable is passed to the ranks unchanged.
   const Result<std::optional<std::string>> given = job_key_text();
   if (!given.ok()) return fail(given.status());
   Variables variables = {{"SHOAL_MASTER_ADDR", options.master.empty() ? "127.0.0.1" : options.master},
@@ -206,19 +206,19 @@ int run_local(const RunOptions& options) {
   return run_job(ranks_here(options.command, 0, options.ranks, options.ranks, variables), job_options(options));
 }
 
-/// Runs the ranks of one host of --hosts. The variables of the job come on standard input, one NAME=VALUE a line up to an empty
-/// one, so that the job's key shows up in no process list. Standard input stays open as long as the job is to live.
+/// Runs the ranks of one host of --hosts. The variables of the job arrive on standard input, one NAME=VALUE on each line, ended
+/// by an empty line, so that the job's key appears in no process list. The job ends when standard input is closed.
 int run_agent(const RunOptions& options) {
   Variables variables;
   std::string line;
-  // Byte by byte: what follows the empty line belongs to the supervisor.
+  // Byte by byte: the supervisor reads the input after the empty line.
   for (char character = 0; read(STDIN_FILENO, &character, 1) == 1;) {
     if (character != '\n') {
       line += character;
       continue;
     }
     if (line.empty()) {
-      unsetenv("SHOAL_JOB_KEY_FILE");  // the key has come with the job, and ssh may have carried this
+      unsetenv("SHOAL_JOB_KEY_FILE");  // the job's variables hold the key, and ssh may have passed this one on
       JobOptions job = job_options(options);
       job.ends_with_input = true;
       return run_job(ranks_here(options.command, options.first_rank, options.ranks, options.size, variables), job);
@@ -227,10 +227,10 @@ int run_agent(const RunOptions& options) {
     if (equals != std::string::npos) variables.emplace_back(line.substr(0, equals), line.substr(equals + 1));
     line.clear();
   }
-  return fail(Status(StatusCode::aborted, "the connection to the starting host ended before the job began"));
+  return fail(Status(StatusCode::aborted, "the connection to the host that starts the job ended before the job began"));
 }
 
-/// Every SHOAL_* variable of this process, the rendezvous and the job's key.
+/// Every SHOAL_* variable of this process, the address and port of the rendezvous, and the job's key.
 std::string job_variables(const RunOptions& options, const std::string& master, int port, const std::string& key) {
   std::map<std::string, std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -240,11 +240,11 @@ std::string job_variables(const RunOptions& options, const std::string& master, 
       variables[text.substr(0, equals)] = text.substr(equals + 1);
     }
   }
-  variables.erase("SHOAL_HOST_ADDRESS");  // of this machine
+  variables.erase("SHOAL_HOST_ADDRESS");  // valid on this machine only
   variables["SHOAL_MASTER_ADDR"] = options.master.empty() ? master : options.master;
   variables["SHOAL_MASTER_PORT"] = std::to_string(port);
   variables["SHOAL_JOB_ID"] = fmt::format("{:016x}", random_number());
-  variables.erase("SHOAL_JOB_KEY_FILE");  // of this machine, too: its text goes with the job
+  variables.erase("SHOAL_JOB_KEY_FILE");  // a file of this machine; the key itself is passed instead
   variables["SHOAL_JOB_KEY"] = key;
   std::string text;
   for (const auto& [name, value] : variables) text += name + "=" + value + "\n";
@@ -301,7 +301,7 @@ int run(const RunOptions& options) {
   }
   if (options.agent) return run_agent(options);
   if (options.hosts.empty() == (options.ranks == 0)) {
-    return fail(Status(StatusCode::invalid_argument, "say where the ranks run: either -n RANKS or --hosts a:8,b:8"));
+    return fail(Status(StatusCode::invalid_argument, "give either -n RANKS or --hosts a:8,b:8"));
   }
   if (split_words(options.ssh_command).empty()) return fail(Status(StatusCode::invalid_argument, "--ssh-command is empty"));
   return options.hosts.empty() ? run_local(options) : run_on_hosts(options);
@@ -314,31 +314,33 @@ void add_run_command(CLI::App& app, int* exit_status) {
   CLI::App* command = app.add_subcommand("run", "Start the ranks of a job here or by ssh: shoal run -n 4 -- command");
   command->footer(
       "Each rank finds SHOAL_RANK, SHOAL_SIZE, SHOAL_LOCAL_RANK, SHOAL_LOCAL_SIZE, SHOAL_MASTER_ADDR, SHOAL_MASTER_PORT,\n"
-      "SHOAL_JOB_ID and SHOAL_JOB_KEY in its environment. Exit status: that of the first rank that failed (128 + signal where "
-      "one killed it).");
+      "SHOAL_JOB_ID and SHOAL_JOB_KEY in its environment. Exit status: that of the first rank that failed (128 + signal if a "
+      "signal killed it).");
   command->add_option("-n,--ranks", options->ranks, "Ranks on this machine")->check(CLI::Range(1, kMaxHostRanks));
   command->add_option("--hosts", options->hosts,
-                      "Hosts and the ranks on each: a:8,b:8 (shoal must be at the same path on all)");
+                      "Hosts and the number of ranks on each: a:8,b:8 (shoal must be at the same path on all hosts)");
   options->rank_order = setting("SHOAL_RANK_ORDER");
   command->add_option(
       "--rank-order", options->rank_order,
-      "Number the ranks so that hosts close to each other are neighbours: the file that aws ec2 "
-      "describe-instance-topology printed, perhaps ,FILE of describe-instances for the names of hosts, or |COMMAND "
+      "Number the ranks so that hosts close to each other are neighbours: a file with the output of aws ec2 "
+      "describe-instance-topology, optionally with ,FILE of describe-instances for the names of hosts, or |COMMAND "
       "(default: SHOAL_RANK_ORDER)");
-  command->add_option("--ssh-command", options->ssh_command, "How to reach a host; called with the host and a shell command")
+  command
+      ->add_option("--ssh-command", options->ssh_command,
+                   "Program that runs a command on a host; called with the host and a shell command")
       ->capture_default_str();
   command->add_option("--master", options->master, "Address at which all ranks reach rank 0 (default: the first host)");
   command
       ->add_option("--port", options->port,
                    "Port at which rank 0 listens at start-up (default: a free one from 20000 to 32767)")
       ->check(CLI::Range(1, 65535));
-  command->add_option("--timeout", options->timeout_s, "End the job after so many seconds; 0 = never")
+  command->add_option("--timeout", options->timeout_s, "End the job after this many seconds; 0 = never")
       ->check(CLI::Range(0.0, 1e9));
-  command->add_option("--grace", options->grace_s, "Seconds that the others may go on after a rank has failed")
+  command->add_option("--grace", options->grace_s, "Seconds for which the other ranks may continue after a rank has failed")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   command->add_flag("--keep-going", options->keep_going,
-                    "Let the others run on when a rank fails: for programs that go on without it");
+                    "Let the other ranks continue when a rank fails: for programs that recover from the loss of a rank");
   command->add_flag("--tag-output", options->tag_output, "Put '[rank 3] ' in front of every line of output");
   command->add_flag("--agent", options->agent)->group("");
   command->add_option("--first-rank", options->first_rank)->group("")->check(CLI::NonNegativeNumber);

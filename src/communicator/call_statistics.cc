@@ -55,7 +55,7 @@ std::string CallStatistics::text(std::string_view place) const {
                         entry->algorithm, entry->meter->calls(), predicted_us, measured_us, ratio, entry->reason);
   }
   if (others_.calls() > 0) {
-    text += fmt::format("  and {} calls of further kinds and sizes: the report holds {}\n", others_.calls(), kEntries);
+    text += fmt::format("  and {} calls of other kinds and sizes: the report has room for {}\n", others_.calls(), kEntries);
   }
   return text;
 }

@@ -15,7 +15,7 @@
 namespace shoal::internal {
 
 /// One meter for each (collective, power of two of the size, algorithm, reason). The table has a fixed size; calls that do not
-/// fit are counted together. A Plan gets its meter when it is made, so a repeated call looks nothing up.
+/// fit are counted together. A Plan gets its meter when it is made, so a repeated call needs no lookup.
 /// Thread rule: any thread.
 class CallStatistics {
  public:
@@ -25,8 +25,8 @@ class CallStatistics {
   CallStatistics(const CallStatistics&) = delete;
   CallStatistics& operator=(const CallStatistics&) = delete;
 
-  /// The meter for calls of `collective` by `algorithm`; lives as long as the table. `kind`: what the user called it.
-  /// `reason`: why the algorithm was chosen, a text that lives for ever.
+  /// The meter for calls of `kind` (the user's name of the call) and `bytes` by `algorithm`; lives as long as the table.
+  /// `reason`: why the algorithm was chosen; must be a static string.
   CallMeter* meter(CollectiveKind kind, std::size_t bytes, std::string_view algorithm, const char* reason);
 
   /// The report: a headline with `place` ("4 ranks on 1x4 over shm"), a line for each meter with calls, or one line that there
@@ -41,10 +41,10 @@ class CallStatistics {
     std::size_t most_bytes = 0;
     std::string algorithm;
     const char* reason = "";
-    std::unique_ptr<CallMeter> meter;  // made with the entry: most communicators need few
+    std::unique_ptr<CallMeter> meter;  // allocated with the entry, because most communicators need few entries
   };
 
-  mutable std::mutex mutex_;  // for making and printing, not for counting
+  mutable std::mutex mutex_;  // for creating and printing meters; counting needs no lock
   std::array<Entry, kEntries> entries_;
   std::size_t used_ = 0;
   CallMeter others_;

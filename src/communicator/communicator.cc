@@ -29,7 +29,7 @@ namespace {
 
 Status check(int rank, int size, const CommunicatorOptions& options) {
   if (size < 1 || rank < 0 || rank >= size)
-    return {StatusCode::invalid_argument, fmt::format("rank {} of {} makes no sense", rank, size)};
+    return {StatusCode::invalid_argument, fmt::format("rank {} of {} is not valid", rank, size)};
   if (size > kMaxJobRanks)
     return {StatusCode::invalid_argument, fmt::format("{} ranks; a job has at most {} (shoal/limits.h)", size, kMaxJobRanks)};
   if (options.timeout.count() <= 0)
@@ -55,7 +55,7 @@ bool Work::is_completed() const noexcept { return operation_ == nullptr || opera
 
 Status Work::wait() {
   if (operation_ == nullptr) return {};
-  // The deadline ends the operation through whoever drives it; the bound below is for a driver that is itself held up.
+  // No time limit here: the driver thread ends the operation at its deadline, or a little later where the driver is delayed.
   executor_of(*operation_).wait(operation_, std::chrono::steady_clock::time_point::max());
   if (!operation_->done())
     return Operation::in_callback() ? internal::waits_in_callback("Work::wait") : executor_of(*operation_).status();
@@ -93,7 +93,7 @@ CommunicatorOptions Communicator::options_from_environment() {
 }
 
 Result<std::unique_ptr<Communicator>> Communicator::create(CommunicatorOptions options) {
-  // Malformed settings are reported here, where there is a Result to do it with.
+  // Malformed settings are reported here, because options_from_environment() cannot return an error.
   if (const auto timeout = time_setting("SHOAL_TIMEOUT"); !timeout.ok()) return timeout.status();
   const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
   if (!launch.ok()) return launch.status();
@@ -172,7 +172,7 @@ Call all_to_all_call(const void* input, void* output, std::size_t count, DataTyp
   return {{CollectiveKind::all_to_all, count, type, ReduceOp::sum, 0}, input, output, false};
 }
 
-/// The sum, or as much as fits: the check of the call refuses that.
+/// The sum, or the largest number if the sum overflows; the check of the call refuses that number.
 std::size_t total(Counts counts) {
   std::size_t sum = 0;
   for (const std::size_t count : counts) sum = count > ~sum ? ~std::size_t{0} : sum + count;
@@ -190,7 +190,7 @@ Result<Call> with_counts(Call call, Counts counts, int ranks, const char* name =
   return call;
 }
 
-/// The counts of an all_to_all_v as a Collective wants them. `both` is where they lie then.
+/// `call` with the counts of an all_to_all_v in the form that a Collective needs; `both` stores them.
 Result<Call> with_counts(Call call, Counts send_counts, Counts receive_counts, int ranks, std::vector<std::size_t>& both) {
   if (auto checked = with_counts(call, send_counts, ranks, "send_counts"); !checked.ok()) return checked;
   if (auto checked = with_counts(call, receive_counts, ranks, "receive_counts"); !checked.ok()) return checked;
@@ -325,7 +325,7 @@ Result<Work> Communicator::barrier_async(CallOptions options) { return impl_->st
 namespace {
 
 internal::Message send_of(const void* buffer, std::size_t count, DataType type, int peer, int tag) {
-  // A send only reads.
+  // A send only reads the buffer.
   return {true, peer, tag, type, count * size_of(type), static_cast<std::byte*>(const_cast<void*>(buffer)), 0, 0, 0, {}};
 }
 internal::Message recv_of(void* buffer, std::size_t count, DataType type, int peer, int tag) {

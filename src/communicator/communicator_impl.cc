@@ -56,25 +56,24 @@ const char* reason_for(ChoiceBasis basis, bool forced_by_call) {
 /// Nothing has started: the call may be made again.
 Status no_memory(const CommunicatorImpl::Call& call, std::size_t bytes) {
   return {StatusCode::system_error,
-          fmt::format("{} of {} x {}: no memory for the {} bytes that its algorithm keeps aside; make it in smaller parts, or "
-                      "set SHOAL_ALGORITHM",
+          fmt::format("{} of {} x {}: no memory for the {} bytes of scratch space of its algorithm; split the call into "
+                      "smaller ones, or set SHOAL_ALGORITHM",
                       to_string(call.collective.kind), call.collective.count, to_string(call.collective.type), bytes)};
 }
 
 }  // namespace
 
 Status waits_in_callback(std::string_view call) {
-  return {
-      StatusCode::invalid_argument,
-      fmt::format("{}: a callback of on_completion must not wait: its thread is the one that moves data; make the call with "
-                  "_async, or from another thread",
-                  call)};
+  return {StatusCode::invalid_argument,
+          fmt::format("{}: a callback of on_completion must not wait, because its thread moves the data of all calls; make the "
+                      "call with _async, or from another thread",
+                      call)};
 }
 
 Status waits_in_group(std::string_view call) {
   return {StatusCode::invalid_argument,
-          fmt::format("{}: it waits for the other ranks, and so cannot be collected; call it before group_begin() or after "
-                      "group_end()",
+          fmt::format("{}: the call waits for other ranks, and so cannot be part of a call group; make it before group_begin() "
+                      "or after group_end()",
                       call)};
 }
 
@@ -94,7 +93,7 @@ CommunicatorImpl::~CommunicatorImpl() {
   fmt::print(stderr, "{}",
              statistics_->text(fmt::format("{} rank{} on {} over {}", topology.ranks(), topology.ranks() == 1 ? "" : "s",
                                            topology.shape(), transports_)));
-  // Of the process, since it started: strangers are not one communicator's.
+  // Counted for the whole process since it started: an unauthenticated peer belongs to no communicator.
   if (const std::string refused = to_text(refusals()); !refused.empty()) fmt::print(stderr, "  {}\n", refused);
 }
 
@@ -126,7 +125,7 @@ Status CommunicatorImpl::run_message(const Message& message, std::size_t count, 
   if (Operation::in_callback()) return waits_in_callback(message.is_send ? "send" : "recv");
   Operation* operation = executor_->acquire_message(message, deadline_after(options.timeout.value_or(options_.timeout)));
   executor_->run(operation);
-  // Between group_begin() and group_end() it has not even started; its outcome is the group's.
+  // Between group_begin() and group_end() the operation has not started yet; group_end() returns its outcome.
   Status outcome = operation->done() ? operation->outcome() : Status();
   operation->drop_reference();
   return outcome;
@@ -181,7 +180,7 @@ Result<ConnectedJob> CommunicatorImpl::make_group(std::span<const int> ranks) {
   if (!executor.ok()) return executor.status();
   ConnectedJob group{std::move(executor).value(), {}, numerics_, {}};
   group.transports = group.executor->transports();
-  // The table is about the shape that it was looked up for.
+  // The table holds only for the placement of ranks that it was looked up for.
   if (group.executor->topology().node_of_rank == executor_->topology().node_of_rank) group.tuned = tuned_;
   return group;
 }
@@ -195,7 +194,7 @@ Status aborted_by(const Executor& executor, const std::string& reason) {
 
 }  // namespace
 
-/// Lets abort() find the meeting of a shrink() for as long as that runs.
+/// Registers a running shrink(), so that abort() can end it.
 class CommunicatorImpl::Meeting {
  public:
   explicit Meeting(CommunicatorImpl& owner) : owner_(owner) {
@@ -209,13 +208,13 @@ class CommunicatorImpl::Meeting {
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  /// The next attempt, among other ranks perhaps.
+  /// Begins the next attempt, perhaps with other ranks.
   void begin(std::shared_ptr<Executor> executor) {
     const std::scoped_lock lock(owner_.meetings_mutex_);
     executor_ = std::move(executor);
     if (reason_) executor_->close(aborted_by(*executor_, *reason_));
   }
-  /// With the owner's lock.
+  /// Precondition: the caller holds the owner's meetings_mutex_.
   void abort(const std::string& reason) {
     if (!reason_) reason_ = reason;
     if (executor_ != nullptr) executor_->close(aborted_by(*executor_, reason));
@@ -246,12 +245,12 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
   if (CallGroup::open()) return waits_in_group("shrink");
   if (executor_->engine()->left_to_parent()) return executor_->status();
   const auto deadline = deadline_after(timeout);
-  // Everybody goes by what it knows of deaths. Who knows less makes a group with a dead rank in it, hears of the death there,
-  // and comes to the group in which the others wait. Who has only been told that a group failed tries the same one again, and
-  // hears of the death there. A deadline, though, ends the meeting for everybody: whoever tried again would find alone, in what
-  // is left of its own time, ranks missing that have only given up.
+  // Each rank acts on the deaths that it knows of. A rank that has missed a death makes a group that contains the dead rank,
+  // learns of the death there, and goes on to the group in which the other ranks wait. A rank that only knows that a group
+  // failed tries the same members again, and learns of the death there. A deadline, however, ends shrink() on all ranks: a rank
+  // that tried again would be alone for the rest of its own time, and would report ranks as missing that only timed out.
   constexpr int kSameAgain = 3;
-  // Of a meeting that follows a death at the last moment: who is missing then takes a moment to find out.
+  // Minimum time of an attempt after a death shortly before the deadline: detecting the missing ranks takes a moment.
   const auto least = std::min(timeout, std::chrono::milliseconds(100));
   int same = 0;
   Meeting meeting(*this);
@@ -275,7 +274,7 @@ Result<std::unique_ptr<CommunicatorImpl>> CommunicatorImpl::shrink(std::span<con
     same = members == tried ? same + 1 : 0;
     const bool ended = met.code() == StatusCode::timeout || met.code() == StatusCode::aborted;
     if (ended || Clock::now() >= deadline || same == kSameAgain)
-      return Status(met.code(), fmt::format("shrink: the ranks that are left do not meet: {}", met.message()));
+      return Status(met.code(), fmt::format("shrink: the surviving ranks could not agree on a new group: {}", met.message()));
     tried = std::move(members);
   }
 }
@@ -307,7 +306,7 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
   const std::size_t limit = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max()) / element_bytes / shares;
   for (std::size_t i = 0; i < c.counts.size(); ++i) {
     if (c.counts[i] <= limit) continue;
-    // Of an all_to_all: what is sent to each rank, then what is received.
+    // An all_to_all has the send counts of all ranks, then the receive counts.
     const auto p = static_cast<std::size_t>(ranks);
     const char* list = c.kind != CollectiveKind::all_to_all ? "counts" : i < p ? "send_counts" : "receive_counts";
     return invalid(fmt::format("{}[{}], {}, is larger than memory (a negative number?)", list, i % p, c.counts[i]));
@@ -317,7 +316,7 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
     const std::size_t sends = c.counts[self];
     const std::size_t receives = c.counts[static_cast<std::size_t>(ranks) + self];
     if (sends != receives) {
-      return invalid(fmt::format("send_counts[{0}] is {1}, but receive_counts[{0}] is {2}; both are about rank {0} itself",
+      return invalid(fmt::format("send_counts[{0}] is {1}, but receive_counts[{0}] is {2}; on rank {0} the two must be equal",
                                  self, sends, receives));
     }
   }
@@ -342,8 +341,8 @@ Status CommunicatorImpl::check(const Call& call, const CallOptions& options, boo
   return {};
 }
 
-// In direct and one_shot every element is folded from the contributions themselves, in rank order (for a reduce: those of the
-// others, then the root's), wherever the ranks are.
+// In direct and one_shot every element is reduced from the inputs of the ranks in rank order (for a reduce: the inputs of the
+// other ranks, then the root's), independent of the placement of the ranks.
 Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, std::string_view forced) const {
   constexpr std::array<std::string_view, 2> kInRankOrder{"one_shot", "direct"};
   if (!forced.empty()) {
@@ -351,8 +350,8 @@ Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, s
     if (!algorithm.ok()) return algorithm.status();
     if (std::ranges::find(kInRankOrder, (*algorithm)->name) == kInRankOrder.end()) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("{} was asked for, but with SHOAL_NUMERICS=strict a {} is one_shot or direct: in other "
-                                "algorithms the result depends on where the ranks are",
+                    fmt::format("algorithm {} is not allowed: with SHOAL_NUMERICS=strict a {} uses one_shot or direct, because "
+                                "the result of other algorithms depends on the placement of the ranks",
                                 forced, to_string(collective.kind)));
     }
     return select(executor_->topology(), collective, forced);
@@ -363,7 +362,7 @@ Result<Choice> CommunicatorImpl::choose_strictly(const Collective& collective, s
     if (!choice.ok()) continue;
     if (!best || choice->predicted_us < best->predicted_us) best = *choice;
   }
-  if (!best) return select(executor_->topology(), collective, "direct");  // says why not
+  if (!best) return select(executor_->topology(), collective, "direct");  // fails with the reason
   best->basis = ChoiceBasis::model;
   return *best;
 }
@@ -374,8 +373,8 @@ Result<Choice> CommunicatorImpl::choose(const Collective& collective, std::strin
   const TunedShape* tuned = tuned_ ? &*tuned_ : nullptr;
   const ChoiceCosts costs = numerics_ == Numerics::measured ? ChoiceCosts::exact : ChoiceCosts::classes;
   if (collective.counts.empty() || !forced.empty()) return select(executor_->topology(), collective, forced, tuned, costs);
-  // Counts may differ in every call, and choosing takes longer than most of them: what one was chosen for serves all of its
-  // size.
+  // Counts may differ in every call, and choosing takes longer than most calls. So all calls of a size class (a power of two)
+  // share one choice.
   const std::scoped_lock lock(choices_mutex_);
   Collective like = collective;
   like.count = std::bit_ceil(collective.count);
@@ -393,7 +392,7 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
   PlanCache& plans = executor_->plans();
   if (Plan* plan = plans.find(key)) return plan;
   std::string_view forced = key.algorithm == nullptr ? std::string_view() : std::string_view(key.algorithm);
-  // The communicator's override is about all_reduce; other collectives keep the Selector's choice.
+  // The communicator's override applies to all_reduce; other collectives keep the Selector's choice.
   if (forced.empty() && key.collective.kind == CollectiveKind::all_reduce && !key.barrier) forced = options_.algorithm;
   const auto choice = choose(key.collective, forced);
   if (!choice.ok()) return choice.status();
@@ -408,7 +407,7 @@ Result<Plan*> CommunicatorImpl::find_plan(const PlanKey& key, std::unique_ptr<Pl
                            (*plan)->algorithm, reason_for(choice->basis, key.algorithm != nullptr));
   }
   *owned = std::move(plan).value();
-  // Calls whose counts change all the time leave room for those that repeat.
+  // Calls with counts, which may differ every time, may fill only a part of the cache: repeated calls need the rest.
   const std::size_t room = key.collective.counts.empty() ? PlanCache::kCapacity : PlanCache::kCapacity / 4;
   if (Plan* cached = plans.insert(*owned, room)) return cached;
   return owned->get();
@@ -477,7 +476,7 @@ Status CommunicatorImpl::run(const Call& call, const CallOptions& options) {
 
 Status CommunicatorImpl::run(Operation* operation) {
   executor_->run(operation);
-  // Between group_begin() and group_end() it has not even started; its outcome is the group's.
+  // Between group_begin() and group_end() the operation has not started yet; group_end() returns its outcome.
   Status outcome = operation->done() ? operation->outcome() : Status();
   operation->drop_reference();
   return outcome;

@@ -34,14 +34,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-static_assert(shm::kMaxRanks == kMaxHostRanks, "transports see none of the public limits");
+static_assert(shm::kMaxRanks == kMaxHostRanks, "transports do not include the public limits");
 
 constexpr std::size_t kControlTileBytes = 4096;
 constexpr std::size_t kNetworkTileBytes = 256 << 10;
-constexpr std::size_t kTcpRoomBytes = 512 << 10;  // to receive, for each socket
-constexpr std::size_t kRailsRoomBytes = 1 << 20;  // under way to a peer over ofi or ucx
+constexpr std::size_t kTcpRoomBytes = 512 << 10;  // receive buffer of each socket
+constexpr std::size_t kRailsRoomBytes = 1 << 20;  // in flight to a peer over ofi or ucx
 
-// What rank 0 has decided, and what it keeps for itself.
+// Rank 0's decisions: the configuration that it publishes, and what only rank 0 needs.
 struct Decision {
   JobConfig config;
   TuningTable table;
@@ -59,14 +59,14 @@ std::vector<std::string> list_of(const std::string& text) {
   return parts;
 }
 
-/// The value of `name`, which may be empty where it has no default. An error where it is none of `known`.
+/// The value of `name`, which may be empty if the setting has no default. Errors: invalid_argument for a value not in `known`.
 Result<std::string> setting_among(const char* name, std::initializer_list<std::string_view> known) {
   std::string value = setting(name);
   if (value.empty() || std::ranges::find(known, value) != known.end()) return value;
-  return Status(StatusCode::invalid_argument, fmt::format("{}='{}' is none of {}", name, value, fmt::join(known, ", ")));
+  return Status(StatusCode::invalid_argument, fmt::format("{}='{}' is not one of {}", name, value, fmt::join(known, ", ")));
 }
 
-/// config.use_shm and config.network.
+/// Sets config.use_shm and config.network.
 Status choose_transports(const CommunicatorOptions& options, JobConfig& config) {
   if (options.transports.empty()) {
     if (ofi_has_efa(setting("SHOAL_SYSFS_ROOT"))) config.network = Network::ofi;
@@ -82,7 +82,7 @@ Status choose_transports(const CommunicatorOptions& options, JobConfig& config) 
     if (name != "shm" && network == Network::none)
       return {StatusCode::invalid_argument, fmt::format("unknown transport '{}'; known: shm tcp ofi ucx", name)};
     if (network != Network::none && config.network != Network::none) {
-      return {StatusCode::invalid_argument, fmt::format("transports '{}': name one of tcp, ofi and ucx", options.transports)};
+      return {StatusCode::invalid_argument, fmt::format("transports '{}': give only one of tcp, ofi, ucx", options.transports)};
     }
     config.use_shm |= name == "shm";
     if (network != Network::none) config.network = network;
@@ -90,7 +90,8 @@ Status choose_transports(const CommunicatorOptions& options, JobConfig& config) 
   return {};
 }
 
-/// config.integrity, config.encryption and config.compression. May choose tcp where the user has not chosen the network.
+/// Sets config.integrity, config.encryption and config.compression. May set config.network to tcp if the user has not chosen
+/// it.
 Status choose_protection(const CommunicatorOptions& options, JobConfig& config) {
   const auto integrity = setting_among("SHOAL_INTEGRITY", {"auto", "on", "off"});
   if (!integrity.ok()) return integrity.status();
@@ -108,14 +109,14 @@ Status choose_protection(const CommunicatorOptions& options, JobConfig& config) 
                                                              : nullptr;
   if (config.network == Network::tcp || config.network == Network::none || needs_tcp == nullptr) return {};
   if (!options.transports.empty()) {
-    return {StatusCode::unsupported, fmt::format("{} does not encrypt and does not compress; without {}, or with tcp",
+    return {StatusCode::unsupported, fmt::format("transport {} can neither encrypt nor compress; use tcp, or remove {}",
                                                  to_string(config.network), needs_tcp)};
   }
   config.network = Network::tcp;
   return {};
 }
 
-/// config.probe and config.numerics.
+/// Sets config.probe and config.numerics.
 Status choose_numerics(JobConfig& config) {
   const auto probe = integer_setting("SHOAL_PROBE", 0, 1);
   if (!probe.ok()) return probe.status();
@@ -125,7 +126,7 @@ Status choose_numerics(JobConfig& config) {
   if (*numerics == "measured") config.numerics = Numerics::measured;
   if (*numerics == "repeatable") config.numerics = Numerics::repeatable;
   if (*numerics == "strict") config.numerics = Numerics::strict;
-  // What was measured differs from run to run, and with it what is chosen.
+  // Measurements differ from run to run, and so would choices that depend on them.
   if (config.numerics == Numerics::repeatable || config.numerics == Numerics::strict) config.probe = false;
   return {};
 }
@@ -158,7 +159,7 @@ Result<Decision> decide(const CommunicatorOptions& options) {
     }
     config.tile_bytes = config.network_tile_bytes = *tile;
   }
-  // Rank 0 alone reports; a malformed value is everybody's error all the same.
+  // Only rank 0 prints the report, but a malformed value fails all ranks.
   if (const auto explains = integer_setting("SHOAL_EXPLAIN", 0, 1); !explains.ok()) return explains.status();
   if (const std::string path = setting("SHOAL_TUNING"); !path.empty()) {
     auto table = read_tuning_file(path);
@@ -169,22 +170,22 @@ Result<Decision> decide(const CommunicatorOptions& options) {
   return decision;
 }
 
-// Rank 0 decides and publishes, errors included, so that nobody waits for a rank that has given up.
+// Rank 0 decides and publishes its decision, or its error, so that no rank waits for a rank 0 that has failed.
 Result<Decision> agree_on_config(StartupExchange& exchange, int rank, const CommunicatorOptions& options, const Key& key) {
   if (rank != 0) {
-    const auto text = exchange.hear("config", 0, "config");
+    const auto text = exchange.fetch("config", 0, "config");
     if (!text.ok()) return text.status();
     auto config = parse_job_config(*text, key);
     if (!config.ok()) {
-      exchange.hear_refusal();
+      exchange.acknowledge_refusal();
       return config.status();
     }
     return Decision{std::move(config).value(), {}};
   }
   auto decision = decide(options);
   const std::string text = decision.ok() ? to_text(decision->config, key) : refusal_text(decision.status());
-  if (Status status = exchange.say("config", text); !status.ok()) return status;
-  if (!decision.ok()) exchange.wait_until_heard();
+  if (Status status = exchange.publish("config", text); !status.ok()) return status;
+  if (!decision.ok()) exchange.wait_for_acknowledgements();
   return decision;
 }
 
@@ -197,11 +198,11 @@ Topology topology_from(const std::vector<std::string>& identities) {
   return topology;
 }
 
-// Rings that are larger than a core's second-level cache: a slot that the peer still holds there is slow to write again. With
-// many peers there is turnover enough, and memory counts.
+// Makes rings larger than a core's second-level cache: a slot that the peer's cache still holds is slow to write again. With
+// many peers, other traffic evicts the slots, so that smaller rings suffice and save memory.
 int ring_slots(std::size_t peers) { return std::clamp(static_cast<int>(256 / peers), 4, 16); }
 
-// A transport being set up: whom it serves and how they are found.
+// A transport during set-up, and the peers that it connects.
 struct TransportSetup {
   std::unique_ptr<Transport> transport;
   std::vector<int> peers;
@@ -216,7 +217,7 @@ Result<std::vector<std::unique_ptr<Link>>> connect(TransportSetup& wiring, const
   return wiring.transport->connect(wiring.peers, theirs, std::move(time_limit));
 }
 
-// Control and data links must not be taken for each other: neither by their number nor by their key.
+// Control and data links must not be confused with each other: they differ in their job number (`salt`) and in their key.
 TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds lost_after, int rank, int size,
                        std::string_view role, std::uint64_t salt) {
   TcpOptions options;
@@ -235,28 +236,28 @@ TcpOptions tcp_options(const JobConfig& config, const Key& links, milliseconds l
   return options;
 }
 
-// How many of this rank's cards it may use: both ends of a link have as many rails, and a host may lack a card. 0 of another
-// rank: it does not know, or has been told.
+// How many of its NICs this rank may use: both ends of a link need the same number of rails, and a host may lack a NIC. A rank
+// that publishes 0 sets no limit: it does not know its NICs, or the user has named them.
 Result<std::size_t> agree_on_rails(StartupExchange& exchange, std::size_t cards) {
-  const auto all = exchange.step("cards", std::to_string(cards));
+  const auto all = exchange.all_gather("cards", std::to_string(cards));
   if (!all.ok()) return all.status();
   for (const std::string& text : *all) {
     const auto theirs = parse_bytes(text);
-    if (!theirs.ok()) return Status(StatusCode::internal, fmt::format("start-up: '{}' is no number of cards", text));
+    if (!theirs.ok()) return Status(StatusCode::internal, fmt::format("startup: '{}' is not a number of NICs", text));
     if (*theirs > 0) cards = std::min<std::size_t>(cards, *theirs);
   }
   return cards;
 }
 
-// The transport between nodes, for data. `cards`: that this rank should use, by name.
+// The transport for data between nodes. `cards`: names of the NICs that this rank should use.
 Result<std::unique_ptr<Transport>> make_network(const JobConfig& config, const Key& links, milliseconds lost_after, int rank,
                                                 const Topology& topology, const std::vector<std::string>& cards) {
   TcpOptions as_tcp = tcp_options(config, links, lost_after, rank, topology.ranks(), "data", 0);
   const auto fill = [&](rails::Options& options) {
-    options.tile_bytes = config.tile_bytes;  // what has no streams must keep more of them under way
+    options.tile_bytes = config.tile_bytes;  // without byte streams, more tiles must be in flight
     options.tiles_per_peer = std::clamp<std::size_t>(kRailsRoomBytes / options.tile_bytes, 4, 64);
     options.integrity = as_tcp.integrity;
-    // The user's memory that lasts is what shoal has allocated for him.
+    // Of the user's memory only that of mem_alloc() is known to stay mapped.
     if (shm::Arena* const arena = shm::Arena::instance(); arena != nullptr) {
       options.lasting_memory = {arena->base(), arena->size_bytes()};
       options.lasting_changes = [arena] { return arena->frees(); };
@@ -310,7 +311,7 @@ Result<std::shared_ptr<Executor>> make_executor(ProgressEngineParts parts, const
   return Executor::create(std::move(engine), std::move(everybody));
 }
 
-// What this process brings along, whoever else there is. For how long another host may be silent.
+// Sets the parts that depend on this process only. Returns how long another host may be silent (SHOAL_LOST_AFTER).
 Result<milliseconds> begin(ProgressEngineParts& parts, int rank) {
   parts.rank = rank;
   parts.device = &host_device();
@@ -335,7 +336,7 @@ Result<ConnectedJob> wire_up_alone(const CommunicatorOptions& options) {
   return ConnectedJob{std::move(executor).value(), "local", {}, {}};
 }
 
-// What is open while ranks find each other.
+// Resources that are open during the start-up.
 struct Opened {
   ProgressEngineParts parts;
   TransportSetup control{{}, {}, "control"};
@@ -353,25 +354,25 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
   const JobConfig* config = &decision->config;
   if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
     return Status(StatusCode::mismatch,
-                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; start all ranks with the same", rank));
+                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; set the same value for all ranks", rank));
   }
   if (config->encryption && !key.secret) {
     return Status(StatusCode::invalid_argument,
-                  "SHOAL_ENCRYPTION=on needs a key that nobody else knows, and this job has none: give all ranks the same "
-                  "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which make one");
+                  "SHOAL_ENCRYPTION=on needs a secret job key, and this job has none: give all ranks the same "
+                  "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which create one");
   }
   const Key links = link_key(key.key, *config);
   options.algorithm = config->algorithm;
 
-  const auto identities = exchange.step("node", node_identity());
+  const auto identities = exchange.all_gather("node", node_identity());
   if (!identities.ok()) return identities.status();
   parts.topology = topology_from(*identities);
   if (config->encryption && key.told && parts.topology.nodes() > 1) {
     return Status(StatusCode::invalid_argument,
-                  "SHOAL_ENCRYPTION=on between hosts needs a key that mpirun has not made: its daemons carry that one "
-                  "unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE");
+                  "SHOAL_ENCRYPTION=on between hosts cannot use the key that mpirun created, because mpirun's daemons transmit "
+                  "it unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE");
   }
-  const auto masks = exchange.step("cores", affinity_text());
+  const auto masks = exchange.all_gather("cores", affinity_text());
   if (!masks.ok()) return masks.status();
   std::vector<std::string> local_masks;
   HostRanks host;
@@ -379,7 +380,7 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
     local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
     host.masks.push_back(cores_of_mask(local_masks.back()));
   }
-  // Launchers bind ranks to cores of their own: what counts is what the ranks of the node have together.
+  // Launchers bind ranks to cores of their own: the cores that count are those of all ranks of the node together.
   parts.cores = node_cores(local_masks, quota_cores());
   parts.topology.cores_per_node = parts.cores;
   if (!setting("SHOAL_CORES").empty()) {
@@ -408,8 +409,8 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
     control.peers.push_back(peer);
     const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
     if (!(same_node && config->use_shm) && config->network == Network::none) {
-      return Status(StatusCode::unsupported, fmt::format("rank {} is on another host, in another container or of another user, "
-                                                         "where shm does not reach; allow tcp, ofi or "
+      return Status(StatusCode::unsupported, fmt::format("rank {} runs on another host, in another container or as another "
+                                                         "user, where shm cannot connect it; allow tcp, ofi or "
                                                          "ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
                                                          peer));
     }
@@ -420,12 +421,12 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
   control_options.sockets_per_peer = 1;
   control_options.tile_bytes = kControlTileBytes;
   control_options.tiles_per_socket = 2;
-  control_options.integrity = config->integrity != Integrity::off;  // few bytes
-  // What ranks tell each other must survive a rail as the data does.
+  control_options.integrity = config->integrity != Integrity::off;  // cheap, because control messages are small
+  // Control messages must survive the failure of a rail, as data does.
   if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) control_options.rails = std::move(rails);
   auto control_transport = make_tcp_transport(control_options);
   if (!control_transport.ok() && config->network != Network::tcp) {
-    control_options.rails.clear();  // they may be cards, which have no address
+    control_options.rails.clear();  // they may be NICs without an IP address
     control_transport = make_tcp_transport(control_options);
   }
   if (!control_transport.ok()) return control_transport.status();
@@ -455,14 +456,14 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
   const auto address_of = [](const TransportSetup& wiring) {
     return wiring.transport == nullptr ? std::string() : wiring.transport->address();
   };
-  const auto control_addresses = exchange.step("control", address_of(control));
+  const auto control_addresses = exchange.all_gather("control", address_of(control));
   if (!control_addresses.ok()) return control_addresses.status();
-  const auto shm_addresses = exchange.step("shm", address_of(shm));
+  const auto shm_addresses = exchange.all_gather("shm", address_of(shm));
   if (!shm_addresses.ok()) return shm_addresses.status();
-  const auto network_addresses = exchange.step("network", address_of(network));
+  const auto network_addresses = exchange.all_gather("network", address_of(network));
   if (!network_addresses.ok()) return network_addresses.status();
 
-  const auto time_limit = [&] { return ConnectDeadline(exchange.deadline(), [&exchange] { return exchange.look(); }); };
+  const auto time_limit = [&] { return ConnectDeadline(exchange.deadline(), [&exchange] { return exchange.check(); }); };
   auto control_links = connect(control, *control_addresses, time_limit());
   if (!control_links.ok()) return control_links.status();
   parts.control = std::make_unique<ControlPlane>(std::move(control.transport), std::move(control_links).value());
@@ -481,10 +482,10 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
   if (Status status = add(network, *network_addresses); !status.ok()) return status;
 
   if (decision->single_copy_always)
-    parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // asked for, not measured
+    parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // set by the user, not measured
   if (Status status = measure_costs(exchange, parts, config->probe); !status.ok()) return status;
-  // Of a wire that was not measured nobody knows whether it is slow. Sockets' own sums are weak, whereas cards check what they
-  // carry.
+  // A link that was not measured may be slow or fast. Then only TCP gets checksums: its own checksums are weak, whereas NICs
+  // check what they carry.
   const bool sums_pay = config->probe ? check_sums_cost_little(parts.topology) : config->network == Network::tcp;
   if (config->integrity == Integrity::measured && sums_pay) {
     for (const auto& transport : parts.transports) transport->use_check_sums();
@@ -502,9 +503,9 @@ Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, in
   }
 
   const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
-  // Nobody may tear the store down (rank 0 serves it) while another still reads from it.
-  if (const auto ready = exchange.step("ready", ""); !ready.ok()) return ready.status();
-  if (Status status = exchange.part(); !status.ok()) return status;
+  // Rank 0, which serves the store, must not close it while another rank still reads from it.
+  if (const auto ready = exchange.all_gather("ready", ""); !ready.ok()) return ready.status();
+  if (Status status = exchange.finish(); !status.ok()) return status;
   auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
   if (!executor.ok()) return executor.status();
   wired.executor = std::move(executor).value();
@@ -528,15 +529,16 @@ Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey&
     store->leave();
     return wired;
   }
-  const Status cause = exchange.give_up(wired.status());
-  // Who was faster has all that it needs from the store, and reads it no longer.
+  const Status cause = exchange.abort(wired.status());
+  // A rank that has already finished the exchange no longer reads the store, so the control connections carry the cause as
+  // well.
   if (ControlPlane* const control = opened->parts.control.get(); control != nullptr) {
     control->send_abort({}, opened->control.peers,
-                        {cause.code(), fmt::format("rank {} has given up: {}", rank, cause.message())});
+                        {cause.code(), fmt::format("rank {} aborted the startup: {}", rank, cause.message())});
     control->finish();
   }
-  store->leave();  // in order, as all can read
-  opened.reset();  // not before: who loses a connection asks why
+  store->leave();  // an orderly leave: the cause is published
+  opened.reset();  // not earlier: a peer that loses a connection reads the cause from the store
   exchange.leave();
   return cause;
 }

@@ -1,4 +1,4 @@
-// From a Store to links: how a communicator comes about.
+// The start-up of a communicator: from a Store to connected links.
 #pragma once
 
 #include <memory>
@@ -16,20 +16,20 @@
 
 namespace shoal {
 
-/// A communicator's inside, and what its Selector goes by beside the Topology.
+/// The parts of a communicator, and what its Selector uses besides the Topology.
 struct ConnectedJob {
   std::shared_ptr<Executor> executor;
-  std::string transports;  ///< that the ranks use together: transports_between()
+  std::string transports;  ///< all that are in use between the ranks: transports_between()
   Numerics numerics = Numerics::by_class;
-  std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, where it has these ranks
+  std::optional<TunedShape> tuned;  ///< measured times of rank 0's table, if it covers these ranks
 };
 
-/// Finds out who is where, chooses a transport for every pair of ranks, connects, measures the links, and registers the result
-/// with the progress thread. Collective over the ranks of `store` (null for a job of one). Rank 0's algorithm, transports and
-/// settings count for everybody and are written back to `options`. The links prove themselves by a key that is made of `key`,
-/// the job's, and of what rank 0 publishes in the store. `job` is what users call the job, for its flight record. Takes at most
-/// options.timeout; errors name the rank that is missing.
-/// invalid_argument where traffic is to be encrypted and the key is no secret.
+/// Determines the node of each rank, chooses a transport for every pair of ranks, connects them, measures the links, and
+/// registers the result with the progress thread. Collective over the ranks of `store` (null for a job of one rank). Rank 0's
+/// algorithm, transports and settings apply to all ranks; its algorithm is written back to `options`. The links authenticate
+/// with a key that is derived from `key`, the job's key, and from what rank 0 publishes in the store. `job` is the user's name
+/// of the job, for its flight record. Takes at most options.timeout. Errors name the missing rank; invalid_argument where
+/// traffic is to be encrypted and the key is not secret.
 Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                                  CommunicatorOptions& options);
 

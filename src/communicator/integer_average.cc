@@ -28,7 +28,8 @@ void split(const T* numbers, std::size_t count, T ranks, T* parts) noexcept {
 template <typename T>
 void join(const T* sums, std::size_t count, T ranks, T* averages) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
-    // The sum of the quotients may leave the range by less than the remainders bring back: it wraps, and so must this addition.
+    // The sum of the quotients may overflow by less than the remainders bring back: it wraps, so this addition must wrap as
+    // well.
     const auto floor =
         static_cast<T>(static_cast<std::uint64_t>(sums[2 * i]) + static_cast<std::uint64_t>(sums[2 * i + 1] / ranks));
     const bool up = std::is_signed_v<T> && floor < T{0} && sums[2 * i + 1] % ranks != 0;

@@ -1,4 +1,4 @@
-// The average of integers, exact whatever their type.
+// The average of integers, exact for every type.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@
 namespace shoal::internal {
 
 /// The sum of the ranks' numbers may not fit into their type, while their average always does. So every number is split into
-/// parts whose sums fit into 64 bits, the parts are added up by a call of their own, and each rank makes the average of the
-/// sums: it is the exact one, rounded toward zero.
+/// parts whose sums fit into 64 bits, a call adds up the parts, and each rank computes the average from the sums: exact, and
+/// rounded toward zero.
 ///
-/// A number of at most 32 bits is one part. One of 64 bits, x among n ranks, is two: floor(x / n) and x - n * floor(x / n).
+/// A number of at most 32 bits is one part. A number x of 64 bits among n ranks is two: floor(x / n) and x - n * floor(x / n).
 
-/// Whether a call is made that way.
+/// Whether a call is computed that way.
 [[nodiscard]] bool averages_integers(const Collective& collective, int ranks) noexcept;
-/// The call that adds up the parts of `average`; `counts` is where its counts lie, if any.
+/// The call that adds up the parts of `average`; `counts` stores its counts, if any.
 [[nodiscard]] PlanKey sum_of_parts(const PlanKey& average, std::vector<std::size_t>& counts);
 
 /// Writes the parts of `count` numbers at `input` to `parts`.
 void split_into_parts(DataType type, const void* input, std::size_t count, int ranks, void* parts) noexcept;
-/// Writes the averages of `count` numbers of each rank, the sums of whose parts are at `sums`, to `output`.
+/// Writes the averages of `count` numbers of each rank to `output`, from the sums of their parts at `sums`.
 void average_of_parts(DataType type, const void* sums, std::size_t count, int ranks, void* output) noexcept;
 
 }  // namespace shoal::internal

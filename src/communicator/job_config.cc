@@ -22,7 +22,7 @@ std::string own_version() { return fmt::format("{}.{}.{}", SHOAL_VERSION_MAJOR, 
 
 std::string check_value(const Key& links) { return to_hex(derive_key(links, "check")); }
 
-// Reads fields and remembers whether one was not what it should be.
+// Reads fields and remembers whether one was malformed.
 class Reader {
  public:
   explicit Reader(const Json& json) : json_(json) {}
@@ -102,7 +102,7 @@ std::string to_text(const JobConfig& config, const Key& job_key) {
 }
 
 std::string refusal_text(const Status& status) {
-  // Words of the system or of a file may be in any encoding.
+  // Texts of the system or of a file may have any encoding.
   return Json{{"error", status.message().substr(0, kLongestError)}}.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -115,7 +115,7 @@ Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key) 
   }
   Reader read(json);
   JobConfig config;
-  // First: another version may say the rest otherwise, or mean something else by it.
+  // First, because another version may write or interpret the other fields differently.
   if (const std::string version = read.text("version", kLongestName); read.good() && version != own_version()) {
     return Status(StatusCode::mismatch, fmt::format("rank 0 runs shoal {}, this rank {}; install the same version on all hosts",
                                                     printable(version), own_version()));
@@ -166,7 +166,7 @@ Status read_costs(const std::string& text, Topology& topology) {
   read.reduce_us_per_byte = number_in(costs["reduce"], 0);
   read.cores_per_node = number_in(costs["cores"], 0);
   read.one_copy_gain = number_in(costs["one_copy_gain"], 0);
-  double all = read.reduce_us_per_byte + read.cores_per_node + read.one_copy_gain;  // NaN where one of them is
+  double all = read.reduce_us_per_byte + read.cores_per_node + read.one_copy_gain;  // NaN if one of them is NaN
   for (std::size_t i = 0; i < read.cost.size(); ++i) {
     const Json& link = costs["links"][i];
     if (!link.is_array() || link.size() != 4) return bad;

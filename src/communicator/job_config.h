@@ -1,4 +1,4 @@
-// What rank 0 decides for all ranks of a job, and the text in which it says so.
+// Rank 0's decisions for all ranks of a job, and the text in which rank 0 publishes them.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace shoal {
 
-/// What the bits of a sum may depend on: the class of the machine, exact costs, the shape of the job, nothing. See README.md,
-/// "Which bits".
+/// What the bits of a sum may depend on: the bandwidth class of the links, exact costs, the shape of the job, or nothing. See
+/// README.md, "Which bits".
 enum class Numerics : std::uint8_t { by_class = 0, measured = 1, repeatable = 2, strict = 3 };
 
-/// Whether payloads between nodes have check sums; `measured`: over TCP where the wire is slow enough that they cost little.
+/// Whether payloads between nodes have checksums; `measured`: over TCP if the link is so slow that checksums cost little.
 enum class Integrity : std::uint8_t { off = 0, on = 1, measured = 2 };
 
-/// Whether payloads between nodes travel packed; `measured`: where the wire is slow enough that it costs little.
+/// Whether payloads between nodes are packed; `measured`: if the link is so slow that packing costs little.
 enum class Compression : std::uint8_t { off = 0, lossless = 1, measured = 2 };
 
-/// What connects the nodes, and the ranks of a node where shm is not used.
+/// The transport between nodes, and between the ranks of a node where shm is not used.
 enum class Network : std::uint8_t { none = 0, tcp = 1, ofi = 2, ucx = 3 };
 /// "tcp"; "" for none.
 const char* to_string(Network network) noexcept;
@@ -33,33 +33,33 @@ struct JobConfig {
   bool use_shm = true;
   Network network = Network::tcp;
   std::size_t tile_bytes = 64 << 10;
-  std::size_t network_tile_bytes = 64 << 10;  ///< of a large message between nodes; at least tile_bytes
+  std::size_t network_tile_bytes = 64 << 10;  ///< for large messages between nodes; at least tile_bytes
   int sockets_per_peer = 1;
   Integrity integrity = Integrity::off;
   Compression compression = Compression::off;
-  bool encryption = false;  ///< all that moves between nodes is encrypted
-  bool single_copy = true;  ///< ranks of a host may copy straight from and to each other's memory
+  bool encryption = false;  ///< all traffic between nodes is encrypted
+  bool single_copy = true;  ///< ranks of a host may copy directly from and to each other's memory
   bool probe = true;
   Numerics numerics = Numerics::by_class;
-  bool tuned = false;  ///< there is a table of measured times, and rank 0 has it
-  std::string salt;    ///< random text that makes the keys of this job's links others than those of any job before it
+  bool tuned = false;  ///< rank 0 has a table of measured times
+  std::string salt;    ///< random text, so that the link keys of this job differ from those of all earlier jobs
 };
 
-/// The key from which the ranks derive those of their links: nobody knows it who lacks `job_key` or has not read `config`.
+/// The key from which the ranks derive the keys of their links. Only a process with `job_key` and `config` can compute it.
 Key link_key(const Key& job_key, const JobConfig& config);
 
-/// The text to publish. It shows whether a reader has the same job key, and tells nothing else of it.
+/// The text to publish. A reader can check with it whether its job key is the same, and learns nothing else about the key.
 std::string to_text(const JobConfig& config, const Key& job_key);
-/// Published instead where rank 0 cannot go on.
+/// The text to publish instead if rank 0 has failed.
 std::string refusal_text(const Status& status);
 
-/// Errors: those of refusal_text(); mismatch where rank 0 has another job key; internal for anything that is no text of
-/// to_text(), with the values in their ranges.
+/// Errors: those of refusal_text(); mismatch where rank 0 has another job key; internal for a text that is not from to_text(),
+/// or has a value out of range.
 Result<JobConfig> parse_job_config(const std::string& text, const Key& job_key);
 
-/// The costs of the links and of the reduction, and the cores of a node, as rank 0 publishes them.
+/// The text in which rank 0 publishes the costs of the links and of the reduction, and the cores of a node.
 std::string costs_text(const Topology& topology);
-/// Takes them over into `topology`. Errors: internal for anything that is no text of costs_text(); `topology` is as it was.
+/// Reads them into `topology`. Errors: internal for a text that is not from costs_text(); `topology` is then unchanged.
 Status read_costs(const std::string& text, Topology& topology);
 
 }  // namespace shoal

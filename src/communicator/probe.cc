@@ -26,31 +26,32 @@ using Clock = std::chrono::steady_clock;
 constexpr int kWarmUps = 4;
 constexpr int kRoundTrips = 24;
 constexpr int kFewRoundTrips = 3;
-constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's largest, where that is less
-// Streams to measure a bandwidth by, one after the other: on a slow link the longer ones are left out, on any other single
-// tiles show the burst that a shaped link lets through. Of a kind the fastest counts, since whatever others do on the machine
-// meanwhile only takes time: what is chosen by it should not differ from run to run.
+constexpr std::size_t kProbeTileBytes = 64 << 10;  // or the link's maximum, if that is less
+// Streams that measure the bandwidth, one after the other. On a slow link the longer streams are left out; on other links
+// single tiles show the burst that a shaped link lets through. The fastest stream of each kind counts, because other load on
+// the machine only adds time, and choices by the result should not differ from run to run.
 struct Stream {
   int tiles;
   int times;
 };
 constexpr std::array kStreams{Stream{1, 5}, Stream{4, 1}, Stream{32, 8}};
-constexpr double kRepeatUs = 10'000;  // no stream again after so long
+constexpr double kRepeatUs = 10'000;  // no stream is repeated after this time
 constexpr int kPauseRoundTrips = 10;  // between single tiles
 constexpr double kPauseUs = 1'000;
-constexpr double kBurst = 0.5;  // of what a tile takes in the longest stream: that one alone takes less is no accident
-constexpr std::size_t kSwapBytes = 512 << 10;  // more than what is moved by one copy anyway (peer_memory_moves.cc)
-constexpr int kSwaps = 4;                      // of each kind, of which the first warms up
-constexpr double kRoundTripsUs = 20'000;       // no new round trip after so long
+// A link lets a burst through if a single tile takes less than this part of the time of a tile in the longest stream.
+constexpr double kBurst = 0.5;
+constexpr std::size_t kSwapBytes = 512 << 10;  // larger than what always moves by one copy (peer_memory_moves.cc)
+constexpr int kSwaps = 4;                      // of each kind; the first is a warm-up
+constexpr double kRoundTripsUs = 20'000;       // no new round trip after this time
 constexpr double kStreamUs = 50'000;           // no stream that would take longer
-constexpr auto kPatience = std::chrono::seconds(5);
-constexpr int kLookMs = 100;  // however soundly it sleeps
+constexpr auto kTimeLimit = std::chrono::seconds(5);
+constexpr int kLookMs = 100;  // longest sleep in poll
 
-// What the leader wants from the other end, in TileHeader::edge.
+// The leader's request to the follower, in TileHeader::edge.
 enum Wish : std::uint32_t { kTakeIt, kAnswerIt, kStop, kSwapTiles, kSwapMemory };
 
-// One end of a probed link. The lower rank leads and measures; the other does what the tiles ask for, so only the leader's
-// clock decides how long it takes.
+// One end of a probed link. The lower rank leads and measures. The other rank follows the requests in the tiles, so that only
+// the leader's clock determines the duration.
 class Prober {
  public:
   Prober(Transport& transport, Link& link, bool cores_to_spare, Clock::time_point give_up)
@@ -60,7 +61,8 @@ class Prober {
         waits_(cores_to_spare),
         give_up_(give_up) {}
 
-  /// `wire`: over a network sending itself costs much. With `latency_only` the rest of the cost is zero.
+  /// `wire`: over a network, sending has a considerable overhead, which is measured too. With `latency_only` all other costs
+  /// are zero.
   std::optional<LinkCost> lead(LinkClass wire, bool latency_only) {
     const auto round_trip = measure_round_trip();
     if (!round_trip) return std::nullopt;
@@ -100,7 +102,7 @@ class Prober {
 
   bool end() {
     if (!send(kSmall, kStop)) return false;
-    transport_.progress();  // it may have waited for others to travel with
+    transport_.progress();  // the tile may have waited for other tiles to share a packet
     return true;
   }
 
@@ -109,9 +111,10 @@ class Prober {
       const auto wish = receive();
       if (!wish) return false;
       if (*wish == kStop) return true;
-      // To swap is to tell where our memory lies. Asked only now: who leads knows that all ranks have found out.
+      // A swap reveals an address of this process. reaches_all_memory() is read only now: when the leader asks for a swap, all
+      // ranks have determined it.
       if (*wish > kSwapMemory || (*wish >= kSwapTiles && !transport_.reaches_all_memory()))
-        return refuse(fmt::format("it asked for what is not measured here ({})", *wish));
+        return refuse(fmt::format("the peer asked for a measurement that this rank does not support ({})", *wish));
       if (*wish == kAnswerIt && !send(kSmall, kTakeIt)) return false;
       if (*wish == kSwapTiles && !(swap(kSwapTiles) && send(kSmall, kTakeIt))) return false;
       if (*wish == kSwapMemory && !answer_swap()) return false;
@@ -119,7 +122,7 @@ class Prober {
     return false;
   }
 
-  /// Why it failed.
+  /// Why the measurement failed.
   [[nodiscard]] std::string failure() const {
     if (!link_.status().ok()) return link_.status().message();
     return nonsense_.empty() ? "no answer" : nonsense_;
@@ -128,7 +131,7 @@ class Prober {
  private:
   static constexpr std::size_t kSmall = 8;
 
-  /// Into what is sent next, for who is to read `given_`.
+  /// Writes the address of `given_` to the next message, for the peer that will read `given_`.
   void own_address() {
     given_.resize(kSwapBytes);
     const auto address = reinterpret_cast<std::uint64_t>(given_.data());
@@ -143,7 +146,7 @@ class Prober {
     return swap(kSwapMemory) && send(kSmall, kTakeIt);
   }
 
-  /// Both ends give the other kSwapBytes and take as many, at the same time. For kSwapMemory the buffer holds the other's
+  /// Both ends send kSwapBytes to each other and receive as many, at the same time. For kSwapMemory `buffer_` holds the peer's
   /// address.
   bool swap(Wish way) {
     given_.resize(kSwapBytes);
@@ -152,7 +155,7 @@ class Prober {
       std::uint64_t theirs = 0;
       std::memcpy(&theirs, buffer_.data(), sizeof theirs);
       copies_ = transport_.copy_from(link_.peer(), theirs, taken_.data(), kSwapBytes).ok() && copies_;
-      return true;  // a call finds out for itself what to do then
+      return true;  // a failed copy is not an error here: calls fall back by themselves
     }
     std::size_t given = 0;
     std::size_t taken = 0;
@@ -164,7 +167,7 @@ class Prober {
           moved = link_.try_send(header, {given_.data() + given, size});
           if (moved) given += size, ++sent_;
         }
-        if (taken == kSwapBytes) continue;  // what comes next is no tile of this
+        if (taken == kSwapBytes) continue;  // the next tile does not belong to this swap
         if (const Arrival* arrival = link_.peek()) {
           if (!fits(*arrival, kSwapBytes - taken)) return true;
           std::ranges::copy(arrival->data, taken_.begin() + static_cast<std::ptrdiff_t>(taken));
@@ -182,11 +185,11 @@ class Prober {
 
   struct RoundTrip {
     double whole_us;
-    double sending_us;  // until the message has left: those of a burst would travel, and wake their receiver, together
+    double sending_us;  // until the message has left: messages of a burst would travel, and wake their receiver, together
   };
 
-  // The whole: what a quarter of them stay below, since whatever others do on the machine meanwhile only adds to it. To send
-  // costs more or less as the receiver sleeps or looks: what half of them stay below.
+  // Of the round trips the 25th percentile, because other load on the machine only adds time. Of the sending times the median,
+  // because sending costs more or less depending on whether the receiver sleeps or polls.
   std::optional<RoundTrip> measure_round_trip() {
     const auto begin = Clock::now();
     std::vector<double> whole;
@@ -202,7 +205,7 @@ class Prober {
     return RoundTrip{least_of(0.25, std::move(whole)), least_of(0.5, std::move(sending))};
   }
 
-  /// In which little moves and a token bucket fills.
+  /// A pause with little traffic, in which a token bucket refills.
   bool pause() {
     const auto begin = Clock::now();
     for (int i = 0; i < kPauseRoundTrips && microseconds(Clock::now() - begin) < kPauseUs; ++i) {
@@ -211,7 +214,7 @@ class Prober {
     return true;
   }
 
-  /// The least of `times` streams of so many tiles, from the first one's start until the last one is answered.
+  /// The shortest time of `times` streams of `tiles` tiles, from the start of the first tile to the answer to the last.
   std::optional<double> measure_stream(int tiles, int times) {
     const auto begin = Clock::now();
     double least_us = std::numeric_limits<double>::max();
@@ -227,7 +230,7 @@ class Prober {
     return least_us;
   }
 
-  /// What this share of them, without the first few, stays below.
+  /// The quantile `share` of `times` without the warm-ups.
   static double least_of(double share, std::vector<double> times) {
     if (times.size() > kWarmUps) times.erase(times.begin(), times.begin() + kWarmUps);
     const auto bound = times.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(times.size()));
@@ -235,11 +238,12 @@ class Prober {
     return *bound;
   }
 
-  // Waits as calls do, so that it measures what they will see, and a machine whose cores are busy keeps it no longer than them.
-  // `ready` may send a tile, so nobody asks again once it has said yes.
+  // Waits as calls do, so that it measures what calls will see, and is delayed by busy cores no more than they are. `ready` may
+  // send a tile, so it is not called again once it has returned true.
   template <typename Ready>
   bool until(Ready ready) {
-    // A new one each time: who has slept through the others' start-up would go on sleeping, since no short look pays.
+    // A new Waiter each time: one that has slept during the start-up of other ranks would keep sleeping, because polling
+    // briefly has not paid off.
     Waiter waiter = waits_;
     bool done = ready();
     while (!done) {
@@ -255,7 +259,7 @@ class Prober {
     }
     return true;
   }
-  /// Whether it became ready before the sleep.
+  /// Sleeps, unless `ready` is true just before the sleep. Returns whether it was.
   template <typename Ready>
   bool sleep_unless(Ready ready) {
     pollfd wake{transport_.wait_fd(), POLLIN, 0};
@@ -278,15 +282,15 @@ class Prober {
     if (!until([&] { return (arrival = link_.peek()) != nullptr; })) return std::nullopt;
     if (!fits(*arrival, buffer_.size())) return std::nullopt;
     const std::uint32_t wish = arrival->header.edge;
-    std::copy(arrival->data.begin(), arrival->data.end(), buffer_.begin());  // a reader touches the bytes
+    std::copy(arrival->data.begin(), arrival->data.end(), buffer_.begin());  // a real receiver reads the bytes, too
     link_.release();
     return wish;
   }
 
-  /// A link lets through larger tiles than are measured by.
+  /// A link lets through larger tiles than the probe uses.
   bool fits(const Arrival& arrival, std::size_t room) {
     return arrival.data.size() <= room ||
-           refuse(fmt::format("a tile of {} bytes came where there is room for {}", arrival.data.size(), room));
+           refuse(fmt::format("received a tile of {} bytes where there is room for {}", arrival.data.size(), room));
   }
   bool refuse(std::string what) {
     nonsense_ = std::move(what);
@@ -302,7 +306,7 @@ class Prober {
   std::vector<std::byte> given_;  // of swaps
   std::vector<std::byte> taken_;
   bool copies_ = true;
-  std::string nonsense_;  // that the other end has sent
+  std::string nonsense_;  // describes an invalid tile of the peer
   const Clock::time_point give_up_;
 };
 
@@ -320,9 +324,9 @@ double measure_reduction(const Device& device) {
   return best / static_cast<double>(kCount * sizeof(float));
 }
 
-// Whom `rank` probes with; -1 for nobody. On a node rank 0 with its first peer. Between nodes the first ranks of every two: all
-// at once, since in a collective all nodes talk at once, and where they share something, as emulated ones share cores, each
-// message waits for the others'.
+// The rank with which `rank` probes; -1 for none. On a node: rank 0 with its first peer. Between nodes: the first ranks of
+// each two nodes, all pairs at once, because in a collective all nodes communicate at once. Where nodes share a resource, as
+// emulated nodes share cores, the messages of one node wait for those of other nodes.
 int probe_partner(const Topology& topology, int rank, LinkClass wire) {
   if (wire == LinkClass::network) {
     const int node = topology.node_of_rank[static_cast<std::size_t>(rank)];
@@ -334,29 +338,29 @@ int probe_partner(const Topology& topology, int rank, LinkClass wire) {
   return rank == here[0] ? here[1] : here[0];
 }
 
-// Those who lead on a network begin together: whose pair finds the machine or the network to itself measures what no collective
-// will see. Where there is one pair nobody waits.
+// Makes all leaders on a network begin together: a pair that has the machine or the network to itself would measure what no
+// collective will see. Does nothing where there is only one pair.
 Status begin_together(StartupExchange& exchange, const Topology& topology, int rank) {
   if (topology.nodes() < 4) return {};
   constexpr std::string_view kGo = "probe/go";
   if (rank != 0) {
-    if (Status status = exchange.say(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
-    return exchange.hear("probe", 0, kGo).status();
+    if (Status status = exchange.publish(fmt::format("probe/{}", rank), ""); !status.ok()) return status;
+    return exchange.fetch("probe", 0, kGo).status();
   }
   for (int node = 2; node + 1 < topology.nodes(); node += 2) {
     const int leader = std::min(topology.ranks_of_node(node).front(), topology.ranks_of_node(node + 1).front());
-    if (const auto there = exchange.hear("probe", leader, fmt::format("probe/{}", leader)); !there.ok()) return there.status();
+    if (const auto there = exchange.fetch("probe", leader, fmt::format("probe/{}", leader)); !there.ok()) return there.status();
   }
-  return exchange.say(kGo, "");
+  return exchange.publish(kGo, "");
 }
 
-// What takes so long for each byte, beside the time that the network takes for it.
+// Whether work that takes `us_per_byte` is cheap compared with the time of the network for a byte.
 bool is_little(double us_per_byte, const Topology& topology) {
   constexpr double kMostPart = 0.03;
   return us_per_byte <= kMostPart * topology.cost[static_cast<std::size_t>(LinkClass::network)].us_per_byte;
 }
 
-// What this rank has part in.
+// Measures the links for which this rank leads or follows.
 Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
   Topology& topology = parts.topology;
   for (const LinkClass wire : {LinkClass::network, LinkClass::shared_memory}) {
@@ -368,8 +372,8 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
     if (leads && wire == LinkClass::network) {
       if (Status status = begin_together(exchange, topology, parts.rank); !status.ok()) return status;
     }
-    // Who follows does not know what the others' leader waits for.
-    const auto give_up = leads ? Clock::now() + kPatience : exchange.deadline();
+    // A follower cannot know for which ranks its leader waits, so it has the deadline of the exchange.
+    const auto give_up = leads ? Clock::now() + kTimeLimit : exchange.deadline();
     auto& transport = *parts.transports[parts.transport_of_link[index]];
     Prober prober(transport, **link, has_cores_to_spare(parts), give_up);
     const auto cost = leads ? prober.lead(wire, parts.rank != 0) : std::nullopt;
@@ -378,7 +382,7 @@ Status measure_links(StartupExchange& exchange, ProgressEngineParts& parts) {
       gain = prober.compare_copies();
     if (leads ? !cost || !gain || !prober.end() : !prober.follow())
       return {StatusCode::peer_failed,
-              fmt::format("start-up: measuring the link to rank {} failed: {}", peer, prober.failure())};
+              fmt::format("startup: measuring the link to rank {} failed: {}", peer, prober.failure())};
     if (leads) topology.cost[static_cast<std::size_t>(wire)] = *cost;
     if (leads) topology.one_copy_gain = *gain;
   }
@@ -392,18 +396,20 @@ Status measure_costs(StartupExchange& exchange, ProgressEngineParts& parts, bool
   constexpr char kRefusal = '!';
   Status measured = measure ? measure_links(exchange, parts) : Status();
   if (parts.rank == 0) {
-    const Status said =
-        exchange.say("costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
+    const Status said = exchange.publish(
+        "costs", measured.ok() ? costs_text(parts.topology) : std::string(1, kRefusal).append(measured.message()));
     return measured.ok() ? said : measured;
   }
   if (!measured.ok()) return measured;
-  const auto text = exchange.hear("costs", 0, "costs");
+  const auto text = exchange.fetch("costs", 0, "costs");
   if (!text.ok()) return text.status();
-  if (text->starts_with(kRefusal)) return {StatusCode::peer_failed, "rank 0 has given up: " + printable(text->substr(1))};
+  if (text->starts_with(kRefusal))
+    return {StatusCode::peer_failed, "rank 0 aborted the startup: " + printable(text->substr(1))};
   return read_costs(*text, parts.topology);
 }
 
-// To make and to check sums takes 0.1 ms a MiB together, and so does packing and unpacking (transports/tcp/README.md).
+// Making and checking checksums together takes 0.1 ms for each MiB, and so does packing and unpacking
+// (transports/tcp/README.md).
 bool check_sums_cost_little(const Topology& topology) { return is_little(1e-4, topology); }
 bool packing_costs_little(const Topology& topology) { return is_little(1e-4, topology); }
 

@@ -31,12 +31,12 @@ Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int
   constexpr const char* kKey = "tuning";
   if (rank == 0) {
     const TunedShape* tuned = table.find(topology, transports);
-    if (Status status = exchange.say(kKey, tuned == nullptr ? std::string() : to_json(*tuned).dump()); !status.ok())
+    if (Status status = exchange.publish(kKey, tuned == nullptr ? std::string() : to_json(*tuned).dump()); !status.ok())
       return status;
     if (tuned == nullptr) return std::optional<TunedShape>();
   }
-  // Rank 0 reads its own words as well: the text has rounded the times, and all must have the same.
-  const auto text = exchange.hear("tuning", 0, kKey);
+  // Rank 0 reads its own text as well: times are rounded in the text, and all ranks must have the same times.
+  const auto text = exchange.fetch("tuning", 0, kKey);
   if (!text.ok()) return text.status();
   if (text->empty()) return std::optional<TunedShape>();
   auto tuned = parse_tuned_shape(*text);

@@ -1,4 +1,4 @@
-// The table of measured times: read by one rank, known to all.
+// The table of measured times: rank 0 reads it and publishes it to all ranks.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,9 @@ namespace shoal {
 /// parse_tuning(); the message names the file.
 Result<TuningTable> read_tuning_file(const std::string& path);
 
-/// Tells every rank which part of rank 0's table to choose by, if any of it matches `topology` and `transports`. Ranks never
-/// read the file themselves: where it lies on one host only, or is an older one on another, they would choose differently.
-/// Collective. `table` counts on rank 0 only. Errors: those of the exchange.
+/// Publishes the part of rank 0's table that matches `topology` and `transports`, if there is one. The other ranks never read
+/// the file: if it exists on one host only, or another host has an older one, ranks would choose differently. Collective.
+/// `table` is used on rank 0 only. Errors: those of the exchange.
 Result<std::optional<TunedShape>> agree_on_tuning(StartupExchange& exchange, int rank, const TuningTable& table,
                                                   const Topology& topology, const std::string& transports);
 

@@ -13,7 +13,7 @@
 namespace shoal::cuda {
 namespace {
 
-/// Calls of which a rank's signatures are kept. A rank that is further ahead of another is not compared with it.
+/// Calls of which a rank's signatures are kept. A rank that is further ahead of a peer is not compared with it.
 constexpr std::size_t kSignatures = 64;
 
 struct alignas(kernels::kFlagBytes) FlagLine {
@@ -44,18 +44,18 @@ Signature unpacked(const SignatureLine& line) {
           static_cast<std::uint32_t>(what >> 32)};
 }
 
-/// Why a rank has given up. `code` is written last; 0: it has not.
+/// Why a rank has aborted. `code` is written last; 0: it has not.
 struct Cause {
   std::atomic<std::int32_t> code;
   char text[1020];
 };
 
-/// Where a rank finds the memory of the one that made it.
+/// Where a rank finds the memory of the rank that made it.
 struct Address {
   std::int64_t process = 0;
   std::int64_t descriptor = -1;
-  std::uint64_t secret = 0;  ///< stands in the memory: another process namespace may have a process of the same number
-  std::int64_t error = 0;    ///< why there is none
+  std::uint64_t secret = 0;  ///< also in the memory: another PID namespace may have a process of the same number
+  std::int64_t error = 0;    ///< why there is no memory
 };
 
 }  // namespace
@@ -90,7 +90,7 @@ std::size_t Board::bytes() noexcept {
 Result<std::unique_ptr<Board>> Board::create(Communicator& node) {
   if (node.size() > kernels::kMaxPeers)
     return Status(StatusCode::unsupported,
-                  fmt::format("{} ranks on a node, {} can share memory", node.size(), kernels::kMaxPeers));
+                  fmt::format("{} ranks on a node; at most {} can share memory", node.size(), kernels::kMaxPeers));
   int descriptor = -1;
   void* memory = MAP_FAILED;
   Address address;

@@ -17,13 +17,13 @@
 
 namespace shoal::cuda {
 
-/// Pieces of a message that are under way at once at most.
+/// Most pieces of a message that are in flight at once.
 inline constexpr std::size_t kMaxSlots = 8;
 
-/// What a rank is asked for, for comparison with what the others are asked for.
+/// A rank's description of a call, which is compared with those of its peers.
 struct Signature {
   std::uint64_t count = 0;
-  /// Where shares differ: a digest of their sizes, never 0. all_to_all: 1, as each rank has sizes of its own.
+  /// Where shares differ: a digest of their sizes, never 0. all_to_all: 1, as each rank has its own sizes.
   std::uint64_t counts = 0;
   CollectiveKind kind = CollectiveKind::all_reduce;
   DataType type = DataType::float32;
@@ -48,29 +48,31 @@ class Board {
   [[nodiscard]] void* memory() noexcept { return layout_; }
   [[nodiscard]] static std::size_t bytes() noexcept;
 
-  /// How far `writer` is, for the eyes of `reader`. Written by the streams of `writer` only, but for release(). A word for each
-  /// reader, so that a rank can let its own streams go on without the others'.
+  /// How far `writer` is, for `reader`. Written only by the streams of `writer`, except in release(). A word for each reader,
+  /// so that a rank can release its own streams without those of its peers.
   [[nodiscard]] std::uint32_t* flag(int reader, int writer) noexcept;
-  /// Where `writer` has laid what it gives in slot `slot`. Written by its streams before its flags.
+  /// Where the data lies that `writer` gives in slot `slot`. Written by its streams before its flags.
   [[nodiscard]] kernels::Place* place(int writer, std::size_t slot) noexcept;
 
-  /// Lets every wait of `reader` for values up to `last` go on. Streams of others that have not heard of it may still write
-  /// older values, so this is repeated until `reader`'s streams are through.
+  /// Releases every wait of `reader` for values up to `last`. Streams of peers that do not know of it may still write older
+  /// values, so this is repeated until `reader`'s streams have completed all calls.
   void release(int reader, int ranks, std::uint32_t last) noexcept;
-  /// `rank` has given up because of `cause`, once: what its streams announce from now on means nothing. To be called before
-  /// release().
+  /// Records, once, that `rank` has aborted because of `cause`: what its streams announce from now on is invalid. To be called
+  /// before release().
   void give_up(int rank, const Status& cause) noexcept;
-  /// ok, or why one of the ranks has given up. Whoever has seen an announcement that came after give_up() sees that, too.
+  /// ok, or why one of the ranks has aborted. A thread that has seen an announcement made after give_up() sees that cause,
+  /// too.
   [[nodiscard]] Status given_up(int ranks) const;
 
-  /// Says what `rank` is asked for in its call number `sequence`, and compares with those that have come to that call already.
-  /// Of any two ranks at least one, the later, sees the other's. The first other rank that was asked for something else.
+  /// Publishes the signature of `rank` for its call number `sequence`, and compares it with those of the ranks that have
+  /// signed that call already. Of any two ranks at least the later one sees the other's. Returns the first rank with another
+  /// signature.
   struct Disagreement {
     int rank = 0;
     Signature other;
   };
   std::optional<Disagreement> sign(int rank, int ranks, std::uint64_t sequence, const Signature& signature) noexcept;
-  /// The call that `rank` has signed last; nothing before the first.
+  /// The last call that `rank` has signed; nothing before the first.
   [[nodiscard]] std::optional<std::pair<std::uint64_t, Signature>> last_signed(int rank) const noexcept;
 
  private:

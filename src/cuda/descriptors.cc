@@ -23,14 +23,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kVisitorsPerRank = 8;  // who have said nothing yet
+constexpr std::size_t kVisitorsPerRank = 8;  // connections that have sent nothing yet
 
-/// Where a rank listens. The names of such sockets belong to no folder, and go with them.
+/// Where a rank listens. The sockets have abstract names: no folder holds them, and they disappear with the socket.
 struct Door {
   sockaddr_un address{};
   std::uint32_t length = 0;
-  std::int32_t error = 0;    ///< why there is none
-  std::uint64_t secret = 0;  ///< who knocks must know it
+  std::int32_t error = 0;    ///< why there is no socket
+  std::uint64_t secret = 0;  ///< a connecting rank must know it
 };
 
 struct Knock {
@@ -44,7 +44,7 @@ Door open_door(Descriptor& socket, int ranks) {
   door.address.sun_family = AF_UNIX;
   socklen_t length = sizeof door.address;
   auto* address = reinterpret_cast<sockaddr*>(&door.address);
-  // A bind without a name has the kernel choose one.
+  // bind() without a name: the kernel chooses one.
   if (!socket.valid() || ::bind(socket.get(), address, sizeof(sa_family_t)) != 0 || ::listen(socket.get(), ranks) != 0 ||
       ::getsockname(socket.get(), address, &length) != 0) {
     door.error = errno;
@@ -56,10 +56,10 @@ Door open_door(Descriptor& socket, int ranks) {
   return door;
 }
 
-/// Where strangers fill its queue, at most until the deadline.
+/// Sends `own` to the rank at `door`. Where unauthenticated peers fill its queue, this waits until the deadline at most.
 Status give(const Door& door, int own, int rank, Clock::time_point deadline) {
   const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket.valid()) return system_error("a Unix socket", errno);
+  if (!socket.valid()) return system_error("creating a Unix socket", errno);
   const auto left = std::max<std::int64_t>(std::chrono::ceil<std::chrono::microseconds>(deadline - Clock::now()).count(), 1);
   const timeval time_limit{left / 1'000'000, left % 1'000'000};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &time_limit, sizeof time_limit);
@@ -84,14 +84,14 @@ Status give(const Door& door, int own, int rank, Clock::time_point deadline) {
   return {};
 }
 
-/// Waits until one of them has something to say.
+/// Waits until one of the descriptors is readable.
 void wait_for_any(int news, int listener, const std::vector<Descriptor>& visitors) {
   std::vector<pollfd> wanted{{news, POLLIN, 0}, {listener, POLLIN, 0}};
   for (const Descriptor& visitor : visitors) wanted.push_back({visitor.get(), POLLIN, 0});
   ::poll(wanted.data(), wanted.size(), 1000);
 }
 
-/// What a visitor has said by now. False where that is nothing; else he has no more to say.
+/// Receives what a connection has sent by now. False where that is nothing; else the connection is finished.
 bool take(int socket, std::uint64_t secret, std::vector<Descriptor>& all) {
   Knock knock;
   iovec bytes{&knock, sizeof knock};
@@ -130,7 +130,7 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
   std::vector<Door> doors(static_cast<std::size_t>(node.size()));
   if (Status status = node.all_gather(&door, doors.data(), sizeof door, DataType::uint8); !status.ok()) return status;
   for (const Door& each : doors) {
-    if (each.error != 0) return system_error("a Unix socket on a rank of this node", each.error);
+    if (each.error != 0) return system_error("creating a Unix socket on a rank of this node", each.error);
   }
   std::vector<Descriptor> all(doors.size());
   const auto rank = static_cast<std::size_t>(node.rank());
@@ -138,7 +138,8 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
   for (std::size_t other = 0; other < doors.size() && own >= 0 && gave.ok(); ++other) {
     if (other != rank) gave = give(doors[other], own, node.rank(), deadline);
   }
-  // Who comes to this has given what it can: then it is there to be taken. By it a rank that has died or is late is named, too.
+  // A rank that reaches this barrier has sent what it can: then its descriptor is there to be received. The barrier's error
+  // also names a rank that has died or is late.
   const auto news = std::make_shared<Descriptor>(make_event());
   CallOptions time_limit;
   time_limit.timeout =
@@ -149,7 +150,7 @@ Result<std::vector<Descriptor>> hand_around(Communicator& node, int own, const s
 
   const std::size_t most = kVisitorsPerRank * all.size();
   std::size_t missing = 0;
-  std::vector<Descriptor> visitors;  // who say nothing hold nobody up
+  std::vector<Descriptor> visitors;  // those that send nothing delay no rank
   for (bool last = false; !last;) {
     last = given->is_completed();
     bool comes = true;

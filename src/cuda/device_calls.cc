@@ -15,7 +15,7 @@
 namespace shoal::cuda {
 namespace {
 
-/// Of the sizes of shares; never 0.
+/// A digest of the sizes of shares; never 0.
 std::uint64_t digest_of(std::span<const std::size_t> counts) {
   std::uint64_t hash = kHashStart;
   for (const std::size_t count : counts) hash = hash_with(hash, count);
@@ -31,7 +31,7 @@ Signature signature_of(const Collective& what) {
   return signature;
 }
 
-/// What goes by rails where there are such.
+/// Which collectives use rails where there are any.
 bool on_rails(CollectiveKind kind) {
   return kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather || kind == CollectiveKind::reduce_scatter ||
          kind == CollectiveKind::broadcast;
@@ -45,16 +45,16 @@ std::string StreamCall::name() const {
   return fmt::format("{} ({} {})", text, messages == 0 ? "call" : "message", sequence);
 }
 
-/// `what` of a buffer of `bytes` must lie in memory of the group's device.
+/// The first `bytes` of `buffer` must lie in memory of the group's device.
 Status DeviceGroup::check_buffer(const char* name, const void* buffer, std::size_t bytes) const {
   if (buffer == nullptr) return {StatusCode::invalid_argument, fmt::format("{} is null", name)};
   const auto* at = static_cast<const std::byte*>(buffer);
-  for (std::size_t reached = 0;;) {  // memory of one piece to its user may be of several allocations in a row
+  for (std::size_t reached = 0;;) {  // what is one buffer to its user may be several allocations in a row
     const auto memory = api_.describe_pointer(at + reached);
     if (!memory.ok()) return memory.status();
     if (memory->kind != MemoryKind::device && reached == 0)
       return {StatusCode::invalid_argument,
-              fmt::format("{} is not memory of a CUDA device; Communicator takes that of the host", name)};
+              fmt::format("{} is not memory of a CUDA device; use Communicator for host memory", name)};
     if (memory->kind != MemoryKind::device)
       return {StatusCode::invalid_argument,
               fmt::format("{} has {} bytes to the end of its allocation, the call needs {}", name, reached, bytes)};
@@ -90,7 +90,7 @@ Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Strea
                     to_string(signature_of(what)))};
   if (internal::averages_integers(what, communicator_.size()))
     return {StatusCode::unsupported,
-            fmt::format("{}: the average of integers is not made on CUDA memory, where their sum could leave the range of the "
+            fmt::format("{}: the average of integers is unsupported on CUDA memory, where their sum could overflow the "
                         "type; use host memory, or the sum of a wider type",
                         to_string(signature_of(what)))};
   if (what.kind != CollectiveKind::barrier) {
@@ -116,7 +116,7 @@ Status DeviceGroup::check(const internal::CommunicatorImpl::Call& request, Strea
 Status DeviceGroup::check_open() {
   if (Status closed = status(); !closed.ok()) return {closed.code(), "the communicator is closed: " + closed.message()};
   if (board_ == nullptr) return {};
-  // The engine hears of others' failures only while there are calls in flight.
+  // The ProgressEngine learns of peers' failures only while calls are in flight.
   Status cause = board_->given_up(node_size_);
   if (cause.ok()) return {};
   note_failure(cause);
@@ -131,7 +131,7 @@ std::shared_ptr<StreamCall> DeviceGroup::make_call(const Signature& signature, c
   return call;
 }
 
-/// Says on the board what is asked for; the error of a rank of the node that is asked for something else.
+/// Signs the call on the board. Returns the mismatch with a rank of the node that has signed another call.
 Status DeviceGroup::sign(const StreamCall& call) {
   if (board_ == nullptr) return {};
   const auto differs = board_->sign(node_rank_, node_size_, call.sequence, call.signature);
@@ -189,7 +189,7 @@ Status DeviceGroup::take_event(StreamCall& call) {
   return event.status();
 }
 
-/// Behind all that the call has put on the stream.
+/// Records the event behind all that the call has put on the stream.
 Status DeviceGroup::finish_call(const std::shared_ptr<StreamCall>& call, Stream stream, const Status& enqueued) {
   const Status recorded = call->event == nullptr ? enqueued : api_.record(call->event, stream);
   {
@@ -199,7 +199,7 @@ Status DeviceGroup::finish_call(const std::shared_ptr<StreamCall>& call, Stream 
     if (recorded.ok()) {
       state_->in_flight.push_back(call);
     } else {
-      state_->broken.push_back(call);  // the stream may come to its tiles still
+      state_->broken.push_back(call);  // the stream may still reach its tiles
     }
   }
   if (enqueued.ok() && recorded.ok()) return {};
@@ -211,7 +211,7 @@ Status DeviceGroup::finish_call(const std::shared_ptr<StreamCall>& call, Stream 
 }
 
 Status DeviceGroup::enqueue(Enqueuing& e) {
-  // Calls share slots, flags and tiles: they follow each other whatever their streams.
+  // Calls share slots, flags and tiles, so they follow each other whatever their streams.
   if (last_call_ != nullptr && last_stream_ != e.stream) {
     if (Status status = api_.wait(e.stream, last_call_->event); !status.ok()) return status;
   }
@@ -229,7 +229,7 @@ Status DeviceGroup::enqueue(Enqueuing& e) {
 }
 
 Status DeviceGroup::enqueue_pieces(Enqueuing& e) {
-  // Pieces that went through the host alone have not seen to it that nobody reads the slots any more.
+  // Pieces that went through the host alone have not made sure that no rank still reads the slots.
   if (e.route == Route::rails && last_route_ != Route::rails) {
     if (Status status = meet(e, nullptr, true); !status.ok()) return status;
   }
@@ -249,12 +249,14 @@ Status DeviceGroup::enqueue_pieces(Enqueuing& e) {
       begun.pop_front();
     }
   }
-  // Who has lent its own buffer may not take it back before all have read it. All announce, as they cannot know who has.
+  // A rank that has given its own buffer (zero-copy) may reuse it only after all have read it. All ranks announce, as none
+  // knows which have.
   if (e.route == Route::host || !may_lend(e.what.kind) || pieces == 0) return {};
   return meet(e, nullptr, e.registered.has_value());
 }
 
-/// Where ranks of a node meet, theirs is the only waiting; elsewhere the host's engine knows all ranks.
+/// With Route::peer the ranks wait for each other by flags alone; otherwise by a barrier of the host's engine, which knows all
+/// ranks.
 Status DeviceGroup::enqueue_barrier(Enqueuing& e) {
   if (e.route == Route::peer) return meet(e, nullptr, true);
   const std::uint32_t number = piece_++;
@@ -265,7 +267,7 @@ Status DeviceGroup::enqueue_barrier(Enqueuing& e) {
   return await_tile(e, piece);
 }
 
-/// So many that a slot takes what goes through it at once.
+/// As many pieces as needed for a slot to hold what goes through it at once.
 std::size_t DeviceGroup::pieces_of(const Enqueuing& e, const Shares& shares) const {
   if (e.route == Route::host) {
     const bool two_halves = e.what.kind == CollectiveKind::all_to_all;
@@ -278,7 +280,7 @@ std::size_t DeviceGroup::pieces_of(const Enqueuing& e, const Shares& shares) con
   return shares.pieces(slot_bytes_, false);
 }
 
-/// Whether ranks take from each other what they have folded.
+/// Whether ranks take folded shares from each other.
 bool DeviceGroup::two_steps(const Enqueuing& e) const noexcept {
   if (e.what.kind != CollectiveKind::all_reduce && e.what.kind != CollectiveKind::reduce) return false;
   return e.route == Route::rails || (!one_shot(e) && !(fuses_ && e.what.kind == CollectiveKind::all_reduce));

@@ -19,27 +19,27 @@
 namespace shoal::cuda {
 namespace {
 
-/// With tiles in the host's hands: enough that the wire, the copies and the folds are busy at once.
+/// Where tiles go through the host: enough that the wire, the copies and the folds are busy at once.
 constexpr std::size_t kLookahead = 4;
 constexpr std::size_t kFlagsBytes = sizeof(std::uint32_t) * kernels::kMaxPeers * kernels::kMaxFusedBlocks;
 constexpr std::size_t kSlotAlignment = 256;
-/// Device memory is dealt in blocks of this size: what is given to other processes has whole ones to itself.
+/// Device memory is allocated in blocks of this size: memory that is given to other processes has whole blocks to itself.
 constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
 constexpr std::size_t kSmallestSlot = 4096;
 constexpr std::size_t kSmallestChunk = 4096;
-/// The share of the staging memory's size that lanes of messages have in pinned memory.
+/// Pinned memory of all lanes: the staging memory's size divided by this.
 constexpr std::size_t kLanesShare = 4;
 
 Executor& executor_of(Communicator& communicator) { return internal::CommunicatorImpl::of(communicator).executor(); }
 
-/// What a rank tells the others of its device.
+/// What a rank sends its peers about its staging memory.
 struct Introduction {
   MemoryHandle staging;
-  std::int32_t code;  ///< of the Status of what it has done so far
+  std::int32_t code;  ///< of this rank's Status so far
 };
 
-/// The MPS server that this process would use, by the folder of its pipes: a number that is the same for all who use it,
-/// whatever their namespaces; 0 where there is none.
+/// The MPS server that this process would use, by the folder of its pipes: a number that is the same for all processes that
+/// use that server, whatever their namespaces; 0 where there is none.
 std::uint64_t mps_server() {
   const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
   struct stat status {};
@@ -69,7 +69,7 @@ Result<std::unique_ptr<DeviceGroup>> DeviceGroup::create(CudaApi& api, Communica
   return group;
 }
 
-/// ok where `own` is on all ranks. Else an error of the same kind on all of them, which says which rank it is of.
+/// ok where `own` is ok on all ranks. Else an error on all of them, of the same kind, which names the rank.
 Status DeviceGroup::everybody(const Status& own, Communicator& among, const char* what) {
   std::vector<std::int32_t> codes(static_cast<std::size_t>(among.size()));
   const auto code = static_cast<std::int32_t>(own.code());
@@ -78,7 +78,7 @@ Status DeviceGroup::everybody(const Status& own, Communicator& among, const char
   for (std::size_t rank = 0; rank < codes.size(); ++rank) {
     if (codes[rank] == 0) continue;
     const auto theirs = static_cast<StatusCode>(codes[rank]);
-    return {theirs, fmt::format("{}: rank {} cannot ({})", what, rank, shoal::to_string(theirs))};
+    return {theirs, fmt::format("{}: failed on rank {} ({})", what, rank, shoal::to_string(theirs))};
   }
   return {};
 }
@@ -120,13 +120,13 @@ Status DeviceGroup::set_up() {
   state_->board = board_.get();
   state_->ranks_on_board = board_ != nullptr ? node_size_ : 0;
   thread_ = quiet_thread([this] { watch(); });
-  // Its own, and the one that it was made of: who gives that up does not mean these calls to go on.
+  // The group's own communicator, and the one that it was made from: when that one aborts, these calls must not continue.
   for (Communicator* each : {all_.get(), &communicator_})
     executor_of(*each).on_close(this, [this](const Status& cause) { note_failure(cause); });
   return {};
 }
 
-/// Groups of this one's own, so that its calls mix with no others. Nobody waits for anybody.
+/// Makes groups of its own, so that its calls mix with no others. No rank waits for another.
 Status DeviceGroup::make_groups() {
   const Topology& topology = executor_of(communicator_).topology();
   const int own_node = topology.node_of_rank[static_cast<std::size_t>(communicator_.rank())];
@@ -152,7 +152,7 @@ Status DeviceGroup::make_groups() {
   const auto largest = std::max_element(nodes_.begin(), nodes_.end(), [](auto& a, auto& b) { return a.size() < b.size(); });
   const bool alike = std::all_of(nodes_.begin(), nodes_.end(), [&](auto& node) { return node.size() == largest->size(); });
   if (largest->size() > kernels::kMaxPeers) {
-    why_host_ = fmt::format("{} ranks on a node, {} can read each other's memory", largest->size(), kernels::kMaxPeers);
+    why_host_ = fmt::format("{} ranks on a node; at most {} can read each other's memory", largest->size(), kernels::kMaxPeers);
   } else if (nodes_.size() == 1) {
     route_ = Route::peer;
   } else if (alike && node_size_ > 1) {
@@ -166,14 +166,14 @@ Status DeviceGroup::make_groups() {
   return {};
 }
 
-/// Of each of the inputs and results. Room for a vector of every share, and one more, even where a slot has two halves.
+/// Bytes of each input slot and result slot: room for a vector of every share, and one more, even where a slot has two halves.
 std::size_t DeviceGroup::bytes_of_slot() const {
   const std::size_t needed = 4 * kernels::kVectorBytes * static_cast<std::size_t>(communicator_.size());
   const std::size_t wanted = std::max({options_.staging_bytes / (2 * slot_count()), needed, kSmallestSlot});
   return (wanted + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-/// What cannot be had is no error: the host's memory serves all devices. But all ranks must come to the same answer.
+/// A missing ability is no error: the host's memory serves all devices. But all ranks must come to the same answer.
 Status DeviceGroup::make_board_and_staging() {
   Status own;
   if (route_ != Route::host) {
@@ -195,7 +195,7 @@ Status DeviceGroup::make_board_and_staging() {
   lookahead_ = kLookahead;
   slot_bytes_ = bytes_of_slot();
   close_imports();
-  // Nobody maps it any more when it is freed.
+  // No rank may map it any more when it is freed.
   if (Status met = all_->barrier(); !met.ok()) return met;
   give_back_memory();
   return {};
@@ -215,7 +215,7 @@ Status DeviceGroup::map_staging() {
     static constexpr std::array<std::byte, kFlagsBytes> kZeros{};
     own = api_.copy(staging_, kZeros.data(), kZeros.size(), nullptr);
     if (own.ok()) own = api_.synchronize(nullptr);
-    if (!own.ok()) staging_ = nullptr;  // the copy may still come: the memory stays until the process ends
+    if (!own.ok()) staging_ = nullptr;  // the copy may still run: the memory stays until the process ends
   }
   if (own.ok()) {
     const auto handle = api_.export_memory(staging_);
@@ -233,7 +233,7 @@ Status DeviceGroup::map_staging() {
     handles.push_back(all[rank].staging);
     has_memory.push_back(all[rank].code == 0);
     if (all[rank].code != 0 && own.ok())
-      own = Status(static_cast<StatusCode>(all[rank].code), fmt::format("rank {} of the node has no memory to map", rank));
+      own = Status(static_cast<StatusCode>(all[rank].code), fmt::format("rank {} of the node has no staging memory", rank));
   }
   std::vector<void*> mapped(all.size());
   const Status imported = map_offers(handles, has_memory, mapped);
@@ -272,8 +272,8 @@ Status DeviceGroup::make_pinned_memory() {
   return {};
 }
 
-/// Options are the same on all ranks. Kernels may wait for each other where each rank has a device to itself, where the caller
-/// says so, and where one MPS server has the kernels of all ranks of a device and processors for all of them.
+/// Options must be the same on all ranks. Kernels may wait for each other where each rank has a device to itself, where the
+/// caller asserts it, and where one MPS server runs the kernels of all ranks of a device with processors for all of them.
 Status DeviceGroup::agree_on_options(int asserted) {
   struct Wish {
     std::array<std::byte, 16> uuid;
@@ -351,12 +351,12 @@ DeviceGroup::~DeviceGroup() {
   state_->news.notify_all();
   thread_.join();
   if (looking_out_) stop_looking_out();
-  // Nobody reads here any more when all have come to the first barrier, nobody maps it after the second.
+  // After the first barrier no rank reads here any more; after the second no rank maps it.
   bool orderly = drained && status().ok() && all_->barrier(farewell_).ok();
   if (drained) close_imports();
   orderly = orderly && all_->barrier(farewell_).ok();
-  // After a failure, kernels of other ranks may be reading here still, and where a stream is stuck so may be this rank's own:
-  // what they use then stays until the process ends.
+  // After a failure, kernels of other ranks may still read here, and where a stream is stuck, so may this rank's own kernels.
+  // The memory that they use then stays until the process ends.
   if (!orderly) staging_ = nullptr;
   if (drained) {
     give_back_memory();
@@ -364,15 +364,15 @@ DeviceGroup::~DeviceGroup() {
     static_cast<void>(board_.release());
     static_cast<void>(new std::shared_ptr<GroupState>(state_));
   }
-  // Before the rest: their callbacks come here, and none runs any more when they are gone.
+  // Before the other members: callbacks of these communicators use the group, and none runs any more when they are destroyed.
   rail_.reset();
   mail_.reset();
   node_.reset();
   all_.reset();
 }
 
-/// Whether the streams are through with everything, and the engine with all tiles. Waits until the last deadline, at which the
-/// thread lets them go on, and a while more; never for an event, which may be behind something else that is stuck.
+/// Whether the streams have completed all calls, and the engine all tiles. Waits until the last deadline, at which the group's
+/// thread releases the streams, and kLongest more. Never waits for an event, which may be behind other work that is stuck.
 bool DeviceGroup::wait_until_drained() {
   constexpr std::chrono::seconds kLongest{5};
   std::unique_lock lock(state_->mutex);

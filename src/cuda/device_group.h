@@ -1,9 +1,9 @@
-// DeviceGroup: what stands behind a StreamCommunicator.
+// DeviceGroup: the implementation of a StreamCommunicator.
 //
 // A call only enqueues work on the caller's stream. Streams of different ranks wait for each other by flags in the host's
-// memory (Board), never inside a kernel unless kernels are known to run together; where data goes through the host, a thread of
-// the group hands tiles to the host's engine and raises flags when they are back. So the caller never waits, and several ranks
-// may share a GPU.
+// memory (Board), never inside a kernel unless kernels are known to run together. Where data goes through the host, a thread
+// of the group hands tiles to the host's engine and raises flags when they are back. So the caller never waits, and several
+// ranks may share a GPU.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ enum class Route : std::uint8_t {
   host,   ///< everything goes through the host
 };
 
-/// Stands before each piece of a message between two ranks, so that both notice where they disagree about it.
+/// In front of each piece of a message between two ranks, so that both detect where they disagree about it.
 struct MailHeader {
   std::uint64_t bytes = 0;  ///< of the whole message
   std::uint64_t piece = 0;
@@ -88,49 +88,48 @@ struct StreamCall {
   std::chrono::steady_clock::time_point deadline;
   std::chrono::milliseconds timeout{};
   std::uint32_t last_tick = 0;
-  Event event = nullptr;   ///< recorded behind the call; back in the pool when nobody holds the call any more
-  std::deque<Tile> tiles;  ///< here because the stream comes to them later
+  Event event = nullptr;   ///< recorded behind the call; back in the pool when the last reference to the call is dropped
+  std::deque<Tile> tiles;  ///< kept here because the stream reaches them later
 
   bool ended = false;
   Status outcome;
-  int open_tiles = 0;  ///< that the stream has come to and that have not ended
+  int open_tiles = 0;  ///< that the stream has reached and that have not ended
 
   [[nodiscard]] std::string name() const;  ///< in errors
 };
 
-/// What calls, handles, streams and the group's thread share; outlives the group as long as handles do, or a stream that is
-/// stuck.
+/// What calls, handles, streams and the group's thread share. Outlives the group as long as handles exist, or a stuck stream.
 struct GroupState {
   CudaApi* api = nullptr;
   std::mutex mutex;                                   ///< guards all but `events`
   std::condition_variable news;                       ///< for the group's thread
   Status failure;                                     ///< why the group is closed
-  std::optional<Status> noted;                        ///< a failure that the thread has not seen to yet
+  std::optional<Status> noted;                        ///< a failure that the thread has not handled yet
   std::deque<std::shared_ptr<StreamCall>> in_flight;  ///< those whose event has not been seen to happen, oldest first
   std::vector<std::shared_ptr<StreamCall>> broken;    ///< of which a part is enqueued, and no event behind it
-  std::deque<Tile*> arrived;                          ///< that streams have come to and the thread has not
+  std::deque<Tile*> arrived;                          ///< that streams have reached and the thread has not started
   std::mutex events_mutex;
   std::vector<Event> events;  ///< unused; guarded by events_mutex
-  Board* board = nullptr;     ///< null when there is none any more
+  Board* board = nullptr;     ///< null when there is no board any more
   int ranks_on_board = 0;
 
   ~GroupState();
-  /// Closes the group soon, if nothing has before. mutex is held.
+  /// Closes the group soon, unless it is closed or closing. mutex is held.
   void note(const Status& cause);
-  /// Looks whether `call` has ended. mutex is held.
+  /// Checks whether `call` has ended. mutex is held.
   void look_at(StreamCall& call);
   /// Forgets the calls that have ended, from the oldest on. mutex is held.
   void prune();
 };
 
-/// Blocks until `call` has ended; its outcome.
+/// Blocks until `call` has ended; returns its outcome.
 Status wait_for(StreamCall& call);
 
-/// Thread rule: calls from any thread, one at a time (a mutex sees to it).
+/// Thread rule: calls from any thread; a mutex admits one at a time.
 class DeviceGroup {
  public:
   static Result<std::unique_ptr<DeviceGroup>> create(CudaApi& api, Communicator& communicator, StreamOptions options);
-  /// What users hold of it.
+  /// Wraps the group into the class that users hold.
   static std::unique_ptr<StreamCommunicator> wrap(std::unique_ptr<DeviceGroup> group);
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
@@ -187,7 +186,7 @@ class DeviceGroup {
 
   DeviceGroup(CudaApi& api, Communicator& communicator, StreamOptions options);
 
-  // Setting up (device_group.cc). Every step is collective and ends alike on all ranks.
+  // Setup (device_group.cc). Every step is collective and ends alike on all ranks.
   Status set_up();
   Status make_groups();
   Status make_board_and_staging();
@@ -252,7 +251,7 @@ class DeviceGroup {
   [[nodiscard]] std::size_t input_offset(std::size_t slot) const noexcept;
   [[nodiscard]] std::size_t result_offset(std::size_t slot) const noexcept;
 
-  // Both, between nodes of as many ranks each (rail_stage.cc).
+  // Both, between nodes with equal numbers of ranks (rail_stage.cc).
   struct Stack;
   [[nodiscard]] Stack stack_of(const Enqueuing& e, const Piece& piece, int place) const;
   [[nodiscard]] bool root_is_near(const Enqueuing& e) const;
@@ -308,9 +307,9 @@ class DeviceGroup {
   int device_ = 0;
   DeviceDescription description_;
   Route route_ = Route::host;
-  std::string why_host_;       ///< why the memory of others is not read
-  bool run_together_ = false;  ///< kernels of all ranks of the node
-  bool fuses_ = false;         ///< such kernels wait for each other
+  std::string why_host_;       ///< why peers' memory is not read
+  bool run_together_ = false;  ///< the kernels of all ranks of the node are resident at once
+  bool fuses_ = false;         ///< so all_reduce kernels wait for each other
   int node_rank_ = 0;
   int node_size_ = 1;
   std::vector<int> node_ranks_;          ///< the communicator's rank of each rank of the node
@@ -318,17 +317,17 @@ class DeviceGroup {
 
   std::unique_ptr<Communicator> all_;   ///< all ranks; its closing closes this group
   std::unique_ptr<Communicator> node_;  ///< of this node
-  std::unique_ptr<Communicator> rail_;  ///< Route::rails: those of this rank's place in the other nodes
+  std::unique_ptr<Communicator> rail_;  ///< Route::rails: the ranks of this rank's place in each node
   std::unique_ptr<Communicator> mail_;  ///< all ranks: for messages, whose tags are the user's
 
   std::unique_ptr<Board> board_;
   bool board_pinned_ = false;
-  std::size_t lookahead_ = 0;  ///< pieces that begin before the oldest has ended: hides what the host takes
+  std::size_t lookahead_ = 0;  ///< pieces that begin before the oldest has ended: hides the time of the host's part
   std::size_t slot_bytes_ = 0;
   std::byte* staging_ =
       nullptr;  ///< device memory: flags of fused kernels, then inputs of all slots, then results of all slots
   std::vector<std::byte*> peers_;  ///< the same of each rank of the node, as mapped here
-  struct Words;                    ///< see make_pinned_memory
+  struct Words;                    ///< see device_words.h
   Words* words_ = nullptr;         ///< pinned
   std::byte* tiles_ = nullptr;     ///< pinned, slot_count() * slot_bytes_; null where nothing goes through the host
   struct Registered {
@@ -344,10 +343,10 @@ class DeviceGroup {
   /// Pinned memory for the messages of one stream at a time.
   struct Lane {
     std::byte* chunks = nullptr;         ///< kLaneChunks of chunk_bytes_
-    std::atomic<std::uint64_t> used{0};  ///< chunks so far, in turns; the thread reads it, too
+    std::atomic<std::uint64_t> used{0};  ///< chunks so far, in turns; read by the group's thread as well
     Stream stream = nullptr;
     std::shared_ptr<StreamCall> last;
-    std::uint64_t turn = 0;  ///< when it was used last
+    std::uint64_t turn = 0;  ///< value of lane_turns_ at its last use
     struct Receive {
       std::uint64_t chunk = 0;
       std::byte* target = nullptr;
@@ -366,7 +365,7 @@ class DeviceGroup {
 
   std::mutex calls_mutex_;  ///< held while a call is enqueued; before GroupState::mutex
   std::uint64_t sequence_ = 0;
-  std::atomic<std::uint32_t> tick_{0};   ///< the last value of this rank's flags that is enqueued; the thread reads it, too
+  std::atomic<std::uint32_t> tick_{0};   ///< last enqueued value of this rank's flags; read by the group's thread as well
   std::uint32_t epoch_ = 0;              ///< of fused kernels
   std::atomic<std::uint32_t> piece_{0};  ///< pieces enqueued so far; likewise
   Stream last_stream_ = nullptr;
@@ -374,9 +373,9 @@ class DeviceGroup {
   Route last_route_ = Route::peer;
 
   std::shared_ptr<GroupState> state_;
-  int with_engine_ = 0;  ///< tiles that it has been asked for and has not ended
+  int with_engine_ = 0;  ///< tiles that the host's engine has started and not ended
   bool stopping_ = false;
-  Clock::time_point next_look_;  ///< when the thread wakes by itself
+  Clock::time_point next_look_;  ///< when the group's thread wakes without a notification
   bool looking_out_ = false;     ///< see look_out()
   Clock::time_point looking_out_until_;
   Work lookout_;

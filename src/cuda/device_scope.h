@@ -1,11 +1,11 @@
-// The device that a thread works on, for a while.
+// Sets the device that a thread works on, for a scope.
 #pragma once
 
 #include "src/cuda/cuda_api.h"
 
 namespace shoal::cuda {
 
-/// The calling thread works on another device, perhaps: not meanwhile.
+/// While it lives, the calling thread works on `device`; afterwards on its device of before.
 class OnDevice {
  public:
   OnDevice(CudaApi& api, int device) : api_(api) {

@@ -1,4 +1,4 @@
-// The words of pinned memory by which the host of a rank speaks to its own streams and kernels.
+// The words of pinned memory by which the host of a rank controls its own streams and kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace shoal::cuda {
 
-/// Pieces of messages that a stream has under way at once, and so the most that one exchange may hold.
+/// Pieces of messages that a stream has in flight at once, and so the most messages that one exchange may hold.
 inline constexpr std::size_t kLaneChunks = 32;
 
 struct DeviceGroup::Words {
@@ -17,7 +17,7 @@ struct DeviceGroup::Words {
   };
   Word cancelled;                                                    ///< 1: kernels touch nothing any more
   Word tile_done[kMaxSlots];                                         ///< number of the piece whose tile is back, plus one
-  Word chunk_done[kLanes][kLaneChunks];                              ///< number of the chunk's last use that is over, plus one
+  Word chunk_done[kLanes][kLaneChunks];                              ///< number of the chunk's last ended use, plus one
   const std::byte* bases[kernels::kMaxPeers][kernels::kMaxBuffers];  ///< buffers of each rank as mapped here
 };
 

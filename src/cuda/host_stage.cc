@@ -1,7 +1,8 @@
-// What a piece does in the host's memory: the stream copies it to a slot of pinned memory and says so, the group's thread hands
-// it to the host's engine, the stream waits for a flag and copies the result back. Copy engines do the copies, SMs nothing.
+// A piece in the host's memory: the stream copies it to a slot of pinned memory and calls a host function, the group's thread
+// hands it to the host's engine, the stream waits for a flag and copies the result back. Copy engines do the copies, SMs
+// nothing.
 //
-// The stream says so by a function of the host and not by a flag: a thread that sleeps cannot be woken by a word of memory.
+// The stream calls a host function instead of writing a flag, since a write to memory cannot wake a thread that sleeps.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -16,13 +17,13 @@
 namespace shoal::cuda {
 namespace {
 
-/// Whether the sender means the same message as this rank.
+/// Whether the sender's message is the one that this rank expects.
 Status check_header(const Tile& tile) {
   MailHeader theirs;
   std::memcpy(&theirs, tile.message->data, sizeof theirs);
   if (theirs == tile.header) return {};
   return {StatusCode::mismatch,
-          fmt::format("{}: piece {} of {} bytes of {} is expected from rank {}, piece {} of {} bytes of {} has come",
+          fmt::format("{}: piece {} of {} bytes of {} was expected from rank {}, but piece {} of {} bytes of {} arrived",
                       tile.call->name(), tile.header.piece, tile.header.bytes,
                       shoal::to_string(static_cast<DataType>(tile.header.type)), tile.message->peer, theirs.piece, theirs.bytes,
                       shoal::to_string(static_cast<DataType>(theirs.type)))};
@@ -50,13 +51,14 @@ Status DeviceGroup::await_tile(Enqueuing& e, const Piece& piece) {
   return api_.flags(e.stream, {&wait, 1});
 }
 
-/// Where the engine lays all that it gives: in place, but for an all_to_all, which has a half of the slot for each side.
+/// Where the engine writes the result of a tile: in place, except for an all_to_all, which has a half of the slot for each
+/// side.
 std::byte* DeviceGroup::taken_slot(const Enqueuing& e, const Piece& piece) const {
   const bool two_halves = e.what.kind == CollectiveKind::all_to_all;
   return tiles_ + piece.slot * slot_bytes_ + (two_halves ? slot_bytes_ / 2 : 0);
 }
 
-/// Everything through the host: the slot holds the message of the piece, of which this rank gives its part.
+/// All data goes through the host: the slot holds the message of the piece, of which this rank gives its part.
 Status DeviceGroup::piece_to_host(Enqueuing& e, const Piece& piece) {
   std::byte* slot = tiles_ + piece.slot * slot_bytes_;
   const std::size_t own = e.gives == Part::own || e.takes == Part::own ? piece.runs[e.rank].row : 0;
@@ -87,7 +89,7 @@ Status DeviceGroup::piece_from_host(Enqueuing& e, const Piece& piece) {
   return {};
 }
 
-/// In a thread of the driver. The group may be gone where it has not waited for a stream that is stuck.
+/// Runs in a thread of the driver. The group may be destroyed where it has not waited for a stuck stream.
 void DeviceGroup::tile_arrived(void* argument) {
   auto* tile = static_cast<Tile*>(argument);
   GroupState& state = *tile->call->state;
@@ -97,7 +99,7 @@ void DeviceGroup::tile_arrived(void* argument) {
   state.news.notify_one();
 }
 
-/// In the group's thread. Calls of the engine begin in the order in which the stream has come to them, which is that of the
+/// Runs in the group's thread. Calls of the engine start in the order in which the stream reached them, which is that of the
 /// calls: the same on all ranks.
 void DeviceGroup::start_tile(Tile& tile) {
   CallOptions options;
@@ -115,7 +117,7 @@ void DeviceGroup::start_tile(Tile& tile) {
   if (!refused.ok()) end_tile(tile, refused);
 }
 
-/// In the thread that has ended the engine's call.
+/// Runs in the thread that has ended the engine's call.
 void DeviceGroup::end_tile(Tile& tile, Status outcome) {
   if (outcome.ok() && tile.message && !tile.message->is_send) outcome = check_header(tile);
   const std::scoped_lock lock(state_->mutex);

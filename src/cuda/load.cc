@@ -13,7 +13,7 @@ namespace {
 
 Status no_cuda(const std::string& why) { return {StatusCode::unsupported, fmt::format("CUDA: {}", why)}; }
 
-/// Beside the library or program that holds this function first, then where the loader looks.
+/// The folder of the library or program that holds this function: searched first, then the loader's own path.
 std::string cuda_library_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&load_cuda_api), &info) == 0 || info.dli_fname == nullptr) return "";
@@ -25,7 +25,7 @@ std::string cuda_library_folder() {
 Result<CudaApi*> open_cuda_library() {
   constexpr const char* kName = "libshoal_cuda.so";
   std::array<char, 512> message{};
-  // A program that has a CudaApi of its own comes first, as tests with a fake one do.
+  // A program's own CudaApi takes precedence, such as the fake one of tests.
   if (auto own = reinterpret_cast<CudaApiEntry>(::dlsym(RTLD_DEFAULT, kCudaApiEntryName)); own != nullptr) {
     CudaApi* api = own(kCudaApiVersion, message.data(), message.size());
     if (api == nullptr) return no_cuda(message.data());
@@ -40,7 +40,7 @@ Result<CudaApi*> open_cuda_library() {
   if (library == nullptr) {
     const char* error = ::dlerror();
     return no_cuda(
-        fmt::format("{} cannot be opened ({}); a build with nvcc makes it", kName, error ? error : "no reason given"));
+        fmt::format("{} cannot be opened ({}); build shoal with nvcc to have it", kName, error ? error : "no reason given"));
   }
   auto entry = reinterpret_cast<CudaApiEntry>(::dlsym(library, kCudaApiEntryName));
   if (entry == nullptr)

@@ -1,9 +1,9 @@
 // Messages between two ranks, in the order of a stream: pieces of a fixed size go through pinned memory by the host's engine.
 //
-// A call issues the pieces of all its messages in turns, so that each message has a piece under way before any has its second.
-// A piece takes the next chunk of the stream's lane, when what was there before is over. An exchange holds no more messages
-// than a lane has chunks: so all first pieces are under way at once on both sides, then all second ones, and nobody waits in a
-// circle whatever the order in which the ranks name their messages.
+// A call issues the pieces of all its messages in turns, so that each message has a piece in flight before any has its second.
+// A piece takes the next chunk of the stream's lane, when the chunk's last use has ended. An exchange holds no more messages
+// than a lane has chunks: so all first pieces are in flight at once on both sides, then all second ones. Therefore no ranks
+// wait in a circle, whatever the order in which they name their messages.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -17,26 +17,26 @@
 namespace shoal::cuda {
 namespace {
 
-/// Of a chunk; what follows is as aligned as the chunk.
+/// Bytes of a chunk in front of its data, so that the data is as aligned as the chunk.
 constexpr std::size_t kHeaderBytes = 64;
 static_assert(sizeof(MailHeader) <= kHeaderBytes);
-/// Of the messages of an all_to_all_v, on the group's own communicator.
+/// Tag of the messages of an all_to_all_v, on the group's own communicator.
 constexpr int kBlockTag = 0;
 /// Keys whose last call is remembered before those of ended calls are dropped.
 constexpr std::size_t kManyKeys = 256;
 
 }  // namespace
 
-/// Messages of one sender, receiver and tag: one behind the other, as the receiver may ask for them in calls of their own.
+/// Messages of one sender, receiver and tag, one behind the other, as the receiver may receive them in separate calls.
 struct DeviceGroup::Chain {
   std::vector<const Mail*> mails;
-  std::size_t mail = 0;  ///< the next piece is of this one
+  std::size_t mail = 0;  ///< the next piece belongs to this one
   std::size_t piece = 0;
 
   [[nodiscard]] bool is_over() const { return mail == mails.size(); }
 };
 
-/// Puts all pieces of `mails`, of no more senders, receivers and tags than kLaneChunks, on the stream.
+/// Puts all pieces of `mails`, of at most kLaneChunks different senders, receivers and tags, on the stream.
 Status DeviceGroup::post(const std::shared_ptr<StreamCall>& call, Stream stream, Communicator& via,
                          std::span<const Mail> mails) {
   std::vector<std::pair<MailKey, Chain>> chains;
@@ -98,7 +98,7 @@ Status DeviceGroup::post_piece(StreamCall& call, Stream stream, Communicator& vi
   return api_.call_host(stream, &DeviceGroup::tile_arrived, &tile);
 }
 
-/// Waits for what is received in chunks up to `until`, and takes it.
+/// Waits for the receives in chunks below `until`, and copies them to their buffers.
 Status DeviceGroup::finish_receives(Stream stream, Lane& lane, std::uint64_t until) {
   while (!lane.receives.empty() && lane.receives.front().chunk < until) {
     const Lane::Receive receive = lane.receives.front();
@@ -117,7 +117,7 @@ std::uint32_t* DeviceGroup::chunk_done(const Lane& lane, std::size_t chunk) cons
   return &words_->chunk_done[&lane - lanes_.data()][chunk].value;
 }
 
-/// That of the stream, else one that nobody uses, else the one that was used least recently: streams then wait for each other.
+/// The lane of the stream, else an unused one, else the one that was used least recently: then streams wait for each other.
 DeviceGroup::Lane& DeviceGroup::lane_for(Stream stream) {
   Lane* found = nullptr;
   for (Lane& lane : lanes_) {
@@ -132,7 +132,7 @@ DeviceGroup::Lane& DeviceGroup::lane_for(Stream stream) {
   return *found;
 }
 
-/// The pieces of two messages of one sender, receiver and tag must not mix where they are on streams of their own.
+/// Orders messages of one sender, receiver and tag on different streams: their pieces must not mix.
 Status DeviceGroup::follow_messages(const std::shared_ptr<StreamCall>& call, std::span<const Mail> mails, Stream stream) {
   if (last_of_key_.size() > kManyKeys)
     std::erase_if(last_of_key_, [](const auto& each) { return each.second.second.expired(); });
@@ -153,10 +153,10 @@ Status DeviceGroup::check_messages(std::span<const StreamMessage> messages, Stre
   const auto invalid = [](const StreamMessage& message, const std::string& what) {
     return Status(StatusCode::invalid_argument, (message.is_send ? "send: " : "recv: ") + what);
   };
-  if (messages.empty()) return {StatusCode::invalid_argument, "exchange: there is no message"};
+  if (messages.empty()) return {StatusCode::invalid_argument, "exchange: no message was given"};
   if (messages.size() > kLaneChunks)
     return {StatusCode::invalid_argument,
-            fmt::format("exchange: {} messages, at most {} go in one; deal them among several", messages.size(), kLaneChunks)};
+            fmt::format("exchange: {} messages; one exchange takes at most {}, split them", messages.size(), kLaneChunks)};
   for (const StreamMessage& message : messages) {
     const std::size_t element_bytes = size_of(message.type);
     if (element_bytes == 0) return invalid(message, fmt::format("unknown data type {}", static_cast<int>(message.type)));
@@ -202,8 +202,8 @@ Result<std::shared_ptr<StreamCall>> DeviceGroup::exchange(std::span<const Stream
   return call;
 }
 
-/// A message to each rank and one from each: only the two of a pair know how many pieces theirs has. Everybody goes through
-/// the other ranks in the same steps, as many at a time as a lane takes.
+/// A message to each rank and one from each: only the two ranks of a pair know how many pieces theirs has. All ranks go
+/// through their peers in the same steps, as many at a time as a lane takes.
 Status DeviceGroup::all_to_all_v(Enqueuing& e) {
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   std::vector<std::uintptr_t> from(ranks);

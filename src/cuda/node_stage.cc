@@ -1,8 +1,8 @@
-// What a piece does in the memory of the ranks of a node. Each function enqueues on the caller's stream.
+// A piece in the memory of the ranks of a node. Each function enqueues on the caller's stream.
 //
-// The order of things, by which nothing is overwritten that somebody still reads: a rank's flag says how many ticks its stream
-// has come through, each behind the kernels before it. A slot is used again two pieces later at the earliest (slot_count()),
-// and in between the stream has waited for a tick that every rank announces only after it has read the slot.
+// Why no rank overwrites data that a peer still reads: a rank's flag says how many ticks its stream has passed, each behind
+// the kernels before it. A slot is reused two pieces later at the earliest (slot_count()), and in between the stream has
+// waited for a tick that every rank announces only after it has read the slot.
 #include <algorithm>
 #include <array>
 
@@ -13,7 +13,7 @@
 namespace shoal::cuda {
 namespace {
 
-/// Up to here everybody reads everything: it saves a round of flags. Not measured yet.
+/// Up to this size every rank reads everything: it saves a round of flags. Not measured yet.
 constexpr std::size_t kOneShotBytes = std::size_t{128} << 10;
 constexpr std::size_t kFusedFlagsBytes = sizeof(std::uint32_t) * kernels::kMaxPeers * kernels::kMaxFusedBlocks;
 
@@ -24,7 +24,7 @@ std::size_t DeviceGroup::result_offset(std::size_t slot) const noexcept {
   return kFusedFlagsBytes + (slot_count() + slot) * slot_bytes_;
 }
 
-/// By the size of the message: the same on all ranks, and for all pieces of it.
+/// Depends on the size of the message only: the same on all ranks, and for all pieces of it.
 bool DeviceGroup::one_shot(const Enqueuing& e) const noexcept {
   return e.what.count * e.element_bytes <= kOneShotBytes || node_size_ == 1;
 }
@@ -48,7 +48,7 @@ Status DeviceGroup::Copies::flush() {
   return status;
 }
 
-/// Lays this rank's part where the others read it, unless they can read it where it is: all shares in rows, or one run.
+/// Copies this rank's part to where its peers read it, unless they can read it in place: all shares in rows, or one run.
 Status DeviceGroup::give(Enqueuing& e, const Piece& piece) {
   if (e.registered || e.gives == Part::nothing) return {};
   Copies copies(*this, e.stream);
@@ -62,7 +62,8 @@ Status DeviceGroup::give(Enqueuing& e, const Piece& piece) {
   return copies.flush();
 }
 
-/// Announces the next tick to all ranks of the node, with the place of `announced` where there is one, and waits for theirs.
+/// Announces the next tick to all ranks of the node, with the place of `announced` where there is one, and waits for their
+/// ticks.
 Status DeviceGroup::meet(Enqueuing& e, const Piece* announced, bool waits) {
   std::array<FlagOperation, 3 + 2 * kernels::kMaxPeers> operations;
   std::size_t count = 0;
@@ -90,7 +91,7 @@ Status DeviceGroup::meet(Enqueuing& e, const Piece* announced, bool waits) {
   return count == 0 ? Status() : api_.flags(e.stream, {operations.data(), count});
 }
 
-/// Folds `count` elements that lie `offset_bytes` behind the beginning of what each rank has given; targets are missing.
+/// A fold of `count` elements that lie `offset_bytes` behind the beginning of what each rank has given; targets are not set.
 kernels::FoldParameters DeviceGroup::fold_of(const Enqueuing& e, const Piece& piece, std::size_t offset_bytes,
                                              std::size_t count) const {
   kernels::FoldParameters fold;
@@ -113,7 +114,7 @@ Status DeviceGroup::fold_all(Enqueuing& e, const Piece& piece) {
   return api_.launch(fold, e.stream);
 }
 
-/// Two shots, the first: this rank folds its share, into its slot of results, where the others read it, and into its output.
+/// Two shots, first step: folds this rank's share into its slot of results, where its peers read it, and into its output.
 Status DeviceGroup::fold_share(Enqueuing& e, const Piece& piece, int divisor) {
   const kernels::Share share = kernels::share_of(piece.whole().count, e.element_bytes, node_rank_, node_size_);
   if (share.count == 0) return {};
@@ -125,7 +126,7 @@ Status DeviceGroup::fold_share(Enqueuing& e, const Piece& piece, int divisor) {
   return api_.launch(fold, e.stream);
 }
 
-/// The second: takes the other shares.
+/// Second step: takes the shares of the peers.
 Status DeviceGroup::gather_shares(Enqueuing& e, const Piece& piece) {
   if (e.takes == Part::nothing) return {};
   Copies copies(*this, e.stream);
@@ -140,7 +141,7 @@ Status DeviceGroup::gather_shares(Enqueuing& e, const Piece& piece) {
   return copies.flush();
 }
 
-/// reduce_scatter: this rank folds the share that is its own.
+/// reduce_scatter: folds this rank's own share.
 Status DeviceGroup::fold_block(Enqueuing& e, const Piece& piece) {
   const Run& own = piece.runs[e.rank];
   if (own.count == 0) return {};
@@ -149,8 +150,8 @@ Status DeviceGroup::fold_block(Enqueuing& e, const Piece& piece) {
   return api_.launch(fold, e.stream);
 }
 
-/// What is not folded: copies what this rank takes of what each rank has given; its own part from its input, unless it lies
-/// in its place.
+/// Collectives without a fold: copies what this rank takes from what each rank has given. Its own part comes from its input,
+/// unless it lies in its place already.
 Status DeviceGroup::take(Enqueuing& e, const Piece& piece) {
   if (e.takes == Part::nothing) return {};
   Copies copies(*this, e.stream);
@@ -163,7 +164,7 @@ Status DeviceGroup::take(Enqueuing& e, const Piece& piece) {
     const Run& to = dealt && e.takes == Part::all ? piece.runs[static_cast<std::size_t>(rank)] : own;
     const bool is_there = place == node_rank_ && e.input_of(own) == e.output_of(to);
     if (theirs == Part::nothing || is_there) continue;
-    // Who has given all shares has laid them in rows, each for another rank.
+    // A rank that has given all shares has laid them in rows, each for another rank.
     const auto source =
         place == node_rank_ ? kernels::Source{e.input_of(own)} : given_by(place, piece, theirs == Part::all ? own.row : 0);
     if (Status status = copies.add(source, e.output_of(to), e.bytes(to)); !status.ok()) return status;
@@ -171,7 +172,7 @@ Status DeviceGroup::take(Enqueuing& e, const Piece& piece) {
   return copies.flush();
 }
 
-/// Everything in one kernel, which waits inside for those of the other ranks.
+/// All steps in one kernel, which waits inside for the kernels of the other ranks.
 Status DeviceGroup::all_reduce_fused(Enqueuing& e, const Piece& piece) {
   const std::size_t count = piece.whole().count;
   kernels::FusedParameters fused;

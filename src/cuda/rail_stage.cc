@@ -1,8 +1,8 @@
-// Several nodes of as many ranks each: a piece inside the node by the memory of its ranks, between nodes by the host's engine
-// among the ranks of the same place in their nodes, a rail. Of what goes between nodes every byte leaves and enters the memory
-// of a device once.
+// Several nodes with equal numbers of ranks. A piece moves inside the node through the memory of its ranks; between nodes the
+// host's engine moves it among the ranks of the same place in their nodes, a rail. Every byte that goes between nodes leaves
+// and enters the memory of a device once.
 //
-// Each piece begins with a meeting: behind it nobody of the node reads what the piece before the last has left in its slot.
+// Each piece begins with a meet(): after it no rank of the node reads what the piece before the last has left in its slot.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -33,7 +33,7 @@ DeviceGroup::Stack DeviceGroup::stack_of(const Enqueuing& e, const Piece& piece,
   return stack;
 }
 
-/// Hands the stack in the tile of `piece` to the rail, of which each rank gives or gets its own part.
+/// Hands the stack in the tile of `piece` to the rail, in which each rank gives or gets its own part.
 Status DeviceGroup::stack_to_rail(Enqueuing& e, const Piece& piece, const Stack& stack) {
   std::byte* tile = tiles_ + piece.slot * slot_bytes_;
   const auto own = static_cast<std::size_t>(rail_->rank());
@@ -101,7 +101,7 @@ Status DeviceGroup::share_to_rail(Enqueuing& e, const Piece& piece, const std::b
   return hand_over(e, piece, *rail_, what);
 }
 
-/// Back, to the slot of results, where the node reads it, and to the output; unless the rank `has_it` already.
+/// Copies it back to the slot of results, where the node reads it, and to the output; unless the rank `has_it` already.
 Status DeviceGroup::share_from_rail(Enqueuing& e, const Piece& piece, bool has_it) {
   const kernels::Share share = kernels::share_of(piece.whole().count, e.element_bytes, node_rank_, node_size_);
   if (share.count == 0) return {};
@@ -131,14 +131,14 @@ Status DeviceGroup::divide(Enqueuing& e, const std::byte* sum, std::byte* target
   return api_.launch(fold, e.stream);
 }
 
-/// broadcast: the ranks of the root's node take the piece from it, and each sends its share on.
+/// broadcast: the ranks of the root's node take the piece from the root, and each sends its share to its rail.
 Status DeviceGroup::share_of_root_to_rail(Enqueuing& e, const Piece& piece) {
   if (!root_is_near(e)) return share_to_rail(e, piece, nullptr);
   if (Status status = take(e, piece); !status.ok()) return status;
   return share_to_rail(e, piece, e.output_of(piece.whole()));
 }
 
-/// all_gather: straight from the input to the host.
+/// all_gather: copies the own run directly from the input to the host.
 Status DeviceGroup::own_run_to_rail(Enqueuing& e, const Piece& piece) {
   const Stack stack = stack_of(e, piece, node_rank_);
   if (stack.bytes == 0) return {};
@@ -150,7 +150,7 @@ Status DeviceGroup::own_run_to_rail(Enqueuing& e, const Piece& piece) {
   return stack_to_rail(e, piece, stack);
 }
 
-/// The stack of this rank's rail comes back to the slot of results, but for its own part; then all take all stacks.
+/// Copies the stack of this rank's rail back to the slot of results, except for its own part; then all ranks take all stacks.
 Status DeviceGroup::take_stacks(Enqueuing& e, const Piece& piece) {
   const Stack stack = stack_of(e, piece, node_rank_);
   std::byte* results = staging_ + result_offset(piece.slot);
@@ -183,7 +183,7 @@ Status DeviceGroup::take_stacks(Enqueuing& e, const Piece& piece) {
   return copies.flush();
 }
 
-/// reduce_scatter: folds what the node gives to the ranks of this rail, and hands it over.
+/// reduce_scatter: folds what the node gives to the ranks of this rail, and hands it to the rail.
 Status DeviceGroup::folded_runs_to_rail(Enqueuing& e, const Piece& piece) {
   const Stack stack = stack_of(e, piece, node_rank_);
   if (stack.bytes == 0) return {};

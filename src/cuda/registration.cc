@@ -1,4 +1,4 @@
-// Buffers of the caller that the other ranks of the node read where they lie.
+// Buffers of the caller that the other ranks of the node read in place.
 #include <algorithm>
 #include <utility>
 
@@ -32,16 +32,16 @@ std::optional<std::uint32_t> DeviceGroup::find_registered(const Enqueuing& e) co
 
 namespace {
 
-/// What a rank says of its buffer in register_buffer and deregister_buffer.
+/// What a rank sends its peers about its buffer in register_buffer and deregister_buffer.
 struct Offer {
   MemoryHandle handle;
-  std::uint32_t number = 0;  ///< of the buffer that comes or goes; 0: none does
+  std::uint32_t number = 0;  ///< of the buffer that is added or removed; 0: none
   std::int32_t code = 0;     ///< of the Status of this rank
 };
 
 }  // namespace
 
-/// Maps what the ranks of the node offer: all of it, or an error and nothing. `mapped` has a place for each rank.
+/// Maps what the ranks of the node offer: all of it, or nothing and an error. `mapped` has an entry for each rank.
 Status DeviceGroup::map_offers(std::span<const MemoryHandle> offers, const std::vector<bool>& has_offer,
                                std::vector<void*>& mapped) {
   std::vector<bool> givers(offers.size());
@@ -83,13 +83,13 @@ Status DeviceGroup::register_buffer(const void* buffer) {
     refused = memory.status();
   }
   if (refused.ok() && own.allocation == 0)
-    refused = Status(StatusCode::unsupported, "register_buffer: the driver does not tell this memory from other");
+    refused = Status(StatusCode::unsupported, "register_buffer: the driver has no identifier for this memory");
   if (refused.ok()) {
     known = number_of(own.allocation);
     const auto free = std::find_if(registered_.begin() + 1, registered_.end(), [](auto& each) { return each.uses == 0; });
     if (known == 0 && free == registered_.end()) {
       refused = Status(StatusCode::unsupported,
-                       fmt::format("register_buffer: {} allocations are registered already", registered_.size() - 1));
+                       fmt::format("register_buffer: {} allocations are registered; deregister one", registered_.size() - 1));
     } else if (known == 0) {
       offer.number = static_cast<std::uint32_t>(free - registered_.begin());
       const auto handle = api_.export_memory(own.base);
@@ -108,11 +108,11 @@ Status DeviceGroup::register_buffer(const void* buffer) {
     has_offer.push_back(all[rank].number != 0 && all[rank].code == 0);
     if (all[rank].code != 0 && refused.ok())
       refused =
-          Status(static_cast<StatusCode>(all[rank].code), fmt::format("register_buffer: rank {} of the node cannot", rank));
+          Status(static_cast<StatusCode>(all[rank].code), fmt::format("register_buffer: failed on rank {} of the node", rank));
   }
   const Status imported = map_offers(handles, has_offer, mapped);
   if (refused.ok()) refused = imported;
-  // In the end all have it or none has.
+  // In the end either all ranks have the buffer registered or none.
   if (Status status = everybody(refused, *all_, "register_buffer"); !status.ok()) {
     for (void* each : mapped) {
       if (each != nullptr) static_cast<void>(api_.forget_memory(each));
@@ -137,7 +137,7 @@ Status DeviceGroup::deregister_buffer(const void* buffer) {
   const OnDevice here(api_, device_);
   if (Status closed = check_open(); !closed.ok()) return closed;
   const auto* at = static_cast<const std::byte*>(buffer);
-  // By its place where the allocation itself is gone already.
+  // By its address where the allocation itself has been freed.
   const auto memory = api_.describe_pointer(buffer);
   std::uint32_t number = memory.ok() ? number_of(memory->allocation) : 0;
   for (std::size_t i = 1; i < registered_.size() && number == 0; ++i) {
@@ -146,7 +146,7 @@ Status DeviceGroup::deregister_buffer(const void* buffer) {
   }
   Status own;
   if (number == 0) own = Status(StatusCode::invalid_argument, "deregister_buffer: the buffer is not registered");
-  // Others read it in calls that this rank has made, too.
+  // Peers read the buffer in calls that this rank has made, too.
   std::deque<std::shared_ptr<StreamCall>> open;
   {
     const std::scoped_lock lock(state_->mutex);
@@ -169,7 +169,7 @@ Status DeviceGroup::deregister_buffer(const void* buffer) {
     if (gone == 0 || rank == node_rank_) continue;
     if (Status forgotten = api_.forget_memory(set_mapping(rank, gone, nullptr)); own.ok()) own = forgotten;
   }
-  // Nobody maps it any more when this returns: it may be freed.
+  // When this returns no rank maps the buffer any more: it may be freed.
   return everybody(own, *all_, "deregister_buffer");
 }
 
@@ -182,7 +182,7 @@ std::uint32_t DeviceGroup::number_of(std::uint64_t allocation) const {
   return 0;
 }
 
-/// Where buffer `number` of `rank` is mapped here, from now on and until now.
+/// Sets where buffer `number` of `rank` is mapped here; returns where it was mapped before.
 void* DeviceGroup::set_mapping(int rank, std::uint32_t number, void* mapped) {
   words_->bases[rank][number] = static_cast<std::byte*>(mapped);
   return std::exchange(mapped_[static_cast<std::size_t>(rank)][number], mapped);

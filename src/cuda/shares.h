@@ -44,7 +44,8 @@ class Shares {
   int shares_;
 };
 
-/// Whether who gives in a collective of `kind` may lend its registered buffer instead, until all have read it.
+/// Whether a rank that gives data in a collective of `kind` may give its registered buffer in place (zero-copy), until all
+/// ranks have read it.
 [[nodiscard]] constexpr bool may_lend(CollectiveKind kind) noexcept {
   return kind == CollectiveKind::all_gather || kind == CollectiveKind::gather || kind == CollectiveKind::broadcast;
 }

@@ -1,4 +1,4 @@
-// The public face of DeviceGroup.
+// The public class over DeviceGroup.
 #include <utility>
 #include <vector>
 
@@ -15,7 +15,7 @@ using cuda::DeviceGroup;
 using internal::CommunicatorImpl;
 using Call = CommunicatorImpl::Call;
 
-/// The sum, or as much as fits: the check of the call refuses that.
+/// The sum of the counts, limited to SIZE_MAX: the check of the call refuses that.
 std::size_t sum_of_counts(StreamCommunicator::Counts counts) {
   std::size_t sum = 0;
   for (const std::size_t count : counts) sum = count > ~sum ? ~std::size_t{0} : sum + count;
@@ -24,7 +24,7 @@ std::size_t sum_of_counts(StreamCommunicator::Counts counts) {
 
 using Started = Result<std::shared_ptr<cuda::StreamCall>>;
 
-/// With `lists` times one count for each rank.
+/// Starts a call with `lists` times one count for each rank.
 Started start_v(DeviceGroup& group, Call call, StreamCommunicator::Counts counts, std::size_t lists, void* stream,
                 StreamCommunicator::Timeout timeout) {
   const auto ranks = static_cast<std::size_t>(group.size());

@@ -1,4 +1,4 @@
-// What CUDA offers on this machine, for people.
+// A description of the CUDA of this machine, for users.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace shoal::cuda {
 
 /// One line: driver, devices, how ranks reach each other's memory, MPS. Errors: those of `api`.
 Result<std::string> summary_of(CudaApi& api);
-/// That of this machine, or why there is none: "cuda: ...".
+/// The line for this machine, or why there is no CUDA: "cuda: ...".
 std::string cuda_summary();
 
 }  // namespace shoal::cuda

@@ -1,5 +1,5 @@
-// The group's thread: hands tiles to the host's engine, sees to deadlines, and lets the streams go on after a failure. It
-// sleeps until there is news or a deadline.
+// The group's thread: hands tiles to the host's engine, handles deadlines, and releases the streams after a failure. It sleeps
+// until it is notified or a deadline passes.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -15,13 +15,13 @@
 namespace shoal::cuda {
 namespace {
 
-/// After a failure flags are raised again this often until the streams are through: other ranks' streams may still write old
-/// values.
+/// After a failure flags are raised again in this interval until the streams have completed all calls: other ranks' streams
+/// may still write old values.
 constexpr std::chrono::milliseconds kReleaseAgain{2};
 
-/// How long the host's engine is kept looking out before it is asked again whether that is still needed.
+/// How long a lookout keeps the host's engine watching before the thread checks whether it is still needed.
 constexpr std::chrono::milliseconds kLookout{250};
-/// Of the message by which a rank ends its own lookout. The group's communicator carries no others.
+/// Tag of the message by which a rank ends its own lookout. The group's communicator carries no other messages.
 constexpr int kLookoutTag = 1;
 
 }  // namespace
@@ -44,7 +44,7 @@ void GroupState::look_at(StreamCall& call) {
   if (happened.ok() && !*happened) return;
   call.ended = true;
   call.outcome = happened.ok() ? failure : happened.status();
-  // Who gives up lets its streams go on, and they announce what they have not done: such a result is none.
+  // A rank that aborts releases its streams, and they announce work that they have not done: then the result is invalid.
   if (call.outcome.ok() && board != nullptr) call.outcome = board->given_up(ranks_on_board);
   if (!call.outcome.ok()) note(call.outcome);
 }
@@ -53,13 +53,13 @@ void GroupState::prune() {
   for (auto each = in_flight.begin(); each != in_flight.end();) {
     StreamCall& call = **each;
     look_at(call);
-    // One that has failed ends for its user before its stream is through; it stays here until then. So does a send whose
-    // buffer is free again while the host still holds the message.
+    // A call that has failed ends for its user before its stream has completed it; it stays here until then. So does a send
+    // whose buffer is free again while the host still holds the message.
     const auto happened = call.ended ? api->has_happened(call.event) : Result<bool>(false);
     if ((!happened.ok() || *happened) && call.open_tiles == 0) {
       each = in_flight.erase(each);
     } else if (call.messages == 0) {
-      return;  // those behind it are no further
+      return;  // later calls are no further
     } else {
       ++each;
     }
@@ -77,7 +77,7 @@ Status wait_for(StreamCall& call) {
   const std::scoped_lock lock(state.mutex);
   state.look_at(call);
   if (call.ended) return call.outcome;
-  return waited.ok() ? Status(StatusCode::internal, "the stream is through with the call, its event is not") : waited;
+  return waited.ok() ? Status(StatusCode::internal, "the stream completed the call, but its event did not happen") : waited;
 }
 
 Status DeviceGroup::status() const {
@@ -95,13 +95,13 @@ void DeviceGroup::abort(const std::string& reason) { note_failure({StatusCode::a
 void DeviceGroup::watch() {
   static_cast<void>(api_.use_device(device_));
   std::unique_lock lock(state_->mutex);
-  while (!stopping_ || (state_->noted && state_->failure.ok())) {  // the other ranks hear of a failure in any case
+  while (!stopping_ || (state_->noted && state_->failure.ok())) {  // a failure is sent to the other ranks in any case
     if (state_->noted && state_->failure.ok()) {
       fail(lock);
       continue;
     }
     if (!state_->failure.ok()) {
-      // These are not handed over: their streams go on by flags that are raised for all.
+      // These tiles are not started: the flags of all streams are raised.
       for (const Tile* tile : std::exchange(state_->arrived, {})) --tile->call->open_tiles;
       let_streams_go_on();
       state_->prune();
@@ -159,9 +159,9 @@ void DeviceGroup::watch() {
   }
 }
 
-/// The host's engine notices dead ranks while one of its calls is in flight, and streams that wait for a rank are none of its
-/// calls. So while there are any, this rank waits for a message from anybody, which only it sends itself, in
-/// stop_looking_out().
+/// The host's engine detects dead ranks only while one of its calls is in flight, and streams that wait for a rank are no
+/// calls of the engine. So while there are any, this rank has a receive from any rank in flight, for a message that only the
+/// rank itself sends, in stop_looking_out().
 void DeviceGroup::look_out() {
   CallOptions options;
   options.timeout = std::chrono::hours(24);
@@ -179,12 +179,12 @@ void DeviceGroup::stop_looking_out() {
   static_cast<void>(lookout_.wait());
 }
 
-/// Ends everything in flight, then lets the streams go on as far as they may, then tells the other ranks and the engine. The
-/// lock is held but for the last.
+/// Ends all calls in flight, then releases the streams as far as they may continue, then reports to the other ranks and the
+/// engine. The lock is held except for the last step.
 void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
-  for (const auto& call : state_->in_flight) state_->look_at(*call);  // what is through by now ends well
+  for (const auto& call : state_->in_flight) state_->look_at(*call);  // calls that are complete by now succeed
   state_->failure = *state_->noted;
-  // Of several errors the first is the cause: another rank may have left because of it, which is all that is seen here.
+  // Of several errors the first is the cause: another rank may have left because of it, and this rank sees only that.
   if (board_ != nullptr) {
     if (Status first = board_->given_up(node_size_); !first.ok()) state_->failure = first;
   }
@@ -193,7 +193,8 @@ void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
     call->ended = true;
     call->outcome = state_->failure;
   }
-  // In this order: no rank may believe what this one's streams announce from here on, nor may its own kernels touch anything.
+  // In this order: no rank may trust what this rank's streams announce from here on, nor may its own kernels access any
+  // memory.
   if (board_ != nullptr) board_->give_up(node_rank_, state_->failure);
   std::atomic_ref(words_->cancelled.value).store(1);
   let_streams_go_on();
@@ -205,8 +206,8 @@ void DeviceGroup::fail(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-/// What the engine has in its hands stays as it is until it gives that up, which is soon after its communicators are closed: a
-/// stream that went on would change what is on its way to another rank, for whom the call may still end well.
+/// Streams that wait for tiles stay blocked until the engine has ended them, which is soon after its communicators are closed.
+/// A stream that continued would change data on its way to another rank, for which the call may still succeed.
 void DeviceGroup::let_streams_go_on() {
   constexpr std::uint32_t kFarAhead = 1U << 30;  // as in Board::release
   if (board_ != nullptr) board_->release(node_rank_, node_size_, tick_.load());
@@ -218,10 +219,10 @@ void DeviceGroup::let_streams_go_on() {
   }
 }
 
-/// What to say of `call`, whose deadline has passed: which ranks have not come to it, or not through it.
+/// The error for `call`, whose deadline has passed: which ranks have not made it, or have not completed it.
 Status DeviceGroup::late(const StreamCall& call) const {
-  std::string text = fmt::format("{} was not done after {} s", call.name(), static_cast<double>(call.timeout.count()) / 1000);
-  if (call.messages != 0) return {StatusCode::timeout, text + "; what the other rank does for it has not come"};
+  std::string text = fmt::format("{} did not complete in {} s", call.name(), static_cast<double>(call.timeout.count()) / 1000);
+  if (call.messages != 0) return {StatusCode::timeout, text + "; the other rank's part of it has not arrived"};
   bool named = false;
   for (int rank = 0; board_ != nullptr && rank < node_size_; ++rank) {
     if (rank == node_rank_) continue;
@@ -232,11 +233,11 @@ Status DeviceGroup::late(const StreamCall& call) const {
                    : fmt::format("; rank {} has made no call", in_job);
       named = true;
     } else if (!kernels::reached(std::atomic_ref(*board_->flag(node_rank_, rank)).load(), call.last_tick)) {
-      text += fmt::format("; rank {} has made it, but its stream has not come through it", in_job);
+      text += fmt::format("; rank {} has made it, but its stream has not completed it", in_job);
       named = true;
     }
   }
-  if (!named) text += "; the stream of this rank has not come through it";
+  if (!named) text += "; the stream of this rank has not completed it";
   return {StatusCode::timeout, text};
 }
 

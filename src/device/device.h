@@ -23,11 +23,11 @@ class Device {
 
   /// target[i] = operands[0][i] op operands[1][i] op ..., folded in the order of `operands`, for i < count.
   ///
-  /// `target` may be equal to any operand, but not overlap one otherwise. One or more operands (one: a copy).
-  /// Floats of 16 and of 8 bits accumulate in float32 with one rounding at the end, to nearest even; other types fold in their
-  /// own type, integers wrap. `avg` folds as sum; reduce_average() makes its last fold. Buffers need no alignment beyond that
-  /// of a byte. `min` and `max` of floats follow IEEE 754-2019 `minimum` and `maximum`: a NaN in any operand makes the result
-  /// NaN, and -0 lies below +0. Precondition: supports(type, op).
+  /// `target` may be equal to any operand, but must not overlap one otherwise. One or more operands (one: a copy). Floats of
+  /// 16 and of 8 bits accumulate in float32 with one rounding at the end, to nearest even; other types fold in their own
+  /// type, integers wrap. `avg` folds as sum; reduce_average() does its last fold. Buffers need no alignment beyond that of a
+  /// byte. `min` and `max` of floats follow IEEE 754-2019 `minimum` and `maximum`: a NaN in any operand makes the result NaN,
+  /// and -0 is less than +0. Precondition: supports(type, op).
   virtual void reduce(std::byte* target, std::span<const std::byte* const> operands, std::size_t count, DataType type,
                       ReduceOp op) const = 0;
 
@@ -36,13 +36,13 @@ class Device {
   virtual void reduce_average(std::byte* target, std::span<const std::byte* const> operands, std::size_t count, DataType type,
                               int divisor) const = 0;
 
-  /// Copies bytes that do not overlap; streams past the caches where that pays.
+  /// Copies bytes that do not overlap; uses streaming stores, which bypass the caches, if the copy is large enough.
   virtual void copy(std::byte* target, const std::byte* source, std::size_t bytes) const = 0;
-  /// As copy(), always past the caches: for pieces of something larger than they are.
+  /// As copy(), but always with streaming stores: for pieces of a buffer that is larger than the caches.
   virtual void stream(std::byte* target, const std::byte* source, std::size_t bytes) const = 0;
 };
 
-/// The host device (Highway, run-time dispatch). Never null; lives for ever.
+/// The host device (Highway, run-time dispatch). Never null; lives until the process ends.
 const Device& host_device() noexcept;
 
 }  // namespace shoal

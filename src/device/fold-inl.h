@@ -91,8 +91,8 @@ void fold_short(std::byte* target, const std::byte* const* operands, std::size_t
 
 /// Folds kOperands operands, known to the compiler so that it keeps their addresses in registers; 0: any number.
 ///
-/// What is left over behind the last whole vector is folded first, as the last whole vector of the buffers, and stored last. It
-/// overlaps its neighbour, which is safe in place too: both compute the same values of operands that were read unchanged.
+/// The remainder behind the last whole vector is folded first, as the last whole vector of the buffers, and stored last. It
+/// overlaps its neighbour, which is safe in place too: both compute the same values from operands that were read unchanged.
 template <class L, class Op, std::size_t kOperands>
 void fold(std::byte* target, const std::byte* const* given, std::size_t given_count, std::size_t bytes, int divisor) {
   const std::size_t n = kOperands == 0 ? given_count : kOperands;
@@ -148,7 +148,7 @@ template <typename T>
 inline constexpr ArithmeticKernels kFloatingKernels{kernel<T, Sum>, kernel<T, Prod>, kernel<T, Min>, kernel<T, Max>,
                                                     kernel<T, Average>};
 
-/// Sums and products of signed and unsigned integers have the same bits: one kernel serves both.
+/// Sums and products of signed and unsigned integers have the same bits, so one kernel serves both.
 template <typename T>
 inline constexpr ArithmeticKernels kIntegerKernels{kernel<std::make_unsigned_t<T>, Sum>, kernel<std::make_unsigned_t<T>, Prod>,
                                                    kernel<T, Min>, kernel<T, Max>, nullptr};

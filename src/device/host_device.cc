@@ -1,4 +1,4 @@
-// The host device: picks the kernel of a type and operation, and the kind of stores.
+// The host device: selects the kernel of a type and operation, and the kind of stores.
 #include <cassert>
 #include <cstring>
 #include <type_traits>
@@ -9,7 +9,7 @@
 namespace shoal {
 namespace {
 
-/// Copies of at least this many bytes go past the caches.
+/// Copies of at least this many bytes bypass the caches.
 constexpr std::size_t kStreamingCopyBytes = std::size_t{8} << 20;
 
 const host::ArithmeticKernels& kernels_of(DataType type) noexcept {

@@ -12,7 +12,7 @@ namespace shoal::host {
 using Kernel = void (*)(std::byte* target, const std::byte* const* operands, std::size_t operand_count, std::size_t count,
                         int divisor);
 
-/// The kernels of one data type. The bitwise operations care only for bytes and stand in ByteKernels.
+/// The kernels of one data type. The bitwise operations depend only on bytes and are in ByteKernels.
 struct ArithmeticKernels {
   Kernel sum;
   Kernel prod;
@@ -21,16 +21,16 @@ struct ArithmeticKernels {
   Kernel average;  ///< null for integers: vectors cannot divide them, so host_device.cc divides the sums one by one
 };
 
-/// Kernels that see bytes: here `count` is in bytes.
+/// Kernels that work on bytes: here `count` is in bytes.
 struct ByteKernels {
   Kernel band;
   Kernel bor;
   Kernel bxor;
-  /// Copies past the caches; the bytes are visible to every thread that is told of them afterwards in the usual way.
+  /// Copies past the caches; the usual synchronization afterwards makes the bytes visible to other threads.
   void (*stream)(std::byte* target, const std::byte* source, std::size_t bytes);
 };
 
-/// The rows for the best instruction set of this CPU. Each lives for ever.
+/// The rows for the best instruction set of this CPU. Each lives until the process ends.
 const ArithmeticKernels& float32_kernels() noexcept;
 const ArithmeticKernels& float64_kernels() noexcept;
 const ArithmeticKernels& float16_kernels() noexcept;

@@ -1,4 +1,4 @@
-// Kernels that see only bytes: the bitwise operations and the streaming copy.
+// Kernels that work on bytes: the bitwise operations and the streaming copy.
 #include "src/device/targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -10,7 +10,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::host::HWY_NAMESPACE {
 
-/// As kernel(), with one loop for every number of operands: here the conversions take the time, not the addresses.
+/// As kernel(), with one loop for every number of operands: here the conversions take the time, not the address arithmetic.
 template <typename T, class Op>
 void small_kernel(std::byte* target, const std::byte* const* operands, std::size_t operand_count, std::size_t count,
                   int divisor) {

@@ -48,7 +48,8 @@ HWY_INLINE void store_bytes(D d, hn::Vec<D> value, std::byte* to) {
   hn::StoreU(hn::BitCast(bytes, value), bytes, reinterpret_cast<std::uint8_t*>(to));
 }
 
-/// Products that wrap, also where the instruction set has none of that width. Signed and unsigned have the same bits.
+/// Products that wrap, also if the instruction set has no multiplication of that width. Signed and unsigned have the same
+/// bits.
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -77,8 +78,8 @@ HWY_INLINE hn::Vec<D> multiply(D d, hn::Vec<D> a, hn::Vec<D> b) {
   }
 }
 
-/// IEEE 754-2019 minimum and maximum: a NaN in either wins (a's where both are), -0 lies below +0. What the instruction sets
-/// offer differs between them and depends on the order of the operands.
+/// IEEE 754-2019 minimum and maximum: a NaN in either operand is the result (a's if both are), -0 is less than +0. The
+/// instructions differ between instruction sets and depend on the order of the operands, so they are not used.
 template <class D, typename T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> minimum(D, hn::Vec<D> a, hn::Vec<D> b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -136,8 +137,8 @@ struct Lanes<Float16> : Lanes<float> {
   }
 };
 
-/// A vector of bfloat16, computed as two vectors of float32: the elements at even and at odd places. A bfloat16 is the upper
-/// half of a float32, so taking them apart and together again needs no movement across lanes.
+/// A vector of bfloat16, computed as two vectors of float32: the elements at even and at odd positions. A bfloat16 is the
+/// upper half of a float32, so splitting and merging need no movement across lanes.
 template <>
 struct Lanes<Bfloat16> {
   using F = Lanes<float>;
@@ -167,9 +168,9 @@ struct Lanes<Bfloat16> {
   }
 
  private:
-  /// Rounds to nearest even; the result stands in the upper 16 bits. Written out because the instruction for it (AVX512_BF16)
-  /// flushes small numbers to zero. NaNs need no care: those that come out of bfloat16 operands have zeros in their lower half,
-  /// and so has the one that the processor makes itself, hence nothing carries into their upper half.
+  /// Rounds to nearest even; the result is in the upper 16 bits. Written out because the instruction for it (AVX512_BF16)
+  /// flushes small numbers to zero. NaNs need no special case: a NaN that comes from bfloat16 operands has zeros in its lower
+  /// half, and so does the NaN that the processor generates, hence nothing carries into the upper half.
   static HWY_INLINE hn::Vec<U> rounded(F::Value value) {
     const auto bits = hn::BitCast(U(), value);
     const auto last = hn::And(hn::ShiftRight<16>(bits), hn::Set(U(), 1));
@@ -240,7 +241,7 @@ inline void stream_bytes(std::byte* target, const std::byte* source, std::size_t
     hn::Stream(v3, L::D(), to + 3 * L::kBytes);
   }
   std::memcpy(target + done, source + done, bytes - done);
-  hwy::FlushStream();  // streaming stores are not ordered with the stores that will announce these bytes to another thread
+  hwy::FlushStream();  // streaming stores are not ordered with the stores that announce these bytes to another thread
 }
 
 #endif

@@ -1,5 +1,5 @@
-// Lanes without vector instructions: 64 bytes of elements in plain arrays, which the compiler may vectorise. For targets that
-// Highway has no vectors for; also the shortest statement of what the vector lanes (lanes-inl.h) must compute.
+// Lanes without vector instructions: 64 bytes of elements in plain arrays, which the compiler may vectorise. For targets for
+// which Highway has no vectors; also the shortest definition of what the vector lanes (lanes-inl.h) must compute.
 #pragma once
 
 #include <bit>
@@ -72,7 +72,7 @@ struct Format<Bfloat16> {
   }
 };
 
-/// The numbers by which floats of 8 bits and of 32 differ, for both kinds of lanes.
+/// The constants by which floats of 8 bits and of 32 bits differ, for both kinds of lanes.
 template <int kFractionBits, std::uint32_t kFirstSpecial>
 struct Float8Numbers {
   static constexpr int kShift = 23 - kFractionBits;  ///< from the fraction of one to that of the other
@@ -81,9 +81,9 @@ struct Float8Numbers {
   static constexpr std::uint32_t kSmallestNormal = kRebias + (1U << 23);  ///< as the bits of a float
   static constexpr std::uint32_t kNan = 0x7F;
   static constexpr std::uint32_t kNormalBits = 1U << kFractionBits;  ///< from here on values have a hidden bit
-  /// What the values without a hidden bit are multiples of: 2^(1 - kBias - kFractionBits).
+  /// The unit of values without a hidden bit: 2^(1 - kBias - kFractionBits).
   static constexpr float kQuantum = std::bit_cast<float>(static_cast<std::uint32_t>(128 - kBias - kFractionBits) << 23);
-  /// A float whose last bit is worth one quantum: adding it to something smaller rounds that to nearest even.
+  /// A float whose last bit has the value of one quantum: adding it to a smaller number rounds that to nearest even.
   static constexpr float kRounder = kQuantum * 0x1p23F;
 };
 
@@ -186,8 +186,8 @@ struct Lanes {
   }
   static Computed min_of(Computed a, Computed b) {
     if constexpr (std::is_floating_point_v<Computed>) {
-      const Computed smaller = a < b ? a : b;                 // b where either is a NaN
-      const Computed zero_or_equal = is_negative(a) ? a : b;  // of two equal values, -0 goes before +0
+      const Computed smaller = a < b ? a : b;                 // b if either is a NaN
+      const Computed zero_or_equal = is_negative(a) ? a : b;  // of two equal values, -0 is the smaller
       const Computed ordered = a == b ? zero_or_equal : smaller;
       return a != a ? a : ordered;
     } else {
@@ -213,7 +213,7 @@ struct Lanes {
   }
 };
 
-/// There are no stores past the caches in portable C++.
+/// Portable C++ has no streaming stores.
 inline void stream_bytes(std::byte* target, const std::byte* source, std::size_t bytes) { std::memcpy(target, source, bytes); }
 
 }  // namespace shoal::host::portable

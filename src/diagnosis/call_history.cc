@@ -5,11 +5,11 @@
 
 namespace shoal {
 
-CallHistory latest_calls(const LedgerPage& page, std::size_t most) {
+CallHistory latest_calls(const FlightRecordPage& page, std::size_t most) {
   const std::uint64_t started = page.started.load();
   CallHistory history;
   history.first = started - std::min<std::uint64_t>(started, most);
-  for (std::uint64_t at = history.first; at < started; ++at) history.calls.push_back(page.calls[at % kLedgerCalls]);
+  for (std::uint64_t at = history.first; at < started; ++at) history.calls.push_back(page.calls[at % kFlightRecordCalls]);
   return history;
 }
 
@@ -32,13 +32,13 @@ std::optional<CallHistory> parse_history(std::span<const std::byte> bytes) {
   return history;
 }
 
-std::optional<NumberedCall> first_difference(const LedgerPage& own, const CallHistory& theirs) {
+std::optional<NumberedCall> first_difference(const FlightRecordPage& own, const CallHistory& theirs) {
   const std::uint64_t started = own.started.load();
-  const std::uint64_t remembered = started - std::min<std::uint64_t>(started, kLedgerCalls);
+  const std::uint64_t remembered = started - std::min<std::uint64_t>(started, kFlightRecordCalls);
   for (std::size_t i = 0; i < theirs.calls.size(); ++i) {
-    const std::uint64_t sequence = theirs.first + i;  // a peer's: it may wrap
+    const std::uint64_t sequence = theirs.first + i;  // from a peer: it may wrap
     if (sequence < remembered || sequence >= started) continue;
-    if (!(theirs.calls[i] == own.calls[sequence % kLedgerCalls])) return NumberedCall{sequence, theirs.calls[i]};
+    if (!(theirs.calls[i] == own.calls[sequence % kFlightRecordCalls])) return NumberedCall{sequence, theirs.calls[i]};
   }
   return std::nullopt;
 }

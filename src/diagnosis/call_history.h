@@ -1,4 +1,4 @@
-// CallHistory: which calls a rank has made, for ranks that disagree to find the first of which they do.
+// CallHistory: the calls that a rank has made, with which ranks that disagree find the first call that differs.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@ struct CallHistory {
   std::vector<CallSignature> calls;
 };
 
-/// Of what `page` remembers, `most` calls at most: of another process half of its room, since its owner may go on, and write
-/// over the rest, while this reads. Of any bytes.
-CallHistory latest_calls(const LedgerPage& page, std::size_t most = kLedgerCalls / 2);
+/// The latest calls that `page` remembers, at most `most`. Of another process's page only half of its room is read, since its
+/// owner may continue and overwrite the rest meanwhile. `page` may hold any bytes.
+CallHistory latest_calls(const FlightRecordPage& page, std::size_t most = kFlightRecordCalls / 2);
 
-/// As it travels on the control plane; fits into one of its tiles.
+/// As sent on the control plane; fits into one of its tiles.
 std::vector<std::byte> to_bytes(const CallHistory& history);
-/// Nothing where these are no such bytes.
+/// Nothing where `bytes` hold no CallHistory.
 std::optional<CallHistory> parse_history(std::span<const std::byte> bytes);
 
 struct NumberedCall {
   std::uint64_t sequence = 0;
   CallSignature signature;
 };
-/// The first call of `theirs` that is another one in `own`, as far as both remember. Nothing where there is none.
-std::optional<NumberedCall> first_difference(const LedgerPage& own, const CallHistory& theirs);
+/// The first call of `theirs` that differs from the same call in `own`, as far as both remember. Nothing where there is none.
+std::optional<NumberedCall> first_difference(const FlightRecordPage& own, const CallHistory& theirs);
 
 }  // namespace shoal

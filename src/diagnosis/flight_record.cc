@@ -41,9 +41,9 @@ std::int64_t now_ns() {
 
 /// Makes `folder` where it is missing; it must belong to this user alone.
 Status own_folder(const std::string& folder) {
-  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_error("SHOAL_LEDGER: make " + folder, errno);
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_error("SHOAL_LEDGER: mkdir " + folder, errno);
   struct stat found {};
-  if (::lstat(folder.c_str(), &found) != 0) return system_error("SHOAL_LEDGER: look at " + folder, errno);
+  if (::lstat(folder.c_str(), &found) != 0) return system_error("SHOAL_LEDGER: lstat " + folder, errno);
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0) {
     return {
         StatusCode::invalid_argument,
@@ -52,10 +52,10 @@ Status own_folder(const std::string& folder) {
   return {};
 }
 
-/// Takes blocks of the disk for a part of a file: a write to a mapping for which it has no room would end the process. 0 or an
-/// error number.
+/// Reserves disk blocks for a part of a file: a write to a mapping without such blocks would end the process on a full disk.
+/// Returns 0 or an error number.
 int take_room(int fd, std::size_t offset, std::size_t bytes) noexcept {
-  int error = EINTR;  // by the program's signals
+  int error = EINTR;  // signals of the program interrupt the call
   while (error == EINTR) error = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   return error;
 }
@@ -66,8 +66,8 @@ void warn_once(int rank, const std::string& reason) {
   if (warned.test_and_set()) return;
   fmt::print(
       stderr,
-      "shoal: rank {}: the job goes on, but shoal doctor will not see all of it: {}; make room, or let SHOAL_LEDGER name "
-      "another folder or be off\n",
+      "shoal: rank {}: the job continues, but shoal doctor will not see all of it: {}; free disk space, or set SHOAL_LEDGER to "
+      "another folder or off\n",
       rank, reason);
 }
 
@@ -81,7 +81,7 @@ bool is_rank_name(const std::string& name) {
          name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
 }
 
-/// Removes a job's flight records, and its folder unless something else lies there.
+/// Removes a job's flight records, and its folder unless that holds other files.
 void remove_ledgers(const fs::path& job) {
   std::error_code error;
   for (const auto& file : fs::directory_iterator(job, error)) {
@@ -91,19 +91,19 @@ void remove_ledgers(const fs::path& job) {
   ::rmdir(job.c_str());
 }
 
-/// Calls `look` with each page in use of the flight record at `path`. Its header; null where there is none.
-std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::function<void(const LedgerPage&)>& look) {
+/// Calls `look` with each page in use of the flight record at `path`. Returns its header; null where there is none.
+std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::function<void(const FlightRecordPage&)>& look) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
   const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
     return ::pread(fd, to, bytes, static_cast<off_t>(at)) == static_cast<ssize_t>(bytes);
   };
   auto header = std::make_unique<LedgerHeader>();
-  const auto page = std::make_unique<LedgerPage>();
-  const bool well = read(0, header.get(), sizeof *header) && header->magic == kLedgerMagic &&
-                    header->version == kLedgerVersion && header->page_bytes == sizeof(LedgerPage);
-  for (std::uint32_t i = 0; well && i < std::min(header->pages, kLedgerPages); ++i) {
-    if (!read(kLedgerHeaderBytes + i * sizeof(LedgerPage), page.get(), sizeof(LedgerPage))) break;
+  const auto page = std::make_unique<FlightRecordPage>();
+  const bool well = read(0, header.get(), sizeof *header) && header->magic == kFlightRecordMagic &&
+                    header->version == kFlightRecordVersion && header->page_bytes == sizeof(FlightRecordPage);
+  for (std::uint32_t i = 0; well && i < std::min(header->pages, kFlightRecordPages); ++i) {
+    if (!read(kFlightRecordHeaderBytes + i * sizeof(FlightRecordPage), page.get(), sizeof(FlightRecordPage))) break;
     if (page->state.load() != 0) look(*page);
   }
   ::close(fd);
@@ -111,34 +111,35 @@ std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::fu
   return header;
 }
 
-/// Whether some process still writes to a flight record in `folder`, as far as can be seen from here.
+/// Whether some process still writes to a flight record in `folder`, as far as this process can see.
 bool in_use(const fs::path& folder) {
   std::error_code error;
   for (const auto& file : fs::directory_iterator(folder, error)) {
     LedgerHeader header;
     std::ifstream in(file.path(), std::ios::binary);
-    if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kLedgerMagic) continue;
-    if (header.version != kLedgerVersion) header.locked = 0;  // every version has the process at the same place
+    if (!in.read(reinterpret_cast<char*>(&header), sizeof header) || header.magic != kFlightRecordMagic) continue;
+    if (header.version != kFlightRecordVersion)
+      header.locked = 0;  // every version has the fields of the process at the same place
     if (process_lives(header, file.path()).value_or(true)) return true;
   }
   return false;
 }
 
-/// Whether the last sign of a job's ranks is older than `limit_ns`. A folder's own time is that of the job's start, and a file
-/// in memory (tmpfs) has no later one.
+/// Whether the last sign of life of a job's ranks is older than `limit_ns`. A folder's own time is that of the job's start,
+/// and a file in memory (tmpfs) has no later one.
 bool is_older(const fs::path& folder, std::int64_t limit_ns) {
   std::int64_t last = 0;
   std::error_code error;
   for (const auto& file : fs::directory_iterator(folder, error)) {
-    const auto header = read_ledger(file.path(), [](const LedgerPage&) {});
+    const auto header = read_ledger(file.path(), [](const FlightRecordPage&) {});
     if (header == nullptr) continue;
     last = std::max(last, last_sign_ns(*header, nullptr));
-    read_ledger(file.path(), [&](const LedgerPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
+    read_ledger(file.path(), [&](const FlightRecordPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
   }
   return last < limit_ns;
 }
 
-// Those whose processes may end without destroying them.
+// The flight records of this process, which may end without destroying them.
 struct Living {
   std::mutex mutex;
   std::vector<FlightRecord*> flight_records;
@@ -157,12 +158,12 @@ Living& living() {
 
 }  // namespace
 
-std::int64_t last_sign_ns(const LedgerHeader& header, const LedgerPage* page) noexcept {
+std::int64_t last_sign_ns(const LedgerHeader& header, const FlightRecordPage* page) noexcept {
   if (page == nullptr) return header.system_ns;
   const std::uint64_t seen = page->seen_ns.load();
   const auto made = static_cast<std::uint64_t>(header.steady_ns);
-  std::int64_t last = page->state.load() == kLedgerFailed ? page->cause_at_ns : 0;
-  // Any bytes may stand there: a sum that leaves its range is no time.
+  std::int64_t last = page->state.load() == kFlightRecordFailed ? page->cause_at_ns : 0;
+  // The fields may hold any bytes: a sum that leaves its range is no time.
   std::int64_t at = 0;
   if (seen > made && !__builtin_add_overflow(header.system_ns, seen - made, &at)) last = std::max(last, at);
   return std::max(last, header.system_ns);
@@ -212,7 +213,7 @@ ProcessState process_state(pid_t pid) {
   constexpr int kFieldsToStart = 19;  // from the third, the state, to the 22nd
   for (int field = 0; field < kFieldsToStart && at != std::string::npos; ++field) at = text.find(' ', at + 1);
   if (at != std::string::npos) state.started = std::strtoull(text.c_str() + at, nullptr, 10);
-  if (state.letter == 'Z' || state.letter == 'X') state.letter = '\0';  // ended, and nobody has asked how
+  if (state.letter == 'Z' || state.letter == 'X') state.letter = '\0';  // ended, but not reaped
   return state;
 }
 
@@ -236,7 +237,7 @@ std::string ledger_job_name(std::uint64_t job_id) { return fmt::format("{:016x}"
 Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, bool first_of_node) {
   const std::string root = ledger_folder();
   if (root.empty()) return std::shared_ptr<FlightRecord>();
-  // Nobody has asked for a file: a full or read-only disk is no reason to stop a job.
+  // Where the user has not asked for a file, a full or read-only disk is no reason to stop a job.
   const bool wanted = !setting("SHOAL_LEDGER").empty();
   const auto refuse = [&](Status status) -> Result<std::shared_ptr<FlightRecord>> {
     if (wanted) return status;
@@ -249,19 +250,19 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
   if (Status status = own_folder(folder); !status.ok()) return refuse(std::move(status));
   const std::string path = fmt::format("{}/rank.{}", folder, owner.rank);
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return refuse(system_error("SHOAL_LEDGER: write " + path, errno));
-  int error = ::ftruncate(fd, static_cast<off_t>(kLedgerFileBytes)) == 0 ? 0 : errno;
-  if (error == 0) error = take_room(fd, 0, kLedgerHeaderBytes + sizeof(LedgerPage));
+  if (fd < 0) return refuse(system_error("SHOAL_LEDGER: cannot write " + path, errno));
+  int error = ::ftruncate(fd, static_cast<off_t>(kFlightRecordFileBytes)) == 0 ? 0 : errno;
+  if (error == 0) error = take_room(fd, 0, kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
   void* memory = MAP_FAILED;
   if (error == 0) {
-    memory = ::mmap(nullptr, kLedgerFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    memory = ::mmap(nullptr, kFlightRecordFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) error = errno;
   }
   if (error != 0) {
     ::close(fd);
     ::unlink(path.c_str());
     ::rmdir(folder.c_str());
-    return refuse(system_error("SHOAL_LEDGER: write " + path, error));
+    return refuse(system_error("SHOAL_LEDGER: cannot write " + path, error));
   }
   auto header = std::make_unique<LedgerHeader>();
   header->pid = ::getpid();
@@ -269,7 +270,7 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
   header->ranks = static_cast<std::int32_t>(owner.node_of_rank.size());
   header->pid_started = process_state(header->pid).started;
   header->pid_namespace = own_pid_namespace();
-  header->locked = ::flock(fd, LOCK_SH | LOCK_NB) == 0 ? 1 : 0;  // not every file system can
+  header->locked = ::flock(fd, LOCK_SH | LOCK_NB) == 0 ? 1 : 0;  // not every file system supports it
   header->job_id = owner.job_id;
   header->system_ns = now_ns<std::chrono::system_clock>();
   header->steady_ns = now_ns<std::chrono::steady_clock>();
@@ -277,10 +278,10 @@ Result<std::shared_ptr<FlightRecord>> FlightRecord::create(const Owner& owner, b
   ::gethostname(host.data(), host.size() - 1);
   set_text(header->job, owner.job);
   set_text(header->host, host.data());
-  for (std::size_t rank = 0; rank < std::min(owner.node_of_rank.size(), kLedgerMembers); ++rank)
+  for (std::size_t rank = 0; rank < std::min(owner.node_of_rank.size(), kFlightRecordMembers); ++rank)
     header->node_of_rank[rank] = static_cast<std::uint16_t>(owner.node_of_rank[rank]);
-  header->pages = kLedgerPages;
-  // The magic comes last: a reader who looks meanwhile finds a file that is still being made.
+  header->pages = kFlightRecordPages;
+  // The magic is written last: until then a reader finds a file that is still being made.
   constexpr std::size_t kMagicBytes = sizeof header->magic;
   std::memcpy(static_cast<std::byte*>(memory) + kMagicBytes, reinterpret_cast<const std::byte*>(header.get()) + kMagicBytes,
               sizeof *header - kMagicBytes);
@@ -301,9 +302,9 @@ FlightRecord::~FlightRecord() {
     std::erase(living().flight_records, this);
   }
   bool failed = false;
-  for (std::uint32_t i = 0; i < with_room_.load(); ++i) failed |= page(i)->state.load() == kLedgerFailed;
+  for (std::uint32_t i = 0; i < with_room_.load(); ++i) failed |= page(i)->state.load() == kFlightRecordFailed;
   if (!failed) remove_file();
-  ::munmap(memory_, kLedgerFileBytes);
+  ::munmap(memory_, kFlightRecordFileBytes);
   ::close(fd_);
 }
 
@@ -313,14 +314,14 @@ std::string FlightRecord::path_of(int job_rank) const {
 
 std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
   std::string in_ours;
-  std::string elsewhere;  // in a call there
-  const auto header = read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
+  std::string elsewhere;  // in a call of another communicator
+  const auto header = read_ledger(path_of(job_rank), [&](const FlightRecordPage& page) {
     const auto call = [&](std::uint64_t sequence) {
-      return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kLedgerCalls]));
+      return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kFlightRecordCalls]));
     };
     const std::uint64_t started = page.started.load();
     std::string words;
-    if (page.state.load() == kLedgerFailed) {
+    if (page.state.load() == kFlightRecordFailed) {
       words = "its communicator has failed";
     } else if (page.ended.load() < started) {
       words = "in " + call(page.ended.load());
@@ -330,7 +331,7 @@ std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
       if (words.size() <= 3) words = "in a send or recv";
     }
     if (page.name != name) {
-      const bool busy = !words.empty() && page.state.load() != kLedgerFailed;
+      const bool busy = !words.empty() && page.state.load() != kFlightRecordFailed;
       if (busy) elsewhere = fmt::format("{} of communicator {:x}", words, page.communicator);
     } else {
       in_ours = !words.empty() ? words : started > 0 ? "between its calls, after " + call(started - 1) : "in no call yet";
@@ -340,13 +341,13 @@ std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
   if (text.empty() || header->pid_namespace != own_pid_namespace()) return text;
   const ProcessState process = process_state(header->pid);
   const bool same = process.letter != '\0' && process.started == header->pid_started;
-  if (!same) return text;  // dead, which others find out, or of another host
+  if (!same) return text;  // dead, which is reported elsewhere, or on another host
   return (process.letter == 'T' || process.letter == 't' ? "stopped by a signal, " : "") + text;
 }
 
 std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t name) const {
   std::optional<CallHistory> calls;
-  read_ledger(path_of(job_rank), [&](const LedgerPage& page) {
+  read_ledger(path_of(job_rank), [&](const FlightRecordPage& page) {
     if (page.name == name) calls = latest_calls(page);
   });
   return calls;
@@ -354,24 +355,26 @@ std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t na
 
 bool FlightRecord::of_this_process() const noexcept { return ::getpid() == pid_; }
 
-LedgerPage* FlightRecord::page(std::uint32_t index) const noexcept {
-  return reinterpret_cast<LedgerPage*>(memory_ + kLedgerHeaderBytes + index * sizeof(LedgerPage));
+FlightRecordPage* FlightRecord::page(std::uint32_t index) const noexcept {
+  return reinterpret_cast<FlightRecordPage*>(memory_ + kFlightRecordHeaderBytes + index * sizeof(FlightRecordPage));
 }
 
-LedgerPage* FlightRecord::take_page() noexcept {
+FlightRecordPage* FlightRecord::take_page() noexcept {
   const std::scoped_lock lock(mutex_);
   const std::uint32_t with_room = with_room_.load();
   for (std::uint32_t i = 0; i < with_room; ++i) {
-    std::uint32_t free = 0;  // given back by any thread
-    if (page(i)->state.compare_exchange_strong(free, kLedgerOpen)) return page(i);
+    std::uint32_t free = 0;  // any thread may have given it back
+    if (page(i)->state.compare_exchange_strong(free, kFlightRecordOpen)) return page(i);
   }
-  if (with_room == kLedgerPages) return nullptr;
-  if (const int error = take_room(fd_, kLedgerHeaderBytes + with_room * sizeof(LedgerPage), sizeof(LedgerPage)); error != 0) {
-    warn_once(reinterpret_cast<const LedgerHeader*>(memory_)->rank, system_error("write " + path_, error).message());
+  if (with_room == kFlightRecordPages) return nullptr;
+  if (const int error =
+          take_room(fd_, kFlightRecordHeaderBytes + with_room * sizeof(FlightRecordPage), sizeof(FlightRecordPage));
+      error != 0) {
+    warn_once(reinterpret_cast<const LedgerHeader*>(memory_)->rank, system_error("cannot write " + path_, error).message());
     return nullptr;
   }
   with_room_.store(with_room + 1);
-  page(with_room)->state.store(kLedgerOpen);
+  page(with_room)->state.store(kFlightRecordOpen);
   return page(with_room);
 }
 
@@ -384,9 +387,9 @@ void FlightRecord::remove_file() noexcept {
 void FlightRecord::leave_file_of_ended_process() noexcept {
   bool worth_a_look = false;
   for (std::uint32_t i = 0; i < with_room_.load(); ++i) {
-    const LedgerPage& one = *page(i);
-    worth_a_look |= one.state.load() == kLedgerFailed ||
-                    (one.state.load() == kLedgerOpen &&
+    const FlightRecordPage& one = *page(i);
+    worth_a_look |= one.state.load() == kFlightRecordFailed ||
+                    (one.state.load() == kFlightRecordOpen &&
                      (one.started.load() != one.ended.load() || one.messages.load() != one.messages_ended.load()));
   }
   if (!worth_a_look) remove_file();
@@ -396,9 +399,9 @@ FlightRecordEntry::FlightRecordEntry(std::shared_ptr<FlightRecord> flight_record
                                      std::span<const int> members, std::uint64_t name)
     : flight_record_(std::move(flight_record)), page_(flight_record_ == nullptr ? nullptr : flight_record_->take_page()) {
   if (page_ == nullptr) {
-    own_ = std::make_unique<LedgerPage>();
+    own_ = std::make_unique<FlightRecordPage>();
     page_ = own_.get();
-    page_->state.store(kLedgerOpen);
+    page_->state.store(kFlightRecordOpen);
   }
   page_->started.store(0), page_->ended.store(0), page_->messages.store(0), page_->messages_ended.store(0);
   page_->waiting_since_ns.store(0);
@@ -408,19 +411,19 @@ FlightRecordEntry::FlightRecordEntry(std::shared_ptr<FlightRecord> flight_record
   page_->rank = rank;
   page_->ranks = static_cast<std::int32_t>(members.size());
   page_->cause_code = 0;
-  std::copy_n(members.begin(), std::min(members.size(), kLedgerMembers), page_->members.begin());
+  std::copy_n(members.begin(), std::min(members.size(), kFlightRecordMembers), page_->members.begin());
 }
 
 FlightRecordEntry::~FlightRecordEntry() {
   const bool of_parent = flight_record_ != nullptr && !flight_record_->of_this_process();
-  if (page_->state.load() == kLedgerOpen && !of_parent) page_->state.store(0);
+  if (page_->state.load() == kFlightRecordOpen && !of_parent) page_->state.store(0);
 }
 
 void FlightRecordEntry::fail(const Status& cause) noexcept {
   page_->cause_code = static_cast<std::uint32_t>(cause.code());
   page_->cause_at_ns = now_ns<std::chrono::system_clock>();
   set_text(page_->cause, cause.message());
-  page_->state.store(kLedgerFailed, std::memory_order_release);
+  page_->state.store(kFlightRecordFailed, std::memory_order_release);
 }
 
 }  // namespace shoal

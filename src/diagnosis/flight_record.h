@@ -1,4 +1,4 @@
-// FlightRecord: where a rank writes down which call it is in, for `shoal doctor` to read from outside and after its death.
+// FlightRecord: a file in which a rank records its calls, for `shoal doctor` to read from outside and after the rank's death.
 #pragma once
 
 #include <sys/types.h>
@@ -22,37 +22,37 @@ namespace shoal {
 
 struct CallHistory;
 
-inline constexpr std::size_t kLedgerCalls = 256;     ///< calls of a communicator that are remembered
-inline constexpr std::size_t kLedgerMembers = 4096;  ///< ranks of a communicator that are told apart
-inline constexpr std::uint32_t kLedgerPages = 64;    ///< communicators of a process that are written down
-inline constexpr std::uint32_t kLedgerVersion = 3;   ///< of the file's form
-inline constexpr std::uint32_t kLedgerOpen = 1;      ///< LedgerPage::state: in use
-inline constexpr std::uint32_t kLedgerFailed = 2;    ///< closed with `cause`
-inline constexpr std::array<char, 8> kLedgerMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
+inline constexpr std::size_t kFlightRecordCalls = 256;     ///< calls of a communicator that are remembered
+inline constexpr std::size_t kFlightRecordMembers = 4096;  ///< ranks of a communicator that are recorded one by one
+inline constexpr std::uint32_t kFlightRecordPages = 64;    ///< communicators of a process that are recorded
+inline constexpr std::uint32_t kFlightRecordVersion = 3;   ///< of the file format
+inline constexpr std::uint32_t kFlightRecordOpen = 1;      ///< FlightRecordPage::state: in use
+inline constexpr std::uint32_t kFlightRecordFailed = 2;    ///< closed with `cause`
+inline constexpr std::array<char, 8> kFlightRecordMagic{'s', 'h', 'o', 'a', 'l', 'L', 'G', '\n'};
 
-/// A set of the first kLedgerMembers ranks.
+/// A set of the first kFlightRecordMembers ranks.
 struct RankSet {
-  std::array<std::uint64_t, kLedgerMembers / 64> bits{};
+  std::array<std::uint64_t, kFlightRecordMembers / 64> bits{};
 
   void insert(int rank) noexcept {
     const auto at = static_cast<std::size_t>(rank);
-    if (at < kLedgerMembers) bits[at / 64] |= std::uint64_t{1} << (at % 64);
+    if (at < kFlightRecordMembers) bits[at / 64] |= std::uint64_t{1} << (at % 64);
   }
   [[nodiscard]] bool contains(int rank) const noexcept {
     const auto at = static_cast<std::size_t>(rank);
-    return at < kLedgerMembers && (bits[at / 64] >> (at % 64) & 1) != 0;
+    return at < kFlightRecordMembers && (bits[at / 64] >> (at % 64) & 1) != 0;
   }
 };
 
-/// One communicator of one rank, as it lies in memory and in the file. Whoever reads it from outside may find it half written:
-/// any bytes are a valid page.
+/// One communicator of one rank, as it lies in memory and in the file. A process that reads it from outside may find it half
+/// written: any bytes are a valid page.
 ///
-/// What every call writes is a line of `calls` (its signature) and the first line here, nothing else, and no clock is read.
-struct alignas(64) LedgerPage {
+/// A call writes one entry of `calls` (its signature) and the first cache line here, nothing else, and reads no clock.
+struct alignas(64) FlightRecordPage {
   std::atomic<std::uint64_t> started{0};         ///< calls that have been started
-  std::atomic<std::uint64_t> ended{0};           ///< of them, those that have ended well
+  std::atomic<std::uint64_t> ended{0};           ///< of them, those that have succeeded
   std::atomic<std::uint64_t> messages{0};        ///< sends and receives that have been started
-  std::atomic<std::uint64_t> messages_ended{0};  ///< of them, those that have ended well
+  std::atomic<std::uint64_t> messages_ended{0};  ///< of them, those that have succeeded
   std::atomic<std::uint32_t> state{0};
   std::uint32_t communicator = 0;  ///< GroupName::short_form(); 0: all ranks of the job
   std::int32_t rank = 0;           ///< of this process, in the communicator
@@ -61,60 +61,61 @@ struct alignas(64) LedgerPage {
 
   // While the oldest call in flight waits, rewritten a few times a second at most.
   alignas(64) std::atomic<std::uint64_t> waiting_since_ns{0};  ///< steady clock; 0: nothing has ever waited
-  std::atomic<std::uint64_t> seen_ns{0};                       ///< steady clock: when the rank last looked at a wait
+  std::atomic<std::uint64_t> seen_ns{0};                       ///< steady clock: when the rank last checked a wait
   std::uint64_t waiting_sequence = 0;                          ///< of a call, or of a message
   std::uint32_t waiting_is_message = 0;
   RankSet absent;               ///< ranks that are not in the call
   RankSet slow;                 ///< ranks that are, but whose data is missing
-  std::array<char, 192> words;  ///< of a message: what it is
+  std::array<char, 192> words;  ///< description of the message that waits
 
   // Once the communicator has failed.
   std::uint32_t cause_code = 0;
   std::int64_t cause_at_ns = 0;  ///< system clock
   std::array<char, 512> cause;
 
-  std::array<std::int32_t, kLedgerMembers> members;  ///< rank in the job of each rank
-  std::array<CallSignature, kLedgerCalls> calls;     ///< by sequence, modulo kLedgerCalls
+  std::array<std::int32_t, kFlightRecordMembers> members;  ///< rank in the job of each rank
+  std::array<CallSignature, kFlightRecordCalls> calls;     ///< by sequence, modulo kFlightRecordCalls
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// What stands at the front of a flight record's file. Texts end with a zero or with their room.
+/// The front of a flight record's file. Texts end with a zero or with their array.
 struct LedgerHeader {
-  std::array<char, 8> magic = kLedgerMagic;
-  std::uint32_t version = kLedgerVersion;
-  std::uint32_t page_bytes = sizeof(LedgerPage);
+  std::array<char, 8> magic = kFlightRecordMagic;
+  std::uint32_t version = kFlightRecordVersion;
+  std::uint32_t page_bytes = sizeof(FlightRecordPage);
   std::int32_t pid = 0;
   std::int32_t rank = 0;
   std::int32_t ranks = 0;
   std::uint32_t pages = 0;          ///< that the file has room for
-  std::uint64_t pid_started = 0;    ///< clock ticks after boot: another process may get the number later
-  std::uint64_t pid_namespace = 0;  ///< where the number counts
+  std::uint64_t pid_started = 0;    ///< clock ticks after boot: another process may get the same pid later
+  std::uint64_t pid_namespace = 0;  ///< in which the pid is valid
   std::uint64_t locked = 0;         ///< 1: the process holds a lock of the file (flock) while it lives
   std::uint64_t job_id = 0;         ///< random; each job of create() has its own
-  std::int64_t system_ns = 0;       ///< both clocks, when the file was made
+  std::int64_t system_ns = 0;       ///< both clocks at the time when the file was made
   std::int64_t steady_ns = 0;
   std::array<char, 128> job;  ///< SHOAL_JOB_ID or what the launcher calls it; may be empty
   std::array<char, 128> host;
-  std::array<std::uint16_t, kLedgerMembers> node_of_rank;  ///< of the job's ranks
+  std::array<std::uint16_t, kFlightRecordMembers> node_of_rank;  ///< of the job's ranks
 };
 
-inline constexpr std::size_t kLedgerHeaderBytes = 12288;
-static_assert(sizeof(LedgerHeader) <= kLedgerHeaderBytes);
-inline constexpr std::size_t kLedgerFileBytes = kLedgerHeaderBytes + kLedgerPages * sizeof(LedgerPage);
+inline constexpr std::size_t kFlightRecordHeaderBytes = 12288;
+static_assert(sizeof(LedgerHeader) <= kFlightRecordHeaderBytes);
+inline constexpr std::size_t kFlightRecordFileBytes = kFlightRecordHeaderBytes + kFlightRecordPages * sizeof(FlightRecordPage);
 
-/// Copies as much of `text` as there is room for.
+/// Copies as much of `text` as fits.
 template <std::size_t Room>
 void set_text(std::array<char, Room>& room, std::string_view text) noexcept {
   room.fill('\0');
   text.substr(0, Room - 1).copy(room.data(), Room - 1);
 }
 
-/// The latest time (system clock, nanoseconds) at which the rank of a flight record has certainly lived; the first page: null.
-std::int64_t last_sign_ns(const LedgerHeader& header, const LedgerPage* page) noexcept;
-/// Whether the process of a flight record lives: by its number where that counts here, else by the lock of the file at `path`.
-/// Nothing where neither tells.
+/// The latest time (system clock, nanoseconds) at which the rank of a flight record has certainly lived. `page` null: by the
+/// header alone.
+std::int64_t last_sign_ns(const LedgerHeader& header, const FlightRecordPage* page) noexcept;
+/// Whether the process of a flight record lives: by its pid where that is valid here, else by the lock of the file at `path`.
+/// Nothing where neither shows it.
 std::optional<bool> process_lives(const LedgerHeader& header, const std::string& path);
-/// Removes the flight records of jobs whose processes have all ended and of which the last sign is more than a day old; of
+/// Removes the flight records of jobs whose processes have all ended and whose last sign of life is more than a day old; of
 /// those that ended later only the latest 32 jobs stay. Other files in `root` stay.
 void remove_old_ledgers(const std::string& root);
 
@@ -124,7 +125,7 @@ struct ProcessState {
   std::uint64_t started = 0;  ///< clock ticks after boot
 };
 ProcessState process_state(pid_t pid);
-/// The number of this process's PID namespace; 0 where the kernel does not tell.
+/// The number of this process's PID namespace; 0 where the kernel does not show it.
 std::uint64_t own_pid_namespace();
 
 /// The folder for jobs' flight records: what SHOAL_LEDGER names, else shoal-UID in XDG_RUNTIME_DIR or /tmp; empty for "off".
@@ -132,8 +133,8 @@ std::string ledger_folder();
 /// The folder of one job below it.
 std::string ledger_job_name(std::uint64_t job_id);
 
-/// The flight record of one rank, in a file of its own that goes when the FlightRecord does or the process ends in order, and
-/// stays where the rank has died or a communicator of it has failed. Owner's eyes only.
+/// The flight record of one rank, in a file of its own. The file is removed with the FlightRecord, or when the process ends in
+/// order. It stays where the rank has died or one of its communicators has failed. Only its owner can read it.
 ///
 /// Thread rule: any thread; each page is its executor's.
 class FlightRecord {
@@ -144,36 +145,36 @@ class FlightRecord {
     int rank = 0;
     std::span<const int> node_of_rank;
   };
-  /// In the folder of the settings. Null where SHOAL_LEDGER is off, or is not set and no file can be made: training goes on
-  /// without. The first rank of a node says so on standard error, and calls remove_old_ledgers(). Errors:
-  /// invalid_argument or system_error, where SHOAL_LEDGER names a folder that does not serve.
+  /// Creates it in the folder that the settings name. Null where SHOAL_LEDGER is off, or is not set and no file can be made:
+  /// training continues without. The first rank of a node reports that on standard error, and calls remove_old_ledgers().
+  /// Errors: invalid_argument or system_error, where SHOAL_LEDGER names a folder that cannot be used.
   static Result<std::shared_ptr<FlightRecord>> create(const Owner& owner, bool first_of_node);
   ~FlightRecord();
   FlightRecord(const FlightRecord&) = delete;
   FlightRecord& operator=(const FlightRecord&) = delete;
 
-  /// A page for a communicator; null where all are taken, or where the disk is full, which is said once.
-  LedgerPage* take_page() noexcept;
+  /// A page for a communicator; null where all are taken, or where the disk is full, which is reported once.
+  FlightRecordPage* take_page() noexcept;
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// What another rank of the job is in, by its own flight record: "in call 3 (barrier) of communicator 1a2b", which may be
+  /// What another rank of the job is in, by its flight record: "in call 3 (barrier) of communicator 1a2b", which may be
   /// another one than `name`, "stopped by a signal, between its calls, after call 4 (barrier)". Empty where its flight record
-  /// is not here. Reads files: for errors and warnings.
+  /// is not on this host. Reads files: for errors and warnings.
   [[nodiscard]] std::string whereabouts(int job_rank, std::uint64_t name) const;
 
-  /// The latest calls that another rank of the job has written down of communicator `name`. Nothing where its flight record is
-  /// not here. Reads files: for errors.
+  /// The latest calls that another rank of the job has recorded of communicator `name`. Nothing where its flight record is not
+  /// on this host. Reads files: for errors.
   [[nodiscard]] std::optional<CallHistory> calls_of(int job_rank, std::uint64_t name) const;
 
   /// False in a child of fork().
   [[nodiscard]] bool of_this_process() const noexcept;
 
-  /// For the end of the process: as the destructor, but for a rank that is in a call.
+  /// For the end of the process: as the destructor, but the file of a rank that is in a call stays.
   void leave_file_of_ended_process() noexcept;
 
  private:
   FlightRecord(std::string path, int fd, std::byte* memory) noexcept;
-  [[nodiscard]] LedgerPage* page(std::uint32_t index) const noexcept;
+  [[nodiscard]] FlightRecordPage* page(std::uint32_t index) const noexcept;
   [[nodiscard]] std::string path_of(int job_rank) const;
   void remove_file() noexcept;
 
@@ -181,13 +182,13 @@ class FlightRecord {
   int fd_;
   std::byte* memory_;
   pid_t pid_;
-  std::mutex mutex_;  // of who takes a page
-  // Pages, the first ones, that the disk has given room for. The others must not even be looked at: where the file lies in a
-  // tmpfs, that takes room, and ends the process where there is none.
+  std::mutex mutex_;  // held while a page is taken
+  // Number of pages, from the first, for which the disk has room. The other pages must not even be read: where the file lies
+  // in a tmpfs, a read takes room, and ends the process where there is none.
   std::atomic<std::uint32_t> with_room_{1};
 };
 
-/// A page of a FlightRecord, or of ordinary memory where there is none. Given back when it goes, unless its communicator has
+/// A page of a FlightRecord, or of ordinary memory where there is none. Given back on destruction, unless its communicator has
 /// failed.
 class FlightRecordEntry {
  public:
@@ -198,23 +199,23 @@ class FlightRecordEntry {
   FlightRecordEntry(const FlightRecordEntry&) = delete;
   FlightRecordEntry& operator=(const FlightRecordEntry&) = delete;
 
-  [[nodiscard]] LedgerPage& operator*() const noexcept { return *page_; }
-  [[nodiscard]] LedgerPage* operator->() const noexcept { return page_; }
+  [[nodiscard]] FlightRecordPage& operator*() const noexcept { return *page_; }
+  [[nodiscard]] FlightRecordPage* operator->() const noexcept { return page_; }
 
-  /// The next call has been started, and is this one.
+  /// The next call, `sequence`, has been started with this signature.
   void start(std::uint64_t sequence, const CallSignature& signature) noexcept {
-    page_->calls[sequence % kLedgerCalls] = signature;
+    page_->calls[sequence % kFlightRecordCalls] = signature;
     page_->started.store(sequence + 1, std::memory_order_release);
   }
   void end() noexcept { count(page_->ended); }
   void start_message() noexcept { count(page_->messages); }
   void end_message() noexcept { count(page_->messages_ended); }
   [[nodiscard]] const CallSignature& call(std::uint64_t sequence) const noexcept {
-    return page_->calls[sequence % kLedgerCalls];
+    return page_->calls[sequence % kFlightRecordCalls];
   }
 
-  /// The oldest call or message in flight waits. `details(page)` fills in whom for; it is asked when the wait has become long,
-  /// and then a few times a second at most.
+  /// The oldest call or message in flight waits. `details(page)` fills in for which ranks; it is called when the wait has
+  /// become long, and then a few times a second at most.
   template <typename Details>
   void wait(std::uint64_t sequence, bool is_message, std::chrono::steady_clock::time_point now, Details details) {
     const auto now_ns =
@@ -246,10 +247,10 @@ class FlightRecordEntry {
   }
 
   std::shared_ptr<FlightRecord> flight_record_;
-  std::unique_ptr<LedgerPage> own_;
-  LedgerPage* page_;
+  std::unique_ptr<FlightRecordPage> own_;
+  FlightRecordPage* page_;
   std::uint64_t told_ns_ = 0;
-  bool told_ = false;  // of this wait
+  bool told_ = false;  // details() has been called for this wait
 };
 
 }  // namespace shoal

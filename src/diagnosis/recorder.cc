@@ -11,7 +11,7 @@
 namespace shoal {
 namespace {
 
-/// One thread writes, one at a time reads.
+/// One thread writes; one thread at a time reads.
 class Queue {
  public:
   static constexpr std::size_t kCapacity = 65536;
@@ -41,7 +41,7 @@ class Queue {
   std::atomic<std::size_t> tail_{0};
 };
 
-/// Those of all threads that have recorded something. Threads may end before they are read.
+/// The queues of all threads that have recorded something. Threads may end before their queues are read.
 struct Queues {
   std::mutex mutex;
   std::vector<std::shared_ptr<Queue>> all;

@@ -1,4 +1,4 @@
-// Recorder: what trace_begin() and trace_end() of <shoal/trace.h> switch.
+// Recorder: what trace_begin() and trace_end() of <shoal/trace.h> switch on and off.
 #pragma once
 
 #include <atomic>
@@ -15,12 +15,12 @@ class Recorder {
   using Time = std::chrono::steady_clock::time_point;
 
   [[nodiscard]] static bool on() noexcept { return on_.load(std::memory_order_relaxed); }
-  /// The time, where it is going to be needed.
+  /// The time, where the Recorder is on; else a default value.
   [[nodiscard]] static Time now_if_on() noexcept { return on() ? std::chrono::steady_clock::now() : Time(); }
   /// Fills in the thread. Drops the event where the thread's queue is full.
   static void add(StageEvent event) noexcept;
 
-  /// For a communicator: another one at each call.
+  /// A number for a communicator; each call returns another one.
   static std::uint32_t next_number() noexcept { return numbers_.fetch_add(1, std::memory_order_relaxed); }
 
   static void begin();

@@ -18,7 +18,7 @@ std::string to_string(const CallSignature& s) {
 }
 
 namespace {
-// The receives of between_two, modulo 2^32: where the counts' hash is in other calls.
+// The receives of between_two, modulo 2^32: in the bits that hold the hash of the counts in other calls.
 constexpr std::uint64_t kReceives = 0xFFFFFFFF;
 }  // namespace
 
@@ -52,7 +52,7 @@ std::string difference(const CallSignature& a, const CallSignature& b) {
   };
   note(a.kind != b.kind, "collective");
   note(a.count != b.count, "count");
-  // The lower half of the fingerprint is that of the counts.
+  // The lower half of the fingerprint is the hash of the counts.
   const auto counts = [](const CallSignature& s) {
     return s.has_counts != 0 ? static_cast<std::uint32_t>(s.plan_fingerprint) : 0;
   };

@@ -1,4 +1,4 @@
-// CallSignature: what a rank says of a call, compared by its peers on the first packet.
+// CallSignature: a rank's description of a call, compared by its peers on the first packet.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-/// The part of a call that all ranks must agree on. Travels as it lies in memory (little-endian machines only).
+/// The part of a call that all ranks must agree on. Sent as it lies in memory (little-endian machines only).
 struct CallSignature {
   CollectiveKind kind = CollectiveKind::all_reduce;
   DataType type = DataType::float32;
@@ -29,31 +29,34 @@ static_assert(sizeof(CallSignature) == 24, "compared and sent as bytes: no paddi
 /// together). Safe for any bytes from a peer.
 std::string to_string(const CallSignature& signature);
 
-/// What a rank says of an all_to_all with counts to one peer. All ranks agree on the rest of the call, but each two of them on
-/// what goes between them: `sends` elements to the peer, `receives` from it. `signature` is what is the same for all peers.
+/// The signature of an all_to_all with counts that a rank sends to one peer. All ranks agree on the rest of the call, but each
+/// two of them on what goes between them: `sends` elements to the peer, `receives` from it. `signature`: the part for all
+/// peers.
 CallSignature between_two(CallSignature signature, std::uint64_t sends, std::uint64_t receives);
 
-/// Where two ranks are in the same all_to_all with counts, but do not agree on what goes between them: what each sends that the
-/// other does not expect, "rank 0 sends 5 elements to rank 1, which expects 3". Else empty.
+/// Where two ranks are in the same all_to_all with counts but disagree on what goes between them: each count sent that the
+/// receiver does not expect, "rank 0 sends 5 elements to rank 1, which expects 3". Else empty.
 std::string pair_difference(const CallSignature& mine, const std::string& my_name, const CallSignature& theirs,
                             const std::string& their_name);
 
-/// What a rank has called so far, as a hash: whoever has made other calls says other words of all that follow.
+/// A hash of the calls that a rank has made so far: a rank that has made other calls has other signatures of all later calls.
 class CallChain {
  public:
-  /// What is said of the next call, whose words are `signature` wherever it stands. Those to one peer: see between_two().
+  /// The signature of the next call; `signature` is the call's own, wherever in the order it stands. For one peer: see
+  /// between_two().
   [[nodiscard]] CallSignature of(const CallSignature& signature) const noexcept {
-    // By words, as it will be read: a processor waits for narrow writes under a wide read.
+    // In 64-bit words, as it will be read: a processor stalls at a wide read of narrow writes.
     std::uint64_t words[sizeof signature / sizeof(std::uint64_t)];
     std::memcpy(words, &signature, sizeof signature);
-    words[offsetof(CallSignature, plan_fingerprint) / sizeof words[0]] ^= hash_ & kUpperHalf;  // below may be a hash of counts
+    // The lower half may be a hash of counts.
+    words[offsetof(CallSignature, plan_fingerprint) / sizeof words[0]] ^= hash_ & kUpperHalf;
     CallSignature said;
     std::memcpy(&said, words, sizeof said);
     return said;
   }
   /// A call has been started; `hash`: of its signature, the same on every rank.
   void add(std::uint64_t hash) noexcept {
-    hash_ = (hash_ ^ hash) * 0x9E3779B97F4A7C15U;  // odd: nothing is lost, and the upper half tells of all of it
+    hash_ = (hash_ ^ hash) * 0x9E3779B97F4A7C15U;  // odd: no information is lost, and the upper half depends on all of it
     hash_ ^= hash_ >> 32;
   }
 
@@ -62,8 +65,8 @@ class CallChain {
   std::uint64_t hash_ = 0x9E3779B97F4A7C15U;  // not zero: a call whose hash is zero counts, too
 };
 
-/// What differs between two signatures, for a mismatch report: "count", "type", ... ; where nothing else does, the algorithm or
-/// a call before it.
+/// What differs between two signatures, for a mismatch report: "count", "type", ... ; where none of these does, the algorithm
+/// or an earlier call.
 std::string difference(const CallSignature& a, const CallSignature& b);
 
 }  // namespace shoal

@@ -10,13 +10,13 @@ using std::chrono::milliseconds;
 using Time = StragglerDetector::Clock::time_point;
 using Span = StragglerDetector::Clock::duration;
 
-constexpr Span kLeastWait = milliseconds(20);   // before anything is said: most waits are shorter
-constexpr Span kTellFirst = milliseconds(400);  // at the latest
+constexpr Span kLeastWait = milliseconds(20);   // before the first message: most waits are shorter
+constexpr Span kTellFirst = milliseconds(400);  // at the latest, for the first message
 constexpr Span kMostLead = milliseconds(400);
 constexpr Span kMostGrace = milliseconds(100);
-constexpr Span kJustTold = milliseconds(10);  // words as young as that answer a question
+constexpr Span kJustTold = milliseconds(10);  // a message sent so recently answers a question
 
-/// What stands in front of the two sets.
+/// The header in front of the two sets.
 struct Front {
   std::uint64_t sequence = 0;
   std::uint32_t asks = 0;
@@ -69,7 +69,7 @@ bool StragglerDetector::due(std::uint64_t oldest_call, Time deadline, Time now) 
   if (oldest_call != sequence_) {
     sequence_ = oldest_call;
     since_ = now;
-    // Early enough to be heard before a short deadline.
+    // Early enough to arrive before a short deadline.
     tell_after_ = std::clamp(left / 3, kLeastWait, kTellFirst);
     tell_at_ = now + tell_after_;
     told_at_ = Time::min();
@@ -95,7 +95,7 @@ StragglerDetector::Words StragglerDetector::tell(const Late& late, Time now) {
     asked_ = true;
     asked_at_ = now;
     words.asks = 1;
-    // Who was stopped until after a deadline may never have looked at this call, nor at those behind it.
+    // A rank that was stopped until after a deadline may never have checked this call, nor later ones.
     if (now >= deadline_) excused_until_ = now + kMostGrace;
   }
   told_at_ = now;
@@ -115,8 +115,8 @@ Time StragglerDetector::verdict_at(Time deadline) const {
   return asked_ ? std::max(at, asked_at_ + std::min(lead_, kMostGrace)) : at;
 }
 
-// Once everybody has been asked, only answers count, of whichever call: what was said before that may be over. A rank that has
-// said something just before it was asked does not say it again.
+// Once this rank has asked all ranks, only answers count, about whichever call: an earlier wait may be over. A rank that sent
+// a message just before it was asked does not send it again.
 bool StragglerDetector::counts(const Heard& heard, std::uint64_t call) const {
   if (heard.words.sequence == kNoCall) return false;
   return asked_ ? heard.at >= asked_at_ - kJustTold : heard.words.sequence == call;
@@ -126,7 +126,7 @@ StragglerDetector::Verdict StragglerDetector::verdict(std::uint64_t call, const 
   std::vector<int> next = late.absent;
   next.insert(next.end(), late.slow.begin(), late.slow.end());
   std::vector<bool> met(ranks_);
-  std::vector<bool> in_call(ranks_);  // as somebody has seen
+  std::vector<bool> in_call(ranks_);  // as some rank has seen
   for (const int rank : late.slow) in_call[static_cast<std::size_t>(rank)] = true;
   std::vector<int> silent;
   Verdict verdict;
@@ -147,7 +147,7 @@ StragglerDetector::Verdict StragglerDetector::verdict(std::uint64_t call, const 
       if (slow || its->second.words.absent.contains(static_cast<int>(peer))) next.push_back(static_cast<int>(peer));
     }
   }
-  // All wait for each other: what this rank sees itself is all there is to say.
+  // All ranks wait for each other: report only what this rank sees itself.
   if (silent.empty()) return {late.absent, late.slow, {}};
   std::ranges::sort(silent);
   std::ranges::sort(verdict.waiting);

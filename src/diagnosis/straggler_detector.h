@@ -1,4 +1,4 @@
-// StragglerDetector: what ranks that wait tell each other, and who is missing by it.
+// StragglerDetector: which rank causes a wait, by the wait messages that waiting ranks send each other.
 #pragma once
 
 #include <chrono>
@@ -13,57 +13,58 @@
 
 namespace shoal {
 
-/// For whom one rank waits in a call, as it sees that itself.
+/// For which ranks one rank waits in a call, as that rank sees it.
 struct Late {
   std::vector<int> absent;  ///< not in the call
   std::vector<int> slow;    ///< in it, but data is missing
 };
 
-/// Most ranks that a rank waits for only wait in turn, and a missing one is seen by its neighbours in the schedule alone: with
-/// a leader for each node, by one rank of the job. So who waits tells all others for whom, now and then; and shortly before its
-/// deadline a rank asks everybody. Who waits answers; who does not answer is the one that holds the others up.
+/// Most ranks that a rank waits for only wait in turn. A missing rank is seen by its neighbours in the schedule alone: with a
+/// leader for each node, by one rank of the job. So a waiting rank sends all ranks a wait message now and then, with the ranks
+/// for which it waits. Shortly before its deadline it asks all ranks. A waiting rank answers; a rank that does not answer
+/// causes the wait.
 ///
-/// Looks at no clock. Thread rule: one thread at a time (the driver).
+/// Reads no clock. Thread rule: one thread at a time (the driver).
 class StragglerDetector {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
 
-  /// What a rank tells the others.
+  /// A wait message: what a waiting rank sends to all ranks.
   struct Words {
     std::uint64_t sequence = kNoCall;  ///< its oldest call in flight
-    std::uint64_t asks = 0;            ///< 1: the others are to say theirs
+    std::uint64_t asks = 0;            ///< 1: the receivers are to answer with their own
     RankSet absent;
     RankSet slow;
-    CallSignature call;  ///< that one
+    CallSignature call;  ///< its signature
   };
-  /// As it travels: of each set no more than reaches its last rank, so that few ranks take few bytes.
+  /// As sent: of each set no more than reaches its last rank, so that few ranks take few bytes.
   static std::vector<std::byte> to_bytes(const Words& words);
-  /// What a rank has said; nothing where these are no Words.
+  /// The wait message of a peer; nothing where these bytes are none.
   static std::optional<Words> parse(std::span<const std::byte> bytes) noexcept;
 
   StragglerDetector(int rank, int ranks);
 
-  /// To be told now and then, while calls are in flight, which is the oldest and which of their deadlines comes first. True
-  /// where it is time to tell().
+  /// To be called now and then, while calls are in flight, with the oldest of them and the first of their deadlines. True
+  /// where it is time to send the message of tell().
   bool due(std::uint64_t oldest_call, Clock::time_point deadline, Clock::time_point now);
-  /// What the others are to be told now.
+  /// The wait message to send now.
   [[nodiscard]] Words tell(const Late& late, Clock::time_point now);
   void hear(int rank, const Words& words, Clock::time_point now);
-  /// When due() has to be asked again at the latest.
+  /// When due() has to be called again at the latest.
   [[nodiscard]] Clock::time_point next() const;
-  /// When a call with `deadline` may be given up: later than that where the question was, as on a machine that had no time for
-  /// this process, so that there is somebody who can answer.
+  /// When a call with `deadline` may fail: later than that where the question was sent late, as on a machine that had no time
+  /// for this process, so that the other ranks can answer.
   [[nodiscard]] Clock::time_point verdict_at(Clock::time_point deadline) const;
 
-  /// Who holds a call up, by what has been heard. Ranks in ascending order.
+  /// Which ranks delay a call, by the wait messages received. Ranks in ascending order.
   struct Verdict {
     std::vector<int> absent;   ///< not in the call
-    std::vector<int> slow;     ///< in it, but data is missing, and nothing is heard of them
+    std::vector<int> slow;     ///< in it, but data is missing, and no wait message of them counts
     std::vector<int> waiting;  ///< this rank waits for them, and they wait in turn
   };
   [[nodiscard]] Verdict verdict(std::uint64_t call, const Late& late) const;
-  /// Calls `visit(rank, words)` with what each rank has said last.
+  /// Calls `visit(rank, words)` with the last wait message of each rank.
   template <typename Visit>
   void each_heard(Visit visit) const {
     for (const auto& [rank, heard] : heard_) visit(rank, heard.words);
@@ -78,20 +79,20 @@ class StragglerDetector {
 
   const int rank_;
   const std::size_t ranks_;
-  std::unordered_map<int, Heard> heard_;  // the latest of each rank that has said something: most never do
+  std::unordered_map<int, Heard> heard_;  // the latest of each rank that has sent any: most never do
 
-  std::uint64_t sequence_ = kNoCall;  // the oldest call when due() was last asked
+  std::uint64_t sequence_ = kNoCall;  // the oldest call when due() was last called
   Clock::time_point since_{};
-  Clock::duration tell_after_{};  // of waiting; doubles
+  Clock::duration tell_after_{};  // waiting time before the next message; doubles
   Clock::time_point tell_at_ = Clock::time_point::max();
-  Clock::time_point told_at_ = Clock::time_point::min();  // in this call
-  bool asked_by_others_ = false;                          // since then
+  Clock::time_point told_at_ = Clock::time_point::min();  // last message sent in this call
+  bool asked_by_others_ = false;                          // a rank has asked since then
 
   Clock::time_point deadline_ = Clock::time_point::max();
-  Clock::duration lead_{};  // of the question before the deadline
+  Clock::duration lead_{};  // how long before the deadline to ask
   bool asked_ = false;
   Clock::time_point asked_at_{};
-  Clock::time_point excused_until_{};  // this rank itself was late: it gives up none of its calls before
+  Clock::time_point excused_until_{};  // this rank itself was late: none of its calls fails before
 };
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// Notices that a call waits for long, before its deadline ends it.
+// Detects that a call waits for long, before its deadline ends it.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-/// Since when a call has been seen waiting, and when that is worth its next word.
+/// Since when a call has been seen waiting, and when the next warning is due.
 struct Watch {
   using Clock = std::chrono::steady_clock;
   std::optional<Clock::time_point> since;
@@ -18,19 +18,19 @@ struct Watch {
   }
 };
 
-/// To be told now and then of the calls in flight, oldest first. It looks at the oldest and at those that are to end before all
-/// older ones: these the others wait for, or these end them.
+/// To be called now and then for the calls in flight, oldest first. It considers the oldest call, and each one with a deadline
+/// before those of all older calls: the other calls wait for these, or these end them.
 class Watchdog {
  public:
   using Clock = Watch::Clock;
 
-  /// `after`: how long a call may wait before it is worth a word; zero: never.
+  /// `after`: how long a call may wait before a warning; zero: no warnings.
   explicit Watchdog(Clock::duration after) noexcept : after_(after) {}
 
-  /// Before the oldest.
+  /// To be called before the oldest.
   void begin() noexcept { earliest_.reset(); }
-  /// The next call. Says how long it has been seen waiting where it is time for a word: after `after`, or half of what its
-  /// deadline leaves it where that is less, then each time the wait has doubled.
+  /// The next call. Returns how long it has been seen waiting where a warning is due: after `after`, or after half of the time
+  /// to its deadline where that is less, then each time the wait has doubled.
   std::optional<Clock::duration> look(Watch& watch, Clock::time_point deadline, Clock::time_point now) noexcept {
     if (earliest_ && deadline >= *earliest_) return std::nullopt;
     earliest_ = deadline;
@@ -48,7 +48,7 @@ class Watchdog {
 
  private:
   Clock::duration after_;
-  std::optional<Clock::time_point> earliest_;  // of those that were told of
+  std::optional<Clock::time_point> earliest_;  // of the calls since begin()
 };
 
 }  // namespace shoal

@@ -1,5 +1,5 @@
-// A Store in a directory: each key is a file, written under another name and renamed, so that it appears whole. A rank that has
-// entered is a file that it holds a lock on, which the kernel gives up when its process ends.
+// A Store in a directory. Each key is a file, written under another name and renamed, so that it appears as a whole. A rank
+// that has entered holds a lock on a file; the kernel releases the lock when the process ends.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/file.h>
@@ -63,7 +63,7 @@ class FileStore final : public Store {
     const std::string name = presence_of(rank);
     auto file = create(name);
     if (!file.ok()) return file.status();
-    // Before others see it. A file system without locks cannot notice who dies.
+    // Locked before other ranks see the file. With a file system without locks, deaths are not detected.
     if (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
       ::unlink(temporary(name).c_str());
       return {};
@@ -105,7 +105,7 @@ class FileStore final : public Store {
 
   void leave() override {
     if (!presence_.valid()) return;
-    // Before the lock is given up: who finds it free looks whether the file is there.
+    // Before the lock is released: a rank that finds the lock free checks whether the file is still there.
     if (std::rename(entered_as_.c_str(), left_as_.c_str()) != 0) ::unlink(entered_as_.c_str());
     presence_.reset();
   }
@@ -117,7 +117,7 @@ class FileStore final : public Store {
   [[nodiscard]] std::string path_of_left(int rank) const { return fmt::format("{}/left-{}", directory_, rank); }
   static std::string presence_of(int rank) { return fmt::format("{}{}", kPresence, rank); }
   [[nodiscard]] Status death_of(int rank) const {
-    return {StatusCode::peer_failed, fmt::format("rank {} died, as file store {} shows", rank, directory_)};
+    return {StatusCode::peer_failed, fmt::format("rank {} died (file store {})", rank, directory_)};
   }
   [[nodiscard]] Status write_all(const Descriptor& file, std::string_view value, const std::string& name) const {
     for (std::size_t written = 0; written < value.size();) {
@@ -127,14 +127,14 @@ class FileStore final : public Store {
     }
     return {};
   }
-  // The first rank writes its size, and all others compare theirs.
+  // The first rank writes its size, and all other ranks compare theirs.
   [[nodiscard]] Status agree_on_size(int rank, int size, const std::string& process) {
     const std::string name = file_name(kSize);
     const auto file = create(name);
     if (!file.ok()) return file.status();
     if (Status status = write_all(*file, fmt::format("{} {} {}", size, rank, process), name); !status.ok()) return status;
     const std::string path = directory_ + "/" + name;
-    const bool first = ::link(temporary(name).c_str(), path.c_str()) == 0;  // unlike rename(), never in place of another
+    const bool first = ::link(temporary(name).c_str(), path.c_str()) == 0;  // unlike rename(), link() never replaces a file
     ::unlink(temporary(name).c_str());
     const auto found = first ? std::nullopt : text_of(path);
     if (!found) return {};
@@ -147,17 +147,17 @@ class FileStore final : public Store {
     return conflict(sizes_differ({other_rank, other_size, std::string_view(next + 1, static_cast<std::size_t>(end - next - 1))},
                                  {rank, size, process}));
   }
-  // Tells all that have entered, too.
+  // Returns the conflict, and publishes it for all ranks that have entered.
   [[nodiscard]] Status conflict(const std::string& why) {
     static_cast<void>(set(kConflict, why));
     return {StatusCode::mismatch, why};
   }
-  // ok where there is none, or where this process does not take part.
+  // ok if there is no conflict, or if this process has not entered.
   [[nodiscard]] Status in_conflict() const {
     auto why = presence_.valid() ? read(kConflict) : std::nullopt;
     return why ? Status(StatusCode::mismatch, printable(*std::move(why))) : Status();
   }
-  // ok where nobody has, or where this process does not take part.
+  // ok if no rank has aborted, or if this process has not entered.
   [[nodiscard]] Status given_up() const {
     auto why = presence_.valid() ? read(kGivenUp) : std::nullopt;
     return why ? Status(StatusCode::aborted, std::move(*why)) : Status();
@@ -174,9 +174,9 @@ class FileStore final : public Store {
     return fmt::format("{}/tmp-{}-{}", directory_, ::gettid(), name);  // ranks may be threads of one process
   }
 
-  // A file that nobody else sees until show(). For this user's eyes only: some values are secrets of the job. Never what lies
-  // there already, which others may have open or which leads elsewhere; a thread with this number that has ended may have left
-  // it.
+  // Creates a file that no other rank sees until show(). Only this user may read it, because some values are secrets of the
+  // job. A file that exists already is removed, never reused: another process may have it open, or it may be a link. It may
+  // come from an earlier thread with the same id.
   [[nodiscard]] Result<Descriptor> create(const std::string& name) const {
     const std::string path = temporary(name);
     if (::unlink(path.c_str()) != 0 && errno != ENOENT) return system_error(fmt::format("file store: remove {}", path), errno);
@@ -196,7 +196,7 @@ class FileStore final : public Store {
     const Descriptor file(::open((directory_ + "/" + presence_of(rank)).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     return file.valid() && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   }
-  // Whether it has entered and its process has ended: its lock is free, and its file is where it was.
+  // Whether `rank` has entered and its process has ended: its lock is free, and its file has not been moved.
   [[nodiscard]] bool has_died(int rank) const {
     const std::string path = directory_ + "/" + presence_of(rank);
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
@@ -206,19 +206,19 @@ class FileStore final : public Store {
     return ::fstat(file.get(), &locked) == 0 && ::lstat(path.c_str(), &there) == 0 && locked.st_ino == there.st_ino;
   }
 
-  // `rank`: who sets it, or null.
+  // `rank`: the rank that sets the key, or null.
   Result<std::string> wait_for(std::string_view key, const int* rank, Clock::time_point deadline) {
     for (;;) {
-      const bool died = rank != nullptr && has_died(*rank);  // before the look at what it may have set last
+      const bool died = rank != nullptr && has_died(*rank);  // checked before the key, which the rank may have set last
       if (Status bad = rank != nullptr ? in_conflict() : Status(); !bad.ok()) return bad;
       if (auto value = read(key)) return std::move(*value);
       if (died) return death_of(*rank);
       if (Status over = rank != nullptr ? given_up() : Status(); !over.ok()) return over;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
       if (left <= 0)
-        return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' did not come in time", directory_, key));
-      // inotify says when a file appears or the one of a rank that dies is closed; a network file system tells nothing of other
-      // hosts, hence the slices.
+        return Status(StatusCode::timeout, fmt::format("file store {}: key '{}' was not set in time", directory_, key));
+      // inotify reports when a file appears, or when the file of a dead rank is closed. A network file system reports nothing
+      // about other hosts, hence the time slices.
       pollfd descriptor{watch_.get(), POLLIN, 0};
       if (::poll(&descriptor, 1, static_cast<int>(std::min<long long>(left, 200))) > 0) {
         char events[4096];
@@ -230,12 +230,12 @@ class FileStore final : public Store {
 
   std::string directory_;
   Descriptor watch_;
-  Descriptor presence_;     // where this process has entered
-  std::string entered_as_;  // its file
-  std::string left_as_;     // where that goes when it leaves
+  Descriptor presence_;     // the locked file, while this process has entered
+  std::string entered_as_;  // its path
+  std::string left_as_;     // its path after leave()
 };
 
-// Makes `directory` where it is missing. Who else may write there could read what is put there, or put his own in its place.
+// Creates `directory` if it does not exist. Refuses one that other users may write to: they could read or replace its files.
 Status own_directory(const std::string& directory) {
   std::error_code error;
   std::filesystem::path path(directory);
@@ -249,12 +249,12 @@ Status own_directory(const std::string& directory) {
   const auto bad = [&](const std::string& why) {
     return Status(StatusCode::invalid_argument, fmt::format("file store: {} {}", directory, why));
   };
-  if (!S_ISDIR(found.st_mode)) return bad("is no folder; name one, or one that does not exist yet");
+  if (!S_ISDIR(found.st_mode)) return bad("is not a folder; name a folder, or one that does not exist yet");
   if (found.st_uid != ::geteuid())
-    return bad(fmt::format("belongs to another user (number {}); name a folder of your own, or one that does not exist yet",
+    return bad(fmt::format("belongs to another user (uid {}); name a folder of your own, or one that does not exist yet",
                            found.st_uid));
   if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return bad(fmt::format("may be written to by other users (mode {:03o}); chmod go-w it, or name one that does not exist yet",
+    return bad(fmt::format("is writable by other users (mode {:03o}); run chmod go-w, or name a folder that does not exist yet",
                            found.st_mode & 0777U));
   return {};
 }

@@ -22,13 +22,13 @@ Status bad(const std::string& what) { return {StatusCode::invalid_argument, what
 
 Result<std::string> read_key_file(const std::string& path) {
   const auto name = [&] { return fmt::format("SHOAL_JOB_KEY_FILE: {}", path); };
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe that nobody writes must not hang
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a pipe without a writer must not block
   struct stat about {};
   if (file.get() < 0 || ::fstat(file.get(), &about) != 0) return system_error(name(), errno);
-  if (!S_ISREG(about.st_mode)) return bad(name() + " is no regular file");
+  if (!S_ISREG(about.st_mode)) return bad(name() + " is not a regular file");
   if ((about.st_mode & S_IRWXO) != 0)
     return bad(
-        fmt::format("{} is open to every user of this host (mode {:03o}); chmod o-rwx it", name(), about.st_mode & 0777U));
+        fmt::format("{} is open to all users of this host (mode {:03o}); run chmod o-rwx", name(), about.st_mode & 0777U));
   std::array<char, kLongestKey + 2> text;
   const ssize_t got = ::read(file.get(), text.data(), text.size());
   if (got < 0) return system_error(name(), errno);
@@ -61,8 +61,8 @@ Result<std::optional<std::string>> job_key_text() {
     return std::optional<std::string>();
   }
   if (text.size() < kShortestKey || text.size() > kLongestKey) {
-    return bad(fmt::format("{} holds a key of {} characters; {} to {} are possible (openssl rand -hex 32 makes a good one)",
-                           source, text.size(), kShortestKey, kLongestKey));
+    return bad(fmt::format("{} has a key of {} characters; {} to {} are allowed (create one with openssl rand -hex 32)", source,
+                           text.size(), kShortestKey, kLongestKey));
   }
   return std::optional<std::string>(std::move(text));
 }

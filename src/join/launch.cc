@@ -24,7 +24,7 @@ constexpr int kFirstPort = 20000;
 constexpr int kFirstOfConnections = 32768;
 constexpr int kLastOfConnections = 60999;
 
-// torchrun --standalone has taken any port.
+// torchrun --standalone may use any port; a port in the range of outgoing connections is moved below that range.
 int beside_torchrun(int port) {
   const int next = port + kPortsAfterTorchrun;
   return next < kFirstOfConnections || next > kLastOfConnections ? next
@@ -65,14 +65,14 @@ Status split_master(const Environment& environment, Launch* launch) {
   if (!port.ok()) return port.status();
   if (!has(environment, "SHOAL_MASTER_ADDR") || (has(environment, "SHOAL_MASTER_PORT") && launch->master_port != *port)) {
     return {StatusCode::invalid_argument,
-            fmt::format("rank 0's address '{}' has a port, and so have other variables; leave it out of the address", text)};
+            fmt::format("rank 0's address '{}' has a port, and another variable sets one; remove it from the address", text)};
   }
   launch->master_port = *port;
   host = without_brackets(text.substr(0, colon));
   return {};
 }
 
-// SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT win over whatever the launcher says.
+// SHOAL_MASTER_ADDR and SHOAL_MASTER_PORT override the launcher's values.
 Status override_master(const Environment& environment, Launch* launch) {
   if (const std::string host = get(environment, "SHOAL_MASTER_ADDR"); !host.empty()) launch->master_host = host;
   if (has(environment, "SHOAL_MASTER_PORT")) {
@@ -120,7 +120,7 @@ std::string first_slurm_host(const std::string& node_list) {
 Result<Launch> detect_launch(const Environment& environment) {
   Launch launch;
   Status status;
-  const char* address_source = "";  // the variables that should have said where rank 0 is
+  const char* address_source = "";  // the variable that should hold rank 0's address, for a message
   if (has(environment, "SHOAL_RANK")) {
     launch.launcher = "shoal run";
     status = read_rank_and_size(environment, "SHOAL_RANK", "SHOAL_SIZE", &launch);
@@ -155,7 +155,7 @@ Result<Launch> detect_launch(const Environment& environment) {
         status = id.status();
     }
   } else if (has(environment, "RANK") || has(environment, "WORLD_SIZE")) {
-    // Half of torchrun's environment: going on as the only rank would train on wrong gradients.
+    // Only half of torchrun's environment is set: continuing as the only rank would train on wrong gradients.
     launch.launcher = "torchrun";
     status = read_rank_and_size(environment, "RANK", "WORLD_SIZE", &launch);
   } else {

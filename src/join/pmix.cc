@@ -61,16 +61,16 @@ Status pmix_error(const char* what, int code) {
   return {StatusCode::system_error, fmt::format("{} failed with PMIx status {}; {}", what, code, kAdvice)};
 }
 
-// PMIx counts its initialisations, so MPI in the same process does not mind; but mpirun calls an exit without finalisation a
-// failure, and finalising earlier would end PMIx before an MPI_Init that may follow.
+// PMIx counts its initialisations, so MPI in the same process is not affected. But mpirun treats an exit without finalisation
+// as a failure, and finalising earlier would end PMIx before an MPI_Init that may follow.
 void finalize_at_exit(decltype(&PMIx_Finalize) finalize) {
   static decltype(&PMIx_Finalize) call = nullptr;
   if (std::exchange(call, finalize) == nullptr) std::atexit([] { call(nullptr, 0); });
 }
 
 constexpr const char* kAddressKey = "shoal.store";
-constexpr std::string_view kRefusal = "! ";  // in front of rank 0's words where it has no store
-constexpr std::size_t kMaxWords = 1000;      // of rank 0's that are repeated
+constexpr std::string_view kRefusal = "! ";  // precedes rank 0's message if it has no store
+constexpr std::size_t kMaxWords = 1000;      // bytes of rank 0's message that are repeated
 
 pmix_info_t info(const char* key) {
   pmix_info_t made;
@@ -79,7 +79,8 @@ pmix_info_t info(const char* key) {
   return made;
 }
 
-// What a call that waits for others is told, or it would wait for ever. Whole seconds, of which 0 means for ever.
+// The timeout for a PMIx call that waits for other ranks; without it the call would wait for ever. In whole seconds; PMIx takes
+// 0 as "for ever".
 pmix_info_t time_left(std::chrono::steady_clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::seconds>(deadline - std::chrono::steady_clock::now()).count();
   pmix_info_t made = info(PMIX_TIMEOUT);
@@ -98,11 +99,11 @@ Status publish(const PmixLibrary& library, std::string words) {
   return {};
 }
 
-// Rank 0 opens its store and tells the others where it is, or why there is none.
+// Rank 0 opens its store and publishes its address, or the error.
 Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& given, OpenedStore* opened,
              std::chrono::steady_clock::time_point deadline) {
-  // PMIx tells the ranks of this job only, so it may carry the key where there is no other. Who listens between its daemons
-  // hears it.
+  // PMIx publishes to the ranks of this job only, so it may carry the key if there is no other. But the key is visible on the
+  // network between PMIx's daemons.
   const std::string secret = given.secret ? "-" : to_hex(random_key());
   if (!given.secret) opened->key = {key_from_text(secret), true, true};
   const std::string host = own_address();
@@ -115,7 +116,7 @@ Status serve(const PmixLibrary& library, const Launch& launch, const JobKey& giv
   return publish(library, fmt::format("{} {} {}", host, served->port, secret));
 }
 
-// Waits until all ranks have come, and what they have said can be asked for.
+// Waits until all ranks have reached the fence, and the values that they published can be read.
 Status meet(const PmixLibrary& library, const Launch& launch, std::chrono::steady_clock::time_point deadline) {
   startup_waits_for("all ranks at PMIx's fence (mpirun)");
   std::array<pmix_info_t, 2> how = {info(PMIX_COLLECT_DATA), time_left(deadline)};
@@ -124,14 +125,14 @@ Status meet(const PmixLibrary& library, const Launch& launch, std::chrono::stead
   const int code = library.fence(nullptr, 0, how.data(), how.size());
   if (code == PMIX_ERR_TIMEOUT) {
     return {StatusCode::timeout,
-            fmt::format("start-up under mpirun: not all of the {} ranks have come to PMIx's fence before the "
-                        "deadline (SHOAL_TIMEOUT); one has ended, hangs, or does not use shoal",
+            fmt::format("startup under mpirun: not all of the {} ranks reached PMIx's fence before the deadline "
+                        "(SHOAL_TIMEOUT); a rank has ended, hangs, or does not use shoal",
                         launch.size)};
   }
   return code == PMIX_SUCCESS ? Status() : pmix_error("PMIx_Fence", code);
 }
 
-// What rank 0 has told.
+// The value that rank 0 has published.
 Result<std::string> ask(const PmixLibrary& library, pmix_proc_t root, std::chrono::steady_clock::time_point deadline) {
   root.rank = 0;
   const pmix_info_t limit = time_left(deadline);
@@ -139,7 +140,7 @@ Result<std::string> ask(const PmixLibrary& library, pmix_proc_t root, std::chron
   const int code = library.get(&root, kAddressKey, &limit, 1, &value);
   if (code == PMIX_ERR_TIMEOUT) {
     return Status(StatusCode::timeout,
-                  "start-up under mpirun: rank 0 has not told its address through PMIx before the deadline (SHOAL_TIMEOUT)");
+                  "startup under mpirun: rank 0 did not publish its address through PMIx before the deadline (SHOAL_TIMEOUT)");
   }
   if (code != PMIX_SUCCESS || value == nullptr) return pmix_error("PMIx_Get", code);
   return std::string(value->type == PMIX_STRING && value->data.string != nullptr ? value->data.string : "");
@@ -155,7 +156,7 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
   finalize_at_exit(library->finalize);
 
   OpenedStore opened{nullptr, given};
-  // Rank 0 goes to the fence whatever has happened, or the others would wait there for nothing.
+  // Rank 0 enters the fence after an error as well, or the other ranks would wait there in vain.
   const Status served = launch.rank == 0 ? serve(*library, launch, given, &opened, deadline) : Status();
   const Status met = meet(*library, launch, deadline);
   if (!served.ok()) return served;
@@ -167,15 +168,15 @@ Result<OpenedStore> open_pmix_store(const Launch& launch, const JobKey& given, s
   if (told->starts_with(kRefusal)) {
     std::string why = told->substr(kRefusal.size(), kMaxWords);
     std::replace_if(
-        why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');  // for a terminal
-    return Status(StatusCode::system_error, fmt::format("rank 0 has no store to meet at: {}", why));
+        why.begin(), why.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');  // safe for a terminal
+    return Status(StatusCode::system_error, fmt::format("rank 0 could not open its store: {}", why));
   }
   std::istringstream words(*told);
   std::string host;
   std::string secret;
   int port = 0;
   if (!(words >> host >> port >> secret) || port <= 0 || port > 65535)
-    return Status(StatusCode::internal, "what rank 0 published through PMIx is no address of a store");
+    return Status(StatusCode::internal, "rank 0 published a malformed store address through PMIx");
   if ((secret == "-") != given.secret) {
     return Status(
         StatusCode::mismatch,

@@ -33,7 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// `no_descriptors`, where given: whether it failed for want of them, which looks like a name that nobody knows.
+// Sets `no_descriptors`, if given, where descriptors have run out: getaddrinfo() reports that like an unknown name.
 Result<AddressList> resolve(const std::string& host, int port, int flags, bool* no_descriptors = nullptr) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -64,32 +64,32 @@ bool all_loopback(const AddressList& addresses) {
   return address == nullptr;
 }
 
-// A host's own name leads to its loopback on the host itself where /etc/hosts says so ("127.0.1.1 node01"), and elsewhere to an
-// address that others reach. Whoever wants loopback says its address, or "localhost".
+// On the host itself its own name may resolve to loopback, by /etc/hosts ("127.0.1.1 node01"), and on other hosts to an address
+// that they reach. A user who wants loopback gives its address, or "localhost".
 bool is_name_of_other_hosts(const std::string& host) {
   return !host.empty() && host != "localhost" && !resolve(host, 0, AI_NUMERICHOST).ok();
 }
 
-// The user has said which of this host's addresses is the one to use.
+// Whether the user has chosen one of this host's addresses.
 bool address_is_chosen() { return !setting("SHOAL_HOST_ADDRESS").empty() || !setting("SHOAL_SOCKET_IFNAME").empty(); }
 
-// A port that the ranks have agreed on may have been given to a connection of this host's, for as long as that lasts.
+// A port that the ranks have agreed on may be in use by a connection of this host, until that connection ends.
 constexpr auto kPortPatience = std::chrono::seconds(1);
 
-// A socket that listens on this address, or an errno.
+// Sets `listener` to a socket that listens on `address` and returns 0, or returns an errno.
 int listen_at(int family, const sockaddr* address, socklen_t length, Descriptor* listener) {
   Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (socket.get() < 0) return errno;
   const int on = 1;
   const int off = 0;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  // Every address is those of IPv4, too, whatever the system's default.
+  // The unspecified address includes all of IPv4, whatever the system's default.
   if (family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr))
     ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   const auto until = Clock::now() + kPortPatience;
   while (::bind(socket.get(), address, length) != 0) {
     if (errno != EADDRINUSE || Clock::now() >= until) return errno;
-    ::poll(nullptr, 0, 20);  // nobody tells when it is free
+    ::poll(nullptr, 0, 20);  // the system does not notify when the port becomes free
   }
   if (::listen(socket.get(), SOMAXCONN) != 0) return errno;
   *listener = std::move(socket);
@@ -132,13 +132,14 @@ bool connected_to_itself(int fd) {
          std::memcmp(&own, &other, own_length) == 0;
 }
 
-// Of wait_for().
+// The Status for an errno of wait_for().
 Status wait_error(const char* what, int error) {
   if (error == ETIMEDOUT) return {StatusCode::timeout, fmt::format("{}: no answer before the deadline", what)};
   return system_error(what, error);
 }
 
-// Of the connection itself, which the kernel gives up as well: no deadline of ours has passed then.
+// The Status for an errno of the connection. ETIMEDOUT means here that the kernel has ended the connection; no deadline of the
+// caller has passed then.
 Status stream_error(const char* what, int error) {
   Status status = system_error(what, error);
   const bool by_other_side = error == ECONNRESET || error == EPIPE || error == ETIMEDOUT || error == EHOSTUNREACH;
@@ -195,7 +196,7 @@ void raise_descriptor_limit() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // where that is refused, what needs more says so
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // if this is refused, calls that need more descriptors report it
   });
 }
 
@@ -239,14 +240,14 @@ Result<Descriptor> listen_on(const std::string& host, int port) {
     error = listen_at(address->ai_family, address->ai_addr, address->ai_addrlen, &listener);
     if (error == 0) return listener;
   }
-  // A name that leads elsewhere (a load balancer, a headless service) or only to loopback: serve the address that the user has
-  // chosen for this host, or every one where none was chosen.
+  // A name that resolves to another host (a load balancer, a headless service) or only to loopback: listen on the address that
+  // the user has chosen for this host, or on every address where none was chosen.
   if (error == EADDRNOTAVAIL) {
     const std::string own = address_is_chosen() ? own_address() : std::string();
     if (own != host) return listen_on(own, port);
     if (for_others) {
       return Status(StatusCode::invalid_argument,
-                    fmt::format("listen on {}: this host has no such address, or the name leads to its loopback only; set "
+                    fmt::format("listen on {}: this host has no such address, or the name resolves to loopback only; set "
                                 "SHOAL_HOST_ADDRESS to the numeric address by which other hosts reach this one",
                                 host_and_port(host, port)));
     }
@@ -264,8 +265,8 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
     startup_waits_for(fmt::format("the name resolution of {}", host));
     auto addresses = resolve(host, port, 0, &no_descriptors);
     if (no_descriptors) return addresses.status();
-    unresolved = addresses.ok() ? "" : addresses.status().message();  // a pod's name may appear a little later
-    // It is this very host, where listen_on() takes the chosen address instead.
+    unresolved = addresses.ok() ? "" : addresses.status().message();  // the name of a pod may become known a little later
+    // The name is that of this host, where listen_on() uses the chosen address instead.
     if (addresses.ok() && for_others && address_is_chosen() && all_loopback(*addresses))
       addresses = resolve(own_address(), port, 0);
     for (const addrinfo* address = addresses.ok() ? addresses->get() : nullptr; address != nullptr;
@@ -279,9 +280,9 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
         socklen_t length = sizeof attempt;
         if (attempt == 0) ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &attempt, &length);
       }
-      // A connection to a free port of this host may get that very port as its own and so meet itself.
+      // A connection to a free port of this host may get the same port as its own, and so be connected to itself.
       if (attempt == 0 && connected_to_itself(socket.get())) attempt = ECONNREFUSED;
-      if (attempt != ETIMEDOUT) error = attempt;  // an answer says more than the lack of one to the last attempt
+      if (attempt != ETIMEDOUT) error = attempt;  // an earlier answer is more informative than a last attempt without one
       if (attempt == 0) {
         const int on = 1;
         ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -292,7 +293,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
     startup_waits_for(unresolved.empty()
                           ? fmt::format("a connection to {} ({})", host_and_port(host, port), std::strerror(error))
                           : fmt::format("the name resolution of {} ({})", host, unresolved));
-    // The server may not have started: come back, at growing distances.
+    // The server may not have started yet: retry at growing intervals.
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
     if (left > std::chrono::milliseconds(0)) ::poll(nullptr, 0, static_cast<int>(std::min(pause, left).count()));
     pause = std::min(pause * 2, std::chrono::milliseconds(200));
@@ -304,7 +305,7 @@ Result<Descriptor> connect_to(const std::string& host, int port, Clock::time_poi
 
 std::chrono::milliseconds silence_limit() {
   const auto limit = time_setting("SHOAL_LOST_AFTER");
-  return limit.ok() ? *limit : std::chrono::seconds(30);  // connect_job() says what is wrong with it
+  return limit.ok() ? *limit : std::chrono::seconds(30);  // connect_job() reports the invalid value
 }
 
 Status send_all(int fd, const void* data, std::size_t bytes, Clock::time_point deadline) {
@@ -336,7 +337,7 @@ Result<std::size_t> receive_some(int fd, std::span<std::byte> target, Clock::tim
   for (;;) {
     const ssize_t got = ::recv(fd, target.data(), target.size(), MSG_DONTWAIT);
     if (got > 0) return static_cast<std::size_t>(got);
-    if (got == 0) return Status(StatusCode::peer_failed, "the other side closed the connection");
+    if (got == 0) return Status(StatusCode::peer_failed, "the peer closed the connection");
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (const int error = wait_for(fd, POLLIN, deadline); error != 0) return wait_error("receive", error);
     } else if (errno != EINTR) {

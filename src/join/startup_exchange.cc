@@ -18,11 +18,11 @@ namespace {
 
 constexpr auto kRefusalPatience = std::chrono::seconds(1);
 constexpr auto kLatePatience = std::chrono::milliseconds(300);
-constexpr auto kCausePatience = std::chrono::milliseconds(50);  // with a store that may be far away
+constexpr auto kCausePatience = std::chrono::milliseconds(50);  // the store may be on another host
 constexpr auto kAnswerPatience = std::chrono::seconds(1);
 constexpr std::size_t kLongestWords = 4096;
 
-// A contribution, or a status code and words.
+// The first byte of a value: before a contribution, or before a status code and a message.
 constexpr char kSays = '+';
 constexpr char kGivesUp = '-';
 
@@ -39,7 +39,8 @@ Status parse_refusal(int rank, std::string_view text) {
   const int code = text.size() < 2 ? 0 : static_cast<unsigned char>(text[1]);
   const bool known = code > static_cast<int>(StatusCode::ok) && code <= static_cast<int>(StatusCode::internal);
   const std::string words = printable(std::string(text.substr(std::min<std::size_t>(text.size(), 2))));
-  return {known ? static_cast<StatusCode>(code) : StatusCode::internal, fmt::format("rank {} has given up: {}", rank, words)};
+  return {known ? static_cast<StatusCode>(code) : StatusCode::internal,
+          fmt::format("rank {} aborted the startup: {}", rank, words)};
 }
 
 std::optional<Status> parse_cause(std::string_view text) {
@@ -52,7 +53,7 @@ std::optional<Status> parse_cause(std::string_view text) {
 
 std::string StartupExchange::key(int rank) const { return fmt::format("step/{}/{}", step_, rank); }
 
-Result<std::vector<std::string>> StartupExchange::step(std::string_view name, std::string_view mine) {
+Result<std::vector<std::string>> StartupExchange::all_gather(std::string_view name, std::string_view mine) {
   if (Status status = store_.set(key(rank_), kSays + std::string(mine)); !status.ok()) return status;
   said_ = true;
   std::vector<std::string> all;
@@ -71,10 +72,10 @@ Result<std::vector<std::string>> StartupExchange::step(std::string_view name, st
   return all;
 }
 
-Status StartupExchange::part() {
+Status StartupExchange::finish() {
   const auto key = [](int rank) { return fmt::format("left/{}", rank); };
   if (rank_ != 0) {
-    static_cast<void>(store_.set(key(rank_), ""));  // rank 0 sees as well that who was connected is not any more
+    static_cast<void>(store_.set(key(rank_), ""));  // if this fails, rank 0 sees that the connection has ended
     return {};
   }
   for (int rank = 1; rank < size_; ++rank) {
@@ -84,7 +85,7 @@ Status StartupExchange::part() {
   return {};
 }
 
-Status StartupExchange::look() {
+Status StartupExchange::check() {
   const Status status = store_.look(std::min(deadline_, std::chrono::steady_clock::now() + kAnswerPatience));
   return status.ok() || status.code() == StatusCode::timeout ? Status() : cause_of(status);
 }
@@ -92,26 +93,26 @@ Status StartupExchange::look() {
 Status StartupExchange::cause_of(const Status& of_store) {
   if (of_store.code() != StatusCode::aborted) return of_store;
   hears_ = true;
-  return parse_cause(of_store.message()).value_or(Status(StatusCode::aborted, "a rank has given up the start"));
+  return parse_cause(of_store.message()).value_or(Status(StatusCode::aborted, "a rank aborted the startup"));
 }
 
-Result<std::string> StartupExchange::hear(std::string_view name, int rank, std::string_view key) {
+Result<std::string> StartupExchange::fetch(std::string_view name, int rank, std::string_view key) {
   startup_waits_for(fmt::format("rank {} (step '{}')", rank, name));
   auto value = store_.get_from(rank, key, deadline_);
   if (value.ok()) return value;
   if (value.status().code() == StatusCode::aborted) return cause_of(value.status());
   const bool late = value.status().code() == StatusCode::timeout;
-  const std::string who = late ? fmt::format("rank {} of {} has not come: ", rank, size_) : "";
-  return Status(value.status().code(), fmt::format("start-up ({}): {}{}", name, who, value.status().message()));
+  const std::string who = late ? fmt::format("rank {} of {} did not join before the deadline: ", rank, size_) : "";
+  return Status(value.status().code(), fmt::format("startup (step '{}'): {}{}", name, who, value.status().message()));
 }
 
-Status StartupExchange::give_up(const Status& why) {
+Status StartupExchange::abort(const Status& why) {
   Status cause = why;
   if (why.code() == StatusCode::peer_failed && !hears_) {
     const auto until = std::min(deadline_, std::chrono::steady_clock::now() + kCausePatience);
     if (const auto told = store_.get(Store::kGivenUp, until); told.ok()) cause = parse_cause(*told).value_or(why);
   }
-  if (said_) ++step_;  // that is not taken back: it is missing in the next
+  if (said_) ++step_;  // the contribution cannot be taken back, so the refusal takes the place of the next one
   const std::string text = refusal(cause);
   told_ = store_.set(key(rank_), text).ok();
   if (told_ && !hears_ && cause.message() == why.message())
@@ -121,19 +122,19 @@ Status StartupExchange::give_up(const Status& why) {
 
 void StartupExchange::leave() {
   if (!told_) return;
-  rank_ == 0 ? wait_until_heard() : hear_refusal();  // who gives up needs rank 0 no longer
+  rank_ == 0 ? wait_until_heard() : hear_refusal();  // a rank that aborts no longer needs rank 0
 }
 
-void StartupExchange::hear_refusal() {
+void StartupExchange::acknowledge_refusal() {
   hears_ = true;
   if (!std::exchange(heard_, true)) static_cast<void>(store_.set(heard_by(rank_), ""));
 }
 
-void StartupExchange::wait_until_heard() {
-  // Those whose deadline passes now, too, are to hear it.
+void StartupExchange::wait_for_acknowledgements() {
+  // Ranks whose deadline passes at the same time must still receive the refusal.
   const auto now = std::chrono::steady_clock::now();
   const auto until = std::max(std::min(deadline_, now + kRefusalPatience), now + kLatePatience);
-  store_.leave();  // it gives up itself: that another does is no news
+  store_.leave();  // else get_from() would return at once: this rank has published kGivenUp itself
   for (int rank = 1; rank < size_ && store_.get_from(rank, heard_by(rank), until).status().code() != StatusCode::timeout;
        ++rank) {
   }

@@ -1,4 +1,4 @@
-// What ranks do with a Store at start-up.
+// The exchange between the ranks of a job through a Store at start-up.
 #pragma once
 
 #include <chrono>
@@ -12,41 +12,42 @@
 
 namespace shoal {
 
-/// Steps in which every rank contributes something and hears what all have contributed. The same steps in the same order on
-/// every rank; a rank that gives up says so in place of its next one, so that nobody waits for it.
+/// A sequence of steps, each an all-gather through the Store. Every rank makes the same steps in the same order. A rank that
+/// aborts publishes a refusal in place of its next contribution, so that no rank waits for it.
 class StartupExchange {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  /// `store` outlives this.
+  /// `store` must outlive the exchange.
   StartupExchange(Store& store, int rank, int size, Deadline deadline)
       : store_(store), rank_(rank), size_(size), deadline_(deadline) {}
 
-  /// All contributions, by rank. `name`: of the step, for messages. Errors: timeout, naming the first rank that is missing;
-  /// peer_failed, naming one that has died; whatever made a rank give up, naming it.
-  Result<std::vector<std::string>> step(std::string_view name, std::string_view mine);
-  /// Outside of the steps: something that one rank says and others hear. Errors of hear() as above.
-  Status say(std::string_view key, std::string_view value) { return store_.set(key, value); }
-  Result<std::string> hear(std::string_view name, int rank, std::string_view key);
-  /// When all of this must have come to its end.
+  /// Publishes `mine` and returns the contributions of all ranks, by rank. `name`: of the step, for messages. Errors: timeout,
+  /// naming the first rank that is missing; peer_failed, naming a rank that has died; the error of a rank that aborted, naming
+  /// that rank.
+  Result<std::vector<std::string>> all_gather(std::string_view name, std::string_view mine);
+  /// Outside of the steps: one rank publishes a value, and other ranks fetch it. Errors of fetch() as above.
+  Status publish(std::string_view key, std::string_view value) { return store_.set(key, value); }
+  Result<std::string> fetch(std::string_view name, int rank, std::string_view key);
+  /// The deadline of the whole exchange.
   [[nodiscard]] Deadline deadline() const noexcept { return deadline_; }
-  /// Whether to wait any longer, for who waits otherwise than in a step. Errors: peer_failed, naming a rank that has died; what
-  /// made one give up.
-  Status look();
-  /// The end of all steps: rank 0, which may serve the store, stays until the others need it no longer. Who dies now is noticed
-  /// in the first call. Errors: timeout, naming who still needs it.
-  Status part();
-  /// Tells the others `why` they need not wait for this rank. Returns what is to be reported: where it has lost a rank that had
-  /// told before, that one's reason. To be called while the connections to others still are there: so who loses them finds
-  /// out why.
-  Status give_up(const Status& why);
-  /// After that, when nothing else of this rank is there. Where it serves the store it stays until the others know, a second at
-  /// most: with its process goes the store.
+  /// Whether to go on waiting, for a rank that waits outside of a step. Errors: peer_failed, naming a rank that has died; the
+  /// error of a rank that aborted.
+  Status check();
+  /// Ends the steps. Rank 0, which may serve the store, waits until no other rank needs the store. A rank that dies after this
+  /// is detected in the first call. Errors: timeout, naming a rank that still needs the store.
+  Status finish();
+  /// Publishes `why` this rank aborts, so that no other rank waits for it. Returns the cause to report: if this rank fails
+  /// because it lost a rank that had aborted before, the error of that rank. Must be called while the connections to other
+  /// ranks are open: a rank that loses one then finds the cause in the store.
+  Status abort(const Status& why);
+  /// To be called after abort(), when this rank has released everything else. A rank that serves the store waits until the
+  /// other ranks know the cause, at most a second: the store ends with its process.
   void leave();
-  /// To be said by who has heard from rank 0, otherwise than by step(), that it gives up.
-  void hear_refusal();
-  /// Rank 0 stays until the others have heard its refusal.
-  void wait_until_heard();
+  /// Acknowledges a refusal by rank 0 that arrived outside of all_gather().
+  void acknowledge_refusal();
+  /// On rank 0: waits until the other ranks have acknowledged its refusal.
+  void wait_for_acknowledgements();
 
  private:
   [[nodiscard]] std::string key(int rank) const;
@@ -57,24 +58,25 @@ class StartupExchange {
   int size_;
   Deadline deadline_;
   int step_ = 0;
-  bool said_ = false;   ///< in that step
-  bool heard_ = false;  ///< and told rank 0 so
-  bool told_ = false;   ///< the others that this rank gives up
-  bool hears_ = false;  ///< why another has given up
+  bool said_ = false;   ///< this rank has contributed to that step
+  bool heard_ = false;  ///< rank 0's refusal has been acknowledged
+  bool told_ = false;   ///< this rank's refusal is published
+  bool hears_ = false;  ///< this rank knows why another rank aborted
 };
 
-/// What step() finds in place of a contribution of `rank`, as the reason why that one has given up. Safe for any bytes.
+/// Parses what all_gather() finds in place of a contribution of `rank`: the error with which that rank aborted. Safe for any
+/// bytes.
 Status parse_refusal(int rank, std::string_view text);
-/// What give_up() finds as the first reason of all: a rank and its refusal. Nothing where these are no such bytes.
+/// Parses the value of Store::kGivenUp, the first error of all: a rank and its refusal. Nothing for malformed bytes.
 std::optional<Status> parse_cause(std::string_view text);
 
-/// Text that is equal for two processes exactly where they can share memory: same running kernel, same host name, same network
-/// namespace, same user. Ranks of two users on one host meet as two hosts do.
+/// Text that is equal for two processes exactly if they can share memory: same running kernel, same host name, same network
+/// namespace, same user. Ranks of two users on one host connect as if they were on two hosts.
 std::string node_identity();
 
-/// How messages name this process: "process 4711 on host a".
+/// The name of this process in messages: "process 4711 on host a".
 std::string process_name();
-/// Messages for ranks that cannot be of one job.
+/// Messages for ranks that cannot belong to one job.
 std::string given_twice(int rank, std::string_view one_process, std::string_view other_process);
 struct SizedRank {
   int rank;

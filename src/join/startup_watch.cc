@@ -21,7 +21,7 @@ std::string names_of(const std::vector<int>& ranks) {
   constexpr std::size_t kNamed = 16;
   std::string names = ranks.size() == 1 ? "rank" : "ranks";
   for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) names += fmt::format("{}{}", i == 0 ? " " : ", ", ranks[i]);
-  return ranks.size() <= kNamed ? names : fmt::format("{} and {} others", names, ranks.size() - kNamed);
+  return ranks.size() <= kNamed ? names : fmt::format("{} and {} more", names, ranks.size() - kNamed);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ StartupWatch::StartupWatch(int rank, int size) : rank_(rank), size_(size) {
   watch_of_this_thread = this;
   try {
     thread_ = quiet_thread([this] { watch(); });
-  } catch (const std::system_error&) {  // no more threads: the start goes on without these lines
+  } catch (const std::system_error&) {  // no thread can be started: the start-up continues without these lines
   }
 }
 
@@ -56,7 +56,7 @@ void StartupWatch::watch() {
     const std::string line = fmt::format("shoal: startup: rank {} of {} has waited {:.1f} s, now for {}{}\n", rank_, size_,
                                          seconds, what_.empty() ? "the first step" : what_,
                                          absent.empty() ? "" : fmt::format("; {} did not join yet", names_of(absent)));
-    lock.unlock();  // a terminal that takes no output must not hold up the start
+    lock.unlock();  // a blocked terminal must not delay the start-up
     fmt::print(stderr, "{}", line);
     lock.lock();
   }

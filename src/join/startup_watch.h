@@ -1,4 +1,4 @@
-// The line on standard error that says what a start-up waits for.
+// The line on standard error that names what a start-up waits for.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,10 @@
 
 namespace shoal {
 
-/// While this exists, the thread that made it starts a communicator. Where that takes longer than SHOAL_WARN_AFTER, a thread
-/// writes what the start waits for, and again each time that the wait has doubled. A thread of its own, because the start may
-/// wait in system calls that have no timeout, such as name resolution. It writes nothing where no thread can be started, or
-/// where SHOAL_WARN_AFTER is invalid: the start reports that.
+/// Exists while the thread that made it starts a communicator. If that takes longer than SHOAL_WARN_AFTER, a watch thread
+/// prints what the start-up waits for, and again each time the wait has doubled. It is a separate thread because the start-up
+/// may wait in system calls that have no timeout, such as name resolution. It prints nothing where no thread can be started,
+/// or where SHOAL_WARN_AFTER is invalid, which the start-up reports.
 class StartupWatch {
  public:
   StartupWatch(int rank, int size);
@@ -36,13 +36,13 @@ class StartupWatch {
   bool over_ = false;
   std::string what_;
   std::function<std::vector<int>()> absent_;
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // last, because the thread uses all other members
 };
 
-/// What the start of this thread waits for from now on: "rank 3 (step 'node')". Nothing where this thread starts none.
+/// Sets what the start-up in this thread waits for: "rank 3 (step 'node')". Does nothing if there is none in this thread.
 void startup_waits_for(std::string what);
 
-/// While this exists, the watch of this thread asks `absent` for the ranks that have not joined. Called in another thread.
+/// While this exists, the watch of this thread calls `absent`, in another thread, for the ranks that have not joined.
 class AbsentRanks {
  public:
   explicit AbsentRanks(std::function<std::vector<int>()> absent);

@@ -28,7 +28,7 @@ std::string request(StoreRequest kind) { return std::string(1, static_cast<char>
 Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
                                            const std::string& where, StoreDeadline deadline) {
   const auto no_answer = [&](const Status& status) {
-    return Status(status.code(), fmt::format("store at {} does not answer as one: {}", where, status.message()));
+    return Status(status.code(), fmt::format("handshake with the store at {} failed: {}", where, status.message()));
   };
   const int fd = socket.get();
   char answer = 0;
@@ -41,11 +41,11 @@ Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view j
   if (!status.ok()) return no_answer(status);
   if (answer == static_cast<char>(StoreAnswer::other_job)) {
     return Status(StatusCode::invalid_argument,
-                  fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another", where,
-                              printable(std::move(other_job)), job));
+                  fmt::format("store at {} serves job '{}', not '{}': two jobs use one port; give one of them another port",
+                              where, printable(std::move(other_job)), job));
   }
   if (answer != static_cast<char>(StoreAnswer::challenge))
-    return Status(StatusCode::unsupported, fmt::format("store at {} speaks another version of shoal", where));
+    return Status(StatusCode::unsupported, fmt::format("store at {} runs another version of shoal", where));
   Nonce theirs;
   Proof proof;
   status = receive_all(fd, theirs.data(), theirs.size(), deadline);
@@ -96,7 +96,7 @@ Result<StoreConnection::News> StoreConnection::look(StoreDeadline deadline) {
   return News{{}, answer, false};
 }
 
-// Why somebody has given up, or why the ranks cannot be of one job.
+// The reason why a rank has aborted, or why the ranks cannot belong to one job.
 Result<StoreConnection::News> StoreConnection::receive_reason(std::uint32_t kind, StoreDeadline deadline) {
   std::uint32_t length = 0;
   if (Status status = receive(&length, sizeof length, deadline); !status.ok()) return status;
@@ -140,7 +140,7 @@ Status StoreConnection::receive(void* data, std::size_t bytes, StoreDeadline dea
   return {};
 }
 
-// Into opened_, which is empty.
+// Fills opened_. Precondition: it is empty.
 Status StoreConnection::receive_record(StoreDeadline deadline) {
   while (cipher_.waiting_bytes() == 0) {
     const auto got = receive_some(socket_.get(), cipher_.room(), deadline);
@@ -150,8 +150,8 @@ Status StoreConnection::receive_record(StoreDeadline deadline) {
   opened_.resize(cipher_.waiting_bytes());
   if (opened_.size() <= cipher_.most_bytes() && cipher_.open(std::as_writable_bytes(std::span(opened_)).data())) return {};
   opened_.clear();
-  count_refusal("store", "an answer's record does not open: it was changed on the way");
-  return {StatusCode::system_error, "what came as its answer is not what it said: somebody changed it on the way"};
+  count_refusal("store", "a record of an answer failed authentication: it was changed in transit");
+  return {StatusCode::system_error, "the store's answer failed authentication: it was changed in transit"};
 }
 
 }  // namespace shoal

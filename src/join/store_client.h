@@ -1,8 +1,8 @@
-// The client's side of what a TCP store and its clients say to each other (store_session.h), on a connected socket.
+// The client's side of the protocol of a TCP store (store_session.h), on a connected socket.
 //
-// Nothing here trusts the answers: they may be anybody's until the server has proven that it holds the job's key, and are kept
-// to their limits after that too. Errors: timeout at the deadline; peer_failed or system_error where the connection ends, or
-// brings what the server did not say. After one the connection is of no use.
+// Answers are not trusted: they may come from any process until the server has proven that it holds the job's key, and their
+// sizes are checked after that, too. Errors: timeout at the deadline; peer_failed or system_error where the connection ends, or
+// delivers bytes that the server did not send. After an error the connection is unusable.
 #pragma once
 
 #include <chrono>
@@ -23,23 +23,23 @@ namespace shoal {
 
 using StoreDeadline = std::chrono::steady_clock::time_point;
 
-/// A connection to a store that has proven itself. One thread at a time.
+/// A connection to an authenticated store. One thread at a time.
 class StoreConnection {
  public:
-  /// What `key` holds from now on. At most kMaxStoreKeyBytes and kMaxStoreValueBytes.
+  /// Sets `key` to `value`. At most kMaxStoreKeyBytes and kMaxStoreValueBytes.
   Status tell(std::string_view key, std::string_view value, StoreDeadline deadline);
-  /// How a request ended other than by an error: with what was asked for, or because of what has happened to the others.
+  /// The answer to a request: the value of the key, or what has happened to other ranks.
   struct News {
-    std::string value;                  ///< or what Store::kGivenUp holds
-    std::uint32_t died = kStoreNoRank;  ///< that rank
-    bool given_up = false;              ///< somebody has
-    bool conflict = false;              ///< the ranks cannot be of one job; `value` says why
+    std::string value;                  ///< of the key; or the value of Store::kGivenUp; or the reason of the conflict
+    std::uint32_t died = kStoreNoRank;  ///< a rank that has died
+    bool given_up = false;              ///< a rank has aborted
+    bool conflict = false;              ///< the ranks cannot belong to one job
   };
-  /// What `key` holds, as soon as it holds anything. `rank`: who sets it, or kStoreNoRank, who neither dies nor gives up.
+  /// The value of `key`, as soon as it is set. `rank`: the rank that sets it; with kStoreNoRank no failure is reported.
   Result<News> ask(std::uint32_t rank, std::string_view key, StoreDeadline deadline);
-  /// What there is now.
+  /// The failures so far, without waiting.
   Result<News> look(StoreDeadline deadline);
-  /// That this is `member`, until leave(), or until the connection ends, by which the others hear that it has died.
+  /// Registers `member` until leave(). If the connection ends before that, other ranks get the news that the member has died.
   Status enter(const StoreMember& member, StoreDeadline deadline);
   Status leave(StoreDeadline deadline);
 
@@ -55,11 +55,11 @@ class StoreConnection {
 
   Descriptor socket_;
   RecordCipher cipher_;
-  std::string opened_;  // text of records that nobody has asked for yet
+  std::string opened_;  // decrypted text that has not been read yet
 };
 
 /// The handshake. `nonce`: the client's, new for each connection; `where`: the store's address, for messages. Errors besides
-/// those above: invalid_argument where the store serves another job, unsupported where it speaks another version, mismatch
+/// those above: invalid_argument where the store serves another job, unsupported where its version is another one, mismatch
 /// where it does not hold the job's key.
 Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view job, const Key& key, const Nonce& nonce,
                                            const std::string& where, StoreDeadline deadline);

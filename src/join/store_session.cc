@@ -12,11 +12,12 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client does not read
+constexpr std::size_t kMaxPendingBytes = 4 << 20;  // answers that a client has not read
 constexpr std::size_t kMaxRequestBytes = kMaxStoreKeyBytes + kMaxStoreValueBytes + 64;
 constexpr std::size_t kMaxHelloBytes = kMaxStoreJobBytes + 64;
 
-// Takes fields off the front of what a client has sent so far. Nothing is taken unless a whole message is there.
+// Parses fields at the front of the bytes that a client has sent so far. The caller removes them only when a whole message has
+// arrived.
 class Parser {
  public:
   explicit Parser(std::string_view bytes) : rest_(bytes), size_(bytes.size()) {}
@@ -42,7 +43,7 @@ class Parser {
     rest_.remove_prefix(value.size());
     return value;
   }
-  // nullopt: not there yet; hostile() where the length is beyond `limit`.
+  // nullopt: incomplete, or longer than `limit`, which sets hostile().
   std::optional<std::string_view> block(std::uint32_t limit) {
     const auto length = number();
     if (!length) return std::nullopt;
@@ -116,22 +117,22 @@ bool StoreSession::receive(std::string_view bytes) {
   return set;
 }
 
-// How much of `bytes` is part of the handshake, which it goes on with.
+// Continues the handshake with `bytes`. Returns how many of them belong to it.
 std::size_t StoreSession::receive_open(std::string_view bytes) {
   const std::size_t before = received_.size();
-  // What a stranger may make this process keep is its hello.
+  // An unauthenticated client can make this process store no more than a hello.
   const std::size_t part = std::min(bytes.size(), kMaxHelloBytes - before);
   received_.append(bytes.substr(0, part));
   while (!trusted() && handle(nullptr)) {
   }
   if (!trusted()) return part;
-  // Behind the proof came what belongs to its records already.
+  // The bytes after the proof belong to records already.
   const std::size_t sealed = received_.size();
   received_.clear();
   return part - sealed;
 }
 
-// How much of `bytes` it has taken: all that there was room for. Whole records are opened, and requests in them heeded.
+// Takes as many of `bytes` as there is room for, and returns how many. Decrypts whole records and processes their requests.
 std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
   const auto room = cipher_->room();
   const std::size_t part = std::min(bytes.size(), room.size());
@@ -147,7 +148,7 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
     }
     received_.resize(before + length);
     if (length > cipher_->most_bytes() || !cipher_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
-      refused_ = "a record of it does not open: it was changed on the way";
+      refused_ = "one of its records failed authentication: it was changed in transit";
       end();
       break;
     }
@@ -157,7 +158,7 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
   return part;
 }
 
-// One whole message; false where there is none.
+// Processes one whole message; returns false if none has arrived.
 bool StoreSession::handle(bool* set) {
   if (wanted_ && received_.starts_with(static_cast<char>(StoreRequest::leave))) wanted_.reset();
   if (over() || wanted_) return false;
@@ -259,9 +260,9 @@ bool StoreSession::handle_request(std::string_view bytes, std::size_t* taken, bo
 void StoreSession::enter(StoreMember member) {
   rank_ = member.rank;
   client_ = member.client;
-  table_.died.erase(member.rank);  // one that has lost its connection may come again
+  table_.died.erase(member.rank);  // a rank that has lost its connection may enter again
   for (const auto& [rank, other] : table_.members) {
-    if (other.size == member.size) break;  // all that have entered have the same, or there is a conflict already
+    if (other.size == member.size) break;  // all members have the same size, or there is a conflict already
     table_.conflict = sizes_differ({static_cast<int>(rank), static_cast<int>(other.size), other.process},
                                    {static_cast<int>(member.rank), static_cast<int>(member.size), member.process});
     break;

@@ -1,29 +1,31 @@
-// What travels between a TCP store's server and its clients, and the server's side of it: bytes in, bytes out, no sockets.
+// The protocol between a TCP store's server and its clients, and the server's side of it: bytes in, bytes out, no sockets.
 //
 // Little-endian; a block is a 32-bit length and bytes. The handshake:
 //   client  magic, version, job (block), nonce
 //   server  1 byte: 1 = other job, 2 = other version, 3 = challenge; its job (block); after a challenge: nonce, proof
 //   client  proof
-// The server proves itself first, so a client with another key knows it and says so; what the client proves covers both nonces.
+// The server authenticates first, so that a client with another key detects and reports it. The client's proof covers both
+// nonces.
 //
-// All that follows travels in sealed records (src/trust/cipher.h; version 2 said it openly): 32-bit length of the text, at
-// most kMaxStoreRecordBytes, the text by ChaCha20-Poly1305, 16 bytes that authenticate both. Each direction has a key of this
-// connection, derived from the job's key, the client's hello and the server's nonce; a record's number is its nonce. One that
-// does not open ends the connection. The records' texts, one after the other, whatever lies in which record, are
+// Everything after the handshake travels in encrypted records (src/trust/record_cipher.h): 32-bit length of the text, at most
+// kMaxStoreRecordBytes, the text by ChaCha20-Poly1305, 16 bytes that authenticate both. Each direction has a key of this
+// connection, derived from the job's key, the client's hello and the server's nonce; a record's number is its nonce. A record
+// that fails authentication ends the connection. The texts of the records form one stream of bytes in each direction,
+// independent of the limits of records:
 //   client  requests: 1 byte and
 //             1 = set: key (block), value (block)
 //             2 = get: the rank that sets it (32 bits; kStoreNoRank), key (block)
-//             3 = enter: the rank that the client is (32 bits), the size of its job (32 bits), a random number that every
-//                 connection of this client sends (64 bits), how messages name its process (block)
+//             3 = enter: the client's rank (32 bits), the size of its job (32 bits), a random number that is the same for all
+//                 connections of this client (64 bits), the name of its process in messages (block)
 //             4 = leave: also ends a get that still waits, without an answer
 //             5 = look
 //   server  to set: 1 byte 0
-//           to get: the value (block), when the key exists; in place of its length kStoreRankDied, when the connection of that
-//             rank has ended though it had not left, or kStoreGivenUp and what Store::kGivenUp holds (block), when a client
-//             that has entered asks and that key exists; kStoreConflict and why (block), when it has entered and the ranks
-//             cannot be of one job
-//           to look: kStoreConflict as above, else a rank that has died so (32 bits), else kStoreGivenUp as above, else
-//             kStoreNoRank
+//           to get: the value (block), when the key exists. In place of its length: kStoreRankDied, when the connection of that
+//             rank has ended without a leave; kStoreGivenUp and the value of Store::kGivenUp (block), when the client has
+//             entered and that key exists; kStoreConflict and the reason (block), when the client has entered and the ranks
+//             cannot belong to one job
+//           to look: kStoreConflict as above, else a rank that has died in that way (32 bits), else kStoreGivenUp as above,
+//             else kStoreNoRank
 #pragma once
 
 #include <cstdint>
@@ -56,14 +58,14 @@ enum class StoreRequest : char { set = 1, get = 2, enter = 3, leave = 4, look = 
 
 void append_number(std::string& out, std::uint32_t value);
 void append_block(std::string& out, std::string_view bytes);
-/// The client's first words.
+/// The client's first message.
 std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t version = kStoreVersion);
-/// By which the server and then the client show that they hold the job's key.
+/// The proofs that the server, and then the client, hold the job's key.
 Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
-/// What seals the rest of the connection; `is_client`: at this end of it.
+/// The cipher for the rest of the connection. `is_client`: this end is the client.
 RecordCipher store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
-/// `text` in as many records as it takes.
+/// Appends `text`, encrypted, in as many records as needed.
 void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text);
 
 /// A client that has entered.
@@ -75,14 +77,14 @@ struct StoreMember {
 };
 void append_member(std::string& out, const StoreMember& member);
 
-/// What a server keeps for all its clients.
+/// The state of a server for all its clients.
 struct StoreTable {
   std::string job;
   Key key;
   std::map<std::string, std::string, std::less<>> values;
-  std::set<std::uint32_t> died{};                  ///< ranks that had entered, and whose connections ended
+  std::set<std::uint32_t> died{};                  ///< ranks that had entered, and whose connections ended without a leave
   std::map<std::uint32_t, StoreMember> members{};  ///< by rank: all that have entered, without those that have died
-  std::string conflict{};                          ///< why they cannot be of one job; empty where they can
+  std::string conflict{};                          ///< why the members cannot belong to one job; else empty
 };
 
 /// One client, from the server's point of view. Thread rule: one thread for a table and all its sessions.
@@ -90,22 +92,21 @@ class StoreSession {
  public:
   explicit StoreSession(StoreTable& table) : table_(table) {}
 
-  /// Takes what the client has sent. Memory stays below one request, a few records and what it has not read of its answers.
-  /// True where a value was set, so that others may wait no longer.
+  /// Processes bytes from the client. Memory is limited to one request, a few records, and the answers that the client has not
+  /// read. Returns true where other clients' gets may now have an answer.
   bool receive(std::string_view bytes);
-  /// Answers a get that waits, where its key exists by now or its rank has died.
+  /// Answers a waiting get, if its key exists by now or its rank has died.
   void look_again();
-  /// To be called when the connection has ended. True where that means that a rank has died, of whom others may wait for
-  /// something.
+  /// To be called when the connection has ended. Returns true if that is the death of a rank, for which other clients may wait.
   bool lost();
 
-  /// Whether the client has proven that it belongs to the job.
+  /// Whether the client has authenticated.
   [[nodiscard]] bool trusted() const noexcept { return state_ == State::trusted; }
-  /// Whether the client has not even greeted.
+  /// Whether the client has not sent its hello yet.
   [[nodiscard]] bool silent() const noexcept { return state_ == State::stranger; }
-  /// Whether the connection is to be closed: at once where `unsent` is empty, else when that has been sent.
+  /// Whether the connection must be closed: at once if `unsent` is empty, else when `unsent` has been sent.
   [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
-  /// Why a client that was never trusted, or whose record did not open, was turned away; empty else.
+  /// Why a client that never authenticated, or whose record failed authentication, was refused; else empty.
   [[nodiscard]] std::string_view refused() const noexcept { return refused_; }
 
   std::string unsent;  ///< for the client; the owner removes what it has sent
@@ -130,13 +131,13 @@ class StoreSession {
   StoreTable& table_;
   State state_ = State::stranger;
   std::string_view refused_;
-  std::string received_;  // what has been said and not been heeded; where the client is trusted, the text of its records
-  std::unique_ptr<RecordCipher> cipher_;  // where the client is trusted
+  std::string received_;  // bytes that have not been processed yet; of a trusted client, the text of its records
+  std::unique_ptr<RecordCipher> cipher_;  // set once the client is trusted
   struct Wanted {
     std::string key;
     std::uint32_t rank;
   };
-  std::optional<Wanted> wanted_;       // by a get that waits
+  std::optional<Wanted> wanted_;       // of a waiting get
   std::optional<std::uint32_t> rank_;  // of a client that has entered and not left
   std::uint64_t client_ = 0;           // of that client
   Nonce theirs_{};

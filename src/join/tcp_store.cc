@@ -1,5 +1,5 @@
-// A Store served over TCP by rank 0's process, in a thread of its own for as long as the Store lives. What travels is described
-// in store_session.h.
+// A Store that rank 0's process serves over TCP, in a thread of its own for as long as the Store lives. store_session.h
+// describes the protocol.
 #include "src/join/tcp_store.h"
 
 #include <fcntl.h>
@@ -38,11 +38,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxStrangers = 256;  // connections that have proven nothing; one makes room for the next
+constexpr std::size_t kMaxStrangers = 256;  // unauthenticated connections; beyond it a new one displaces an old one
 constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxStrangers;
-constexpr int kMaxReadsInARow = 16;  // so that one client keeps nobody waiting
+constexpr int kMaxReadsInARow = 16;  // so that one client does not delay the other ones
 constexpr auto kStrangerPatience = std::chrono::seconds(10);
-constexpr auto kPause = std::chrono::milliseconds(100);     // before what has failed for want of something is tried again
+constexpr auto kPause = std::chrono::milliseconds(100);     // before a retry of what failed for lack of resources
 constexpr auto kFirstRetry = std::chrono::milliseconds(5);  // of a client whose connection was closed in the handshake
 constexpr auto kLastRetry = std::chrono::milliseconds(200);
 
@@ -78,7 +78,7 @@ class Server {
     Descriptor socket;
     StoreSession session;
     Clock::time_point since = Clock::now();
-    std::string_view lost;  // why the connection is of no use any more
+    std::string_view lost;  // why the connection has become unusable; empty before
   };
 
   void serve() {
@@ -92,8 +92,8 @@ class Server {
       }
       const auto timeout = paused ? kPause : std::chrono::milliseconds(1000);
       if (::poll(descriptors.data(), descriptors.size(), static_cast<int>(timeout.count())) < 0) {
-        if (errno != EINTR) std::this_thread::sleep_for(kPause);  // memory is short, say: without this thread no rank starts
-        continue;                                                 // the answers of poll mean nothing now
+        if (errno != EINTR) std::this_thread::sleep_for(kPause);  // e.g. no memory: without this thread no rank can start
+        continue;                                                 // revents are not valid
       }
       const std::lock_guard<std::mutex> lock(table_mutex_);
       std::size_t i = 2;
@@ -112,7 +112,7 @@ class Server {
     clients_.remove_if([now, &died](Client& client) {
       const StoreSession& session = client.session;
       if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kStrangerPatience)
-        client.lost = "it did not introduce itself in time";
+        client.lost = "it did not complete the handshake in time";
       if (client.lost.empty() && !(session.over() && session.unsent.empty())) return false;
       if (!session.refused().empty())
         count_refusal("store", session.refused());
@@ -131,18 +131,18 @@ class Server {
   void accept_clients() {
     auto strangers = static_cast<std::size_t>(
         std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
-    // At most a crowd at a time: those who belong to the job, and those who have just come, are heard in between.
+    // A limited number at a time, so that clients of the job and new connections are served in between.
     for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
       Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket.get() < 0) {
         if (!is_short_of_descriptors(errno)) return;
-        // The connection stays in the queue, and poll would report it over and over.
+        // The connection stays in the backlog, so poll would report it again at once.
         if (!spare_.valid()) accept_again_ = Clock::now() + kPause;
         spare_.reset();
         return;
       }
       if (clients_.size() >= kMaxConnections) {
-        count_refusal("store", "too many at a time");
+        count_refusal("store", "too many connections at a time");
         continue;
       }
       if (strangers >= kMaxStrangers)
@@ -154,8 +154,9 @@ class Server {
     }
   }
 
-  // Of the kind that is more numerous, those who have said nothing or those whose greeting may be anybody's: neither can fill
-  // the room of the other, and who comes is younger than half of them and heard before it is its turn.
+  // Drops the oldest connection of the more numerous kind: those that have sent nothing, or those that have sent a hello, which
+  // proves nothing yet. So neither kind can displace the other one, and a new connection is younger than half of them and is
+  // served before its turn to be dropped.
   void drop_stranger() {
     auto silent = clients_.end();
     auto greeted = clients_.end();
@@ -167,7 +168,7 @@ class Server {
       more_silent += client->session.silent() ? 1 : -1;
     }
     clients_.erase(more_silent > 0 ? silent : greeted);
-    count_refusal("store", "too many at a time");
+    count_refusal("store", "too many connections at a time");
   }
 
   void receive(Client& client) {
@@ -176,7 +177,7 @@ class Server {
     for (int reads = 0; reads < kMaxReadsInARow && client.lost.empty() && !client.session.over(); ++reads) {
       const ssize_t got = ::recv(client.socket.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
       if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-        client.lost = "it closed without introducing itself";
+        client.lost = "it closed before the handshake was complete";
         set |= client.session.lost();  // before another process enters as its rank
       }
       if (got <= 0) break;
@@ -194,21 +195,21 @@ class Server {
       } else if (errno == EAGAIN) {
         return;
       } else if (errno != EINTR) {
-        client.lost = "it closed without introducing itself";
+        client.lost = "it closed before the handshake was complete";
       }
     }
   }
 
   Descriptor listener_;
-  mutable std::mutex table_mutex_;  // held while a request is heeded
+  mutable std::mutex table_mutex_;  // held while requests are processed
   StoreTable table_;
   Descriptor wake_;
-  Descriptor spare_;  // for the first connection that finds none: it may be this process's own, which would wait for it in vain
+  Descriptor spare_;  // freed for the first connection without a descriptor: it may be this process's own, which waits for it
   std::chrono::milliseconds silence_limit_ = silence_limit();
   std::atomic<bool> over_ = false;
   std::list<Client> clients_;  // oldest first
   Clock::time_point accept_again_{};
-  std::thread thread_;  // last: starts when everything else is there
+  std::thread thread_;  // last, because the thread uses all other members
 };
 
 class TcpStore final : public Store {
@@ -242,19 +243,19 @@ class TcpStore final : public Store {
     const auto deadline = in_time();
     Status status = connect(deadline);
     if (status.ok() && !new_connection) status = connection_->enter(*member_, deadline);
-    return explain(status, "entering");
+    return explain(status, "joining");
   }
 
   void leave() override {
-    // What cannot be said to the server any more it sees.
+    // If the message cannot be sent, the server sees that the connection has ended.
     if (member_ && connection_) static_cast<void>(connection_->leave(in_time()));
     member_.reset();
   }
 
   Status look(Clock::time_point deadline) override {
-    if (Status status = connect(deadline); !status.ok()) return explain(status, "looking");
+    if (Status status = connect(deadline); !status.ok()) return explain(status, "checking for failures");
     const auto news = connection_->look(deadline);
-    return news.ok() ? status_of(*news) : explain(news.status(), "looking");
+    return news.ok() ? status_of(*news) : explain(news.status(), "checking for failures");
   }
 
   [[nodiscard]] std::vector<int> absent(int size) const override {
@@ -264,7 +265,7 @@ class TcpStore final : public Store {
   /// Connects where there is no connection. Errors: those of connect_to and introduce_to_store.
   Status connect(Clock::time_point deadline) {
     if (!lost_.ok() || connection_) return lost_;
-    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // who does not listen any more is gone
+    if (reached_) deadline = std::min(deadline, Clock::now() + kReturnPatience);  // a server that no longer listens has ended
     for (auto pause = kFirstRetry;; pause = std::min(2 * pause, kLastRetry)) {
       auto socket = connect_to(host_, port_, deadline);
       if (!socket.ok()) return {socket.status().code(), "rank 0's store cannot be reached: " + socket.status().message()};
@@ -275,7 +276,7 @@ class TcpStore final : public Store {
         return member_ ? connection_->enter(*member_, deadline) : Status();
       }
       const Status& status = made.status();
-      // A server that is flooded by strangers may have taken this for one of them.
+      // A server that is flooded with unauthenticated connections may have dropped this one.
       const bool closed = status.code() == StatusCode::peer_failed || status.code() == StatusCode::system_error;
       if (!closed || Clock::now() + pause >= deadline) return status;
       ::poll(nullptr, 0, static_cast<int>(pause.count()));
@@ -312,8 +313,8 @@ class TcpStore final : public Store {
             fmt::format("rank {} died, or lost its connection to rank 0's store at {}", news.died, where_)};
   }
 
-  // An answer that came too late would be taken for that to the next request, so a call that has failed ends the connection.
-  // After a timeout the next call makes another one; a server that is gone stays gone.
+  // A late answer would be taken for the answer to the next request, so a call that has failed ends the connection. After a
+  // timeout the next call makes a new connection; after any other error every later call fails with that error.
   [[nodiscard]] Status explain(const Status& status, const std::string& what) {
     if (status.ok()) return status;
     const bool comes_again = status.code() == StatusCode::timeout;
@@ -323,14 +324,14 @@ class TcpStore final : public Store {
     return {status.code(), fmt::format("rank 0's store at {}, {}: {}", where_, what, status.message())};
   }
 
-  std::unique_ptr<Server> server_;  // on the rank that serves
+  std::unique_ptr<Server> server_;  // on the rank that serves the store
   std::string host_;
   int port_;
   std::string job_;
   Key key_;
   std::string where_;
   std::optional<StoreConnection> connection_;
-  std::optional<StoreMember> member_;  // that this process has entered as
+  std::optional<StoreMember> member_;  // this process, while it has entered
   std::uint64_t client_ = random_number();
   bool reached_ = false;
   Status lost_;
@@ -347,7 +348,7 @@ struct Served {
   int port;
 };
 
-// `port` 0: one that is free.
+// `port` 0: any free port.
 Result<Served> serve(const std::string& host, int port, std::string_view job, const Key& key) {
   auto listener = listen_on(host, port);
   const auto taken = listener.ok() ? port_of(*listener) : Result<int>(listener.status());
@@ -368,12 +369,13 @@ Result<std::unique_ptr<Store>> connect_store(std::unique_ptr<Server> server, con
   return std::unique_ptr<Store>(std::move(store));
 }
 
-// Where this rank 0 cannot listen: another process of this job that is rank 0, too, may serve the store. Then this process
-// enters there, so that every rank hears which two processes are rank 0. Else the store says which job it serves.
+// For a rank 0 that cannot listen. Another process of this job that is rank 0, too, may serve the store: then this process
+// enters there, so that every rank learns which two processes are rank 0. Or the store of another job uses the port: then the
+// error names that job.
 Result<std::unique_ptr<Store>> other_rank_0(const std::string& host, int port, std::string_view job, const Key& key,
                                             Clock::time_point deadline, const Status& why) {
-  constexpr auto kPatience = std::chrono::seconds(2);
-  auto store = connect_store(nullptr, host, port, job, key, std::min(deadline, Clock::now() + kPatience));
+  constexpr auto kTimeLimit = std::chrono::seconds(2);
+  auto store = connect_store(nullptr, host, port, job, key, std::min(deadline, Clock::now() + kTimeLimit));
   if (store.ok()) return store;
   const bool of_another_job = store.status().code() == StatusCode::invalid_argument;
   return of_another_job ? Status(why.code(), fmt::format("{}; {}", why.message(), store.status().message())) : why;

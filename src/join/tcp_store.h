@@ -1,4 +1,4 @@
-// The store that rank 0 serves over TCP, for those who hold the job's key already.
+// The store that rank 0 serves over TCP, for callers that already have the job's key.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ struct ServedStore {
   std::unique_ptr<Store> store;
   int port;
 };
-/// The server's, on a port that is free, which nobody else can take in between.
+/// The server's store, on a free port, which no other process can take in between.
 Result<ServedStore> serve_tcp_store(const std::string& host, std::string_view job, const Key& key,
                                     std::chrono::steady_clock::time_point deadline);
 

@@ -34,15 +34,16 @@ NearNics nics_near(const Hardware& hardware, const Indices& nics, const PciPlace
     if (deepest > 0 && common_bridges(place, at(hardware.nics, nic).place) == deepest) nearest.push_back(nic);
   }
   if (deepest > 1) return {nearest, "same PCIe switch"};
-  // Everything may hang on one root: then the memory that a device is close to tells more.
+  // All devices may be below one root; then the NUMA node of a device is more informative.
   const Indices& around = nearest.empty() ? nics : nearest;
   if (nearest.size() < nics.size() && !nearest.empty()) return {nearest, "same PCIe root"};
   if (Indices same = on_node(hardware, around, place.numa_node); !same.empty()) return {same, "same NUMA node"};
-  return {around, "all there are"};
+  return {around, "all NICs"};
 }
 
-/// Deals `nics` to `count` ranks, as many to each: the part of rank `index`, in blocks; where NICs are fewer, the one that it
-/// shares. Of more than it can use it takes some of everywhere: neighbours hang on the same switch.
+/// The part of rank `index` when `nics` are divided in equal blocks among `count` ranks; with fewer NICs than ranks, the one
+/// that the rank shares. Of a block larger than kMaxNicsOfRank, NICs at equal distances, because neighbours are behind the same
+/// switch.
 Indices part_of(const Indices& nics, std::size_t index, std::size_t count) {
   if (nics.empty()) return {};
   if (nics.size() < count) return {nics[index * nics.size() / count]};
@@ -63,10 +64,10 @@ void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
     } else if (Indices same = on_node(hardware, all, place.numa_node); !same.empty()) {
       near.push_back({same, "same NUMA node"});
     } else {
-      near.push_back({all, "all there are"});
+      near.push_back({all, "all NICs"});
     }
   }
-  std::map<Indices, Indices> groups;  // NICs -> the ranks that they are near to
+  std::map<Indices, Indices> groups;  // NICs -> the ranks near to which they are
   for (std::size_t rank = 0; rank < places.size(); ++rank) groups[near[rank].nics].push_back(static_cast<int>(rank));
   for (const auto& [nics, ranks] : groups) {
     for (std::size_t i = 0; i < ranks.size(); ++i) {
@@ -75,7 +76,7 @@ void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
       place.why = nics.empty() ? std::string() : near[static_cast<std::size_t>(ranks[i])].why;
     }
   }
-  // Both ends of a link must have as many rails.
+  // Both ends of a link must have the same number of rails.
   std::size_t least = kMaxNicsOfRank;
   for (const RankPlace& place : places) least = std::min(least, std::max<std::size_t>(place.nics.size(), 1));
   for (RankPlace& place : places) place.nics.resize(std::min(place.nics.size(), least));
@@ -91,7 +92,7 @@ void choose_nics(const Hardware& hardware, std::vector<RankPlace>& places) {
 /// The hardware threads of one physical core.
 using PhysicalCore = std::vector<int>;
 
-/// The allowed physical cores of each NUMA node that has any.
+/// The allowed physical cores of each NUMA node, without nodes that have none.
 std::map<int, std::vector<PhysicalCore>> physical_cores(const Hardware& hardware, const std::vector<int>& allowed) {
   const std::set<int> usable(allowed.begin(), allowed.end());
   std::map<int, std::vector<PhysicalCore>> nodes;
@@ -124,7 +125,7 @@ void choose_cores(const Hardware& hardware, const std::vector<int>& allowed, std
   for (const auto& [node, ranks] : visitors) {
     auto& cores = nodes[node];
     for (const int rank : ranks) {
-      if (cores.empty() || cores.size() <= at_home[node].size()) break;  // those at home need one each
+      if (cores.empty() || cores.size() <= at_home[node].size()) break;  // the node's own ranks need one each
       places[static_cast<std::size_t>(rank)].progress_cores = cores.back();
       cores.pop_back();
     }
@@ -158,7 +159,7 @@ std::vector<int> network_rails(const Hardware& hardware) {
     Indices found;
     for (std::size_t i = 0; i < hardware.nics.size(); ++i) {
       const Nic& nic = hardware.nics[i];
-      // An EFA device without a driver has no name, and a cable may be missing: neither carries anything.
+      // An EFA device without a driver has no name, and a cable may be missing: neither can carry data.
       if (nic.kind == kind && !nic.name.empty() && (nic.up || kind == Nic::Kind::efa)) found.push_back(static_cast<int>(i));
     }
     if (!found.empty()) return found;

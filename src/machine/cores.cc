@@ -27,7 +27,7 @@ Status check_progress_cores() {
   if (policy == "near" || policy == "last" || policy == "off") return {};
   if (const auto listed = parse_cores(policy); listed.ok() && !listed->empty()) return {};
   return {StatusCode::invalid_argument,
-          fmt::format("SHOAL_PROGRESS_CORES='{}' is none of near, last and off, nor a list of cores such as 11,23", policy)};
+          fmt::format("SHOAL_PROGRESS_CORES='{}' is not near, last or off, nor a list of cores such as 11,23", policy)};
 }
 
 std::string affinity_text() {
@@ -56,7 +56,7 @@ int quota_cores(const std::string& root) {
   double limit = 0;
   double period = 0;
   if (std::ifstream v2(root + "/cpu.max"); v2) {
-    v2 >> limit >> period;  // "max" is no number: both stay 0
+    v2 >> limit >> period;  // "max" is not a number: both stay 0
   } else {
     std::ifstream(root + "/cpu/cpu.cfs_quota_us") >> limit;
     std::ifstream(root + "/cpu/cpu.cfs_period_us") >> period;

@@ -1,4 +1,4 @@
-// How many cores this process may use, whatever the machine has.
+// How many of the machine's cores this process may use.
 #pragma once
 
 #include <string>
@@ -15,13 +15,13 @@ std::string affinity_text();
 std::vector<int> cores_of_mask(const std::string& mask);
 std::vector<int> affinity_cores();
 
-/// Cores that processes with these masks may use together, but no more than `quota_cores` (0 = no quota).
+/// Number of cores that processes with these masks may use together, at most `quota_cores` (0 = no quota).
 int node_cores(const std::vector<std::string>& masks, int quota_cores);
 
-/// ok where SHOAL_PROGRESS_CORES makes sense; else invalid_argument.
+/// ok if SHOAL_PROGRESS_CORES is valid; else invalid_argument.
 Status check_progress_cores();
 
-/// Whole cores that the cgroup's CPU quota allows, at least 1; 0 where there is no quota.
+/// Whole cores that the cgroup's CPU quota allows, at least 1; 0 without a quota.
 int quota_cores(const std::string& cgroup_root = "/sys/fs/cgroup");
 
 /// The smaller of the affinity mask and the cgroup's CPU quota, at least 1. `cgroup_root` is settable for tests.

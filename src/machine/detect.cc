@@ -30,11 +30,11 @@ bool is_instance_type(std::string_view text) {
                      [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '.'; });
 }
 
-/// What the firmware says of the machine.
+/// The machine according to the firmware.
 struct Firmware {
-  bool silent = true;  // nothing, as where a container hides it
+  bool silent = true;  // no information, for example hidden by a container
   bool ec2 = false;
-  std::string type;         // empty where the product name is no type, as on machines that run under Xen
+  std::string type;         // empty if the product name is not an instance type, as on machines that run under Xen
   std::string instance_id;  // likewise
 };
 
@@ -54,7 +54,7 @@ Firmware read_firmware(const std::string& root) {
   return found;
 }
 
-/// Where the firmware is silent: a hypervisor that names itself, or a device of Amazon's.
+/// For a silent firmware: whether the hypervisor identifies itself as EC2, or there is a device of Amazon's.
 bool hints_at_ec2(const std::string& root) {
   const std::string uuid = read_line(root + "/hypervisor/uuid");
   if (uuid.starts_with("ec2") || uuid.starts_with("EC2")) return true;
@@ -74,37 +74,37 @@ void ask_metadata(const DetectOptions& options, FoundMachine& machine) {
   auto texts = read_metadata(*endpoint, kMetadataPaths, options.metadata_budget);
   if (!texts.ok()) {
     machine.notes.push_back(texts.status().message() +
-                            "; zone and placement group are not known (a container is one hop too far where the hop limit of "
-                            "the instance's metadata options is 1)");
+                            "; zone and placement group are unknown (in a container, the hop limit of the instance's metadata "
+                            "options must be 2 or more)");
     return;
   }
   machine.metadata = std::move(texts).value();
 }
 
-/// Takes the type that the service names where nothing better is known; says where they contradict each other.
+/// Uses the service's type if no better source has one; adds a note if the sources contradict each other.
 void weigh_metadata(FoundMachine& machine) {
   const auto said = [&](const char* path) {
     const auto found = machine.metadata.find(path);
     return found == machine.metadata.end() ? std::string() : found->second;
   };
   if (const std::string type = said("instance-type"); !type.empty() && !is_instance_type(type)) {
-    machine.notes.push_back(fmt::format("the metadata service calls this a '{}', which is no instance type", type));
+    machine.notes.push_back(fmt::format("the metadata service reports the type '{}', which is not an instance type", type));
   } else if (!type.empty() && machine.type.empty()) {
     machine.type = type;
     machine.type_origin = "instance metadata";
   } else if (!type.empty() && type != machine.type) {
-    machine.notes.push_back(fmt::format("the metadata service calls this a {}, but {} says {}, which counts", type,
+    machine.notes.push_back(fmt::format("the metadata service reports the type {}, but {} gives {}, which is used", type,
                                         machine.type_origin, machine.type));
   }
   if (const std::string id = said("instance-id"); machine.instance_id.empty() && id.starts_with("i-")) machine.instance_id = id;
 }
 
-/// Holds the devices against the table.
+/// Compares the devices with the table.
 void compare_with_table(FoundMachine& machine) {
   if (machine.instance == nullptr) {
     if (!machine.type.empty()) {
       machine.notes.push_back(
-          fmt::format("the table of instances does not have {}; only what the devices tell is used", machine.type));
+          fmt::format("the table of instance types does not have {}; only the detected devices are used", machine.type));
     }
     return;
   }
@@ -114,12 +114,12 @@ void compare_with_table(FoundMachine& machine) {
       static_cast<int>(std::count_if(nics.begin(), nics.end(), [](const Nic& n) { return n.kind == Nic::Kind::efa; }));
   const int gpus = static_cast<int>(machine.hardware.gpus.size());
   if (cards != row.efa_cards) {
-    machine.notes.push_back(fmt::format("{} EFA devices are here, {} has {}{}", cards, row.name, row.efa_cards,
+    machine.notes.push_back(fmt::format("found {} EFA devices, {} has {}{}", cards, row.name, row.efa_cards,
                                         cards > row.efa_cards ? ""
                                                               : ": attach an EFA interface to each network card, and let the "
                                                                 "container see all of them"));
   }
-  if (gpus != row.gpus) machine.notes.push_back(fmt::format("{} GPUs are here, {} has {}", gpus, row.name, row.gpus));
+  if (gpus != row.gpus) machine.notes.push_back(fmt::format("found {} GPUs, {} has {}", gpus, row.name, row.gpus));
   for (const Nic& nic : nics) {
     if (nic.kind != Nic::Kind::efa || nic.efa_generation == row.efa_generation) continue;
     machine.notes.push_back(fmt::format("the EFA device {} is of generation {}, the table has {} for {}", nic.place.address,
@@ -164,7 +164,7 @@ FoundMachine detect_machine(const DetectOptions& options) {
     weigh_metadata(machine);
   }
   machine.instance = find_instance(machine.type);
-  if (machine.instance != nullptr) machine.type = machine.instance->name;  // the user may have given a short one
+  if (machine.instance != nullptr) machine.type = machine.instance->name;  // the user may have given an alias
   machine.hardware = read_hardware(options.sysfs_root);
   compare_with_table(machine);
   return machine;

@@ -1,4 +1,4 @@
-// Hardware: what a machine has, as far as it matters to communication. A plain value; src/machine fills it in.
+// Hardware: the devices and cores of a machine that matter for communication. A plain value; src/machine fills it in.
 #pragma once
 
 #include <map>
@@ -7,17 +7,17 @@
 
 namespace shoal {
 
-/// Where a device sits.
+/// The place of a device.
 struct PciPlace {
   std::string address;               ///< "0000:53:00.0"
   std::vector<std::string> bridges;  ///< above it, from the root on: "pci0000:44", "0000:44:00.0", "0000:45:00.0"
-  int numa_node = -1;                ///< -1: the system does not say
+  int numa_node = -1;                ///< -1: the system does not report it
 };
 
-/// How many bridges two places have in common: 0 = none, not even the root; 1 = the root alone.
+/// How many bridges two places have in common: 0 = none, not even the root; 1 = the root only.
 int common_bridges(const PciPlace& a, const PciPlace& b);
 
-/// An accelerator: an NVIDIA or AMD GPU that computes.
+/// An accelerator: an NVIDIA or AMD GPU for computing.
 struct Gpu {
   PciPlace place;
   unsigned vendor = 0;
@@ -28,10 +28,10 @@ struct Gpu {
 struct Nic {
   enum class Kind { efa, infiniband, ethernet };
   PciPlace place;
-  std::string name;  ///< as the system calls it: "rdmap79s0", "mlx5_0", "eth0"
+  std::string name;  ///< the system's name: "rdmap79s0", "mlx5_0", "eth0"
   Kind kind = Kind::ethernet;
-  int efa_generation = 0;  ///< 1 .. 4; 0 where it is none
-  double gbit_s = 0;       ///< 0: the system does not say
+  int efa_generation = 0;  ///< 1 .. 4; 0: not EFA
+  double gbit_s = 0;       ///< 0: the system does not report it
   bool up = false;         ///< has a link
 };
 /// "EFA", "InfiniBand", "Ethernet".
@@ -50,7 +50,7 @@ struct Hardware {
   std::vector<Nic> nics;             ///< likewise
   int nvswitches = 0;
 
-  /// The node that `core` is on; -1 where it is not known.
+  /// The node that `core` is on; -1 if unknown.
   [[nodiscard]] int node_of_core(int core) const;
   /// All cores, ascending.
   [[nodiscard]] std::vector<int> cores() const;

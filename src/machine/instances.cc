@@ -5,7 +5,7 @@
 namespace shoal {
 namespace {
 
-// Short for the sources.
+// Abbreviations of the sources:
 // ac: EC2 guide, "Accelerated computing" and "EFA on accelerated instance types" (ac, efa-acc-inst-types).
 // efa: EC2 guide, "Elastic Fabric Adapter", the table of generations and RDMA (efa).
 // topology: EC2 guide, "Instance topology", prerequisites.

@@ -6,10 +6,10 @@
 
 namespace shoal {
 
-/// One instance type. Counts and rates are those of the documentation; what a machine really has is for src/machine to find.
+/// One instance type. Counts and rates are those of the documentation; detect_machine() finds what a machine really has.
 struct Instance {
   std::string_view name;    ///< "p5.48xlarge"
-  std::string_view alias;   ///< short name of the family's largest, "p5"; empty where there is none
+  std::string_view alias;   ///< short name of the family's largest, "p5"; empty if there is none
   std::string_view gpu;     ///< "H100"
   int gpus;                 ///< of an instance
   int nvlink_gbyte_s;       ///< of a GPU, both directions together; 0: peers are reached over PCIe
@@ -19,13 +19,13 @@ struct Instance {
   int card_gbit_s;          ///< of each of them
   int efa_generation;       ///< 1 .. 4 (Nitro v3 .. v6); 0: no EFA
   bool rdma_read;           ///< the EFA device reads a peer's memory
-  bool rdma_write;          ///< and writes it
-  int latency_us;           ///< that aws-ofi-nccl tells NCCL; 0: it has no entry
+  bool rdma_write;          ///< the EFA device writes a peer's memory
+  int latency_us;           ///< as aws-ofi-nccl reports it to NCCL; 0: aws-ofi-nccl has no entry
   int numa_nodes;           ///< 0: no source found
   int gpus_of_switch;       ///< GPUs behind one PCIe switch; 0: no source found
-  int cards_of_switch;      ///< EFA cards behind the same
-  int network_layers;       ///< that DescribeInstanceTopology answers with; 0: it does not know the type
-  std::string_view source;  ///< where the row comes from, and which of its numbers are not from there
+  int cards_of_switch;      ///< EFA cards behind the same switch
+  int network_layers;       ///< in the output of DescribeInstanceTopology; 0: it does not know the type
+  std::string_view source;  ///< the sources of the row, and which of its numbers have another source
 
   /// EFA cards for each GPU: 0.5 on p4d, 4 on p5.
   [[nodiscard]] constexpr double rails_of_gpu() const noexcept { return static_cast<double>(efa_cards) / gpus; }
@@ -34,7 +34,7 @@ struct Instance {
 /// All of them, oldest family first.
 std::span<const Instance> instances();
 
-/// By full name or alias; null where the table has no such type.
+/// By full name or alias; null if the table has no such type.
 const Instance* find_instance(std::string_view name);
 
 }  // namespace shoal

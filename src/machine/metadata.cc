@@ -26,7 +26,7 @@ constexpr std::size_t kMaxValueBytes = 256;
 constexpr int kTokenSeconds = 60;
 
 Status nonsense(const std::string& what) {
-  return {StatusCode::invalid_argument, "the metadata service answers what is no HTTP: " + what};
+  return {StatusCode::invalid_argument, "malformed HTTP response from the metadata service: " + what};
 }
 Status too_late(std::string_view while_doing) {
   return {StatusCode::timeout, fmt::format("the metadata service did not answer in time ({})", while_doing)};
@@ -38,7 +38,7 @@ bool same_words(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) { return lower(x) == lower(y); });
 }
 
-/// One line, shown as it is: printable, and not longer than such texts are.
+/// Whether `text` is one printable line of limited length, which can be shown unchanged.
 bool is_plain(std::string_view text) {
   return !text.empty() && text.size() <= kMaxValueBytes &&
          std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
@@ -83,9 +83,9 @@ Status send_all(int socket, std::string_view text, Instant deadline) {
     if (sent > 0) {
       text.remove_prefix(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (Status status = wait_for(socket, POLLOUT, deadline, "asking"); !status.ok()) return status;
+      if (Status status = wait_for(socket, POLLOUT, deadline, "sending the request"); !status.ok()) return status;
     } else if (errno != EINTR) {
-      return system_error("ask the metadata service", errno);
+      return system_error("send to the metadata service", errno);
     }
   }
   return {};
@@ -101,12 +101,12 @@ Result<HttpAnswer> receive(int socket, Instant deadline) {
       continue;
     }
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0) return system_error("read what the metadata service answers", errno);
+    if (size < 0) return system_error("receive from the metadata service", errno);
     bytes.append(piece.data(), static_cast<std::size_t>(size));
     const auto answer = parse_answer(bytes, size == 0);
     if (!answer.ok()) return answer.status();
     if (answer->has_value()) return **answer;
-    // A server that drips bytes is not waited for longer than one that says nothing.
+    // The deadline also holds for a server that sends its bytes slowly.
     if (std::chrono::steady_clock::now() >= deadline) return too_late("reading the answer");
   }
 }
@@ -133,7 +133,7 @@ Result<HttpAnswer> ask(const MetadataEndpoint& endpoint, std::string_view method
   return receive(connection.handle, deadline);
 }
 
-/// What the head of an answer says of its body.
+/// Status and length of the body from the header of a response.
 struct Head {
   int status = 0;
   std::optional<std::size_t> body_bytes;
@@ -151,16 +151,16 @@ Result<Head> parse_head(std::string_view head) {
     const std::string_view field = head.substr(begin, stop - begin);
     begin = stop;
     const std::size_t colon = field.find(':');
-    if (colon == std::string_view::npos) return nonsense("a header without a colon");
+    if (colon == std::string_view::npos) return nonsense("a header field without a colon");
     const std::string_view name = field.substr(0, colon);
-    if (same_words(name, "transfer-encoding")) return nonsense("it comes in chunks");
+    if (same_words(name, "transfer-encoding")) return nonsense("chunked transfer encoding is not supported");
     if (!same_words(name, "content-length")) continue;
     std::string_view value = field.substr(colon + 1);
     while (value.starts_with(' ')) value.remove_prefix(1);
     std::size_t bytes = 0;
     const auto [rest, problem] = std::from_chars(value.data(), value.data() + value.size(), bytes);
     if (problem != std::errc() || rest != value.data() + value.size() || parsed.body_bytes.value_or(bytes) != bytes) {
-      return nonsense("its length is no number");
+      return nonsense("Content-Length is not a number");
     }
     parsed.body_bytes = bytes;
   }
@@ -170,8 +170,9 @@ Result<Head> parse_head(std::string_view head) {
 }  // namespace
 
 Result<MetadataEndpoint> parse_endpoint(std::string_view url) {
-  const Status error(StatusCode::invalid_argument,
-                     fmt::format("'{:.100}' is not like http://169.254.169.254 (a numeric address, perhaps with a port)", url));
+  const Status error(
+      StatusCode::invalid_argument,
+      fmt::format("'{:.100}' is not like http://169.254.169.254 (numeric address, optionally with a port)", url));
   constexpr std::string_view kScheme = "http://";
   if (!url.starts_with(kScheme)) return error;
   url.remove_prefix(kScheme.size());
@@ -203,8 +204,8 @@ Result<std::optional<HttpAnswer>> parse_answer(std::string_view bytes, bool ende
   if (bytes.size() > kMaxAnswerBytes) return nonsense(fmt::format("more than {} bytes", kMaxAnswerBytes));
   const std::size_t head_end = bytes.find("\r\n\r\n");
   if (head_end == std::string_view::npos || head_end > kMaxHead) {
-    if (bytes.size() > kMaxHead) return nonsense("its head does not end");
-    if (ended) return nonsense(bytes.empty() ? "nothing" : "its head is cut off");
+    if (bytes.size() > kMaxHead) return nonsense("unterminated header");
+    if (ended) return nonsense(bytes.empty() ? "no data" : "truncated header");
     return std::optional<HttpAnswer>();
   }
   const auto head = parse_head(bytes.substr(0, head_end));
@@ -212,7 +213,7 @@ Result<std::optional<HttpAnswer>> parse_answer(std::string_view bytes, bool ende
   const std::string_view body = bytes.substr(head_end + 4);
   if (head->body_bytes.value_or(0) > kMaxAnswerBytes) return nonsense(fmt::format("a body of {} bytes", *head->body_bytes));
   if (head->body_bytes ? body.size() < *head->body_bytes : !ended) {
-    if (ended) return nonsense("its body is cut off");
+    if (ended) return nonsense("truncated body");
     return std::optional<HttpAnswer>();
   }
   return std::optional(HttpAnswer{head->status, std::string(body.substr(0, head->body_bytes.value_or(body.size())))});
@@ -226,14 +227,14 @@ Result<std::map<std::string, std::string>> read_metadata(const MetadataEndpoint&
       ask(endpoint, "PUT", "api/token", fmt::format("X-aws-ec2-metadata-token-ttl-seconds: {}", kTokenSeconds), deadline);
   if (!token.ok()) return token.status();
   if (token->status != 200) {
-    return Status(StatusCode::unsupported, fmt::format("the metadata service refuses a token (HTTP {})", token->status));
+    return Status(StatusCode::unsupported, fmt::format("the metadata service refused a token (HTTP {})", token->status));
   }
-  if (!is_plain(token->body)) return nonsense("its token is no line of printable characters");
+  if (!is_plain(token->body)) return nonsense("the token is not a line of printable characters");
   std::map<std::string, std::string> texts;
   for (const std::string_view path : paths) {
     const auto answer =
         ask(endpoint, "GET", fmt::format("meta-data/{}", path), "X-aws-ec2-metadata-token: " + token->body, deadline);
-    if (!answer.ok() && answer.status().code() == StatusCode::timeout) break;  // the others would not come either
+    if (!answer.ok() && answer.status().code() == StatusCode::timeout) break;  // the remaining requests would fail as well
     if (!answer.ok() || answer->status != 200) continue;
     std::string_view text = answer->body;
     while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.remove_suffix(1);

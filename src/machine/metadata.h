@@ -1,4 +1,4 @@
-// The instance's metadata service (IMDSv2): a few short texts over HTTP, within a budget of time, never needed.
+// The instance's metadata service (IMDSv2): a few short texts over HTTP, within a time limit; optional information only.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-/// Where the service listens: a numeric address, since asking for a name may take seconds.
+/// The address of the service: a numeric address, because name resolution may take seconds.
 struct MetadataEndpoint {
   std::string address;  ///< "169.254.169.254", "fd00:ec2::254"
   std::string port = "80";
@@ -28,15 +28,16 @@ struct HttpAnswer {
 
 inline constexpr std::size_t kMaxAnswerBytes = 16 << 10;  ///< head and body
 
-/// An HTTP/1 answer from the bytes that have come; nothing where more are needed. `ended`: no more will come. A body lasts for
-/// as long as Content-Length says, or to the end. Errors: invalid_argument for what is no such answer, is longer than
-/// kMaxAnswerBytes, is cut off, or comes in chunks.
+/// An HTTP/1 response from the bytes received so far; nothing if more bytes are needed. `ended`: no more will arrive. The
+/// length of the body is Content-Length, or up to the end. Errors: invalid_argument for a response that is malformed, longer
+/// than kMaxAnswerBytes, truncated, or in chunks.
 Result<std::optional<HttpAnswer>> parse_answer(std::string_view bytes, bool ended);
 
 /// Texts under latest/meta-data/ by their paths ("instance-type", "placement/region"): a token first, then one request for
-/// each. Paths that the service does not have, and answers that are no line of at most 256 printable characters, are left out.
-/// All of it ends within `budget`, whatever the service does: what came by then is returned, unless the token did not.
-/// Errors: timeout, system_error (nobody listens), unsupported (the service refuses), invalid_argument (it talks nonsense).
+/// each. Paths that the service does not have, and answers other than one line of at most 256 printable characters, are left
+/// out. The call ends within `budget` in every case and returns the answers received by then, unless the token is missing.
+/// Errors: timeout, system_error (no process listens), unsupported (the service refuses), invalid_argument (malformed
+/// response).
 Result<std::map<std::string, std::string>> read_metadata(const MetadataEndpoint& endpoint,
                                                          std::span<const std::string_view> paths,
                                                          std::chrono::milliseconds budget);

@@ -16,13 +16,13 @@ struct ThreadPlace {
   std::string why;
 };
 
-/// The last cores of the mask, one a rank, which leaves the first ones to the callers.
+/// One of the last cores of the mask for each rank, which leaves the first cores to the callers.
 std::vector<int> one_of_last(const std::vector<int>& mask, std::size_t rank, std::size_t ranks) {
   if (mask.size() < 2 * ranks) return {};
   return {mask[mask.size() - 1 - rank]};
 }
 
-/// The cores of the mask on the node of the rank's NIC, where that is a choice.
+/// The cores of the mask on the node of the rank's NIC; none if that is the whole mask.
 std::vector<int> on_nic_node(const Hardware& hardware, const RankPlace& place, const std::vector<int>& mask) {
   if (place.nics.empty()) return {};
   const int node = hardware.nics[static_cast<std::size_t>(place.nics.front())].place.numa_node;
@@ -43,7 +43,7 @@ ThreadPlace place_thread(const Hardware& hardware, const HostRanks& ranks, std::
     return {{(*cores)[rank % cores->size()]}, "SHOAL_PROGRESS_CORES"};
   }
   if (policy == "off") return {{}, "SHOAL_PROGRESS_CORES=off"};
-  if (static_cast<std::size_t>(std::max(ranks.cores, 0)) < 2 * count) return {{}, "none to spare"};
+  if (static_cast<std::size_t>(std::max(ranks.cores, 0)) < 2 * count) return {{}, "no cores to spare"};
   if (policy == "near") {
     const std::vector<int> all = hardware.cores();
     const bool whole_machine =
@@ -51,13 +51,13 @@ ThreadPlace place_thread(const Hardware& hardware, const HostRanks& ranks, std::
     if (!whole_machine) {
       auto near = on_nic_node(hardware, place, mask);
       const bool narrowed = !near.empty();
-      return {std::move(near), narrowed ? "those of the NIC's node" : "bound, or limited, already"};
+      return {std::move(near), narrowed ? "cores of the NIC's node" : "already bound or limited"};
     }
     if (!place.progress_cores.empty()) return {place.progress_cores, "near the NIC"};
   }
   auto last = one_of_last(mask, rank, count);
   const bool spare = !last.empty();
-  return {std::move(last), spare ? "one of the last" : "none to spare"};
+  return {std::move(last), spare ? "one of the last cores" : "no cores to spare"};
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ std::vector<RankPlace> places_of(const Hardware& hardware, const HostRanks& rank
   const int count = static_cast<int>(ranks.masks.size());
   std::vector<int> bound_to;
   for (const auto& mask : ranks.masks) bound_to.push_back(hardware.numa_nodes.size() < 2 ? -1 : node_of_all(hardware, mask));
-  std::map<std::vector<int>, std::vector<RankPlace>> by_mask;  // usually all have the same
+  std::map<std::vector<int>, std::vector<RankPlace>> by_mask;  // usually all ranks have the same mask
   std::vector<RankPlace> places;
   for (std::size_t rank = 0; rank < ranks.masks.size(); ++rank) {
     const auto& mask = ranks.masks[rank];
@@ -74,7 +74,7 @@ std::vector<RankPlace> places_of(const Hardware& hardware, const HostRanks& rank
     if (found == by_mask.end()) found = by_mask.emplace(mask, place_ranks(hardware, count, mask, bound_to)).first;
     RankPlace place = found->second[rank];
     ThreadPlace thread = place_thread(hardware, ranks, rank, place, policy);
-    if (thread.cores != place.progress_cores) {  // then the caller has what was kept for it
+    if (thread.cores != place.progress_cores) {  // then the caller gets the cores that were reserved for the thread
       place.cores.insert(place.cores.end(), place.progress_cores.begin(), place.progress_cores.end());
       std::sort(place.cores.begin(), place.cores.end());
     }

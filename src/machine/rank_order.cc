@@ -31,7 +31,7 @@ constexpr auto kCommandTime = std::chrono::seconds(60);
 
 Status no_answer(std::string what) { return {StatusCode::invalid_argument, std::move(what)}; }
 
-/// A member that is a text of sensible length; empty where it is missing, null or something else.
+/// A text member of limited length; empty if the member is missing or of another kind.
 std::string text_of(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string()) return {};
@@ -51,7 +51,7 @@ Status add_place(const nlohmann::json& instance, NetworkTree& tree) {
   std::string zone = text_of(instance, "ZoneId");
   std::vector<std::string> path{zone.empty() ? text_of(instance, "AvailabilityZone") : zone};
   for (const auto& node : *nodes) {
-    if (!node.is_string()) return no_answer(fmt::format("a network node of {} is no text", id));
+    if (!node.is_string()) return no_answer(fmt::format("a network node of {} is not a string", id));
     path.push_back(node.get<std::string>());
   }
   path.push_back(text_of(instance, "CapacityBlockId"));
@@ -73,32 +73,32 @@ Status add_names(const nlohmann::json& instance, NetworkTree& tree) {
 
 Result<std::string> read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return system_error("open the answer " + path, errno);
+  if (!file) return system_error("open " + path, errno);
   std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (text.size() > kMaxText) return no_answer(fmt::format("{} is larger than {} bytes", path, kMaxText));
   return text;
 }
 
-/// Everything that comes out of `file` before `deadline`.
+/// The whole output of `file`, which must end before `deadline`.
 Result<std::string> read_until(int file, std::chrono::steady_clock::time_point deadline) {
   std::string text;
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
     pollfd entry{file, POLLIN, 0};
     const int ready = left > 0 ? ::poll(&entry, 1, static_cast<int>(left)) : 0;
-    if (ready == 0) return Status(StatusCode::timeout, fmt::format("it runs for longer than {} s", kCommandTime.count()));
+    if (ready == 0) return Status(StatusCode::timeout, fmt::format("the command ran longer than {} s", kCommandTime.count()));
     if (ready < 0 && errno == EINTR) continue;
     std::array<char, 16 << 10> piece{};
     const ssize_t size = ::read(file, piece.data(), piece.size());
     if (size < 0 && errno == EINTR) continue;
-    if (size < 0) return system_error("read what it prints", errno);
+    if (size < 0) return system_error("read the command's output", errno);
     if (size == 0) return text;
     text.append(piece.data(), static_cast<std::size_t>(size));
-    if (text.size() > kMaxText) return no_answer(fmt::format("it prints more than {} bytes", kMaxText));
+    if (text.size() > kMaxText) return no_answer(fmt::format("the command printed more than {} bytes", kMaxText));
   }
 }
 
-/// What `command` prints. Its process group ends with it, or with its time.
+/// The output of `command`. After kCommandTime its process group is killed.
 Result<std::string> output_of(const std::string& command) {
   std::array<int, 2> pipe{};
   if (::pipe2(pipe.data(), O_CLOEXEC) != 0) return system_error("pipe", errno);
@@ -129,8 +129,8 @@ Result<std::string> output_of(const std::string& command) {
   }
   if (!text.ok()) return text;
   if (status != 0) {
-    return no_answer(WIFEXITED(status) ? fmt::format("it ends with status {}", WEXITSTATUS(status))
-                                       : fmt::format("signal {} ends it", WTERMSIG(status)));
+    return no_answer(WIFEXITED(status) ? fmt::format("the command exited with status {}", WEXITSTATUS(status))
+                                       : fmt::format("the command was killed by signal {}", WTERMSIG(status)));
   }
   return text;
 }
@@ -152,7 +152,7 @@ Status add_answer(std::string_view json, NetworkTree& tree) {
   const auto* places = member("Instances");
   const auto* reservations = member("Reservations");
   if (places == nullptr && reservations == nullptr) {
-    return no_answer("neither Instances (describe-instance-topology) nor Reservations (describe-instances) in it");
+    return no_answer("it has neither Instances (describe-instance-topology) nor Reservations (describe-instances)");
   }
   if (places != nullptr) {
     for (const auto& instance : *places) {
@@ -189,7 +189,8 @@ Result<NetworkTree> read_network_tree(const std::string& source) {
 
 HostOrder order_hosts(const NetworkTree& tree, std::span<const std::string> hosts) {
   HostOrder result;
-  std::vector<std::vector<std::size_t>> keys;  // of each host: at each depth, which prefix of its path, as they first appear
+  // Of each host, at each depth: the number of the prefix of its path, numbered in the order of appearance.
+  std::vector<std::vector<std::size_t>> keys;
   std::map<std::vector<std::string>, std::size_t> prefixes;
   for (const std::string& entry : hosts) {
     const std::string host = entry.substr(entry.find('@') + 1);
@@ -200,7 +201,7 @@ HostOrder order_hosts(const NetworkTree& tree, std::span<const std::string> host
     std::vector<std::size_t> key;
     if (path == tree.paths.end()) {
       result.unknown.push_back(entry);
-      key.push_back(hosts.size() * (kMaxLayers + 2));  // behind all prefixes
+      key.push_back(hosts.size() * (kMaxLayers + 2));  // after all prefixes
     } else {
       std::vector<std::string> prefix;
       for (const std::string& part : path->second) {

@@ -32,7 +32,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
 }
 
-/// All of `text` as a number from 0 to `high`; -1 where it is none.
+/// All of `text` as a number from 0 to `high`; else -1.
 int whole_number(std::string_view text, int high) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -50,7 +50,7 @@ bool is_pci_address(std::string_view text) {
   return true;
 }
 
-/// Names in a folder in ascending order; none where it cannot be read.
+/// Names in a folder in ascending order; none if the folder cannot be read.
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -70,7 +70,7 @@ PciPlace place_of(const std::string& folder, const std::string& address) {
   std::error_code error;
   const fs::path real = fs::canonical(folder, error);  // the entry is a link into /sys/devices
   if (!error) place.bridges = bridges_of_path(real.string());
-  // -1 where the firmware does not say; virtual machines often do not for each device.
+  // -1 if the firmware does not report it; virtual machines often do not report it for each device.
   place.numa_node = whole_number(read_line(folder + "/numa_node"), kMaxCores);
   return place;
 }
@@ -85,7 +85,7 @@ std::string interface_of(const std::string& folder) {
   return {};
 }
 
-/// The network device in `folder`, or nothing where it is another.
+/// The network device in `folder`, or nothing for another kind of device.
 std::optional<Nic> nic_of(const std::string& root, const std::string& folder, const std::string& address, unsigned vendor,
                           unsigned device, unsigned device_class) {
   Nic nic;
@@ -94,7 +94,7 @@ std::optional<Nic> nic_of(const std::string& root, const std::string& folder, co
   if (efa || !verbs.empty()) {
     nic.kind = efa ? Nic::Kind::efa : Nic::Kind::infiniband;
     nic.efa_generation = efa ? static_cast<int>(device - kFirstEfa) + 1 : 0;
-    nic.name = verbs.empty() ? std::string() : verbs.front();  // none where the driver is missing
+    nic.name = verbs.empty() ? std::string() : verbs.front();  // empty without a driver
     const std::string port = folder + "/infiniband/" + nic.name + "/ports/1";
     nic.gbit_s = parse_infiniband_rate(read_line(port + "/rate"));
     nic.up = !verbs.empty() && read_line(port + "/state").starts_with("4");  // "4: ACTIVE"
@@ -109,7 +109,7 @@ std::optional<Nic> nic_of(const std::string& root, const std::string& folder, co
   return nic;
 }
 
-/// A GPU that computes: NVIDIA's and AMD's displays, 3D controllers and processing accelerators.
+/// Whether the device is a GPU for computing: NVIDIA's and AMD's displays, 3D controllers and processing accelerators.
 bool is_gpu(unsigned vendor, unsigned device_class) {
   const unsigned kind = device_class >> 8;
   return (vendor == kNvidia && (kind == 0x0300 || kind == 0x0302)) ||
@@ -134,7 +134,7 @@ std::vector<NumaNode> read_numa_nodes(const std::string& root) {
 }  // namespace
 
 Result<std::vector<int>> parse_cores(std::string_view text) {
-  const Status error(StatusCode::invalid_argument, fmt::format("'{:.60}' is no list of cores such as 0-3,8,10-11", text));
+  const Status error(StatusCode::invalid_argument, fmt::format("'{:.60}' is not a list of cores such as 0-3,8,10-11", text));
   std::vector<int> cores;
   text = trimmed(text);
   if (text.empty()) return cores;
@@ -191,12 +191,12 @@ double parse_infiniband_rate(std::string_view text) {
 }
 
 double parse_ethernet_speed(std::string_view text) {
-  const int mbit_s = whole_number(trimmed(text), 100'000'000);  // -1 where there is no link
+  const int mbit_s = whole_number(trimmed(text), 100'000'000);  // the kernel writes -1 without a link
   return mbit_s > 0 ? mbit_s / 1000.0 : 0;
 }
 
 std::string read_line(const std::string& path) {
-  // A plain read: attributes of some drivers fail (speed without a link), and streams would take a buffer for each of them.
+  // A plain read, because attributes of some drivers fail (speed without a link), and a stream would allocate a buffer.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) return {};
   std::array<char, kMaxLine> text{};
@@ -224,7 +224,8 @@ Hardware read_hardware(const std::string& root) {
     const std::string folder = devices + "/" + address;
     const unsigned device_class = hexadecimal_of(folder + "/class");
     const unsigned base = device_class >> 16;
-    if (base != 0x02 && base != 0x03 && base != 0x12 && device_class >> 8 != 0x0680) continue;  // most devices are others
+    if (base != 0x02 && base != 0x03 && base != 0x12 && device_class >> 8 != 0x0680)
+      continue;  // neither NIC nor GPU nor switch
     const unsigned vendor = hexadecimal_of(folder + "/vendor");
     const unsigned device = hexadecimal_of(folder + "/device");
     if (is_gpu(vendor, device_class)) {

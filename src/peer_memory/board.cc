@@ -19,7 +19,7 @@ namespace {
 constexpr std::size_t kBoardPageBytes = 4096;
 
 enum : std::uint32_t { kBlank, kBeingMade, kMade, kSpoilt };
-constexpr auto kMutexPatience = std::chrono::seconds(1);  // with a rank that makes the mutex: it may have died
+constexpr auto kMutexPatience = std::chrono::seconds(1);  // for a rank that makes the mutex: it may have died
 
 }  // namespace
 
@@ -27,18 +27,18 @@ constexpr auto kMutexPatience = std::chrono::seconds(1);  // with a rank that ma
 struct PeerMemoryBoard::Header {
   struct Entry {
     std::uint64_t key;      ///< 0: free; written last, so that a member that dies meanwhile leaves a free one
-    std::uint32_t members;  ///< that will come
-    std::uint32_t left;     ///< that have gone
+    std::uint32_t members;  ///< that will join
+    std::uint32_t left;     ///< that have left
   };
 
   std::atomic<std::uint32_t> state;
-  std::uint32_t exhausted;  ///< 1: no group that is not here gets a block any more
+  std::uint32_t exhausted;  ///< 1: no group that has no entry yet gets a block any more
   pthread_mutex_t mutex;
   std::array<Entry, kBlocks> entries;
 
-  /// False, then on all ranks: the board cannot be used.
+  /// Makes the mutex, where no rank has done so. False, then on all ranks: the board cannot be used.
   bool make() noexcept {
-    // acquire: of a mutex that another rank has made.
+    // acquire: pairs with the exchange of the rank that has made the mutex.
     if (state.load(std::memory_order_acquire) == kMade) return true;
     std::uint32_t found = kBlank;
     if (state.compare_exchange_strong(found, kBeingMade)) {
@@ -58,7 +58,7 @@ struct PeerMemoryBoard::Header {
     }
     return found == kMade;
   }
-  /// A rank that has died in here has left nothing half done that matters: see Entry::key.
+  /// A rank that died while it held the lock has left nothing half done that matters: see Entry::key.
   void lock() noexcept {
     if (::pthread_mutex_lock(&mutex) == EOWNERDEAD) ::pthread_mutex_consistent(&mutex);
   }
@@ -106,7 +106,7 @@ void PeerMemoryBoard::leave(std::size_t block) noexcept {
   header().lock();
   Header::Entry& entry = header().entries[block];
   if (++entry.left == entry.members) {
-    // Zero again for the next group, where that matters: in what says that something is there.
+    // For the next group the slots must be zero again: they say which payloads are valid.
     for (std::size_t member = 0; member < entry.members; ++member) clear_window(window(block, member));
     entry.key = 0;
   }

@@ -9,16 +9,16 @@
 
 namespace shoal {
 
-/// A sheet in memory that every rank of a transport reads and writes, on which the members of a group find windows of their own
-/// without asking each other: the first that comes takes a free block, the others find it by the group's key, and the last that
-/// leaves gives it back. No name and no descriptor comes of it, and pages exist from the first write on.
+/// Memory that every rank of a transport reads and writes, in which the members of a group find windows of their own without
+/// asking each other. The first member takes a free block, the other members find it by the group's key, and the last member
+/// to leave gives it back. The board needs no name and no descriptor; pages exist from the first write on.
 ///
 ///   board = header with an entry a block | block x kBlocks;  block = window of each member
 ///
-/// All members get the same answer, windows or none, whenever each of them asks. So the first group that finds no free block is
-/// also the last that asks for one: from then on groups that are not on the board have no windows (and use the links).
+/// All members get the same answer, windows or none, whenever each of them asks. So the first group that finds no free block
+/// is also the last that asks for one: from then on groups that are not on the board have no windows (and use the links).
 ///
-/// Who dies without having left keeps its block from being used again, and holds up nobody. Thread rule: any thread of any
+/// A rank that dies without leaving keeps its block from being reused, and delays no rank. Thread rule: any thread of any
 /// process.
 class PeerMemoryBoard {
  public:
@@ -29,10 +29,10 @@ class PeerMemoryBoard {
   /// Bytes of a rank's window; 0: there is no room for any.
   [[nodiscard]] std::size_t window_bytes() const noexcept { return window_bytes_; }
 
-  /// The block of a group of `members` ranks that all of them call `key` (not 0, of this group only), and nobody else does; its
-  /// windows are zero until a member writes. Nothing where the group has none. Each member joins once and leaves once.
+  /// The block of a group of `members` ranks, which all of them know by `key` (not 0, of this group only). Its windows are
+  /// zero until a member writes. Nothing where the group has none. Each member joins once and leaves once.
   std::optional<std::size_t> join(std::uint64_t key, std::size_t members);
-  /// This member does not look at the windows any more.
+  /// This member no longer uses the windows.
   void leave(std::size_t block) noexcept;
   [[nodiscard]] std::span<std::byte> window(std::size_t block, std::size_t member) const noexcept;
 
@@ -45,7 +45,7 @@ class PeerMemoryBoard {
   std::size_t window_bytes_ = 0;
 };
 
-/// A group's place on the board, given back at the end. Moves.
+/// A group's block on the board, given back at the end. Moves.
 class PeerMemoryLease {
  public:
   PeerMemoryLease() = default;
@@ -57,7 +57,7 @@ class PeerMemoryLease {
   /// Of each member; empty where the group has none.
   [[nodiscard]] std::vector<std::span<std::byte>> windows() const;
   void leave() noexcept;
-  /// The place is somebody else's: in a child of fork().
+  /// Forgets the block, which belongs to the parent process: in a child of fork().
   void abandon() noexcept { block_.reset(); }
 
  private:

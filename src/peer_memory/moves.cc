@@ -5,9 +5,9 @@
 namespace shoal {
 namespace {
 
-// Of a rank's share: below, meeting costs more than copying twice; above, two copies by the processes themselves, side by side
-// and tile by tile, are faster than one by the kernel on some processors (Zen 3 and 4: by a third) and on others not (Sapphire
-// Rapids: half as fast).
+// Sizes of a rank's share. Below the first, synchronizing costs more than copying twice. Above the second, two copies by the
+// processes themselves, side by side and tile by tile, are faster than one by the kernel on some processors (Zen 3 and 4: by a
+// third) and on others not (Sapphire Rapids: half as fast).
 constexpr std::size_t kLeastBytes = 16 << 10;
 constexpr std::size_t kMostBytes = 128 << 10;
 constexpr double kLeastGain = 1.1;
@@ -25,9 +25,9 @@ bool moves_serve(const Collective& collective, const Topology& topology) noexcep
   };
   switch (collective.kind) {
     case CollectiveKind::broadcast:
-      return ranks > 1 && in_range(collective.input_bytes() / 2);  // of which the root does a part
+      return ranks > 1 && in_range(collective.input_bytes() / 2);  // the root copies a part of it
     case CollectiveKind::all_to_all:
-      // With counts, where another rank keeps what it sends here is known to that rank only.
+      // With counts, only the sending rank knows where it keeps the block for this rank.
       return ranks > 1 && collective.counts.empty() && in_range(collective.input_bytes());
     case CollectiveKind::all_gather:
     case CollectiveKind::gather:
@@ -56,11 +56,12 @@ std::vector<PeerMemoryMove> peer_memory_moves(const Collective& collective, int 
   const auto share_of = [&](int r) { return (r + 1 < ranks ? start_of(r + 1) : message) - start_of(r); };
   const int root = collective.root;
   const bool at_root = rank == root;
-  // The root does its part of each of `size` bytes, one in `parts`, the last one; who gets or gives them does the rest.
+  // The root copies its part of each run of `size` bytes, one in `parts`, the last one; the rank at the other end copies the
+  // rest.
   const auto by_other = [](std::size_t size, int parts) {
     return size - size / static_cast<std::size_t>(parts) / kPageBytes * kPageBytes;
   };
-  // Beside its own share, which costs it half as much as one from another process.
+  // Besides its own share, which costs the root half as much as one from another process.
   const auto by_share_owner = [&](std::size_t size) { return by_other(size, 2 * ranks); };
 
   switch (collective.kind) {
@@ -79,10 +80,10 @@ std::vector<PeerMemoryMove> peer_memory_moves(const Collective& collective, int 
     default:
       break;
   }
-  // Everybody begins with another peer.
+  // Each rank begins with a different peer.
   for (int distance = 1; distance < ranks; ++distance) {
     const int peer = (rank + distance) % ranks;
-    const int other = at_root ? peer : rank;  // who is not the root
+    const int other = at_root ? peer : rank;  // the rank that is not the root
     if (collective.kind == CollectiveKind::all_gather) {
       add(Way::read, peer, 0, start_of(peer), share_of(peer));
     } else if (collective.kind == CollectiveKind::all_to_all) {

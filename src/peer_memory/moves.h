@@ -1,4 +1,4 @@
-// What the ranks of a call copy straight between their buffers, where they reach each other's memory.
+// Which bytes the ranks of a call copy directly between their buffers, where they reach each other's memory.
 #pragma once
 
 #include <cstddef>
@@ -23,16 +23,17 @@ struct PeerMemoryMove {
   std::size_t size_bytes = 0;
 };
 
-/// Whether such calls may be done so: they move much and fold nothing, every rank knows where the others keep what it needs,
-/// and where they move very much that was measured to be faster (Topology::one_copy_gain). All ranks come to the same answer.
+/// Whether such calls may use direct copies: they move much and fold nothing, and every rank knows where its peers keep the
+/// data that it needs. Where they move very much, direct copies must also be measured to be faster (Topology::one_copy_gain).
+/// All ranks come to the same answer.
 [[nodiscard]] bool moves_serve(const Collective& collective, const Topology& topology) noexcept;
 
-/// Whether an all_reduce whose ranks fold their shares out of the others' memory may do so wherever that lies: where two copies
-/// of the kernel's a byte were measured to be faster than four by the ranks. All ranks come to the same answer.
+/// Whether an all_reduce whose ranks fold their shares out of the peers' memory may do so wherever that memory lies: where two
+/// copies per byte by the kernel were measured to be faster than four by the ranks. All ranks come to the same answer.
 [[nodiscard]] bool fold_reaches_all(const Collective& collective, const Topology& topology) noexcept;
 
-/// The part of `rank`. All parts together fill every output, each byte once, and copies of different ranks are independent. Who
-/// would have little to copy helps the others: both ends of a broadcast, gather or scatter can do it. Precondition:
+/// The part of `rank`. All parts together fill every output, each byte once, and copies of different ranks are independent. A
+/// rank that would have little to copy helps its peers: both ends of a broadcast, gather or scatter can do it. Precondition:
 /// moves_serve().
 [[nodiscard]] std::vector<PeerMemoryMove> peer_memory_moves(const Collective& collective, int ranks, int rank);
 

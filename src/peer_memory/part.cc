@@ -13,13 +13,13 @@ bool serves(const Collective& collective, std::string_view algorithm, int ranks)
     case CollectiveKind::all_reduce:
       return algorithm == "one_shot";
     case CollectiveKind::reduce:
-      // The Program folds what the others give, rounds, and then folds in what the root has: of narrow types other bits come of
-      // one fold.
+      // The Program folds the inputs of the root's peers, rounds, and then folds in the root's input: with narrow types a
+      // single fold gives other bits.
       return (algorithm == "direct" && (size_of(collective.type) >= 4 || !is_floating(collective.type))) || ranks <= 2;
     case CollectiveKind::reduce_scatter:
       return algorithm == "direct" || ranks <= 2;
     case CollectiveKind::all_to_all:
-      return collective.counts.empty();  // where another rank keeps what it sends here is known to that rank only
+      return collective.counts.empty();  // only the sending rank knows where it keeps the block for this rank
     case CollectiveKind::broadcast:
     case CollectiveKind::all_gather:
     case CollectiveKind::gather:
@@ -30,13 +30,14 @@ bool serves(const Collective& collective, std::string_view algorithm, int ranks)
   }
 }
 
-/// The most that a rank gives.
+/// The most bytes that a rank gives.
 std::size_t largest_bytes(const Collective& collective, int ranks) {
   const bool gives_share = collective.kind == CollectiveKind::all_gather || collective.kind == CollectiveKind::gather;
   return gives_share && collective.counts.empty() ? collective.input_bytes() : collective.message_bytes(ranks);
 }
 
-/// The most that a rank may give. What only moves goes other ways beyond: copying twice without a pipeline costs more.
+/// The most bytes that a rank may give. Larger calls that only move data go other ways: copying twice without a pipeline costs
+/// more.
 std::size_t most_bytes(CollectiveKind kind, const OneShotRoom& room) {
   constexpr std::size_t kMostMoved = 32 << 10;
   return kind == CollectiveKind::all_reduce ? room.large_bytes : std::min(room.large_bytes, kMostMoved);
@@ -51,8 +52,8 @@ std::optional<PeerMemoryPart> peer_memory_part(const Collective& collective, std
 
   PeerMemoryPart part;
   if (largest > OneShotSlot::kInlineBytes) {
-    // With many small places, whoever waits for nobody may be many calls ahead. Where all wait for all, two places do, and stay
-    // in the caches better.
+    // With many small places, a rank that waits for no peer may be many calls ahead. Where all ranks wait for all, two places
+    // are enough, and stay in the caches better.
     const bool large = collective.kind == CollectiveKind::all_reduce || largest > room.small_bytes;
     part.place = large ? OneShotPlace::large : OneShotPlace::small;
   }

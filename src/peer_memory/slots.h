@@ -1,11 +1,10 @@
-// What the ranks of a node write into their shared windows: what they give to one_shot calls, and where the buffers of
-// larger calls lie.
+// The layout of shared windows: what the ranks of a node give to one_shot calls, and where the buffers of zero-copy calls lie.
 //
-//   window = one-shot slot x 16 | small place x 16 | large place x 2 | meeting slot x 2
+//   window = one-shot slot x 16 | small place x 16 | large place x 2 | zero-copy slot x 2
 //
 // Slots and places of a kind are used in turn. A payload that does not fit into its slot lies in a place. A rank writes a slot
-// or a place again when every peer has begun a later call than the one that it was written for, since it has then read what it
-// wanted of it.
+// or a place again when every peer has begun a later call than the one that it was written for, since the peer has then read
+// what it needed.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +18,8 @@
 
 namespace shoal {
 
-/// A signature that may be read while it is being written: what was read counts only if that was not so. release and acquire:
-/// who reads some of the new words also sees all that was written before them.
+/// A signature that may be read while it is being written: the value counts only if that did not happen. release and acquire:
+/// a thread that reads some of the new words also sees all that was written before them.
 class RacySignature {
  public:
   void store(const CallSignature& signature) noexcept {
@@ -55,7 +54,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "the flags are sh
 /// Where the buffers of a rank's call lie: in memory that all ranks share, as Transport::shared_memory() understands it, or,
 /// where kAddress is set, anywhere in the rank's process.
 struct alignas(64) ZeroCopySlot {
-  static constexpr std::uint64_t kOrdinary = ~std::uint64_t{0};      ///< as input: the others do not reach what they need
+  static constexpr std::uint64_t kOrdinary = ~std::uint64_t{0};      ///< as input: the peers cannot reach what they need
   static constexpr std::uint64_t kAddress = std::uint64_t{1} << 63;  ///< the rest is an address
 
   std::atomic<std::uint64_t> entered;  ///< sequence of the call + 1, written after what follows
@@ -67,7 +66,7 @@ struct alignas(64) ZeroCopySlot {
 };
 static_assert(sizeof(ZeroCopySlot) == 64);
 
-/// One-shot slots of a rank: so many calls less one may those that wait for nobody be ahead of the others.
+/// One-shot slots of a rank: a rank that waits for no peer may be so many calls less one ahead of its peers.
 inline constexpr std::uint64_t kOneShotSlots = 16;
 
 /// What lies outside the payloads.
@@ -106,15 +105,16 @@ inline ZeroCopySlot& meeting_slot(std::span<std::byte> window, std::uint64_t cou
   return *reinterpret_cast<ZeroCopySlot*>(window.data() + window.size() - (2 - count % 2) * sizeof(ZeroCopySlot));
 }
 
-/// A window as it was at the start, for all who look at it. Nobody does meanwhile.
+/// Resets a window to its initial state, for all ranks. No rank uses it meanwhile.
 inline void clear_window(std::span<std::byte> window) noexcept {
   std::memset(window.data(), 0, kOneShotSlots * sizeof(OneShotSlot));
   std::memset(window.data() + window.size() - 2 * sizeof(ZeroCopySlot), 0, 2 * sizeof(ZeroCopySlot));
 }
 
-/// What a rank says of writing into the memory of others, for as long as the communicator lives: only it changes the word.
+/// The flags by which a rank guards memory while it and its peers write to each other, for as long as the communicator lives.
+/// Only the rank that owns the window changes the word.
 inline std::atomic<std::uint64_t>& window_guard(std::span<std::byte> window) noexcept { return meeting_slot(window, 0).guard; }
-inline constexpr std::uint64_t kGuardWriting = 1;  ///< it may be writing at this moment
-inline constexpr std::uint64_t kGuardRevoked = 2;  ///< it has given up: its memory is not to be written any more
+inline constexpr std::uint64_t kGuardWriting = 1;  ///< it may be writing into the peers' memory at this moment
+inline constexpr std::uint64_t kGuardRevoked = 2;  ///< it has aborted: its memory must not be written any more
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// What a rank's two buffers hold in a call, and how they may lie to each other.
+// What a rank's two buffers hold in a call, and how they may overlap.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace shoal {
 
-/// Sizes of what a rank gives and gets. Nothing where it has no part; of a broadcast all ranks have an output only.
+/// Sizes of a rank's input and output. 0 where the rank has no such part; in a broadcast all ranks have an output only.
 struct CallBuffers {
   std::size_t input_bytes = 0;
   std::size_t output_bytes = 0;
   bool may_be_in_place = false;
-  std::ptrdiff_t in_place_bytes = 0;  ///< in place, the input begins so many bytes behind the output
+  std::ptrdiff_t in_place_bytes = 0;  ///< in place, the input begins this many bytes after the output
 
   enum class Placement : std::uint8_t { apart, in_place, overlapping, missing };
-  /// How `input` and `output` lie. `missing`: one is null that should hold something.
+  /// How `input` and `output` lie. `missing`: a buffer is null that should hold something.
   [[nodiscard]] Placement placement(const void* input, const void* output) const noexcept {
     if ((input_bytes > 0 && input == nullptr) || (output_bytes > 0 && output == nullptr)) return Placement::missing;
     if (input_bytes == 0 || output_bytes == 0) return Placement::apart;
@@ -27,7 +27,7 @@ struct CallBuffers {
   }
 };
 
-/// Those of `rank`.
+/// The buffers of `rank`.
 [[nodiscard]] CallBuffers call_buffers(const Collective& collective, int ranks, int rank);
 
 }  // namespace shoal

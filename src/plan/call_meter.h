@@ -19,7 +19,7 @@ class CallMeter {
   CallMeter(const CallMeter&) = delete;
   CallMeter& operator=(const CallMeter&) = delete;
 
-  /// One call that ended well. Neither allocates nor waits.
+  /// Counts one call that succeeded. Neither allocates nor waits.
   void add(std::chrono::nanoseconds time, double predicted_us) noexcept {
     // One writer at a time: no read-modify-write is needed, only that readers see whole values.
     increase(bins_[bin_of(static_cast<std::uint64_t>(std::max<std::int64_t>(time.count(), 0)))], std::uint32_t{1});

@@ -90,15 +90,15 @@ void Operation::set_message(const Message& what) {
 }
 
 void Operation::drop_reference() {
-  // acq_rel: the last holder must see what the others did with the Operation before it is used again.
+  // acq_rel: the last holder must see what other holders did with the Operation before it is used again.
   if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const std::shared_ptr<ProgressClient> client = std::move(client_);  // keeps the pool alive while we return to it
+  const std::shared_ptr<ProgressClient> client = std::move(client_);  // keeps the pool alive until the Operation is back in it
   callback_ = nullptr;
   release();
 }
 
 void Operation::sleep_until(std::chrono::steady_clock::time_point deadline) noexcept {
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // before the look at state_: see finish()
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // before state_ is read: see finish()
   while (!done() && std::chrono::steady_clock::now() < deadline) futex_wait_until(state_, kRunning, deadline);
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -114,7 +114,7 @@ Status Operation::set_callback(std::function<void(const Status&)> callback) {
   callback_ = std::move(callback);  // finish() reads it only after seeing kCallbackSet
   int expected = kNoCallback;
   if (callback_state_.compare_exchange_strong(expected, kCallbackSet, std::memory_order_acq_rel)) return {};
-  // finish() came between: it found no callback, so it is ours to run. Wait for the outcome to be published.
+  // finish() ran in between and found no callback, so this thread calls it. Wait until the outcome is published.
   while (!done()) futex_wait_until(state_, kRunning, std::chrono::steady_clock::now() + std::chrono::milliseconds(1));
   std::exchange(callback_, nullptr)(outcome_);
   return {};
@@ -130,7 +130,7 @@ void Operation::finish(Status outcome) {
   if (plan->meter != nullptr && outcome_.ok())
     plan->meter->add(std::chrono::steady_clock::now() - started_, plan->predicted_us);
   const bool has_callback = callback_state_.exchange(kFinished, std::memory_order_acq_rel) == kCallbackSet;
-  // seq_cst store and load: either we see the sleeper, or it sees the state before it sleeps.
+  // seq_cst store and load: either this thread sees the sleeper, or the sleeper sees the state before it sleeps.
   state_.store(kDone, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
   if (!has_callback) return;

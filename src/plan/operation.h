@@ -24,15 +24,15 @@ class ProgressClient;
 
 namespace shoal::internal {
 
-/// How far a call has got on one of its links.
+/// The progress of a call on one of its links.
 struct LinkProgress {
-  bool call_sent = false;      ///< the link has taken our signature, or needs none
+  bool call_sent = false;      ///< the link has taken this rank's signature, or needs none
   bool call_gone = false;      ///< ... and no longer needs the memory that it lies in
-  bool call_received = false;  ///< the peer's has come and agrees, or none will
+  bool call_received = false;  ///< the peer's signature has arrived and agrees, or none will arrive
   std::uint32_t send_index = 0;
   std::uint32_t receive_index = 0;
   std::size_t send_issued_bytes = 0;  ///< of the current send
-  CallSignature said;                 ///< what the link has taken, or is to take, as our signature
+  CallSignature said;                 ///< this rank's signature, as the link has taken it or is to take it
 };
 
 class Operation;
@@ -45,7 +45,7 @@ struct Message {
   DataType type = DataType::float32;
   std::size_t size_bytes = 0;
   std::byte* data = nullptr;
-  // How far it has got.
+  // Its progress.
   std::uint32_t number = 0;                 ///< counts the messages from the sender to the receiver
   std::size_t moved_bytes = 0;              ///< handed to the link, or received
   std::size_t open_bytes = 0;               ///< of memory in use by the link, or not received yet
@@ -53,10 +53,10 @@ struct Message {
   std::list<Operation*>::iterator place{};  ///< in the list of messages in flight
 };
 
-/// Made once, used again: an Operation belongs to its Plan's pool and returns there when the last reference goes; where the
-/// pool is exhausted or the Plan is not cached, it goes with that reference.
+/// Made once and reused: an Operation belongs to its Plan's pool and returns there when the last reference is dropped. Where
+/// the pool is exhausted or the Plan is not cached, it is deleted then.
 ///
-/// Thread rule: the run state belongs to the executor's driver. The outcome is written once, before `state_` says done;
+/// Thread rule: the run state belongs to the executor's driver. The outcome is written once, before `state_` becomes kDone;
 /// everything under "any thread" may be called from any thread.
 class Operation {
  public:
@@ -67,16 +67,16 @@ class Operation {
   /// A free Operation of the plan's pool, or a new one.
   static Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned_plan);
 
-  /// Memory for what its Plan keeps aside, until it ends. False where there is none.
+  /// Takes the scratch memory that its Plan needs, until the call ends. False where there is none.
   bool take_scratch();
-  /// Gives back what acquire() gave and nobody has seen.
+  /// Gives back an Operation from acquire() that has not been passed on.
   void release() noexcept;
   /// Makes a pooled Operation ready for another call, after take_scratch(). One reference, held by the caller.
   void reset(std::shared_ptr<ProgressClient> client, std::uint64_t sequence, std::chrono::steady_clock::time_point deadline,
              const void* input, void* output);
 
   // Any thread.
-  /// It is in a group that has not ended. Whoever takes it out posts it.
+  /// The call is in a call group that has not ended. The thread that takes it out posts it.
   void put_into_group() noexcept { in_group_.store(true, std::memory_order_release); }
   bool take_from_group() noexcept {
     return in_group_.load(std::memory_order_relaxed) && in_group_.exchange(false, std::memory_order_acq_rel);
@@ -88,13 +88,14 @@ class Operation {
   /// Sleeps until done() or `deadline`.
   void sleep_until(std::chrono::steady_clock::time_point deadline) noexcept;
   Status set_callback(std::function<void(const Status&)> callback);
-  /// Before it is posted: what makes the caller's result, in the thread that ends the call well, before anybody hears of that.
+  /// To be set before the call is posted: `step` makes the caller's result. It runs in the thread that ends the call, only
+  /// where the call succeeds, before any thread sees the outcome.
   void set_last_step(std::function<void()> step) { last_step_ = std::move(step); }
-  /// Whether this thread is in a callback of an Operation that it has just ended. It holds the driver lock then, so nothing
-  /// that it waited for would go on.
+  /// Whether this thread is in a callback of an Operation that it has just ended. It holds the driver lock then, so no call
+  /// that it waited for would make progress.
   [[nodiscard]] static bool in_callback() noexcept { return callbacks_ != 0; }
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
-  /// Whose call it is; kept alive until the last reference goes.
+  /// The client that runs the call; kept alive until the last reference is dropped.
   [[nodiscard]] const std::shared_ptr<ProgressClient>& client() const noexcept { return client_; }
   [[nodiscard]] std::chrono::steady_clock::time_point deadline() const noexcept { return deadline_; }
 
@@ -109,11 +110,11 @@ class Operation {
   /// Makes it a send or recv, after reset().
   void set_message(const Message& what);
   [[nodiscard]] bool is_message() const noexcept { return is_message_; }
-  std::atomic<int> source{-1};  ///< of a recv: the rank that has sent
+  std::atomic<int> source{-1};  ///< of a recv: the rank that sent the message
 
   Plan* plan;
   CallChain before;         ///< the calls before it, once it has been started
-  CallSignature signature;  ///< what this rank says of it, once it has been started
+  CallSignature signature;  ///< this rank's signature of it, once it has been started
   Message message;
   std::vector<std::size_t> done_bytes;  ///< of each instruction
   std::vector<LinkProgress> links;      ///< parallel to plan->links
@@ -122,7 +123,7 @@ class Operation {
   std::size_t next_local_step = 0;
   Watch watch;             ///< once it has started
   bool on_links = false;   ///< runs over links, not over shared windows
-  bool published = false;  ///< one_shot over windows: our contribution is visible
+  bool published = false;  ///< over windows: the peers can see this rank's part
   Operation* next_in_inbox = nullptr;
   std::atomic<bool> in_use{false};
 
@@ -131,7 +132,7 @@ class Operation {
   static constexpr std::uint32_t kDone = 1;
   enum CallbackState : int { kNoCallback, kCallbackSet, kFinished };
 
-  static thread_local int callbacks_;  ///< of this thread, one inside of the other
+  static thread_local int callbacks_;  ///< of this thread, nested
 
   bool is_message_ = false;
   std::atomic<bool> in_group_{false};
@@ -140,7 +141,7 @@ class Operation {
   std::atomic<int> references_{0};
   std::atomic<std::uint32_t> state_{kDone};
   std::atomic<int> sleepers_{0};
-  std::atomic<bool> callback_is_given_{false};  // whoever sets it may write callback_
+  std::atomic<bool> callback_is_given_{false};  // the thread that sets it may write callback_
   std::atomic<int> callback_state_{kNoCallback};
   std::function<void(const Status&)> callback_;
   std::function<void()> last_step_;

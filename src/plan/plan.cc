@@ -84,11 +84,11 @@ std::uint64_t fingerprint(const Plan& plan, const Program& program, const PlanCo
   return hash_of(std::as_bytes(std::span(words)));
 }
 
-// By what both ends of a message know: they must come to the same. `one_size`: whatever the link.
+// Uses only what both ends of a message know, since both must choose the same size. `one_size`: the same on every link.
 std::size_t choose_tile(const PlanContext& context, int peer, std::size_t message_bytes, bool one_size) {
   const std::size_t part = (message_bytes / kTilesPerMessage + 4095) / 4096 * 4096;
   const std::size_t smallest = context.costly_tiles ? kMinCostlyTileBytes : kMinTileBytes;
-  // Each tile over the network wakes whoever waits for it and ends in a packet of its own: fewer, larger ones.
+  // Each tile over the network wakes the receiver that waits for it and ends in a packet of its own: fewer, larger tiles.
   const bool between_nodes = context.topology->link_class(context.rank, peer) == LinkClass::network;
   const std::size_t largest =
       between_nodes && !one_size ? std::max(context.max_tile_bytes, context.network_tile_bytes) : context.max_tile_bytes;
@@ -97,8 +97,8 @@ std::size_t choose_tile(const PlanContext& context, int peer, std::size_t messag
 
 }  // namespace
 
-// Finding a Plan is on the way of every call: what lies side by side is read at once, and what few calls have, counts and an
-// algorithm of their own, is looked at last.
+// Every call looks for its Plan: fields that lie side by side are read at once. What few calls have, counts and a forced
+// algorithm, is compared last.
 namespace {
 
 template <typename Bytes>
@@ -146,12 +146,12 @@ std::uint64_t PlanKey::hash() const noexcept {
 
 namespace {
 
-/// Whether send `index` can leave its memory with the peer until that releases the tiles.
+/// Whether send `index` can be zero-copy: its memory stays with the peer until the peer releases the tiles.
 ///
 /// It can where nothing overwrites the memory. It can also where a plain receive does and no other send sends the same bytes:
-/// what comes there was made from what this send carried, so it comes after the release. It cannot where a fold overwrites it:
-/// two ranks that exchange and fold in place would each wait for the other to fold first.
-/// Nor can scratch that is used again: what comes there next has nothing to do with what was sent.
+/// the data that is received was made from what this send carried, so it arrives after the release. It cannot where a fold
+/// overwrites it: two ranks that exchange and fold in place would each wait for the other to fold first. Nor can scratch that
+/// is reused: the data that is written there next does not depend on what was sent.
 bool may_lend(const Plan& plan, std::uint32_t index) {
   const Instruction& send = plan.instructions[index];
   if (send.op != StepOp::send) return false;
@@ -167,12 +167,13 @@ bool may_lend(const Plan& plan, std::uint32_t index) {
   });
 }
 
-/// The receive that send `index` of an all_to_all keeps step with, where it has several tiles to carry between nodes.
+/// The receive with which send `index` of an all_to_all keeps step, where the send has several tiles to carry between nodes.
 ///
-/// Each rank has something for all others at once. Sent at once, it comes to every host from all others at uneven rates, and in
-/// the end hosts wait for some while their wires are idle: 12 % of the time of 4 MiB on 4 nodes. So ranks go round: no more
-/// goes to the k-th next than has come from the one that is, of those before this rank, the next nearer. Distances fall along
-/// such a chain of sends that wait, and the nearest wait for nobody.
+/// Each rank has data for all ranks at once. Sent at once, it arrives at every host from all hosts at uneven rates, and in the
+/// end hosts wait for some peers while their links are idle: 12 % of the time of 4 MiB on 4 nodes. So the ranks take turns.
+/// The send to the rank at distance k ahead sends no more bytes than have arrived from the rank behind whose distance is the
+/// largest below k. Distances fall along a chain of sends that wait for each other, and the sends to the nearest ranks wait
+/// for no rank.
 std::optional<std::uint32_t> kept_step_with(const PlanContext& context, const Plan& plan,
                                             std::span<const std::vector<int>> peers_of, std::uint32_t index) {
   const Instruction& send = plan.instructions[index];
@@ -272,7 +273,7 @@ class PlanMaker {
       // A link that a call uses always carries its signature, even where there are no bytes to move.
       if (has_peer(step.op)) link_to(step.peer);
       if (bytes == 0) continue;
-      // In place, what should be copied may lie there already.
+      // In place, the data to copy may be at its target already.
       const auto same = [](const PlanSlice& a, const PlanSlice& b) {
         return a.buffer == b.buffer && a.offset_bytes == b.offset_bytes;
       };
@@ -315,7 +316,7 @@ class PlanMaker {
 
   void set_directions() {
     for (PlanLink& link : plan_->links) {
-      // Both ends see the same: they know each other's shares.
+      // Both ends decide alike: they know each other's shares.
       const bool one_way = has_root(collective_.kind) && link.sends.empty() != link.receives.empty();
       link.speaks = !one_way || link.receives.empty();
       link.hears = !one_way || link.sends.empty();
@@ -343,8 +344,8 @@ class PlanMaker {
     }
   }
 
-  /// Dependencies: conflicts within a lane, in program order, and what is kept step with. The earlier of two dependencies is
-  /// implied by the later where a chain exists; the lists are short enough not to care.
+  /// Dependencies: conflicts within a lane, in program order, and the receives of kept_step_with(). The earlier of two
+  /// dependencies is implied by the later where a chain exists; the lists are short, so it stays.
   void add_dependencies() {
     std::vector<PlanDependency> found;
     std::vector<std::vector<std::uint32_t>> by_lane(program_.lanes);
@@ -367,7 +368,7 @@ class PlanMaker {
     if (part) plan_->peer_memory_part = *std::move(part);
     plan_->zero_copy_reduce =
         program_.algorithm == kFoldsInPlace && collective_.kind == CollectiveKind::all_reduce && collective_.count > 0;
-    // An algorithm that the call names is run as it is written.
+    // A forced algorithm runs as its Program is written.
     plan_->zero_copy_move =
         !plan_->one_shot_window && key_.algorithm == nullptr && moves_serve(collective_, *context_.topology);
     if (plan_->zero_copy_move) plan_->moves = peer_memory_moves(collective_, ranks_, context_.rank);

@@ -31,7 +31,7 @@ struct PlanKey {
   bool in_place = false;
   bool barrier = false;  ///< an all_reduce of one byte that only serves to wait for each other
   /// An average of integers, of type `integers`: `collective` is the sum that it is made of (communicator/integer_average.h).
-  /// To the other ranks it is the average.
+  /// Its signature is that of the average.
   bool averages = false;
   DataType integers = DataType::float32;
   const char* algorithm = nullptr;  ///< forced by the call; compared as text
@@ -50,7 +50,7 @@ struct PlanSlice {
   std::size_t offset_bytes = 0;
 };
 
-/// Another instruction, an earlier one where they conflict, that must have got far enough before this one may go on. Both work
+/// Another instruction (an earlier one where the two conflict) that must be far enough before this one may continue. Both work
 /// from their first byte to their last, so progress is one number: the dependent may touch its byte x only when
 /// `done[instruction] > x + shift_bytes`, or when that instruction is finished.
 struct PlanDependency {
@@ -69,10 +69,10 @@ struct PlanEdge {
 /// A Step, or several recv_reduce Steps folded into one n-way pass.
 struct Instruction {
   StepOp op = StepOp::copy;
-  bool may_lend = false;  ///< send: nothing waits for its end that the peer's release of its tiles waits for
+  bool may_lend = false;  ///< send: may be zero-copy; what the peer's release of its tiles waits for does not wait for its end
   bool average = false;   ///< this fold makes a final value of an `avg`: divide by the number of ranks
   std::size_t size_bytes = 0;
-  std::size_t tile_bytes = 0;          ///< it moves in pieces of so many, the last of which may be smaller
+  std::size_t tile_bytes = 0;          ///< it moves in tiles of this size; the last one may be smaller
   PlanSlice source;                    ///< send, copy, reduce, recv_reduce (own operand)
   PlanSlice target;                    ///< recv, copy, reduce, recv_reduce
   std::uint32_t own_position = 0;      ///< recv_reduce: index of the own operand in the fold, which is in ascending rank order
@@ -84,16 +84,16 @@ struct Instruction {
 
 /// What the instructions do on one link, in the order of its tiles.
 ///
-/// The signature goes both ways, but for a call with a root, where data goes one way only: the receiver compares, and the
-/// sender waits for nobody.
+/// The signature goes both ways, except in a call with a root whose data goes one way only: then the receiver compares, and
+/// the sender waits for no rank.
 struct PlanLink {
   std::uint32_t link = 0;
   std::vector<std::uint32_t> sends;     ///< instruction indices
   std::vector<std::uint32_t> receives;  ///< instruction indices (recv and n-way recv_reduce)
-  CallSignature signature = {};         ///< what this rank says of the call to the peer,
-  CallSignature expected = {};          ///< and what the peer must say
-  bool speaks = true;                   ///< this rank says it
-  bool hears = true;                    ///< and waits for what the peer says
+  CallSignature signature = {};         ///< that this rank sends to the peer
+  CallSignature expected = {};          ///< that the peer must send
+  bool speaks = true;                   ///< this rank sends its signature
+  bool hears = true;                    ///< this rank waits for the peer's signature
 };
 
 /// Immutable after make_plan, but for the pool. Thread rule: may be read from any thread.
@@ -118,14 +118,14 @@ struct Plan {
   std::vector<PlanDependency> dependencies;
   std::vector<PlanLink> links;                               ///< links that this call uses
   std::vector<std::uint32_t> local_steps;                    ///< copy and reduce instructions
-  internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where nobody wants to know
-  bool one_shot_window = false;                              ///< may run fused over the shared windows (see window_calls.h)
+  internal::CallMeter* meter = nullptr;                      ///< counts the calls; null where no statistics are kept
+  bool one_shot_window = false;                              ///< may run fused over windows (runtime/peer_memory_calls.h)
   PeerMemoryPart peer_memory_part;                           ///< then: this rank's part
   bool zero_copy_reduce = false;                             ///< may run fused where all buffers lie in shared memory
   bool zero_copy_move = false;                               ///< may run fused where all ranks reach all buffers
-  bool private_memory = false;                               ///< either also where they lie in memory that nobody shares
+  bool private_memory = false;                               ///< the two above also with buffers in private memory
   std::vector<PeerMemoryMove> moves;                         ///< then: this rank's part
-  std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations to use again
+  std::array<std::atomic<internal::Operation*>, 32> pool{};  ///< Operations for reuse
 };
 
 /// What make_plan needs to know of the communicator.

@@ -29,8 +29,8 @@ class PlanCache {
     return nullptr;
   }
 
-  /// Takes `plan` over and returns it, or the equal one that came first. Gives it back through `plan` where the cache holds
-  /// `room` Plans already.
+  /// Takes ownership of `plan` and returns it, or returns the equal Plan that was inserted first. Null, and `plan` unchanged,
+  /// where the cache holds `room` Plans already.
   Plan* insert(std::unique_ptr<Plan>& plan, std::size_t room = kCapacity) {
     const std::scoped_lock lock(mutex_);
     if (Plan* known = find(plan->key)) return known;

@@ -1,4 +1,4 @@
-// ScratchPool: memory that calls in flight borrow for what their Programs keep aside.
+// ScratchPool: memory that calls in flight borrow for the scratch buffers of their Programs.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace shoal::internal {
 
-/// Some memory, with whatever was left there.
+/// Memory with undefined contents.
 struct Scratch {
   std::unique_ptr<std::byte[]> memory;
   std::size_t size_bytes = 0;
 };
 
-/// One a process: calls borrow for as long as they are in flight, so what is kept depends on how many are at once and not on
-/// how many Plans there are. A call that repeats finds what it gave back; a little is kept for it, the rest is freed.
-/// Thread rule: any thread.
+/// One per process: calls borrow for as long as they are in flight, so the memory kept depends on the number of concurrent
+/// calls and not on the number of Plans. A call that repeats finds the memory that it gave back: a limited amount is kept for
+/// that, the rest is freed. Thread rule: any thread.
 class ScratchPool {
  public:
   static ScratchPool& instance() {
@@ -27,7 +27,7 @@ class ScratchPool {
     return pool;
   }
 
-  /// At least `size_bytes`: the smallest that is kept, or new memory; nothing where there is none.
+  /// At least `size_bytes`: the smallest piece kept that fits, or new memory; nothing where there is none.
   Scratch take(std::size_t size_bytes) {
     {
       const std::scoped_lock lock(mutex_);
@@ -57,7 +57,7 @@ class ScratchPool {
 
   ScratchPool() { free_.reserve(kMaxKept); }
 
-  std::mutex mutex_;           // only on the way of calls whose Programs use scratch
+  std::mutex mutex_;           // taken only by calls whose Programs use scratch
   std::vector<Scratch> free_;  // by size
   std::size_t free_bytes_ = 0;
 };

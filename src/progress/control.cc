@@ -17,7 +17,7 @@ using Kind = ControlPlane::Message::Kind;
 
 constexpr auto kFinishPatience = std::chrono::milliseconds(100);
 
-/// A later message of the kind says all that an earlier one of the same communicator has said.
+/// A later message of the kind replaces an earlier one of the same communicator.
 bool replaces(Kind kind) { return kind == Kind::waits || kind == Kind::calls; }
 
 }  // namespace
@@ -45,7 +45,7 @@ bool ControlPlane::poll(std::vector<Message>& messages) {
   if (transport_ == nullptr) return false;
   due_ = false;
   bool moved = false;
-  // A transport may look at its sockets now and then only; after this it has.
+  // A transport may read its sockets only now and then; these calls make it do so.
   transport_->prepare_wait();
   transport_->finish_wait(true);
   while (transport_->progress()) moved = true;
@@ -90,7 +90,7 @@ void ControlPlane::send(Kind kind, const GroupName& group, const std::span<const
     enqueue(peer, {kind, group, bytes});
     flush(peer);
   }
-  transport_->progress();  // a link may hold what it has taken until then
+  transport_->progress();  // a link may hold tiles that it has taken until then
 }
 
 void ControlPlane::enqueue(Peer& peer, Queued message) {
@@ -110,7 +110,7 @@ void ControlPlane::enqueue(Peer& peer, Queued message) {
   ++queued_;
 }
 
-/// Hands to the link what it takes; true where that was anything.
+/// Hands queued messages to the link; true where it took any.
 bool ControlPlane::flush(Peer& peer) {
   while (!peer.in_link.empty() && peer.in_link.front().ticket <= peer.link->sent_tiles()) peer.in_link.pop_front();
   bool any = false;

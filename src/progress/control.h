@@ -1,4 +1,4 @@
-// ControlPlane: the slow, always readable channel between all ranks, beside the data links: aborts, farewells, deaths.
+// ControlPlane: the slow, always readable channel between all ranks, beside the data links: aborts, close notices, deaths.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +16,29 @@
 
 namespace shoal {
 
-/// What an abort's payload says: one byte StatusCode, then the words. Safe for any bytes; never ok.
+/// The Status in an abort's payload: one byte StatusCode, then the message. Safe for any bytes; never ok.
 Status parse_abort(int from, std::span<const std::byte> data);
 
 /// Small messages over a Transport of its own, so that they never wait behind data. Communicators that share it are told apart
 /// by their names; ranks are those of the job.
 ///
-/// No send waits: what a peer's link does not take now stands in a queue, which poll() goes on with. Of the messages that a
-/// newer one replaces (waits, calls) the newest stands there; a peer that has left kMostQueued unread is taken for dead. Thread
-/// rule: one thread at a time (the driver).
+/// No send waits: what a peer's link does not take now stays in a queue, which poll() continues to send. Of messages that a
+/// newer one replaces (waits, calls) only the newest is kept. A peer that has left kMostQueued messages unread counts as dead.
+/// Thread rule: one thread at a time (the driver).
 class ControlPlane {
  public:
-  /// What a peer has said, or what has become of it.
+  /// What a peer has sent, or what has happened to it.
   struct Message {
     enum class Kind : std::uint32_t {
       abort = 1,     ///< closes the communicator, for the reason in `status`
-      farewell = 2,  ///< leaves the communicator in order: `payload` says after which calls, a CallHistory
-      goodbye = 3,   ///< leaves all communicators in order
-      death = 4,     ///< has broken its connection without a goodbye: `status` says how
-      waits = 5,     ///< has waited for long in a call of the communicator: `payload` says for whom
-      calls = 6,     ///< is in other calls than this rank: `payload` says which it has made, a CallHistory
+      farewell = 2,  ///< close notice: left the communicator in order; `payload`: its last calls, a CallHistory
+      goodbye = 3,   ///< exit notice: left all communicators in order
+      death = 4,     ///< its connection broke without an exit notice; `status`: how
+      waits = 5,     ///< has waited for long in a call of the communicator; `payload`: for which ranks
+      calls = 6,     ///< is in other calls than this rank; `payload`: the calls that it has made, a CallHistory
     };
     Kind kind = Kind::abort;
-    GroupName group;  ///< not of a goodbye or a death
+    GroupName group;  ///< unused in an exit notice or a death
     int rank = 0;
     Status status;
     std::vector<std::byte> payload;
@@ -52,26 +52,26 @@ class ControlPlane {
 
   static constexpr std::size_t kMostQueued = 4096;
 
-  /// Reads what has come and appends it to `messages`; true where anything came at all.
+  /// Reads the messages that have arrived and appends them to `messages`; true where anything arrived at all.
   bool poll(std::vector<Message>& messages);
-  /// Something may have come that poll() has not read: a send moves what comes, too, and who waits for the transport is not
-  /// woken for it again.
+  /// A message may have arrived that poll() has not read: a send also receives, and then a thread that waits for the transport
+  /// is not woken for that message again.
   [[nodiscard]] bool due() const noexcept { return due_; }
-  /// Something stands in a queue: poll() is to be called when the transport can move bytes.
+  /// A queue holds messages: poll() is to be called when the transport can move bytes.
   [[nodiscard]] bool pending() const noexcept { return queued_ != 0; }
 
-  /// Tells those of `ranks` that still listen why this rank closes `group`.
+  /// Sends the reason why this rank closes `group` to those of `ranks` whose connection is open.
   void send_abort(const GroupName& group, std::span<const int> ranks, const Status& cause);
-  /// Tells them that this rank leaves `group` in order, and its last calls.
+  /// Sends them the close notice of this rank for `group`, with its last calls.
   void send_farewell(const GroupName& group, std::span<const int> ranks, std::span<const std::byte> history);
-  /// Tells them what this rank waits for.
+  /// Sends them for which ranks this rank waits.
   void send_wait(const GroupName& group, std::span<const int> ranks, std::span<const std::byte> what);
-  /// Tells `rank`, which makes other calls, those of this rank.
+  /// Sends the calls of this rank to `rank`, which makes other calls.
   void send_calls(const GroupName& group, int rank, std::span<const std::byte> history);
-  /// Tells every peer that this rank leaves altogether.
+  /// Sends every peer the exit notice of this rank.
   void send_goodbye();
-  /// For the end, when no communicator is left that could be held up: gives slow peers a moment to take what is
-  /// queued; what they have not taken then is lost.
+  /// For the end, when no communicator is left that could be delayed: gives slow peers up to 100 ms to take what is queued.
+  /// Messages that they have not taken by then are lost.
   void finish();
 
   [[nodiscard]] Transport* transport() const noexcept { return transport_.get(); }
@@ -83,7 +83,7 @@ class ControlPlane {
     GroupName group;
     Payload payload;
   };
-  /// What a link has taken, but still needs the memory of.
+  /// What a link has taken, but whose memory it still needs.
   struct Taken {
     Payload payload;
     std::uint64_t ticket = 0;
@@ -91,8 +91,8 @@ class ControlPlane {
   struct Peer {
     std::unique_ptr<Link> link;
     std::uint64_t taken = 0;  ///< tiles that the link has taken
-    bool gone = false;        ///< has said goodbye
-    bool failed = false;      ///< its connection has ended, or counts as ended
+    bool gone = false;        ///< has sent its exit notice
+    bool failed = false;      ///< its connection has ended, or is treated as ended
     bool overfull = false;    ///< its queue was full: poll() reports it
     std::deque<Queued> queue;
     std::deque<Taken> in_link;
@@ -102,7 +102,7 @@ class ControlPlane {
   void enqueue(Peer& peer, Queued message);
   bool flush(Peer& peer);
   void drop_queue(Peer& peer);
-  /// Some peer has not got all that has been sent.
+  /// Some peer has not received all messages that were sent to it.
   [[nodiscard]] bool is_unfinished() const;
 
   std::unique_ptr<Transport> transport_;  // outlives the links

@@ -1,4 +1,4 @@
-// The loop of whoever drives: look, pause, sleep.
+// The loop of the driver thread: poll, pause, sleep.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace shoal {
 /// Descriptors that an engine waits for at most: its own, of its transports and of the control plane.
 inline constexpr std::size_t kMaxWaitFds = 8;
 
-/// Drives `engines` (the caller holds their driver locks) until `done()`, which is looked at by `limit` at the latest.
+/// Drives `engines` (the caller holds their driver locks) until `done()`, which is checked by `limit` at the latest.
 /// `extra_fd` (or -1) is one more descriptor to wake up for. Allocates only where `descriptors` has to grow.
 template <typename Done>
 void drive(std::span<ProgressEngine* const> engines, Waiter& waiter, int extra_fd, std::vector<pollfd>& descriptors,
@@ -40,10 +40,10 @@ void drive(std::span<ProgressEngine* const> engines, Waiter& waiter, int extra_f
 
     if (for_all([](ProgressEngine& m) { return m.check(); })) continue;
     waiter.blocking();
-    descriptors.clear();  // empty: nobody has looked at them
+    descriptors.clear();  // empty: they have not been polled
     bool clear = true;
     for (ProgressEngine* engine : engines) clear &= engine->prepare_wait();
-    // One more look after the announcement: what came before it woke nobody.
+    // One more pass after announcing the sleep: what arrived before the announcement woke no thread.
     if (clear && !progress() && !done()) {
       if (extra_fd >= 0) descriptors.push_back({extra_fd, POLLIN, 0});
       auto until = std::min(limit, std::chrono::steady_clock::now() + std::chrono::seconds(1));

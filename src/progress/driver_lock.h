@@ -8,8 +8,8 @@
 
 namespace shoal {
 
-/// Owns the engine's driver lock, or nothing. A value that moves; it is given back by the thread that took it. Whoever holds it
-/// gives it back soon, even with calls unfinished.
+/// Owns the engine's driver lock, or nothing. A value that moves; the thread that took the lock gives it back. A holder gives
+/// it back soon, even with calls unfinished.
 class [[nodiscard]] DriverLock {
  public:
   DriverLock() noexcept = default;
@@ -26,7 +26,7 @@ class [[nodiscard]] DriverLock {
   ~DriverLock() { unlock(); }
 
   [[nodiscard]] bool owns() const noexcept { return engine_ != nullptr; }
-  /// Gives the lock back, and sees to it that nothing is left undriven.
+  /// Gives the lock back, and makes sure that calls in flight are still driven.
   void unlock() {
     if (engine_ != nullptr) std::exchange(engine_, nullptr)->unlock_driver();
   }

@@ -7,7 +7,7 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kMostPlaces = 8;  // of a group's members that are named
+constexpr std::size_t kMostPlaces = 8;  // members of a group that a report lists
 
 }  // namespace
 

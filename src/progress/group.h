@@ -20,7 +20,7 @@ struct Group {
   std::vector<int> members;  ///< the job's rank of each rank
   Topology topology;         ///< of the members
   GroupName name;            ///< names it between ranks: the same on all of them, another for each communicator
-  bool is_meeting = false;   ///< its first call finds out whether all come: one that leaves the job instead closes it
+  bool is_meeting = false;   ///< a group of shrink(): a member that leaves the job before the first call closes it
 
   /// All ranks of `engine`.
   static Group whole(const ProgressEngine& engine);
@@ -30,7 +30,7 @@ struct Group {
   [[nodiscard]] Group subset(std::span<const int> ranks, std::uint32_t made_before) const;
 
   // For reports.
-  /// "rank 2", with its place in the job where that is another one.
+  /// "rank 2", with its rank in the job where that is another number.
   [[nodiscard]] std::string name_of(int member) const;
   /// " of communicator 0 (4 ranks)".
   [[nodiscard]] std::string in_words() const;

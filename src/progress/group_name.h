@@ -1,4 +1,4 @@
-// GroupName: which communicator is meant, the same on all its ranks.
+// GroupName: identifies a communicator, with the same value on all its ranks.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,11 @@
 
 namespace shoal {
 
-/// The name that every member of a communicator works out alone, so that nobody waits for anybody when a group is made. It has
+/// The name that every member of a communicator computes alone, so that no rank waits for another when a group is made. It has
 /// 88 bits: some two of 2^32 groups have the same with a probability of 2^-25, some two of 100,000 with one of 2^-55.
 ///
-/// Tiles have room for 31 bits only. They carry a number that their sender has taken from its own counter, which gives none out
-/// twice: so no two communicators of a sender share one. See ProgressEngine::bind() for how the peer learns which name it
-/// stands for.
+/// Tiles have room for 31 bits only. They carry a number from their sender's own counter, which gives no number out twice. So
+/// no two communicators of a sender share one. See ProgressEngine::bind() for how the peer learns the name for a number.
 struct GroupName {
   std::uint64_t key = 0;
   std::uint32_t check = 0;  ///< below kCheckLimit

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLongestWithoutCheck = std::chrono::milliseconds(10);
 
-/// Whether poll found `fd` readable, or was not called. It was not asked about what nobody waits for here.
+/// Whether poll found `fd` readable, or was not called. A descriptor that was not polled counts as not readable.
 bool is_readable(std::span<const pollfd> polled, int fd) {
   const auto found = std::ranges::find(polled, fd, &pollfd::fd);
   return found == polled.end() ? polled.empty() : found->revents != 0;
@@ -52,8 +52,8 @@ ProgressEngine::ProgressEngine(ProgressEngineParts parts)
     Wire& wire = wires_.emplace_back();
     wire.link = link;
     wire.transport = parts_.transport_of_link[i];
-    wire.taken = link->sent_tiles();  // start-up may have used the link
-    wire.theirs[0];                   // the communicator of all ranks needs no telling
+    wire.taken = link->sent_tiles();  // startup may have used the link
+    wire.theirs[0];                   // the communicator of all ranks needs no bind()
     wire.unmade[{}] = 0;
     wire_of_rank_[static_cast<std::size_t>(link->peer())] = static_cast<int>(i);
   }
@@ -94,7 +94,7 @@ Status ProgressEngine::attach(ProgressClient& executor) {
   Status refused = overflow_;
   if (number == kCommunicatorLimit) {
     refused = {StatusCode::unsupported,
-               fmt::format("this process has made {} communicators; no more have a number", kCommunicatorLimit - 1)};
+               fmt::format("this process has made {} communicators; no number is left for another", kCommunicatorLimit - 1)};
   } else if (by_name_.contains(name) || is_retired(name)) {
     refused = {StatusCode::internal, fmt::format("the name {:x} of a new communicator is in use", name.key)};
   }
@@ -140,11 +140,11 @@ void ProgressEngine::detach(ProgressClient& executor) {
 std::vector<int> ProgressEngine::present() {
   const DriverLock lock(*this);
   control_due_ = true;
-  check();  // what has come on the control plane by now
+  check();  // reads the control messages that have arrived by now
   std::vector<int> ranks;
   for (int rank = 0; rank < parts_.topology.ranks(); ++rank) {
     const auto at = static_cast<std::size_t>(rank);
-    // A broken link may be heard of before the death that broke it.
+    // A broken link may be detected before the report of the death that broke it.
     const Wire* wire = wire_to(rank);
     const bool connected = wire == nullptr || wire->link->status().ok();
     if (!gone_[at] && dead_[at].ok() && connected) ranks.push_back(rank);
@@ -158,7 +158,7 @@ Group ProgressEngine::next_group_of(const std::vector<int>& members) {
     const std::scoped_lock lock(groups_mutex_);
     made_before = groups_made_[members]++;
   }
-  // Other numbers than those of groups that are made without a failure.
+  // Other numbers than those of groups that are made without a failure, so that names differ.
   constexpr std::uint32_t kAfterFailures = 0x80000000;
   Group group = Group::whole(*this).subset(members, kAfterFailures + made_before);
   group.is_meeting = true;
@@ -183,12 +183,12 @@ void ProgressEngine::post(std::span<Operation* const> operations) {
   last->next_in_inbox = inbox_.load(std::memory_order_relaxed);
   while (!inbox_.compare_exchange_weak(last->next_in_inbox, first, std::memory_order_seq_cst)) {
   }
-  // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or we see that it does.
+  // seq_cst everywhere here: either the driver sees the inbox before it sleeps or leaves, or this thread sees that it does.
   wake_driver();
   if (!driven_.load(std::memory_order_seq_cst)) call_thread(true);
 }
 
-// Without one, what is in flight would hang without an end where nobody waits for it.
+// Without a progress thread, calls in flight that no caller waits for would never end.
 void ProgressEngine::call_thread(bool for_calls) {
   const Status called = ProgressThread::instance().notify(this);
   if (called.ok() || !for_calls) return;
@@ -219,7 +219,7 @@ bool ProgressEngine::try_run(Operation* operation) {
   return true;
 }
 
-void ProgressEngine::run_locked(DriverLock lock, ProgressClient& client, const Operation& operation) {
+void ProgressEngine::run_locked([[maybe_unused]] DriverLock lock, ProgressClient& client, const Operation& operation) {
   mark_running(client);
   ProgressEngine* self = this;
   drive(std::span(&self, 1), caller_waiter_, -1, caller_descriptors_, Clock::time_point::max(),
@@ -263,16 +263,16 @@ void ProgressEngine::unlock_driver() {
     calls = !running_.empty();
     unfinished = calls || !words_.empty() || (unsent() && !attached_.empty());
     driven_.store(false, std::memory_order_seq_cst);
-    // Again: a thread that closed a client while this one drove relies on it.
+    // Once more: a thread that closed a client while this one drove relies on it.
   } while (attention_.load(std::memory_order_seq_cst) && try_lock_driver());
-  // seq_cst: either we see what has come into the inbox, or the poster sees that nobody drives.
+  // seq_cst: either this thread sees what has been posted to the inbox, or the poster sees that no thread drives.
   if (unfinished || inbox_.load(std::memory_order_seq_cst) != nullptr) call_thread(calls);
 }
 
 void ProgressEngine::tend_to_closed() {
   attention_.store(true, std::memory_order_seq_cst);
   wake_driver();
-  const DriverLock lock(*this, std::try_to_lock);  // its end does all of it
+  const DriverLock lock(*this, std::try_to_lock);  // its destructor does all of it
 }
 
 bool ProgressEngine::progress() {
@@ -337,7 +337,7 @@ void ProgressEngine::hear(const ControlPlane::Message& message) {
   }
 }
 
-/// Of a communicator that is not made here yet.
+/// Keeps a control message for a communicator that is not made here yet.
 void ProgressEngine::hear_early(const ControlPlane::Message& message) {
   using Kind = ControlPlane::Message::Kind;
   const bool closes = message.kind == Kind::abort;
@@ -345,7 +345,7 @@ void ProgressEngine::hear_early(const ControlPlane::Message& message) {
   const std::size_t bytes = kEarlyRecordBytes + message.payload.size() + message.status.message().size();
   if (const auto known = early_.find(message.group); known != early_.end() && !known->second.abort.ok()) return;
   if (!has_early_room(bytes)) {
-    // A wait is told again; without a farewell or an abort this rank would wait until its deadline.
+    // A wait is sent again. But without a close notice or an abort this rank would wait until its deadline.
     if (message.kind != Kind::waits) refuse(message.rank, message.group);
     return;
   }
@@ -360,13 +360,14 @@ void ProgressEngine::hear_early(const ControlPlane::Message& message) {
   early_bytes_ += bytes - before;
 }
 
-/// There is no room for what `rank` sends for a communicator that is not made here yet: it fails, here when it is made.
+/// There is no room for what `rank` sends for a communicator that is not made here yet. That communicator fails on the sender
+/// now, and here as soon as it is made.
 void ProgressEngine::refuse(int rank, const GroupName& name) {
   Early& early = early_[name];
   if (!early.abort.ok()) return;
   early.abort = {StatusCode::unsupported,
                  fmt::format("rank {} of the job has sent more than rank {} keeps ({} bytes) for groups that rank {} has not "
-                             "made yet, the last of them communicator {:x}; let all members make their groups before calls",
+                             "made yet, the last of them communicator {:x}; make the groups on all ranks before calls",
                              rank, parts_.rank, parts_.early_bytes, parts_.rank, name.short_form())};
   if (parts_.control != nullptr) parts_.control->send_abort(name, std::span(&rank, 1), early.abort);
   if (++refused_ > kMaxRefused && overflow_.ok()) overflow_ = early.abort;
@@ -408,7 +409,8 @@ bool ProgressEngine::check() {
 bool ProgressEngine::prepare_wait() {
   bool clear = true;
   if (waits_for_peers()) {
-    // Tiles of calls that have not started here yet: nothing can be done about them, and unseen they would keep us awake.
+    // Peek at tiles of calls that have not started here yet: nothing can be done about them, and unseen they would prevent
+    // sleep.
     for (const Wire& wire : wires_) static_cast<void>(wire.link->peek());
     for (const auto& transport : parts_.transports) transports_due_ |= !transport->prepare_wait();
     clear = !transports_due_;

@@ -21,11 +21,11 @@
 namespace shoal {
 namespace {
 
-/// A refusal costs speed only, but the user has asked for it.
+/// Where the system refuses the value, only speed is lost; but the user has set it, so this is reported.
 void set_nice(int value) {
   if (value == 0 || ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), value) == 0) return;
   fmt::print(stderr,
-             "shoal: process {}: SHOAL_PROGRESS_NICE={}: the system refuses it ({}); the communication thread keeps the "
+             "shoal: process {}: SHOAL_PROGRESS_NICE={}: the system refused it ({}); the communication thread keeps the "
              "process's priority; grant CAP_SYS_NICE or raise the limit (ulimit -e)\n",
              ::getpid(), value, std::generic_category().message(errno));
 }
@@ -67,7 +67,7 @@ ProgressThread::~ProgressThread() = default;
 
 Status ProgressThread::add(const std::shared_ptr<ProgressEngine>& engine, const Place& place) {
   const std::scoped_lock lock(mutex_);
-  if (!wake_event_.valid()) wake_event_ = make_event();  // there was none before
+  if (!wake_event_.valid()) wake_event_ = make_event();  // the constructor found no descriptor for it
   if (!wake_event_.valid()) return system_error("start-up: an eventfd for the communication thread", errno);
   engines_.push_back(engine);
   generation_.fetch_add(1);
@@ -102,7 +102,7 @@ Status ProgressThread::notify(ProgressEngine* engine) {
       started_.store(true, std::memory_order_release);
     }
   }
-  // seq_cst: either the thread sees the news before it sleeps, or we see that it sleeps.
+  // seq_cst: either the thread sees news_ before it sleeps, or this thread sees that it sleeps.
   if (sleeps_.load(std::memory_order_seq_cst)) wake();
   return {};
 }
@@ -120,7 +120,7 @@ void ProgressThread::loop() {
         const std::scoped_lock lock(mutex_);
         known_ = engines_;
       }
-      driven_.reserve(known_.size());  // what calls need later is taken here
+      driven_.reserve(known_.size());  // allocated here, not in a call
       locks_.reserve(known_.size());
       descriptors_.reserve(1 + kMaxWaitFds * known_.size());
       seen_generation_.store(generation);
@@ -128,8 +128,8 @@ void ProgressThread::loop() {
     }
     news_.store(false, std::memory_order_seq_cst);
     for (const auto& engine : known_) {
-      // A thread that waits for the lock now will notify this one when it gives the lock back. In this order: a look at
-      // driver_wanted() before news_ was cleared could miss that.
+      // A thread that waits for the lock now will notify this one when it gives the lock back. driver_wanted() is read after
+      // news_ was cleared: in the other order that notification could be missed.
       if (!engine->wants_thread.exchange(false) || engine->driver_wanted()) continue;
       DriverLock lock(*engine, std::try_to_lock);
       if (!lock.owns() || !needs_driver(engine.get())) continue;
@@ -141,7 +141,7 @@ void ProgressThread::loop() {
         return news_.load() || generation_.load() != seen_generation_.load() ||
                std::any_of(driven_.begin(), driven_.end(), [](ProgressEngine* m) { return m->driver_wanted(); });
       };
-      sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring
+      sleeps_.store(true, std::memory_order_seq_cst);  // drive() may poll: notifiers ring the event
       drive(driven_, waiter, wake_event_.get(), descriptors_, std::chrono::steady_clock::time_point::max(),
             [&] { return interrupted() || std::none_of(driven_.begin(), driven_.end(), needs_driver); });
       sleeps_.store(false, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// How a ProgressEngine deals with tiles that stand in the way: see "Several communicators" in README.md.
+// Head-of-line handling of a ProgressEngine: see "Several communicators" in README.md.
 #include <algorithm>
 
 #include "src/progress/progress_client.h"
@@ -7,8 +7,8 @@
 namespace shoal {
 namespace {
 
-// A sender looks behind a tile that its communicator cannot use when it has sent so many more: the peer may have told it to
-// pause.
+// After sending so many tiles on a link whose head is an unclaimed tile, a sender looks behind that tile: the peer may have
+// sent a pause there.
 constexpr std::uint64_t kTilesUnheard = 32;
 
 }  // namespace
@@ -38,7 +38,7 @@ bool ProgressEngine::route(bool quiet) {
     const Arrival* head = nullptr;
     for (int tiles = 0; tiles < kMostTilesInARow && (head = wire.link->peek()) != nullptr; ++tiles) {
       const std::uint32_t number = head->header.communicator;
-      if (number == kMeshTile) {
+      if (number == kControlTile) {
         hear(wire, head->header);
       } else if (const auto known = wire.theirs.find(number & ~kMessageBit); known != wire.theirs.end()) {
         Bound& bound = known->second;
@@ -50,7 +50,7 @@ bool ProgressEngine::route(bool quiet) {
           spill(wire, bound, *head);
         }
       }
-      // Else nobody wants it any more.
+      // Else no communicator needs the tile any more.
       wire.link->release();
       wire.stuck = false;
       moved = true;
@@ -60,7 +60,8 @@ bool ProgressEngine::route(bool quiet) {
   return moved;
 }
 
-/// Whether somebody could use what lies behind the head of `wire`, which `owner` (null: not made here yet) cannot use now.
+/// Whether a communicator could use what lies behind the head of `wire`, which `owner` (null: not made here yet) cannot use
+/// now.
 bool ProgressEngine::stands_in_the_way(Wire& wire, const ProgressClient* owner, bool quiet) const {
   if (!wire.stuck) {
     wire.stuck = true;
@@ -93,18 +94,19 @@ void ProgressEngine::spill(Wire& wire, Bound& bound, const Arrival& arrival) {
   }
   const bool full = (*known)->push(arrival);
   if (arrival.lent && !wire.link->intact()) {
-    // Its sender has closed the communicator, and said so before it took the tile back.
+    // The sender has closed the communicator, and has sent the cause before it reclaimed the tile.
     poll_control();
     if (owner != nullptr) owner->close(owner->taken_back_by(wire.link->peer()));
   } else if (full) {
     say(wire, number, LinkControl::pause);
-    send_words();  // now: the peer sends on meanwhile
+    send_words();  // at once: the peer goes on sending meanwhile
   }
 }
 
 void ProgressEngine::hear(Wire& wire, const TileHeader& header) {
-  const auto word = static_cast<LinkControl>(header.edge & ((1U << kMeshWordBits) - 1));
-  if (word == LinkControl::bind) return hear_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kMeshWordBits});
+  const auto word = static_cast<LinkControl>(header.edge & ((1U << kLinkControlBits) - 1));
+  if (word == LinkControl::bind)
+    return hear_bind(wire, header.sequence, {header.offset_bytes, header.edge >> kLinkControlBits});
   if (word == LinkControl::unbind) return hear_unbind(wire, header.sequence);
   ProgressClient* executor = find(header.sequence);
   if (executor == nullptr) return;
@@ -114,7 +116,7 @@ void ProgressEngine::hear(Wire& wire, const TileHeader& header) {
 
 void ProgressEngine::hear_bind(Wire& wire, std::uint32_t number, const GroupName& name) {
   const auto [known, is_new] = wire.theirs.try_emplace(number);
-  if (!is_new) return;  // calls and messages of a communicator both tell
+  if (!is_new) return;  // calls and messages of a communicator both send it
   known->second.name = name;
   if (ProgressClient* const executor = find(name); executor != nullptr) {
     known->second.executor = executor;
@@ -130,12 +132,12 @@ void ProgressEngine::hear_unbind(Wire& wire, std::uint32_t number) {
   const auto known = wire.theirs.find(number);
   if (known == wire.theirs.end()) return;
   known->second.left = true;
-  // What has come before waits for the communicator, here or aside, until that is over.
+  // Tiles that arrived before wait for the communicator, on the link or in a spill queue, until it is closed here.
   if (known->second.over && known->second.executor == nullptr && !wire.unmade.contains(known->second.name))
     wire.theirs.erase(known);
 }
 
-/// `executor` is new: the peer at the other end of `wire` may have been faster.
+/// `executor` is new: takes the tiles that the peer at the other end of `wire` has sent already.
 void ProgressEngine::take_early_tiles(Wire& wire, ProgressClient& executor) {
   const auto unmade = wire.unmade.find(executor.group().name);
   if (unmade == wire.unmade.end()) return;
@@ -155,7 +157,7 @@ void ProgressEngine::take_early_tiles(Wire& wire, ProgressClient& executor) {
   std::erase_if(wire.spills, [&](const auto& aside) { return aside->communicator() == (number | kMessageBit); });
 }
 
-/// The communicator to which the peer gives `number` is over here.
+/// The communicator to which the peer gives `number` has ended here.
 void ProgressEngine::forget_number(Wire& wire, std::uint32_t number) {
   const auto known = wire.theirs.find(number);
   if (known == wire.theirs.end()) return;
@@ -168,7 +170,7 @@ void ProgressEngine::forget_number(Wire& wire, std::uint32_t number) {
   }
 }
 
-/// Of a communicator that is not made here and has been refused.
+/// Drops the spilled tiles of a communicator that is not made here and has been refused.
 void ProgressEngine::drop_spills(Wire& wire, std::uint32_t number) {
   std::erase_if(wire.spills, [&](const auto& aside) {
     if ((aside->communicator() & ~kMessageBit) != number) return false;
@@ -178,8 +180,8 @@ void ProgressEngine::drop_spills(Wire& wire, std::uint32_t number) {
 }
 
 bool ProgressEngine::bind(Wire& wire, std::uint32_t number, const GroupName& name) {
-  const std::uint32_t word = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kMeshWordBits;
-  if (!wire.link->try_send({kMeshTile, number, word, 0, name.key}, {})) return false;
+  const std::uint32_t word = static_cast<std::uint32_t>(LinkControl::bind) | name.check << kLinkControlBits;
+  if (!wire.link->try_send({kControlTile, number, word, 0, name.key}, {})) return false;
   ++wire.taken;
   return true;
 }
@@ -188,12 +190,12 @@ void ProgressEngine::say(Wire& wire, std::uint32_t number, LinkControl word) { w
 
 bool ProgressEngine::send_words() {
   if (words_.empty()) return false;
-  std::vector<const Wire*> full;  // a wire that refuses one takes none after it: order counts
+  std::vector<const Wire*> full;  // a wire that refuses one takes none after it: the order matters
   const std::size_t before = words_.size();
   std::erase_if(words_, [&](const Word& word) {
     if (!word.wire->link->status().ok()) return true;
     if (std::find(full.begin(), full.end(), word.wire) != full.end()) return false;
-    const TileHeader header{kMeshTile, word.number, static_cast<std::uint32_t>(word.word), 0, 0};
+    const TileHeader header{kControlTile, word.number, static_cast<std::uint32_t>(word.word), 0, 0};
     if (!word.wire->link->try_send(header, {})) {
       full.push_back(word.wire);
       return false;
@@ -202,7 +204,7 @@ bool ProgressEngine::send_words() {
     return true;
   });
   if (words_.size() == before) return false;
-  // The driver may be about to leave: they must not wait for company.
+  // The driver may be about to leave: these records must not wait for more tiles to travel with.
   for (const auto& transport : parts_.transports) transport->progress();
   return true;
 }

@@ -1,4 +1,4 @@
-// Tiles that have been moved aside, off the head of a link, so that other communicators can use what lies behind them.
+// Tiles that were moved off the head of a link, so that other communicators can use what lies behind them.
 #pragma once
 
 #include <algorithm>
@@ -12,27 +12,29 @@
 
 namespace shoal {
 
-/// TileHeader::communicator of the tiles by which the ProgressEngines at both ends of a link talk of its use. They name the
-/// communicator that they are about, by a number, in TileHeader::sequence and have no payload.
-inline constexpr std::uint32_t kMeshTile = 0xFFFFFFFF;
+/// TileHeader::communicator of the tiles by which the ProgressEngines at both ends of a link control its use. They identify a
+/// communicator by a number in TileHeader::sequence and have no payload.
+inline constexpr std::uint32_t kControlTile = 0xFFFFFFFF;
 /// Set in TileHeader::communicator: a tile of the communicator's messages (send and recv), not of its calls.
 inline constexpr std::uint32_t kMessageBit = 0x80000000;
-/// Numbers of communicators are below this; each process counts on its own, and gives none out twice.
+/// Numbers of communicators are below this. Each process has a counter of its own, and gives no number out twice.
 inline constexpr std::uint32_t kCommunicatorLimit = 0x7FFFFFFF;
 
 /// TileHeader::edge of a ProgressEngine's tile.
 enum class LinkControl : std::uint32_t {
-  pause = 1,   ///< send no more tiles of this communicator, by the number that the receiver of the word gives it
-  resume = 2,  ///< go on
-  bind = 3,    ///< tiles with this number, of the sender's, are those of the communicator of the GroupName in the other fields
-  unbind = 4,  ///< no more tiles with this number, of the sender's, will come
+  pause = 1,   ///< send no more tiles of this communicator; the number is the one that the receiver of this record gives it
+  resume = 2,  ///< send again; the number as for pause
+  bind = 3,    ///< tiles with this number, the sender's, belong to the communicator of the GroupName in the other fields
+  unbind = 4,  ///< no more tiles with this number, the sender's, will arrive
 };
-/// The lower bits of TileHeader::edge have the word; of a `bind` the others have GroupName::check, and the offset its key.
-inline constexpr std::uint32_t kMeshWordBits = 8;
+/// The lower bits of TileHeader::edge hold the LinkControl; in a `bind` the others hold GroupName::check, and the offset its
+/// key.
+inline constexpr std::uint32_t kLinkControlBits = 8;
 
-/// The tiles of one communicator that one link has brought and that have been moved aside, oldest first.
+/// The spilled tiles of one communicator on one link, oldest first.
 ///
-/// Beyond kPauseAt the peer is told to pause, so at most that many stand here and what was under way when it heard it.
+/// Beyond kPauseAt the peer is asked to pause, so at most that many are here, and those in flight when the peer received the
+/// pause.
 class SpillQueue {
  public:
   static constexpr std::size_t kPauseAt = 4;
@@ -46,7 +48,7 @@ class SpillQueue {
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const Arrival* front() noexcept { return &tiles_.front().arrival; }
 
-  /// Copies `arrival`. True where the peer must be told to pause.
+  /// Copies `arrival`. True where the peer must be asked to pause.
   bool push(const Arrival& arrival) {
     Tile tile;
     tile.memory = std::make_unique_for_overwrite<std::byte[]>(arrival.data.size());
@@ -56,7 +58,7 @@ class SpillQueue {
     tiles_.push(std::move(tile));
     return size() > kPauseAt && !std::exchange(paused_, true);
   }
-  /// Gives up the oldest. True where the peer must be told to go on.
+  /// Removes the oldest. True where the peer must be asked to resume.
   bool pop() {
     bytes_ -= tiles_.front().arrival.data.size();
     tiles_.front().memory.reset();

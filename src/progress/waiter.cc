@@ -62,7 +62,7 @@ std::chrono::nanoseconds Waiter::max_yield() const noexcept { return std::max(kM
 
 void Waiter::woken() noexcept {
   if (std::exchange(measured_, false)) return;
-  // Looking longer would have saved most of it.
+  // A longer poll would have saved most of the sleep.
   if (Clock::now() - since_ <= 2 * max_yield()) {
     look_longer();
   } else {

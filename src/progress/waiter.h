@@ -1,49 +1,49 @@
-// Waiter: how long to look again before sleeping. Spinning is for processes that have cores to spare.
+// Waiter: how long to poll again before sleeping. Spinning is for processes that have cores to spare.
 #pragma once
 
 #include <chrono>
 
 namespace shoal {
 
-/// Decides, after a look that found nothing, whether to look again at once, to let others run first, or to block.
+/// Decides, after a poll that found nothing, whether to poll again at once, to yield, or to block.
 ///
-/// With cores to spare it polls for a few microseconds; then, or without, it offers its core to whoever is ready for some tens;
-/// then it blocks. Only its own time counts: what others make of the core while it is offered is not wasted, and where many
-/// ranks share a core a sleep and a wake-up of each cost more than all their looks. All by the clock: a look costs from
-/// nanoseconds (memory) to a microsecond (sockets).
+/// With cores to spare it polls for a few microseconds; then, or without spare cores, it yields for some tens of microseconds;
+/// then it blocks. Only its own time counts: what other threads do with the core during a yield is not wasted, and where many
+/// ranks share a core, a sleep and a wake-up of each cost more than all their polls. All limits are times, since a poll costs
+/// from nanoseconds (memory) to a microsecond (sockets).
 ///
-/// Looking that pays doubles the next attempt; a wait that lasts long in spite of it halves the next, so waits on a slow wire
-/// soon cost nothing. A wait that ends soon after the sleep has begun doubles it as well: two ranks that both sleep answer as
-/// late as they wake up, so that no short look would ever pay again.
+/// A wait that ends while polling doubles the time to poll in the next one. A wait that lasts much longer halves it, so waits
+/// on a slow wire soon cost nothing. A wait that ends soon after the sleep has begun doubles it as well: two ranks that both
+/// sleep answer as late as they wake up, so no short poll would ever succeed again.
 ///
 /// A sleep costs what the machine takes to wake a core: microseconds, or on a virtual machine whose host is busy nearly a
-/// millisecond. Now and then a short sleep with a known end measures that, and where it is much, looking is worth as much (who
-/// looks for as long as a sleep costs never loses more than twice the least). Only with cores to spare.
+/// millisecond. Now and then a short sleep with a known end measures that cost. Where it is high, polling may take as long
+/// (polling for as long as a sleep costs never loses more than twice the optimum). Only with cores to spare.
 ///
-/// A yield that lasts for milliseconds has gone to somebody who computes, and the scheduler gives such a one a whole slice,
-/// whereas it wakes a sleeper at once. So after that it blocks instead of yielding for a few waits, and for twice as many each
-/// time that this happens again.
+/// A yield that lasts for milliseconds has gone to a thread that computes. The scheduler gives such a thread a whole slice,
+/// whereas it wakes a sleeping thread at once. So after that the Waiter blocks instead of yielding for a few waits, and for
+/// twice as many each time that this happens again.
 ///
 /// Thread rule: one thread.
 class Waiter {
  public:
-  /// `yields`: whether there is anything between polling and blocking. Not for a thread that works beside the callers and whom
-  /// nobody waits for: each look again would cost those who compute.
+  /// `yields`: whether to yield between polling and blocking. Not for the progress thread, which no caller waits for: each
+  /// further poll would take time from threads that compute.
   explicit Waiter(bool cores_to_spare, bool yields = true) noexcept : cores_to_spare_(cores_to_spare), yields_(yields) {}
 
-  /// False: block now. True: a pause or a yield was spent; look again.
+  /// False: block now. True: a pause or a yield was spent; poll again.
   bool look_again() noexcept;
-  /// Something moved.
+  /// Data moved: the wait has ended.
   void moved() noexcept;
-  /// The caller is about to block,
+  /// To be called before blocking.
   void blocking() noexcept;
-  /// at most for so long: mostly as long as it wants,
+  /// The longest time to block, mostly without a limit; a short one measures what a sleep costs.
   std::chrono::nanoseconds longest_sleep() noexcept;
-  /// (where it slept for so long instead, and nothing came)
+  /// To be called where a limited sleep ended by its timeout, after `duration`.
   void slept(std::chrono::nanoseconds duration) noexcept;
-  /// and has blocked.
+  /// To be called after blocking.
   void woken() noexcept;
-  /// A yield lasted so long (looking again after it says so by itself).
+  /// A yield lasted for `duration`; look_again() calls this for its own yields.
   void yielded(std::chrono::nanoseconds duration) noexcept;
 
  private:
@@ -53,19 +53,19 @@ class Waiter {
   static constexpr std::chrono::nanoseconds kMaxYield{50'000};
   static constexpr std::chrono::nanoseconds kMinYield{2'000};
 
-  /// Of a yield that nobody else wants.
+  /// Cost of a yield when no other thread is ready.
   static constexpr std::chrono::nanoseconds kYieldCost{1'000};
-  /// Sleeps between two that measure what a sleep costs; how long those want to sleep; and what the kernel may add to that for
-  /// company (timer slack).
+  /// Sleeps between two measuring ones; how long those are to last; and what the kernel may add to that to end timers together
+  /// (timer slack).
   static constexpr int kSleepsBetweenMeasures = 16;
   static constexpr std::chrono::nanoseconds kMeasuredSleep{50'000};
   static constexpr std::chrono::nanoseconds kTimerSlack{50'000};
   static constexpr std::chrono::nanoseconds kMaxLook{1'000'000};
-  /// Of the others, in a wait.
+  /// Time that other threads take in one wait before it stops yielding.
   static constexpr std::chrono::nanoseconds kLostSlice{2'000'000};
   static constexpr int kFewWaits = 4;     ///< without yields, after the first loss
-  static constexpr int kManyWaits = 256;  ///< at most
-  static constexpr int kForgets = 64;     ///< waits that yields have ended well
+  static constexpr int kManyWaits = 256;  ///< without yields, at most
+  static constexpr int kForgets = 64;     ///< waits ended by a yield until the losses are forgotten
 
   void end_yield(Clock::time_point now) noexcept;
   void look_longer() noexcept;
@@ -77,15 +77,15 @@ class Waiter {
   bool yielding_ = false;
   int waits_without_yield_ = 0;
   int next_pause_of_yields_ = kFewWaits;
-  int waits_since_loss_ = 0;  ///< that ended well by a yield
+  int waits_since_loss_ = 0;  ///< waits that ended by a yield
   Clock::time_point yielded_at_{};
   Clock::time_point since_{};
-  std::chrono::nanoseconds others_{};  ///< of the time since then, what others have had
+  std::chrono::nanoseconds others_{};  ///< of the time since then, that of other threads
   std::chrono::nanoseconds pause_budget_ = kMaxPause;
   std::chrono::nanoseconds yield_budget_ = kMaxYield;
   std::chrono::nanoseconds sleep_cost_{};  ///< as measured lately
   int sleeps_ = 0;
-  bool measured_ = false;  ///< the last sleep was short because it measured
+  bool measured_ = false;  ///< the last sleep was short, to measure
 };
 
 }  // namespace shoal

@@ -9,7 +9,7 @@ namespace shoal {
 
 using internal::Operation;
 
-// A look at it stands in front of every call: no function call for it.
+// Every call reads depth_ first, so the access must not cost a function call.
 __attribute__((tls_model("initial-exec"))) thread_local int CallGroup::depth_ = 0;
 
 CallGroup::Collected& CallGroup::collected() {
@@ -18,7 +18,7 @@ CallGroup::Collected& CallGroup::collected() {
 }
 
 void CallGroup::add(Operation* operation, bool blocking) {
-  operation->add_reference();  // ours
+  operation->add_reference();  // the group's
   operation->add_reference();  // the driver's
   operation->put_into_group();
   collected().entries.push_back({operation, blocking});
@@ -28,14 +28,14 @@ void CallGroup::add(Operation* operation, bool blocking) {
 void CallGroup::flush() {
   std::vector<Operation*>& unposted = collected().unposted;
   std::erase_if(unposted, [](Operation* operation) { return !operation->take_from_group(); });
-  // Whose communicator has ended meanwhile; it may be destroyed, and then nobody drives it.
+  // Calls whose communicator has closed meanwhile: it may be destroyed, and then no thread drives them.
   std::erase_if(unposted, [](Operation* operation) {
     const auto executor = std::static_pointer_cast<Executor>(operation->client());
     const bool late = executor->closed();
     if (late) executor->post_late(operation);
     return late;
   });
-  // Those of one ProgressEngine at once: its driver sees all or none of them.
+  // Posts the calls of one ProgressEngine at once: its driver sees all of them or none.
   while (!unposted.empty()) {
     ProgressEngine* engine = executor_of(*unposted.front()).engine().get();
     std::vector<Operation*> together;
@@ -49,7 +49,7 @@ void CallGroup::flush() {
 }
 
 Status CallGroup::end() {
-  if (depth_ == 0) return {StatusCode::invalid_argument, "group_end: no group_begin came before it in this thread"};
+  if (depth_ == 0) return {StatusCode::invalid_argument, "group_end: this thread has no open group; call group_begin first"};
   if (--depth_ != 0) return {};
   flush();
   Status first;

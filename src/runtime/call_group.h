@@ -13,14 +13,14 @@ namespace shoal {
 class CallGroup {
  public:
   static void begin() noexcept { ++depth_; }
-  /// At the outermost end: posts what has been collected, waits for the calls that would have blocked, returns their first
-  /// error. Errors: invalid_argument without a begin().
+  /// At the outermost end(): posts the collected calls, waits for the blocking ones, returns their first error. Errors:
+  /// invalid_argument without a begin().
   static Status end();
   /// Calls of this thread are being collected.
   static bool open() noexcept { return depth_ != 0; }
   /// Collects `operation`, holding a reference. `blocking`: end() waits for it.
   static void add(internal::Operation* operation, bool blocking);
-  /// Posts what has been collected so far: somebody is about to wait for it.
+  /// Posts the calls collected so far, because the caller is about to wait for one of them.
   static void flush();
 
  private:

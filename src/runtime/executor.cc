@@ -21,12 +21,12 @@ using internal::Operation;
 namespace {
 
 constexpr std::uint32_t kSignature = 0xFFFFFFFF;  // in place of an instruction's index: the tile is a signature
-constexpr std::size_t kTilesInFlight = 64;        // that a link needs memory of; beyond, the queue grows once
+constexpr std::size_t kTilesInFlight = 64;        // whose memory one link may still need; beyond, the queue grows once
 
-constexpr int kTilesPerPass = 16;                 // that go to one link before what has come is looked at
-constexpr std::uint64_t kCallsBetweenLooks = 32;  // for signatures of calls that are over here
-constexpr std::size_t kFarewellCalls = 4;         // that a rank tells of when it leaves
-constexpr int kExpressLooks = 100;                // a microsecond or two
+constexpr int kTilesPerPass = 16;                 // sent on one link before arrived tiles are handled
+constexpr std::uint64_t kCallsBetweenLooks = 32;  // before receive_and_end() looks for signatures of calls that have ended here
+constexpr std::size_t kFarewellCalls = 4;         // listed in a close notice
+constexpr int kExpressLooks = 100;                // polls; one or two microseconds
 
 using Clock = std::chrono::steady_clock;
 
@@ -103,7 +103,7 @@ void Executor::find_windows() {
 Operation* Executor::acquire(Plan* plan, std::unique_ptr<Plan> owned, Clock::time_point deadline, const void* input,
                              void* output) {
   Operation* operation = Operation::acquire(plan, std::move(owned));
-  // Before it has a number: for one that never starts all later calls would wait.
+  // Before the call has a number: all later calls would wait for a numbered call that never starts.
   if (!operation->take_scratch()) {
     operation->release();
     return nullptr;
@@ -126,7 +126,7 @@ void Executor::post(Operation* operation) {
 }
 
 void Executor::post_late(Operation* operation) {
-  const auto executor = std::static_pointer_cast<Executor>(operation->client());  // it may be the last to hold it
+  const auto executor = std::static_pointer_cast<Executor>(operation->client());  // `operation` may hold the last reference
   if (!executor->closed()) return executor->engine_->post(operation);
   executor->finish(operation, executor->status());
 }
@@ -145,7 +145,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   DriverLock lock(*engine_, std::try_to_lock);
   if (!lock.owns()) return std::nullopt;
   std::uint64_t sequence = next_start_;
-  // The last: other threads number their calls without the lock.
+  // The number is taken last: other threads number their calls without the lock.
   if (engine_->busy() || closed() || !next_sequence_.compare_exchange_strong(sequence, sequence + 1, std::memory_order_relaxed))
     return std::nullopt;
   const CallChain before = chain_;
@@ -165,7 +165,7 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
     flight_record_.end();
     return Status();
   }
-  // Somebody is late: an ordinary call from here on.
+  // A peer is late: from here on this is an ordinary call.
   Operation* operation = Operation::acquire(&plan, nullptr);  // without scratch: calls over windows use none
   operation->reset(shared_from_this(), sequence, deadline_after(timeout), input, output);
   operation->before = before;
@@ -181,16 +181,18 @@ std::optional<Status> Executor::try_express(Plan& plan, std::chrono::millisecond
   return outcome;
 }
 
-// Whoever drives ends it at its deadline, a little later where that one is held up; its buffers are in use until then.
+// The driver ends the call at its deadline, or a little later where the driver itself is delayed. The call's buffers are in
+// use until then.
 void Executor::wait_to_the_end(Operation* operation) {
   if (!operation->done()) wait(operation, Clock::time_point::max());
 }
 
 void Executor::wait(Operation* operation, Clock::time_point deadline) {
   if (CallGroup::open()) CallGroup::flush();
-  if (Operation::in_callback()) return;   // it would wait for itself
-  if (engine_->left_to_parent()) return;  // nothing here ends it
-  // Another thread may keep it in an open group, for ever: from here on deadline and abort() end it. It starts in its turn.
+  if (Operation::in_callback()) return;   // the callback would wait for itself
+  if (engine_->left_to_parent()) return;  // no thread of this process ends the call
+  // Another thread may keep the call in an open group without end. Once posted, it ends by its deadline or abort() at the
+  // latest. It still starts in its turn.
   if (operation->take_from_group()) post_late(operation);
   while (!operation->done() && Clock::now() < deadline) {
     if (engine_->driver_wanted()) {
@@ -206,7 +208,7 @@ void Executor::start(Operation* operation) {
   operation->signature = enter(operation->sequence(), *operation->plan);
   active_.push(operation);
   if (closed()) return;
-  // The windows carry signature and data; the links have no part in it.
+  // The windows carry signature and data; the call uses no link.
   if (peer_memory_calls_.takes(*operation->plan)) return peer_memory_calls_.push(operation);
   start_on_links(operation);
 }
@@ -241,7 +243,7 @@ bool Executor::start_and_send() {
     moved |= messages_.advance();
     moved |= finish_messages({});
     if (Status failure = messages_.take_failure(); !failure.ok()) fail(std::move(failure));
-    engine_->note_stray();  // their tiles are found by those who look at all links
+    engine_->note_stray();  // their tiles are found by ProgressEngine::route(), which looks at all links
   }
   if (active_.empty()) return moved;
 
@@ -270,7 +272,7 @@ bool Executor::receive_and_end() {
       for (int tiles = 0; tiles < kMostTilesInARow && active_[i]->on_links && advance_local(active_[i]); ++tiles) moved = true;
     }
   }
-  // Calls that go well one after the other never wait for so long that check() looks.
+  // While calls succeed one after the other, no wait lasts long enough for check() to run.
   if (next_start_ - strays_looked_for_ >= kCallsBetweenLooks && !closed()) {
     strays_looked_for_ = next_start_;
     moved |= check_stray_calls();
@@ -320,7 +322,7 @@ bool Executor::advance_send(LinkState& state) {
   const Instruction& instruction = plan.instructions[index];
   const std::size_t tile = std::min(instruction.tile_bytes, instruction.size_bytes - progress.send_issued_bytes);
   if (operation->allowed_bytes(index) < progress.send_issued_bytes + tile) return false;
-  // Only now: signature and first tile share a packet. See send_late_signatures().
+  // Not earlier: signature and first tile share a packet. See send_late_signatures().
   if (!progress.call_sent) return send_signature(state);
   const TileHeader header{number_, sequence, progress.send_index, static_cast<std::uint32_t>(tile), progress.send_issued_bytes};
   const std::byte* data = operation->at(instruction.source) + progress.send_issued_bytes;
@@ -339,7 +341,7 @@ bool Executor::advance_send(LinkState& state) {
   return true;
 }
 
-// Tells the peer which call this rank is in. False where the link has no room.
+// Sends this rank's signature of the call to the peer. False where the link has no room.
 bool Executor::send_signature(LinkState& state) {
   const auto [operation, plan_link] = state.senders.front();
   CallSignature& said = operation->links[plan_link].said;
@@ -355,7 +357,7 @@ bool Executor::send_signature(LinkState& state) {
   return true;
 }
 
-// The link has just taken a tile of the call whose turn it is: its memory is free now or later.
+// The link has just taken a tile of the call whose turn it is: the tile's memory is free now or later.
 void Executor::taken_by_link(LinkState& state, std::uint32_t instruction, std::size_t bytes) {
   const auto [operation, plan_link] = state.senders.front();
   const std::uint64_t ticket = ++state.wire->taken;
@@ -420,7 +422,7 @@ bool Executor::receive_tile(LinkState& state, Operation* operation, std::uint32_
   return true;
 }
 
-// One tile of an n-way reduction, once it has come from every peer.
+// Folds one tile of an n-way reduction, once that tile has arrived from every peer.
 bool Executor::fold(Operation* operation, std::uint32_t index) {
   const Plan& plan = *operation->plan;
   const Instruction& instruction = plan.instructions[index];
@@ -438,7 +440,7 @@ bool Executor::fold(Operation* operation, std::uint32_t index) {
     const Arrival* head = this->head(state);
     if (head == nullptr) return false;
     const TileHeader& header = head->header;
-    if (header.sequence != static_cast<std::uint32_t>(operation->sequence())) return false;  // advance_receive will say so
+    if (header.sequence != static_cast<std::uint32_t>(operation->sequence())) return false;  // advance_receive() will report it
     if (header.edge != edges[i].edge || header.offset_bytes != done || head->data.size() != tile) {
       return fail(unexpected_tile(state, *head));
     }
@@ -510,7 +512,7 @@ bool Executor::advance_window_call() {
                         : in_another_call(result.sequence, result.ours, result.odd_rank, result.its_sequence, result.theirs));
   }
   if (Status failure = peer_memory_calls_.take_failure(); !failure.ok()) {
-    // Of a peer that has died its death is about to be heard of.
+    // Where the peer has died, the report of its death is about to arrive.
     Status told(failure.code(), failure.message() + while_in());
     return failure.code() == StatusCode::peer_failed ? await_words(std::move(told)) : fail(std::move(told));
   }
@@ -531,26 +533,26 @@ bool Executor::finish_messages(const Status& outcome) {
 
 void Executor::take_message(int job_rank, const Arrival& arrival) {
   LinkState& state = *link_to(job_rank);
-  state.gone_since = {};  // what was sent before a farewell still comes
+  state.gone_since = {};  // data that the peer sent before its close notice is still arriving
   Status status = messages_.take(state.peer, arrival);
   finish_messages({});
   if (!status.ok()) fail(std::move(status));
 }
 
-// Only those: a callback, or another thread, may close this communicator meanwhile, and links and windows need the memory of
-// the others until end_calls().
+// Ends completed calls only: a callback or another thread may close this communicator meanwhile, and links and windows need
+// the memory of unfinished calls until end_calls().
 bool Executor::retire_completed() {
   if (asking()) [[unlikely]]
-    return false;  // somebody must drive until the answer comes
+    return false;  // a thread must drive until the answer arrives
   bool moved = false;
-  // Calls mostly end in order; one that ends early waits for its elders only to be reported, not to be done.
+  // Calls mostly end in order; a call that completes early does not wait for earlier calls.
   for (std::size_t i = 0; i < active_.size();) {
     Operation* operation = active_[i];
     if (!is_complete(*operation)) {
       ++i;
       continue;
     }
-    // Its turns on the links may still stand in the queues although nothing is left to do there; let them end first.
+    // The call's turns may still be queued on links although nothing is left to do there; end these first.
     if (operation->on_links) {
       bool queued = false;
       for (const PlanLink& link : operation->plan->links) {
@@ -584,7 +586,7 @@ void Executor::finish(Operation* operation, const Status& outcome) {
 
 // By value, since poll_control() may replace the status that the caller passes.
 bool Executor::fail(Status cause) {  // NOLINT(performance-unnecessary-value-param)
-  // What looks wrong here may be the consequence of what a peer has already reported: its words come first.
+  // The failure seen here may be a consequence of one that a peer has already reported: the peer's report comes first.
   if (!closed()) engine_->poll_control();
   close(cause);
   return false;  // for the advance functions: nothing more to do here
@@ -628,7 +630,7 @@ bool Executor::end_calls() {
     engine_->control()->send_abort(group_.name, group_.members, status());
   }
   for (LinkState& state : links_) {
-    // The link lives on, the buffers of these calls go back to the user.
+    // The link stays in use, but the buffers of these calls belong to the caller again.
     if (!state.outstanding.empty()) state.link->keep_copies();
     state.senders.clear();
     state.receivers.clear();
@@ -656,7 +658,7 @@ void Executor::leave_to_parent() {
   // Some other thread, which does not exist here, may have held the mutex.
   const std::unique_lock lock(cause_mutex_, std::try_to_lock);
   if (lock.owns_lock() && cause_.ok())
-    cause_ = {StatusCode::aborted, "the communicator belongs to the parent of this process, which was made by fork()"};
+    cause_ = {StatusCode::aborted, "the communicator belongs to the parent process; this process is its child by fork()"};
   announced_ = true;
   closed_.store(true);
   lease_.abandon();
@@ -665,7 +667,7 @@ void Executor::leave_to_parent() {
 void Executor::shut_down() {
   if (engine_->left_to_parent()) return;
   DriverLock lock(*engine_);
-  engine_->progress();  // what has come to its end by now ends well; takes in the inbox
+  engine_->progress();  // calls that are complete by now succeed; drains the inbox
   if (!idle() && !closed()) {
     close(or_mismatch(
         {StatusCode::aborted, fmt::format("{} destroyed its communicator with calls in flight", name_of(group_.rank))}));
@@ -683,7 +685,7 @@ void Executor::shut_down() {
   lease_.leave();
   engine_->detach(*this);
   const bool last = engine_->deserted();
-  // Later ends of the connections: the peers see them after the farewell.
+  // The connections end later, so that the peers read the close notice first.
   lock.unlock();
   if (last) ProgressThread::instance().remove(engine_.get());
 }
@@ -734,7 +736,7 @@ std::size_t Executor::spilled_bytes() const {
 
 void Executor::record(const internal::Operation& operation, int peer, Stage in_node, std::size_t bytes, Recorder::Time begin) {
   const bool network = group_.topology.link_class(group_.rank, peer) == LinkClass::network;
-  Recorder::add({.begin = begin == Recorder::Time() ? std::chrono::steady_clock::now() : begin,  // switched on in between
+  Recorder::add({.begin = begin == Recorder::Time() ? std::chrono::steady_clock::now() : begin,  // switched on meanwhile
                  .end = std::chrono::steady_clock::now(),
                  .call = operation.sequence(),
                  .message_bytes = operation.plan->key.collective.message_bytes(group_.topology.ranks()),

@@ -42,37 +42,39 @@ namespace shoal {
 /// and status from any thread; the rest by the holder of the DriverLock.
 class Executor final : public ProgressClient, public std::enable_shared_from_this<Executor> {
  public:
-  /// Attaches itself to `engine`; shut_down() ends that. Errors: those of ProgressEngine::attach().
+  /// Attaches the new Executor to `engine`; shut_down() detaches it. Errors: those of ProgressEngine::attach().
   static Result<std::shared_ptr<Executor>> create(std::shared_ptr<ProgressEngine> engine, Group group);
   ~Executor() override;
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// An Operation for one call with `plan`, reset and referenced once; `owned` is set where the plan is not cached. Null where
-  /// there is no memory for what the plan keeps aside: then nothing has happened.
+  /// An Operation for one call with `plan`, reset and with one reference. `owned` is set where the plan is not cached. Null
+  /// where there is no memory for the plan's scratch: then the call has had no effect.
   internal::Operation* acquire(Plan* plan, std::unique_ptr<Plan> owned, std::chrono::steady_clock::time_point deadline,
                                const void* input, void* output);
-  /// The same for a send or recv; these are numbered on their own.
+  /// The same for a send or recv, which are numbered on their own.
   internal::Operation* acquire_message(const internal::Message& message, std::chrono::steady_clock::time_point deadline);
-  /// Starts `operation` and returns; the progress thread goes on with it. Adds a reference of its own.
+  /// Starts `operation` and returns; the progress thread continues it. Adds a reference of its own.
   void post(internal::Operation* operation);
   /// Starts `operation` and returns when it is done.
   void run(internal::Operation* operation);
-  /// run() without an Operation, for a small call over windows, or one of a single rank, while nothing else is in flight. Its
-  /// outcome; nothing where it cannot be done so, and then nothing has been done. `plan` is cached.
+  /// run() without an Operation: for a small call over windows, or a call of a single rank, while no other call is in flight.
+  /// Returns the outcome; nothing where the call cannot run in this way, and then it has had no effect. `plan` is cached.
   std::optional<Status> try_express(Plan& plan, std::chrono::milliseconds timeout, const void* input, void* output);
-  /// Posts an Operation that has just been taken from its group; ends it where the communicator has ended meanwhile.
+  /// Posts an Operation that the caller has just taken out of its call group; ends it where its communicator has closed
+  /// meanwhile.
   static void post_late(internal::Operation* operation);
-  /// Blocks until `operation` is done or `deadline`; drives if nobody does.
+  /// Blocks until `operation` is done or `deadline` has passed; drives the engine while no other thread does.
   void wait(internal::Operation* operation, std::chrono::steady_clock::time_point deadline);
 
-  /// Calls `hook` with the cause when this is closed, at once where it is; an empty one takes the owner's away, and returns
-  /// when that is not being called any more. A hook must not wait, nor call the Executor. One for each owner, any thread.
+  /// Stores `hook`, which is called with the cause when this communicator closes, or at once where it is closed already. An
+  /// empty hook removes the one of `owner`, and returns when that one is no longer being called. A hook must not wait and must
+  /// not call the Executor. One hook for each owner. Any thread.
   void on_close(const void* owner, std::function<void(const Status&)> hook);
-  /// Says farewell to the peers, fails what is in flight with `aborted`, leaves the ProgressEngine. Once, as the last call.
+  /// Sends the close notice to the peers, fails calls in flight with `aborted`, detaches from the ProgressEngine. Called once,
+  /// last.
   void shut_down();
   [[nodiscard]] Status status() const;
-  [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
   [[nodiscard]] const Topology& topology() const noexcept { return group_.topology; }
   [[nodiscard]] const std::shared_ptr<ProgressEngine>& engine() const noexcept { return engine_; }
@@ -82,16 +84,13 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   [[nodiscard]] PlanCache& plans() noexcept { return plans_; }
   /// The transports that a call with `plan` uses: "shm", "tcp", "shm+tcp", "local".
   [[nodiscard]] std::string transports_of(const Plan& plan) const;
-  /// Those that the communicator has, whatever a call uses.
+  /// All transports of the communicator, whichever of them a call uses.
   [[nodiscard]] std::string transports() const;
-  /// Bytes of tiles that have been moved aside for this communicator; 0 in a callback.
+  /// Bytes of this communicator's tiles in spill queues; 0 in a callback.
   [[nodiscard]] std::size_t spilled_bytes() const;
 
   /// The ranks of the job that are in this communicator, in its order, and have not died or left. Any thread.
   [[nodiscard]] std::vector<int> present() const;
-
-  /// The cause where `job_rank` has given up and a tile that it had lent is not intact any more.
-  [[nodiscard]] Status taken_back_by(int job_rank);
 
   // For the ProgressEngine: see ProgressClient.
   void enqueue(internal::Operation* operation) override {
@@ -118,6 +117,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   [[nodiscard]] std::optional<std::uint32_t> number_of(int job_rank) noexcept override;
   [[nodiscard]] bool has_bound(int job_rank) noexcept override;
   void take_spilled(int job_rank, SpillQueue& aside) override;
+  [[nodiscard]] Status taken_back_by(int job_rank) override;
   void set_paused(int job_rank, bool paused) override;
   [[nodiscard]] bool uses(int job_rank) const noexcept override;
   [[nodiscard]] bool is_paused(int job_rank) const noexcept override;
@@ -127,10 +127,10 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
     Link* link = nullptr;
     ProgressEngine::Wire* wire = nullptr;
     int peer = -1;
-    std::uint32_t their_number = kCommunicatorLimit;  // the peer's for this communicator; the limit: it has not told yet
-    bool bound = false;                               // the peer has been told ours
-    bool paused = false;                              // the peer wants no more tiles of ours
-    SpillQueue* aside = nullptr;                      // tiles that have been moved off the link; null: never any
+    std::uint32_t their_number = kCommunicatorLimit;  // the peer's number of the communicator; the limit: not received yet
+    bool bound = false;                               // this rank has sent its number to the peer
+    bool paused = false;                              // the peer has asked this rank to send no more tiles
+    SpillQueue* aside = nullptr;                      // tiles that were moved off the link; null: none so far
     // A call waiting for its turn, and the index of this link in its plan.
     struct Turn {
       internal::Operation* operation = nullptr;
@@ -147,20 +147,21 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
     RingQueue<Turn> senders;
     RingQueue<Turn> receivers;
     RingQueue<Outstanding> outstanding;
-    std::chrono::steady_clock::time_point gone_since{};  // broken, or the peer has left, with a call unfinished
+    std::chrono::steady_clock::time_point gone_since{};  // when a call first needed a link that is broken or a peer that left
   };
 
   Executor(std::shared_ptr<ProgressEngine> engine, Group group);
 
   [[nodiscard]] LinkState* link_to(int job_rank) noexcept;
-  /// The oldest tile of ours that has come and is not released; null where there is none.
+  /// The oldest tile of this communicator that has arrived and is not released; null where there is none.
   [[nodiscard]] const Arrival* head(LinkState& state) const noexcept;
   void release(LinkState& state);
-  /// After close(): tells the peers, once, and fails what is in flight.
+  /// After close(): sends the cause to the peers, once, and fails the calls in flight.
   bool end_calls();
   void find_windows();
   void wait_to_the_end(internal::Operation* operation);
-  /// Call `sequence` starts, with `plan`: what this rank says of it, as it stands in the flight record.
+  /// Call `sequence` with `plan` starts: writes this rank's signature of it into the flight record and returns the entry
+  /// there.
   const CallSignature& enter(std::uint64_t sequence, const Plan& plan) noexcept;
   void start(internal::Operation* operation);
   void start_on_links(internal::Operation* operation);
@@ -172,7 +173,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   bool fold(internal::Operation* operation, std::uint32_t index);
   bool advance_local(internal::Operation* operation);
   bool advance_window_call();
-  // A piece of work of `operation` with `peer` that began at `begin` has just ended. `in_node`: its stage where
+  // Records a piece of work of `operation` with `peer`, which began at `begin` and has just ended. `in_node`: its stage where
   // the peer is on this host. Only while the Recorder is on.
   void record(const internal::Operation& operation, int peer, Stage in_node, std::size_t bytes, Recorder::Time begin);
   void mark_done(internal::Operation* operation, std::uint32_t instruction, std::size_t bytes);
@@ -199,12 +200,12 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
                                        const std::optional<CallSignature>& theirs) const;
   [[nodiscard]] Status first_mismatch(int peer, const NumberedCall& theirs) const;
   bool out_of_step(const LinkState& state, const Arrival& head, const internal::Operation& operation);
-  /// What a peer has to say is awaited: in which call it first was in another than this rank, or why it has given up. Nothing
-  /// moves meanwhile.
+  /// This rank waits for a peer's report: in which call the two first differed, or why the peer has aborted. No call makes
+  /// progress meanwhile.
   [[nodiscard]] bool asking() const noexcept { return question_ && !closed(); }
   [[nodiscard]] Status left_too_early(int peer);
   [[nodiscard]] Status died(int rank, const Status& how);
-  /// What is to be told instead of `consequence` where this rank is asking about a mismatch.
+  /// The mismatch that this rank is asking a peer about, where there is one; else `consequence`.
   [[nodiscard]] Status or_mismatch(const Status& consequence) const;
   [[nodiscard]] std::optional<std::uint64_t> past_call(std::uint32_t wire_sequence) const noexcept;
   [[nodiscard]] std::string late_report(const internal::Operation& operation);
@@ -217,9 +218,10 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   /// "; not in the call: rank 3; rank 3: between its calls, after call 4 (barrier)".
   [[nodiscard]] std::string who_is_late(const internal::Operation& operation);
   [[nodiscard]] std::string why_late(const internal::Operation& message) const;
-  /// "; rank 3: " and what it is in instead, as its flight record or itself has said; empty where neither has.
+  /// "; rank 3: " and the call that the rank is in instead, from its flight record or its last wait message; empty where there
+  /// is neither.
   [[nodiscard]] std::string whereabouts(int rank) const;
-  /// " of communicator 0 (4 ranks)"; of a group its ranks' places in the job as well.
+  /// " of communicator 0 (4 ranks)"; for a group also the job's rank of each member.
   [[nodiscard]] std::string of_communicator() const { return group_.in_words(); }
   [[nodiscard]] std::string name_of(int member) const { return group_.name_of(member); }
   [[nodiscard]] std::chrono::steady_clock::duration time_limit_for(const LinkState& state) const;
@@ -235,48 +237,48 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   std::vector<LinkState> links_;
   PeerMemoryLease lease_;  // of the windows of a group
   PeerMemoryCalls peer_memory_calls_;
-  std::vector<bool> left_;                 // ranks that have said farewell
-  std::map<int, CallHistory> last_calls_;  // of those, by rank
+  std::vector<bool> left_;                 // ranks that have sent a close notice or left the job
+  std::map<int, CallHistory> last_calls_;  // as those ranks sent them, by rank
   struct Absentee {
     int rank;
     std::chrono::steady_clock::time_point since;
   };
-  std::optional<Absentee> absentee_;  // has left the job, and not come to this meeting
+  // A member that left the job without joining this group's first call (only where Group::is_meeting).
+  std::optional<Absentee> absentee_;
 
-  Plan message_plan_;  // of all messages: the pool of their Operations
+  Plan message_plan_;  // of all messages; owns the pool of their Operations
   Messages messages_;
 
   std::atomic<std::uint64_t> next_sequence_{0};
   std::atomic<std::uint64_t> next_message_{0};
 
-  // Driver's.
-  std::vector<internal::Operation*> waiting_;  // posted, not yet their turn
+  // The driver's state.
+  std::vector<internal::Operation*> waiting_;  // posted, their turn has not come
   RingQueue<internal::Operation*> active_;     // started, by sequence
-  std::size_t calls_on_links_ = 0;             // of the active ones
+  std::size_t calls_on_links_ = 0;             // active calls that use links
   std::vector<const std::byte*> operands_;     // of the fold in progress: never more than there are ranks
   std::uint64_t next_start_ = 0;
-  CallChain chain_;                      // of the calls before that
-  std::uint64_t strays_looked_for_ = 0;  // next_start_ when check_stray_calls() was called for the number of calls
+  CallChain chain_;                      // of the calls before next_start_
+  std::uint64_t strays_looked_for_ = 0;  // next_start_ at the last check_stray_calls() that was due by the number of calls
   FlightRecordEntry flight_record_;      // the latest started calls
   Watchdog watchdog_;
   StragglerDetector straggler_detector_;
   struct Question {
-    Status otherwise;  ///< the cause, where no answer comes
+    Status otherwise;  ///< the cause to report where no answer arrives
     std::chrono::steady_clock::time_point until;
   };
   std::optional<Question> question_;
-  std::chrono::steady_clock::time_point window_gone_since_{};  // as LinkState::gone_since, of a call over windows
-  std::chrono::steady_clock::time_point signatures_due_{};  // when those that wait for a first tile go alone; zero: none waits
+  std::chrono::steady_clock::time_point window_gone_since_{};  // as LinkState::gone_since, for a call over windows
+  std::chrono::steady_clock::time_point signatures_due_{};  // when signatures are sent without a first tile; zero: none waits
 
-  std::atomic<bool> closed_{false};
-  bool announced_ = false;  // the peers have been told
-  std::mutex hook_mutex_;   // guards close_hooks_, also while they are called; before any mutex of their own
+  bool announced_ = false;  // the cause has been sent to the peers
+  std::mutex hook_mutex_;   // guards close_hooks_, also while they are called; locked before any mutex of a hook
   std::map<const void*, std::function<void(const Status&)>> close_hooks_;  // by owner
-  mutable std::mutex cause_mutex_;  // guards cause_; never taken on the path of a call that goes well
+  mutable std::mutex cause_mutex_;                                         // guards cause_; never taken in a call that succeeds
   Status cause_;
 };
 
-/// The Executor whose call `operation` is.
+/// The Executor that runs `operation`.
 inline Executor& executor_of(const internal::Operation& operation) noexcept {
   return static_cast<Executor&>(*operation.client());
 }
@@ -296,14 +298,14 @@ inline const Arrival* Executor::head(LinkState& state) const noexcept {
 }
 
 inline void Executor::release(LinkState& state) {
-  state.gone_since = {};  // what was sent before the end is still coming
+  state.gone_since = {};  // data that the peer sent before it left is still arriving
   if (state.aside == nullptr || state.aside->empty()) return state.link->release();
   if (state.aside->pop()) engine_->say(*state.wire, state.their_number, LinkControl::resume);
 }
 
-/// TileHeader::edge of the tile that says which call the sender is in.
+/// TileHeader::edge of the tile that carries the signature of the sender's call.
 inline constexpr std::uint32_t kCallEdge = 0xFFFFFFFF;
-/// The signature in a tile of that kind; nothing where it is none.
+/// The signature in such a tile; nothing where `head` is another tile.
 std::optional<CallSignature> signature_in(const Arrival& head);
 
 }  // namespace shoal

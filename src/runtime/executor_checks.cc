@@ -1,4 +1,4 @@
-// What an Executor looks at when there is no hurry, and the words for what has gone wrong.
+// The checks of an Executor that need not run in every pass, and the texts of its error reports.
 #include <algorithm>
 #include <cstring>
 
@@ -14,12 +14,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kWordsPatience = std::chrono::milliseconds(250);  // with what peers may be about to say
-// With data of a peer on another host that has said farewell: what a network loses comes again after 0.2 s or more, and after
-// twice as long where it is lost again.
+constexpr auto kWordsPatience = std::chrono::milliseconds(250);  // for a peer's report of the cause
+// For data of a peer on another host that has sent a close notice: a network retransmits a lost packet after 0.2 s or more,
+// and after twice as long where it is lost again.
 constexpr auto kDataPatience = std::chrono::seconds(2);
 constexpr auto kSignaturePatience = std::chrono::milliseconds(1);
-constexpr std::size_t kMostWhereabouts = 4;  // of late ranks whose whereabouts are told
+constexpr std::size_t kMostWhereabouts = 4;  // late ranks for which a report says what they do instead
 
 std::string describe_call(std::uint64_t sequence, const CallSignature& signature) {
   return fmt::format("call {} ({})", sequence, to_string(signature));
@@ -111,12 +111,12 @@ void Executor::peer_gone(int job_rank) {
 void Executor::peer_died(int job_rank, const Status& how) {
   const LinkState* state = link_to(job_rank);
   if (state == nullptr) return;
-  if (left_[static_cast<std::size_t>(state->peer)]) return;  // its part is done: whoever still needs it is told so
+  if (left_[static_cast<std::size_t>(state->peer)]) return;  // a call that still needs the peer fails in check_links()
   close(or_mismatch(died(state->peer, how)));
 }
 
-/// Says what this rank was in as well, for how long, and what the dead one was in, where its flight record is on this host:
-/// nobody else may know what the death has ended.
+/// Also reports what this rank was in, for how long, and what the dead rank was in, where its flight record is on this host:
+/// no other rank may know which call the death has interrupted.
 Status Executor::died(int rank, const Status& how) {
   const auto now = Clock::now();
   std::string what = "no call";
@@ -136,11 +136,11 @@ Status Executor::died(int rank, const Status& how) {
 }
 
 Status Executor::taken_back_by(int job_rank) {
-  return {StatusCode::aborted, fmt::format("{} has closed its communicator and taken back what it had lent to {}{}",
+  return {StatusCode::aborted, fmt::format("{} closed its communicator and reclaimed a buffer that {} was reading{}",
                                            name_of(link_to(job_rank)->peer), name_of(group_.rank), while_in())};
 }
 
-// The peer that is asked may die of the mismatch, or this rank give up; the first cause is what everybody is to be told.
+// The peer that is asked may exit because of the mismatch, or this rank may abort. All ranks must report the first cause.
 Status Executor::or_mismatch(const Status& consequence) const {
   return asking() && question_->otherwise.code() == StatusCode::mismatch ? question_->otherwise : consequence;
 }
@@ -150,7 +150,7 @@ std::string Executor::while_in() {
   return fmt::format("; {} was in {}{}", name_of(group_.rank), call, of_communicator());
 }
 
-// A signature waits for the first tile, but not for long: the peer must learn that this rank is in the call, and in which.
+// A signature waits for the first tile, but only briefly: the peer must learn that this rank is in the call, and in which.
 bool Executor::send_late_signatures() {
   const auto waits = [](LinkState& state) {
     if (state.senders.empty()) return false;
@@ -164,7 +164,7 @@ bool Executor::send_late_signatures() {
   const auto now = Clock::now();
   if (signatures_due_ == Clock::time_point{}) signatures_due_ = now + kSignaturePatience;
   if (now < signatures_due_) return false;
-  signatures_due_ = now + kSignaturePatience;  // for those that find no room
+  signatures_due_ = now + kSignaturePatience;  // the next attempt on links without room
   bool moved = false;
   for (LinkState& state : links_) {
     if (waits(state) && !state.paused) moved |= send_signature(state);
@@ -172,7 +172,8 @@ bool Executor::send_late_signatures() {
   return moved;
 }
 
-// Signatures on links where this rank waits for nothing: a peer whose call uses other links than ours is in another call.
+// Checks signatures on links from which this rank waits for nothing: a peer whose call uses other links than this rank's is in
+// another call.
 bool Executor::check_stray_calls() {
   for (LinkState& state : links_) {
     if (!state.receivers.empty()) continue;
@@ -180,23 +181,23 @@ bool Executor::check_stray_calls() {
     if (head == nullptr) continue;
     const auto sequence = past_call(head->header.sequence);
     const auto theirs = signature_in(*head);
-    if (!sequence || !theirs) continue;                       // a call that we have not made yet
-    if (flight_record_.call(*sequence) == *theirs) continue;  // a shared fold that will take the links
+    if (!sequence || !theirs) continue;                       // a call that this rank has not made yet
+    if (flight_record_.call(*sequence) == *theirs) continue;  // a zero-copy call that will fall back to the links
     disagree(state.peer, *sequence, mismatch(*sequence, flight_record_.call(*sequence), state.peer, *theirs));
     return true;
   }
   return false;
 }
 
-// The call that a 32-bit sequence number on the wire means, if we have made it and still know it.
+// The call of a 32-bit sequence number on the wire, if this rank has made it and still remembers it.
 std::optional<std::uint64_t> Executor::past_call(std::uint32_t wire_sequence) const noexcept {
   const auto ahead = static_cast<std::int32_t>(wire_sequence - static_cast<std::uint32_t>(next_start_));
-  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kLedgerCalls)) return std::nullopt;
+  if (ahead >= 0 || ahead < -static_cast<std::int32_t>(kFlightRecordCalls)) return std::nullopt;
   return next_start_ + static_cast<std::uint64_t>(static_cast<std::int64_t>(ahead));
 }
 
-// A peer's tile does not belong to the call that we wait for on its link: either one of us had other partners in an earlier
-// call, or the peer is done with a call that we are still in.
+// A peer's tile does not belong to the call that this rank waits for on their link. Either the two ranks had different
+// partners in an earlier call, or the peer has finished a call that this rank is still in.
 bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Operation& operation) {
   const auto theirs = signature_in(head);
   const auto sequence = past_call(head.header.sequence);
@@ -207,9 +208,10 @@ bool Executor::out_of_step(const LinkState& state, const Arrival& head, const Op
                   in_another_call(operation.sequence(), operation.signature, state.peer, head.header.sequence, theirs));
 }
 
-// Peers that are gone while a call in flight still needs them.
+// Fails where a peer is gone that a call in flight still needs.
 bool Executor::check_links() {
-  // Not only where a call needs that peer: who needs it may be in a meeting without it already, and never come to this one.
+  // Not only where a call of this rank needs that peer: another rank that needs it may already be in the next shrink() without
+  // it and never join this call.
   if (absentee_ && active_.size() > 0 && Clock::now() - absentee_->since >= kWordsPatience) {
     fail(left_too_early(absentee_->rank));
     return true;
@@ -222,7 +224,7 @@ bool Executor::check_links() {
   if (left_in_window < 0) {
     window_gone_since_ = {};
   } else if (window_gone_since_ == Clock::time_point{}) {
-    window_gone_since_ = Clock::now();  // it may have left because of what is about to be heard here, too
+    window_gone_since_ = Clock::now();  // the peer may have left because of an error whose report is about to arrive here
   } else if (Clock::now() - window_gone_since_ >= kWordsPatience || engine_->control() == nullptr) {
     fail(left_too_early(left_in_window));
     return true;
@@ -231,13 +233,14 @@ bool Executor::check_links() {
     const int peer = state.peer;
     const bool needed = !state.senders.empty() || !state.receivers.empty() || !state.outstanding.empty();
     if (!needed || (state.link->status().ok() && !has_left(peer)) || state.link->peek() != nullptr) {
-      if (!messages_.needs(peer)) state.gone_since = {};  // next_check() would wait for it
+      if (!messages_.needs(peer)) state.gone_since = {};  // else next_check() would count it
       continue;
     }
     const auto now = Clock::now();
     if (state.gone_since == Clock::time_point{}) {
       state.gone_since = now;
-      // Who disagrees with this rank about the call is told at once which it is in: not only the peer's end shows then.
+      // Send this rank's call to all ranks at once: a rank that is in another call then detects the mismatch, instead of only
+      // seeing that the peer has left.
       if (has_left(peer) && engine_->control() != nullptr && !active_.empty()) {
         const Operation& oldest = *active_.front();
         const Late late = late_ranks(oldest);
@@ -247,8 +250,8 @@ bool Executor::check_links() {
         engine_->control()->send_wait(group_.name, group_.members, StragglerDetector::to_bytes(words));
       }
     }
-    // Data and farewell travel on different wires: what was sent before the farewell may come after it, and the control plane
-    // may be about to bring the reason for a break.
+    // Data and close notice travel on different connections: data that was sent before the notice may arrive after it. And the
+    // control plane may be about to deliver the reason for a broken link.
     if (now - state.gone_since < time_limit_for(state) && engine_->control() != nullptr) continue;
     fail(has_left(peer) ? left_too_early(peer) : died(peer, state.link->status()));
     return true;
@@ -256,16 +259,16 @@ bool Executor::check_links() {
   return false;
 }
 
-/// For how long a peer that is gone may be needed without a sign of it.
+/// How long a call may wait for a peer that is gone while no data of it arrives.
 Clock::duration Executor::time_limit_for(const LinkState& state) const {
   const bool far = group_.topology.link_class(group_.rank, state.peer) == LinkClass::network;
   if (!far || !state.link->status().ok()) return kWordsPatience;
-  const auto last = last_calls_.find(state.peer);  // it has not left in the midst of what it was to send
+  const auto last = last_calls_.find(state.peer);  // a peer whose calls differ has not left while data of it was in flight
   return last != last_calls_.end() && first_difference(*flight_record_, last->second) ? Clock::duration(kWordsPatience)
                                                                                       : Clock::duration(kDataPatience);
 }
 
-/// In order, for all it knew: then it has made another call where it is needed.
+/// The peer left in order, as far as it knew. So it may have made another call in place of the one that needs it here.
 Status Executor::left_too_early(int peer) {
   if (const auto last = last_calls_.find(peer); last != last_calls_.end()) {
     if (const auto first = first_difference(*flight_record_, last->second)) return first_mismatch(peer, *first);
@@ -279,7 +282,7 @@ bool Executor::check_deadlines() {
   const auto now = Clock::now();
   if (active_.size() > 0) {
     Operation& oldest = *active_.front();
-    flight_record_.wait(oldest.sequence(), false, now, [&](LedgerPage& page) {
+    flight_record_.wait(oldest.sequence(), false, now, [&](FlightRecordPage& page) {
       const Late late = late_ranks(oldest);
       page.absent = page.slow = {};
       for (const int rank : late.absent) page.absent.insert(rank);
@@ -299,7 +302,7 @@ bool Executor::check_deadlines() {
   }
   for (std::size_t i = 0; i < active_.size(); ++i) {
     if (now < straggler_detector_.verdict_at(active_[i]->deadline())) continue;
-    // Answers may have come since these were last looked at, and the same verdict of another rank.
+    // Answers may have arrived since the last look, and another rank's report of the same timeout.
     engine_->poll_control();
     if (!closed()) fail({StatusCode::timeout, late_report(*active_[i])});
     return true;
@@ -313,12 +316,12 @@ bool Executor::check_deadlines() {
   return false;
 }
 
-// Messages that are late, or whose peer is gone.
+// Checks messages that are late, or whose peer is gone.
 bool Executor::check_messages() {
   const auto now = Clock::now();
   if (const auto& live = messages_.live(); !live.empty()) {
     const Operation& oldest = *live.front();
-    const auto tell = [&](LedgerPage& page) {
+    const auto tell = [&](FlightRecordPage& page) {
       page.absent = page.slow = {};
       if (const int peer = oldest.message.peer; peer >= 0) page.slow.insert(peer);
       set_text(page.words, Messages::describe(oldest));
@@ -333,7 +336,7 @@ bool Executor::check_messages() {
   for (Operation* operation : messages_.live()) {
     const internal::Message& m = operation->message;
     if (now >= operation->deadline()) {
-      engine_->poll_control();  // what is to be said of the peer may have come
+      engine_->poll_control();  // a report about the peer may have arrived
       if (!closed())
         fail({StatusCode::timeout,
               fmt::format("{}{} timed out on {}{}{}", Messages::describe(*operation), of_communicator(), name_of(group_.rank),
@@ -383,7 +386,7 @@ Clock::time_point Executor::next_check() const noexcept {
 Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int peer, const CallSignature& theirs) const {
   if (const std::string pair = pair_difference(mine, name_of(group_.rank), theirs, name_of(peer)); !pair.empty()) {
     return {StatusCode::mismatch,
-            fmt::format("call {}{} differs between ranks: {}, {}; what a rank sends to another must be what that one receives",
+            fmt::format("call {}{} differs between ranks: {}, {}; what a rank sends to a peer must be what the peer receives",
                         sequence, of_communicator(), to_string(mine), pair)};
   }
   return {StatusCode::mismatch,
@@ -393,7 +396,7 @@ Status Executor::mismatch(std::uint64_t sequence, const CallSignature& mine, int
                       difference(mine, theirs))};
 }
 
-// Of a peer that is met in another call than `sequence`, which this rank is in.
+// The error for a peer that is in another call than `sequence`, the call of this rank.
 Status Executor::in_another_call(std::uint64_t sequence, const CallSignature& mine, int peer, std::uint64_t its_sequence,
                                  const std::optional<CallSignature>& theirs) const {
   return {StatusCode::mismatch,
@@ -406,11 +409,12 @@ Status Executor::first_mismatch(int peer, const NumberedCall& theirs) const {
   return mismatch(theirs.sequence, flight_record_.call(theirs.sequence), peer, theirs.signature);
 }
 
-// `peer` has been met in another call than this rank, which `words` says of call `sequence`. Who needs nothing of others goes
-// on to later calls, though, and is met there. What it was in when it was to be here stands in its flight record, where that is
-// on this host. Else it is asked: told our calls, it closes with the first that differs, and we hear that.
+// `peer` was found in another call than this rank; `words` is the report about call `sequence`. But a rank that needs no data
+// of peers continues with later calls and may be found in one of those. Which call it made in place of this rank's is in its
+// flight record, where that is on this host. Otherwise this rank sends its own calls to the peer; the peer closes with the
+// first call that differs, and this rank receives that cause.
 bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
-  if (!closed()) engine_->poll_control();  // as fail()
+  if (!closed()) engine_->poll_control();  // as in fail()
   if (closed() || question_) return false;
   const int job_rank = group_.members[static_cast<std::size_t>(peer)];
   if (const auto calls =
@@ -418,12 +422,12 @@ bool Executor::disagree(int peer, std::uint64_t sequence, Status words) {
     const auto first = first_difference(*flight_record_, *calls);
     return fail(first && first->sequence <= sequence ? first_mismatch(peer, *first) : std::move(words));
   }
-  if (engine_->control() == nullptr || active_.empty()) return fail(std::move(words));  // nobody would wait for the answer
+  if (engine_->control() == nullptr || active_.empty()) return fail(std::move(words));  // no call would wait for the answer
   engine_->control()->send_calls(group_.name, job_rank, to_bytes(latest_calls(*flight_record_)));
   return await_words(std::move(words));
 }
 
-// Somebody has said, or is about to say, why this communicator ends; else it is `otherwise`.
+// A peer has reported, or is about to report, why this communicator closes. Without such a report the cause is `otherwise`.
 bool Executor::await_words(Status otherwise) {
   if (!closed()) engine_->poll_control();
   if (closed() || question_) return false;
@@ -451,11 +455,12 @@ std::string Executor::late_turn_report(const Operation& operation) {
       of_communicator(), name_of(group_.rank), after(operation.watch.waited(Clock::now())), before_its_turn(operation));
 }
 
-// Calls start in order, and so do messages: the one before is in flight, or another thread has its number and keeps it back.
+// Calls start in order, and so do messages. Either the one before is in flight, or another thread has its number and has not
+// posted it.
 std::string Executor::before_its_turn(const Operation& operation) {
   const bool message = operation.is_message();
   if (!message && !active_.empty()) {
-    return fmt::format(" before its turn; before it comes {}{}",
+    return fmt::format(" before its turn; the earlier {} has not ended{}",
                        describe_call(active_.front()->sequence(), active_.front()->signature), who_is_late(*active_.front()));
   }
   return fmt::format(
@@ -484,13 +489,14 @@ void Executor::peer_waits(int job_rank, std::span<const std::byte> what) {
   if (state != nullptr && words) straggler_detector_.hear(state->peer, *words, Clock::now());
 }
 
-// Signatures travel where data does: ranks that disagree may both wait for the other's, or not need it. What those say that
-// wait is compared here, after all that has come on the control plane: a peer that has given up has said why.
+// Signatures travel with data, so two ranks that disagree may both wait for the other's signature, or not need it. Therefore
+// the calls in the peers' wait messages are compared here. This happens after all control messages have been read: a peer that
+// has aborted has sent the reason.
 bool Executor::check_waits() {
   std::optional<int> odd;
   NumberedCall theirs;
   straggler_detector_.each_heard([&](int rank, const StragglerDetector::Words& words) {
-    const bool known = words.sequence < next_start_ && next_start_ - words.sequence <= kLedgerCalls;
+    const bool known = words.sequence < next_start_ && next_start_ - words.sequence <= kFlightRecordCalls;
     if (!known || odd || flight_record_.call(words.sequence) == words.call) return;
     odd = rank;
     theirs = {words.sequence, words.call};
@@ -502,7 +508,7 @@ bool Executor::check_waits() {
 
 namespace {
 
-// A peer that takes nothing: the link still needs memory of ours, or has no room for what could be sent.
+// Whether the peer takes no data: the link still needs this rank's memory, or has no room for what could be sent.
 template <typename State>
 bool holds_back(State& state, const Operation& operation) {
   for (std::size_t i = 0; i < state.outstanding.size(); ++i) {
@@ -551,12 +557,12 @@ std::string Executor::who_is_late(const Operation& operation) {
   std::vector<int> late = verdict.absent;
   late.insert(late.end(), verdict.slow.begin(), verdict.slow.end());
   for (std::size_t i = 0; i < std::min(late.size(), kMostWhereabouts); ++i) report += whereabouts(late[i]);
-  return report.empty() ? "; everything has come in, but peers have not taken all of our data" : report;
+  return report.empty() ? "; all data has arrived, but peers have not taken all data of this rank" : report;
 }
 
 std::string Executor::why_late(const Operation& message) const {
   const internal::Message& m = message.message;
-  return (m.is_send ? "; the receiver has not taken all of it" : "; nothing that fits has come in full") +
+  return (m.is_send ? "; the receiver has not taken all of it" : "; no matching message has arrived in full") +
          (m.peer < 0 || m.peer == group_.rank ? std::string() : whereabouts(m.peer));
 }
 
@@ -568,7 +574,7 @@ std::string Executor::whereabouts(int rank) const {
   }
   const ProgressEngine::Wait* wait = engine_->last_wait(job_rank);
   if (wait == nullptr) return {};
-  return fmt::format("; {}: said {:.1f} s ago that it waits in {} of communicator {:x}", name_of(rank),
+  return fmt::format("; {}: reported {:.1f} s ago that it waits in {} of communicator {:x}", name_of(rank),
                      std::chrono::duration<double>(Clock::now() - wait->at).count(), describe_call(wait->sequence, wait->call),
                      wait->communicator);
 }

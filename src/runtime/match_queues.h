@@ -1,4 +1,4 @@
-// MatchQueues: what waits for a counterpart of the same rank and tag, found by hash.
+// MatchQueues: entries that wait for a counterpart of the same rank and tag, found by hash.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace shoal {
 
-/// A queue for each rank and tag, oldest first; an order over all of them. Queues that become empty lend their memory to later
-/// ones. Thread rule: none of its own; the owner's lock.
+/// A queue for each rank and tag, oldest first, and one order over all entries. Queues that become empty are reused. Thread
+/// rule: none of its own; the owner's lock.
 template <typename Entry>
 class MatchQueues {
  public:
@@ -72,7 +72,7 @@ class MatchQueues {
     return index;
   }
 
-  FlatMap<std::uint32_t> at_;  // index in queues_, of those that hold anything
+  FlatMap<std::uint32_t> at_;  // index in queues_ of each queue that is not empty
   std::vector<RingQueue<Ordered>> queues_;
   std::vector<std::uint32_t> free_;
   std::uint64_t next_order_ = 0;

@@ -90,19 +90,19 @@ void Messages::start(Operation* operation) {
     return;
   }
   if (m.peer != rank_) return peer(m.peer).to_announce.push(operation);
-  // To ourselves: the send is its own announcement.
+  // To this rank itself: the send is its own announcement.
   Unexpected message{rank_, 0, {m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type), 0, 0}, {}, operation};
   Operation* const receive = take_posted(rank_, m.tag);
   Status status = receive != nullptr ? match(receive, message, {}) : keep(std::move(message));
   if (!status.ok() && failure_.ok()) failure_ = std::move(status);
 }
 
-/// Keeps a message until a receive asks for it.
+/// Keeps a message until a receive matches it.
 Status Messages::keep(Unexpected message) {
   const int from = message.peer;
   if (peer(from).unmatched == kMostUnmatched) {
     return {StatusCode::mismatch,
-            fmt::format("{} has sent {} messages that {} has not asked for, and sends {} with tag {}{}; call recv for them "
+            fmt::format("{} has sent {} messages without a matching recv on {}, and sends {} with tag {}{}; call recv for them "
                         "before more are sent",
                         group_.name_of(from), kMostUnmatched, group_.name_of(rank_), describe(message.announcement),
                         message.announcement.tag, group_.in_words())};
@@ -113,7 +113,7 @@ Status Messages::keep(Unexpected message) {
   return {};
 }
 
-/// The oldest message that fits `receive`; nothing where none has come.
+/// The oldest message that matches `receive`; nothing where none has arrived.
 std::optional<Messages::Unexpected> Messages::take_unexpected(const Message& receive) {
   int from = receive.peer;
   if (from < 0) {
@@ -132,7 +132,7 @@ std::optional<Messages::Unexpected> Messages::take_unexpected(const Message& rec
   return unexpected_.take(from, receive.tag);
 }
 
-/// The oldest receive that a message `from` a rank fits; null where none waits.
+/// The oldest receive that matches a message `from` a rank; null where none waits.
 Operation* Messages::take_posted(int from, int tag) {
   const auto of_rank = posted_.oldest(from, tag);
   const auto of_any = posted_.oldest(kAny, tag);
@@ -156,8 +156,8 @@ bool Messages::advance(Peer& peer) {
   return any;
 }
 
-/// Before the first tile: tells the peer the number by which the tiles of this communicator go. False where there is no room
-/// for that, or no need of it.
+/// Before the first tile: sends the peer the number that the tiles of this communicator carry. False where the link has no
+/// room for that, or no tile needs it.
 bool Messages::bind(Peer& peer) {
   const bool has_tiles =
       !peer.to_clear.empty() || !peer.to_announce.empty() || peer.taken - peer.taken_said >= kEagerWindow / 2;
@@ -173,7 +173,7 @@ bool Messages::send_word(Peer& peer, Kind kind, std::uint32_t number) {
 bool Messages::announce(Peer& peer) {
   Operation* operation = peer.to_announce.front();
   Message& m = operation->message;
-  // Of one without bytes nothing would be left to send after the announcement.
+  // A message without bytes is eager: nothing would be left to send after its announcement.
   const bool eager = m.size_bytes == 0 || (m.size_bytes <= kEagerBytes && peer.eager_sent - peer.eager_taken < kEagerWindow);
   const Announcement announcement{m.size_bytes, m.tag, static_cast<std::uint8_t>(m.type),
                                   eager ? std::uint8_t{1} : std::uint8_t{0}, 0};
@@ -235,14 +235,14 @@ void Messages::end(Operation* operation) {
   ended_.push_back(operation);
 }
 
-// `receive` gets `message`; `bytes` are there already where it is an eager one.
+// Completes `receive` with `message`, or starts its transfer. `bytes`: the data of an eager message.
 Status Messages::match(Operation* receive, const Unexpected& message, std::span<const std::byte> bytes) {
   Message& m = receive->message;
   const Announcement& theirs = message.announcement;
   if (theirs.size_bytes != m.size_bytes || theirs.type != static_cast<std::uint8_t>(m.type)) {
     // Both calls end with the communicator.
     return {StatusCode::mismatch,
-            fmt::format("{} sends {} with tag {}, but {} waits for {}, in a message{}; both must name the same type and count",
+            fmt::format("{} sent {} with tag {}, but {} expects {}, in a message{}; both must use the same type and count",
                         group_.name_of(message.peer), describe(theirs), theirs.tag, group_.name_of(rank_),
                         amount(m.type, m.size_bytes), group_.in_words())};
   }

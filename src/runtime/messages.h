@@ -24,49 +24,49 @@ struct Group;
 /// Matches sends with receives and moves their bytes.
 ///
 /// A sender announces each message to its receiver, in the order of its calls: tag, type and size, and the bytes themselves
-/// where they are few. A receive takes the oldest announcement that fits, so messages of one sender and tag do not overtake
-/// each other (MPI-4.0 section 3.5). For a larger message the receiver then says "clear", and its bytes travel straight into
-/// the buffer. Few bytes that nobody has asked for yet are kept; a sender may have kEagerWindow such messages under way,
-/// further ones wait for their receiver like large ones.
+/// where they are few (eager). A receive takes the oldest announcement that matches, so messages of one sender and tag do not
+/// overtake each other (MPI-4.0 section 3.5). For a larger message the receiver then sends `clear`, and the bytes travel
+/// straight into its buffer (rendezvous). Eager messages that no receive matches yet are kept. A sender may have kEagerWindow
+/// of them in flight; further ones wait for `clear`, as large ones do.
 ///
-/// What a peer has announced and no receive has asked for is kept, as many as kMostUnmatched of each peer. One more is an
-/// error: to hold the sender back instead could hold back the announcement of the very message that a receive waits for.
+/// Announcements that no receive matches yet are kept, up to kMostUnmatched of each peer. One more is an error: back-pressure
+/// on the sender could hold back the very announcement that a receive waits for.
 ///
-/// The tiles have a number of their own (kMessageBit) and never stand in the way: every one can be taken when it comes.
-/// Thread rule: the driver. Ranks are those of the communicator.
+/// The tiles have a number of their own (kMessageBit) and never block a link: each can be taken when it arrives. Thread rule:
+/// the driver. Ranks are those of the communicator.
 class Messages {
  public:
   /// `number`: the communicator's, in the tiles of this process.
   Messages(ProgressEngine& engine, const Group& group, std::uint32_t number);
 
-  /// Takes a call in that is to be started when its turn has come: messages are announced in the order of their numbers.
+  /// Queues a send or recv until its turn: messages are announced in the order of their numbers.
   void enqueue(internal::Operation* operation);
   /// Calls in flight.
   [[nodiscard]] std::size_t size() const noexcept { return waiting_.size() + live_.size(); }
-  /// Starts what is to be started and sends what can be sent.
+  /// Starts the messages whose turn it is, and sends what the links take.
   bool advance();
   /// A mismatch that advance() has found; ok where there is none.
   Status take_failure();
-  /// A tile from `peer`. An error: ranks disagree, or the peer sends nonsense.
+  /// Handles a tile from `peer`. Errors: mismatch, where ranks disagree; internal, where the peer must not send such a tile.
   Status take(int peer, const Arrival& arrival);
   /// The calls that have ended; the caller finishes them.
   std::vector<internal::Operation*>& ended() noexcept { return ended_; }
-  /// Gives all calls up: they are in ended() then.
+  /// Aborts all calls: they are in ended() then.
   void give_up();
 
   /// A call in flight waits for something from `peer` or for room to send to it.
   [[nodiscard]] bool wants(int peer) const noexcept;
-  /// As above, from or for that peer alone: without it the call cannot end.
+  /// As wants(), but only messages that name `peer`: without it they cannot end.
   [[nodiscard]] bool needs(int peer) const noexcept;
-  /// `peer` has been told the number of the communicator.
+  /// This rank has sent the number of the communicator to `peer`.
   [[nodiscard]] bool has_bound(int peer) const noexcept { return peers_[static_cast<std::size_t>(peer)].bound; }
   /// Started, the oldest first.
   [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
-  /// To be started when their turn has come, in no order.
+  /// Not started, as their turn has not come; in no order.
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
-  /// Messages of one sender that a rank keeps until a receive asks for them.
+  /// Unmatched messages of one sender that a rank keeps.
   static constexpr std::size_t kMostUnmatched = std::size_t{1} << 18;
-  /// What a sender says first of a message.
+  /// What a sender sends first of a message.
   struct Announcement {
     std::uint64_t size_bytes = 0;
     std::int32_t tag = 0;
@@ -75,8 +75,8 @@ class Messages {
     std::uint16_t reserved = 0;
   };
   static_assert(sizeof(Announcement) == 16, "travels as it lies in memory");
-  /// The front of `tile`; behind it lie all bytes of the message where it is eager, else none. Nothing where it is no
-  /// announcement.
+  /// The announcement at the front of `tile`; all bytes of the message follow it where it is eager, else none. Nothing where
+  /// the tile is no announcement.
   static std::optional<Announcement> parse_announcement(std::span<const std::byte> tile) noexcept;
   /// "float32 x 10", of any type.
   static std::string describe(const Announcement& announcement);
@@ -89,13 +89,13 @@ class Messages {
 
   enum class Kind : std::uint32_t { announce = 1, clear = 2, data = 3, taken = 4 };
 
-  /// An announcement that no receive has asked for.
+  /// An announcement that no receive has matched.
   struct Unexpected {
     int peer = 0;
     std::uint32_t number = 0;
     Announcement announcement;
     std::vector<std::byte> bytes;          // of an eager one
-    internal::Operation* local = nullptr;  // the send itself, where it is this rank's
+    internal::Operation* local = nullptr;  // the send itself, where this rank is the sender
   };
   struct Outstanding {
     internal::Operation* operation = nullptr;
@@ -104,18 +104,18 @@ class Messages {
   };
   struct Peer {
     ProgressEngine::Wire* wire = nullptr;         // null for this rank
-    bool bound = false;                           // it has been told the number of the communicator
+    bool bound = false;                           // this rank has sent it the number of the communicator
     RingQueue<internal::Operation*> to_announce;  // sends, in order
-    FlatMap<internal::Operation*> announced;      // that wait for "clear", by number
-    RingQueue<internal::Operation*> to_send;      // cleared; one after the other
+    FlatMap<internal::Operation*> announced;      // sends that wait for `clear`, by number
+    RingQueue<internal::Operation*> to_send;      // cleared sends; one after the other
     RingQueue<Outstanding> outstanding;           // taken by the link, which still needs the memory
-    RingQueue<std::uint32_t> to_clear;            // numbers
-    FlatMap<internal::Operation*> receiving;      // cleared by us, by number
+    RingQueue<std::uint32_t> to_clear;            // numbers of the messages
+    FlatMap<internal::Operation*> receiving;      // receives that this rank has cleared, by number
     std::size_t unmatched = 0;                    // of its messages in unexpected_
     std::uint32_t next_number = 0;
     std::uint32_t eager_sent = 0;
-    std::uint32_t eager_taken = 0;  // as the peer has said
-    std::uint32_t taken = 0;        // of the peer's eager ones
+    std::uint32_t eager_taken = 0;  // as the peer has reported
+    std::uint32_t taken = 0;        // of the peer's eager messages
     std::uint32_t taken_said = 0;
   };
 
@@ -143,8 +143,8 @@ class Messages {
   std::vector<internal::Operation*> waiting_;  // a heap, the lowest number first
   std::uint64_t next_start_ = 0;
   std::list<internal::Operation*> live_;      // started
-  std::list<internal::Operation*> spare_;     // its nodes, for later ones
-  MatchQueues<internal::Operation*> posted_;  // receives without a message; of any rank under kAnySource
+  std::list<internal::Operation*> spare_;     // list nodes for later messages
+  MatchQueues<internal::Operation*> posted_;  // receives without a message; those from any rank under kAny
   MatchQueues<Unexpected> unexpected_;        // by arrival
   std::vector<internal::Operation*> ended_;
   Status failure_;  // found by start()

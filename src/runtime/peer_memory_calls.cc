@@ -16,10 +16,10 @@ using internal::Operation;
 
 namespace {
 
-// How long a rank waits for peers that still write into its memory. A peer that died or was stopped would never end it.
+// How long a rank waits for peers that still write into its memory. A peer that died or was stopped never clears its flag.
 constexpr auto kWritersPatience = std::chrono::milliseconds(250);
 
-/// Where the caller's data lies.
+/// The buffer in which the caller's data lies.
 Buffer input_of(const Plan& plan) {
   return plan.key.collective.kind == CollectiveKind::broadcast ? Buffer::output : Buffer::input;
 }
@@ -93,7 +93,7 @@ PeerMemoryCalls::Attempt PeerMemoryCalls::try_one_shot(const Plan& plan, const C
                                                        const void* input, void* output, int looks) {
   const void* given = input_of(plan) == Buffer::output ? output : input;
   const Contribution mine{plan, signature, sequence + 1, static_cast<const std::byte*>(given), static_cast<std::byte*>(output)};
-  Advance late_or_odd;  // the ordinary way will find that again
+  Advance late_or_odd;  // advance_one_shot() finds the mismatch again
   const auto try_often = [&](auto&& attempt) {
     for (int look = 1; !attempt(); ++look) {
       if (late_or_odd.odd_rank >= 0 || look >= looks) return false;
@@ -103,7 +103,7 @@ PeerMemoryCalls::Attempt PeerMemoryCalls::try_one_shot(const Plan& plan, const C
   };
   if (!try_often([&] { return try_publish(mine, late_or_odd); })) return Attempt::held;
   const bool taken = try_often([&] { return take_all(mine, late_or_odd); });
-  // Only now: the fence in it would hold the looks back until the peers' caches have given up our line.
+  // Only now: the fence in it would delay the polls until the peers' caches have given up this rank's line.
   notify();
   return taken ? Attempt::ended : Attempt::published;
 }
@@ -128,7 +128,7 @@ PeerMemoryCalls::Advance PeerMemoryCalls::advance_one_shot(Operation* operation)
 
 bool PeerMemoryCalls::try_publish(const Contribution& mine, Advance& result) {
   const PeerMemoryPart& part = mine.plan.peer_memory_part;
-  // A call of the others' is over where they have begun the next one: what served call k is free when k + 2 have been met.
+  // A peer has finished a call when it has begun the next one: what served call k is free when all peers have begun k + 1.
   const std::uint64_t used_again_after = part.place == OneShotPlace::large ? 2 : kOneShotSlots;
   const std::uint64_t needed = one_shots_ < used_again_after ? 0 : one_shots_ + 2 - used_again_after;
   if (met_ < needed) {
@@ -142,7 +142,7 @@ bool PeerMemoryCalls::try_publish(const Contribution& mine, Advance& result) {
   slot.signature.store(mine.signature);
   // release: orders payload and signature before the flag, for the peers' acquire in has_come().
   slot.flag.store(mine.flag, std::memory_order_release);
-  // While the others look at that.
+  // Copies the own part while the peers poll the slot.
   if (!part.folds && part.own_take >= 0) {
     const PeerMemoryPart::Take& own = part.takes[static_cast<std::size_t>(part.own_take)];
     std::byte* target = mine.output + own.output_offset_bytes;
@@ -164,14 +164,14 @@ bool PeerMemoryCalls::has_come(std::size_t rank, const OneShotSlot& slot, std::u
 
 bool PeerMemoryCalls::meet_next(Advance& result) noexcept {
   const OneShotSlot& own = one_shot_slot(window(rank_), met_);
-  const std::uint64_t flag = own.flag.load(std::memory_order_relaxed);  // only we write it
+  const std::uint64_t flag = own.flag.load(std::memory_order_relaxed);  // only this rank writes it
   const CallSignature ours = own.signature.load();
   for (std::size_t r = 0; r < windows_.size(); ++r) {
     if (static_cast<int>(r) == rank_) continue;
     if (has_come(r, one_shot_slot(windows_[r], met_), flag, ours, result)) continue;
     if (result.odd_rank < 0) return false;
-    // Who waits for nobody may be writing the slot again, once it has begun all calls before the next one of this slot: too
-    // late to see what it said of this one.
+    // A rank that waits for no peer may already be writing the slot again, once it has begun all calls before the slot's next
+    // one. Then it is too late to read its signature of this call.
     const OneShotSlot& last = one_shot_slot(windows_[r], met_ + kOneShotSlots - 1);
     if (last.flag.load(std::memory_order_relaxed) <= flag) return false;
     result.odd_rank = -1;
@@ -191,7 +191,7 @@ bool PeerMemoryCalls::take_all(const Contribution& mine, Advance& result) {
     const std::span<std::byte> theirs = windows_[take.rank];
     const auto come = [&] { return has_come(take.rank, one_shot_slot(theirs, one_shots_), mine.flag, mine.signature, result); };
     if (!come()) {
-      // In another call, which takes no such slot? Or has it come and gone on to that since we looked?
+      // Is the rank in another call, which uses no such slot? Or has it entered this call and gone on since the check above?
       const ZeroCopySlot& other = meeting_slot(theirs, meetings_);
       const std::uint64_t entered = other.entered.load(std::memory_order_acquire);
       if (result.odd_rank >= 0 || entered < mine.flag) return false;
@@ -203,7 +203,7 @@ bool PeerMemoryCalls::take_all(const Contribution& mine, Advance& result) {
     operands_[i] = one_shot_data(theirs, room_, one_shots_, part.place) + take.offset_bytes;
   }
   if (part.takes.size() == windows_.size()) {
-    // Before the others can write the slots of earlier calls again.
+    // Before the peers can write the slots of earlier calls again.
     while (met_ < one_shots_) {
       if (!meet_next(result)) return false;
     }
@@ -242,19 +242,19 @@ PeerMemoryCalls::Advance PeerMemoryCalls::advance_zero_copy(Operation* operation
   if (met_in_ != operation) {
     if (meeting_slot(window(rank_), meetings_).input == ZeroCopySlot::kOrdinary) return to_links();
     if (!all_entered(operation, result)) return result.to_links != nullptr ? to_links() : result;
-    undecided_ = false;  // nothing has been pushed since
+    undecided_ = false;  // no call has been pushed since
     begin_part(operation);
     result.moved = true;
   }
   ZeroCopySlot& mine = meeting_slot(window(rank_), meetings_);
   const std::uint64_t flag = flag_of(*operation);
-  if (mine.left.load(std::memory_order_relaxed) < flag) {  // only we write it
-    if (!begin_writing()) return result;                   // we shall hear why
+  if (mine.left.load(std::memory_order_relaxed) < flag) {  // only this rank writes it
+    if (!begin_writing()) return result;                   // a peer has aborted: its report will arrive
     const bool done = operation->plan->zero_copy_reduce ? fold_some(operation) : move_some(operation);
     end_writing();
     result.moved = true;
     if (!done) return result;
-    // release: orders our writes into the peers' outputs, for the acquire below.
+    // release: orders this rank's writes into the peers' outputs, for the acquire below.
     mine.left.store(flag, std::memory_order_release);
     notify();
   }
@@ -275,15 +275,15 @@ void PeerMemoryCalls::begin_part(Operation* operation) {
     folded_elements_ = share_start(call.count, call.type, rank_, static_cast<int>(windows_.size()));
 }
 
-/// The slot is free: whoever is in the last meeting has decided the one before it. A rank whose buffers are ordinary ones could
-/// otherwise run ahead, since it waits for nobody.
+/// The slot is free: a rank that has entered the last zero-copy call has decided the one before it. Without this check a rank
+/// with unreachable buffers could run ahead, since it waits for no peer.
 bool PeerMemoryCalls::may_enter() const noexcept {
   return last_meeting_ == 0 || std::all_of(windows_.begin(), windows_.end(), [&](const auto& each) {
            return meeting_slot(each, meetings_ + 1).entered.load(std::memory_order_acquire) >= last_meeting_;
          });
 }
 
-/// Says where the buffers of the call lie.
+/// Writes into this rank's slot where the buffers of the call lie.
 void PeerMemoryCalls::enter(Operation* operation) {
   const Plan& plan = *operation->plan;
   ZeroCopySlot& mine = meeting_slot(window(rank_), meetings_);
@@ -298,7 +298,8 @@ void PeerMemoryCalls::enter(Operation* operation) {
   mine.entered.store(last_meeting_, std::memory_order_release);
   notify();
   operation->published = true;
-  // What needs nobody, while the others look at that. Should the call have to take the links, it is done twice.
+  // Local moves need no peer, so they are done while the peers poll the slot. Should the call have to use the links, they are
+  // done twice.
   move_ = 0;
   moved_bytes_ = 0;
   std::size_t room = kLocalBytes;
@@ -306,13 +307,13 @@ void PeerMemoryCalls::enter(Operation* operation) {
     moved_bytes_ = std::min(room, moves[move_].size_bytes);
     static_cast<void>(move(operation, moves[move_], 0, moved_bytes_));  // cannot fail
     room -= moved_bytes_;
-    if (moved_bytes_ < moves[move_].size_bytes) return;  // move_some() goes on
+    if (moved_bytes_ < moves[move_].size_bytes) return;  // move_some() continues
     moved_bytes_ = 0;
   }
 }
 
 std::optional<std::uint64_t> PeerMemoryCalls::place_of(const Plan& plan, const std::byte* data, std::size_t bytes) const {
-  if (bytes == 0) return 0;  // nobody asks for it
+  if (bytes == 0) return 0;  // no peer uses it
   if (const auto offset = transport_->shared_offset(data, bytes)) return offset;
   const auto address = reinterpret_cast<std::uint64_t>(data);
   if (!plan.private_memory || (address & ZeroCopySlot::kAddress) != 0 || !transport_->reaches_all_memory()) return std::nullopt;
@@ -330,7 +331,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
     if (seen < flag) {
       const OneShotSlot& other = one_shot_slot(windows_[r], one_shots_);
       const std::uint64_t begun = other.flag.load(std::memory_order_acquire);
-      // In another call? Or has it entered and gone on to that since we looked?
+      // Is the rank in another call? Or has it entered this one and gone on since the check above?
       if (begun >= flag && theirs.entered.load(std::memory_order_acquire) < flag)
         result.set_odd(r, begun, other.signature.load(), flag, ours);
       all = false;
@@ -344,7 +345,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
       result.to_links = operation;
       return false;
     }
-    if (operation->plan->zero_copy_move) continue;  // move() looks at the places
+    if (operation->plan->zero_copy_move) continue;  // move() checks the places
     if (static_cast<int>(r) == rank_) {
       inputs_[r] = operation->at({Buffer::input, 0});
       outputs_[r] = operation->at({Buffer::output, 0});
@@ -356,7 +357,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
       return ordinary || where != nullptr;
     };
     if (!found(theirs.input, inputs_[r]) || !found(theirs.output, outputs_[r])) {
-      // Only a rank whose memory has been overwritten names such places.
+      // Only a rank whose memory has been overwritten publishes such places.
       result.set_odd(r, seen, theirs.signature, flag, ours);
       return false;
     }
@@ -364,7 +365,7 @@ bool PeerMemoryCalls::all_entered(Operation* operation, Advance& result) {
   return all;
 }
 
-/// A bounded part of this rank's share; true when all of it is done.
+/// Folds a bounded part of this rank's share; true when all of it is done.
 bool PeerMemoryCalls::fold_some(Operation* operation) {
   const Plan& plan = *operation->plan;
   const Collective& call = plan.key.collective;
@@ -373,7 +374,7 @@ bool PeerMemoryCalls::fold_some(Operation* operation) {
   const std::size_t end = share_start(call.count, call.type, rank_ + 1, ranks);
   const std::size_t stop = std::min(end, folded_elements_ + kBytesPerPass / element);
   const bool cached = call.input_bytes() <= kCachedBytes;
-  // What has just been read is in the caches, and to write past them would cost more there.
+  // What has just been read is in the caches; to write past them would cost more there.
   const auto stays = [&](std::size_t r) { return cached || outputs_[r] == inputs_[r]; };
   const auto own = static_cast<std::size_t>(rank_);
   const bool asks_kernel = std::ranges::count(inputs_, nullptr) + std::ranges::count(outputs_, nullptr) > 0;
@@ -407,7 +408,7 @@ bool PeerMemoryCalls::fold_some(Operation* operation) {
   return folded_elements_ == end;
 }
 
-/// As many bytes as fit between two looks at deadlines and failures; true when all moves are done.
+/// Moves as many bytes as fit between two checks of deadlines and failures; true when all moves are done.
 bool PeerMemoryCalls::move_some(Operation* operation) {
   const std::vector<PeerMemoryMove>& moves = operation->plan->moves;
   std::size_t room = kBytesPerPass;
@@ -441,7 +442,7 @@ Status PeerMemoryCalls::move(Operation* operation, const PeerMemoryMove& what, s
     std::byte* shared = transport_->shared_memory(member(peer), place, bytes);
     if (shared == nullptr) {
       return {StatusCode::internal,
-              fmt::format("rank {} names a place outside its shared memory; its memory is corrupt", peer)};
+              fmt::format("rank {} published a place outside its shared memory; its memory is corrupt", peer)};
     }
     if (reads) {
       source = shared;
@@ -456,7 +457,7 @@ Status PeerMemoryCalls::move(Operation* operation, const PeerMemoryMove& what, s
 void PeerMemoryCalls::reduce(const Plan& plan, std::byte* target, std::span<const std::byte* const> operands,
                              std::size_t count) const {
   const Collective& call = plan.key.collective;
-  if (count == 0) return;  // only the agreement counted
+  if (count == 0) return;  // the call was only for its signatures
   if (call.op == ReduceOp::avg) {
     device_->reduce_average(target, operands, count, call.type, plan.ranks);
   } else {
@@ -477,7 +478,7 @@ bool PeerMemoryCalls::awaits(const Operation& operation, int rank) noexcept {
   };
   const std::uint64_t flag = flag_of(operation);
   if (operation.plan->one_shot_window) {
-    // Not published: the others are so far behind that there is no slot.
+    // Not published: peers are so far behind that no slot is free.
     if (!operation.published) return !has_begun(met_, one_shot_slot(window(rank_), met_).flag.load(std::memory_order_relaxed));
     const auto& takes = operation.plan->peer_memory_part.takes;
     const bool needed = std::ranges::any_of(takes, [&](const auto& take) { return static_cast<int>(take.rank) == rank; });

@@ -20,66 +20,67 @@ namespace shoal {
 
 /// Runs the fused forms of Programs over the shared windows of a transport, one call at a time.
 ///
-/// *one_shot*, for small messages: every rank puts what it gives into its window, and takes what concerns it out of the windows
-/// of those whose data it needs (peer_memory_part.h). Who needs nothing, like the root of a broadcast, waits for nobody and may
-/// be up to kOneShotSlots - 1 calls ahead; it compares what the others say of a call with its own words later, at the latest
-/// when it writes the call's slot again.
+/// *one_shot*, for small messages: every rank writes its contribution into its window, and reads what it needs from the
+/// windows of the peers that have it (peer_memory/part.h). A rank that needs no data, like the root of a broadcast, waits for
+/// no peer and may be up to kOneShotSlots - 1 calls ahead. It compares the peers' signatures of a call with its own later, at
+/// the latest before it writes the call's slot again.
 ///
-/// *Meetings*, for larger ones: every rank says in its window where its buffers are. When all have, each does its part in the
-/// others' memory; when all have done so the call has ended. If the others do not reach the buffers of one rank, all ranks see
-/// it and take the links instead: what comes later has to wait until that is decided, since calls keep their order on the
-/// links. Two kinds of calls meet:
-/// - *direct* all_reduce: each rank folds its share of the message out of all inputs, in rank order, and writes the result into
-///   all outputs. Nobody reads a share but the rank that folds it, so inputs may be outputs. For buffers in shared memory
+/// *zero-copy*, for larger messages: every rank writes into its window where its buffers are. When all ranks have entered,
+/// each does its part in the peers' memory; when all have done so, the call has ended. If the peers cannot reach the buffers
+/// of one rank, all ranks see it and use the links instead. Later calls have to wait until that is decided, since calls keep
+/// their order on the links. Two kinds of calls are zero-copy:
+/// - *direct* all_reduce: each rank folds its share of the message out of all inputs, in rank order, and writes the result
+///   into all outputs. Only the rank that folds a share reads it, so inputs may be outputs. For buffers in shared memory
 ///   (mem_alloc), and for any where the system lets processes copy from and to each other's memory and that was measured to be
-///   faster (peer_memory_moves.h).
-/// - what only moves data (peer_memory_moves.h), under the same conditions: one copy.
+///   faster (peer_memory/moves.h).
+/// - calls that only move data (peer_memory/moves.h), under the same conditions: one copy.
 ///
-/// Who writes into others' memory says so before it looks whether they have given up; who gives up says so and waits, for a
-/// quarter of a second at most, until nobody writes. So a call that has failed leaves buffers alone that belong to the caller
-/// again.
+/// A rank sets `writing` (kGuardWriting) before it checks the peers' `revoked` flags (kGuardRevoked). A rank that aborts sets
+/// `revoked`, then waits until no peer is writing (at most 250 ms). So a call that has failed leaves buffers alone that belong
+/// to the caller again.
 ///
 /// Thread rule: the executor's driver.
 class PeerMemoryCalls {
  public:
-  /// None: takes() nothing.
+  /// Without windows: takes() nothing.
   PeerMemoryCalls() = default;
-  /// `windows`: of every rank of the communicator, in memory that all of them see; `members`: what `transport` calls them.
+  /// `windows`: of every rank of the communicator, in memory that all of them see; `members`: their ranks in `transport`.
   PeerMemoryCalls(Transport& transport, std::vector<std::span<std::byte>> windows, std::vector<int> members, int rank,
                   const Device& device);
 
   [[nodiscard]] bool available() const noexcept { return transport_ != nullptr; }
-  /// For what one_shot calls give.
+  /// The room in a window for contributions to one_shot calls.
   [[nodiscard]] const OneShotRoom& room() const noexcept { return room_; }
   [[nodiscard]] std::string_view transport_name() const noexcept { return transport_->name(); }
   /// Whether a call with `plan` starts here.
   [[nodiscard]] bool takes(const Plan& plan) const noexcept { return available() && (plan.one_shot_window || meets(plan)); }
 
   enum class Attempt { ended, published, held };
-  /// Runs a one_shot call right here if what it needs of others comes within some `looks`: `ended`, and the result is there.
-  /// Otherwise the call goes on as an Operation: where this rank's part has been published already, one that says so; `held`:
-  /// others are so far behind that there is no slot. Only while no other call is here.
+  /// Runs a one_shot call in this thread if the data that it needs of peers arrives within `looks` polls: `ended`, and the
+  /// result is in the output. Otherwise the call continues as an Operation. `published`: the peers see this rank's part
+  /// already, and the Operation must say so; `held`: peers are so far behind that no slot is free. Only while no other call is
+  /// here.
   Attempt try_one_shot(const Plan& plan, const CallSignature& signature, std::uint64_t sequence, const void* input,
                        void* output, int looks);
 
   void push(internal::Operation* operation);
-  /// Gives all calls up. Afterwards nobody writes into the buffers of these calls.
+  /// Aborts all calls. Afterwards no peer writes into the buffers of these calls.
   void clear();
   [[nodiscard]] std::size_t size() const noexcept { return calls_.size(); }
   [[nodiscard]] internal::Operation* front() noexcept { return calls_.front(); }
-  /// A call may yet have to take the links.
+  /// A call may still have to use the links.
   [[nodiscard]] bool undecided() const noexcept { return undecided_; }
 
   struct Advance {
     bool moved = false;
     internal::Operation* to_links = nullptr;  ///< no longer here: start it on the links
-    int odd_rank = -1;                        ///< set: in call `sequence` we say `ours`, and this rank `theirs` in
-    std::uint64_t its_sequence = 0;           ///< that one, or a later one
+    int odd_rank = -1;                        ///< set: a mismatch; in call `sequence` this rank has signature `ours`, and
+    std::uint64_t its_sequence = 0;           ///< the odd rank has `theirs` in this call: the same, or a later one
     std::uint64_t sequence = 0;
     CallSignature theirs;
     CallSignature ours;
 
-    /// Flags are those of the calls.
+    /// `its_flag` and `flag` are the flags of the two calls.
     void set_odd(std::size_t rank, std::uint64_t its_flag, const CallSignature& its, std::uint64_t flag,
                  const CallSignature& own) noexcept {
       odd_rank = static_cast<int>(rank);
@@ -89,7 +90,7 @@ class PeerMemoryCalls {
       ours = own;
     }
   };
-  /// Does what can be done for the oldest call.
+  /// Does what can be done now for the oldest call.
   Advance advance();
   /// Why a peer's memory could not be reached in advance(); ok where it could.
   Status take_failure() { return std::exchange(failure_, Status()); }
@@ -99,16 +100,16 @@ class PeerMemoryCalls {
 
  private:
   static constexpr std::size_t kBlockBytes = 16 << 10;
-  static constexpr std::size_t kReadBytes = 64 << 10;  // at once by the kernel, whose call costs as much as 10 KiB
-  // Of one rank. More, and results are written past the caches: they would not stay there until somebody reads them.
+  static constexpr std::size_t kReadBytes = 64 << 10;  // per copy by the kernel; one call costs as much as copying 10 KiB
+  // Of one rank. Results of larger messages are written past the caches: they would not stay there until a rank reads them.
   static constexpr std::size_t kCachedBytes = 4 << 20;
-  static constexpr int kLooksAtOnce = 32;                  // before the processor is told that this is a loop that waits
-  static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two looks at deadlines and failures
-  static constexpr std::size_t kLocalBytes = 16 << 20;     // that a rank copies for itself when it enters: some milliseconds
+  static constexpr int kLooksAtOnce = 32;                  // polls before the processor is told that this is a spin loop
+  static constexpr std::size_t kBytesPerPass = 256 << 10;  // between two checks of deadlines and failures
+  static constexpr std::size_t kLocalBytes = 16 << 20;     // copied locally by a rank when it enters: some milliseconds
 
   [[nodiscard]] static bool meets(const Plan& plan) noexcept { return plan.zero_copy_reduce || plan.zero_copy_move; }
   [[nodiscard]] std::span<std::byte> window(int rank) const noexcept { return windows_[static_cast<std::size_t>(rank)]; }
-  /// What this rank gives to a one_shot call, and where it wants the result.
+  /// This rank's contribution to a one_shot call, and where the result goes.
   struct Contribution {
     const Plan& plan;
     const CallSignature& signature;
@@ -116,21 +117,21 @@ class PeerMemoryCalls {
     const std::byte* input;
     std::byte* output;
   };
-  /// False where the slot or the place is still in use, or `odd_rank` is set. The peers that sleep are not woken:
-  /// notify() comes after.
+  /// False where the slot or the place is still in use, or `odd_rank` is set. Does not wake sleeping peers: notify() comes
+  /// after.
   bool try_publish(const Contribution& mine, Advance& result);
-  /// True when all that this rank takes was there and has been taken; or `odd_rank` is set.
+  /// True when all data that this rank needs was there and has been taken; or `odd_rank` is set.
   bool take_all(const Contribution& mine, Advance& result);
-  /// Whether `rank` has begun the call of `slot`, which `flag` and `signature` say what it is; or `odd_rank` is set.
+  /// Whether `rank` has begun the call of `slot`, which `flag` and `signature` identify; or `odd_rank` is set.
   bool has_come(std::size_t rank, const OneShotSlot& slot, std::uint64_t flag, const CallSignature& signature,
                 Advance& result) const noexcept;
-  /// Goes on to the next call that all others have begun.
+  /// Goes on to the next call that all peers have begun.
   bool meet_next(Advance& result) noexcept;
   Advance advance_one_shot(internal::Operation* operation);
   Advance advance_zero_copy(internal::Operation* operation);
   [[nodiscard]] bool may_enter() const noexcept;
   void enter(internal::Operation* operation);
-  /// Where the others find a buffer of this rank; nothing where they do not.
+  /// Where the peers find a buffer of this rank; nothing where they cannot reach it.
   [[nodiscard]] std::optional<std::uint64_t> place_of(const Plan& plan, const std::byte* data, std::size_t bytes) const;
   /// True when every rank has entered; or `to_links` or `odd_rank` is set.
   bool all_entered(internal::Operation* operation, Advance& result);
@@ -138,7 +139,7 @@ class PeerMemoryCalls {
   void begin_part(internal::Operation* operation);
   bool fold_some(internal::Operation* operation);
   bool move_some(internal::Operation* operation);
-  /// Wakes the others of this communicator.
+  /// Wakes the peers of this communicator.
   void notify() {
     if (everybody_) return transport_->notify_peers();
     transport_->notify(members_);
@@ -146,7 +147,7 @@ class PeerMemoryCalls {
   [[nodiscard]] int member(int rank) const noexcept { return members_[static_cast<std::size_t>(rank)]; }
   /// Copies `bytes` of a move from `done_bytes` on.
   Status move(internal::Operation* operation, const PeerMemoryMove& what, std::size_t done_bytes, std::size_t bytes);
-  /// Between the two this rank may write into the memory of others. False: one of them has given up.
+  /// Between the two this rank may write into the peers' memory. False: a peer has aborted.
   bool begin_writing() noexcept;
   void end_writing() noexcept;
   void reduce(const Plan& plan, std::byte* target, std::span<const std::byte* const> operands, std::size_t count) const;
@@ -159,24 +160,24 @@ class PeerMemoryCalls {
   std::vector<int> members_;                   // by rank: its number in the transport
   bool everybody_ = false;                     // all ranks of the transport are members
   OneShotRoom room_;
-  RingQueue<internal::Operation*> calls_;  // by sequence; the first is under way
+  RingQueue<internal::Operation*> calls_;  // by sequence; the first is in progress
   bool undecided_ = false;
   // One-shot calls count from 0.
   std::uint64_t one_shots_ = 0;     // ended
-  std::uint64_t met_ = 0;           // that all others have begun too, with the same words, for all this rank knows
-  std::uint64_t last_meeting_ = 0;  // ZeroCopySlot::entered of the previous one; 0: there was none
-  std::uint64_t meetings_ = 0;      // ended, here or on the links
-  // Of the meeting under way, the first of the calls.
-  const internal::Operation* met_in_ = nullptr;  // null until all have met
-  std::size_t move_ = 0;                         // under way
-  std::size_t moved_bytes_ = 0;                  // of it
+  std::uint64_t met_ = 0;           // that all peers are known to have begun too, with the same signature
+  std::uint64_t last_meeting_ = 0;  // ZeroCopySlot::entered of the previous zero-copy call; 0: there was none
+  std::uint64_t meetings_ = 0;      // zero-copy calls that ended, here or on the links
+  // State of the zero-copy call in progress, the first of calls_.
+  const internal::Operation* met_in_ = nullptr;  // null until all ranks have entered
+  std::size_t move_ = 0;                         // index of the move in progress
+  std::size_t moved_bytes_ = 0;                  // of that move
   Status failure_;
-  std::vector<const std::byte*> inputs_;    // by rank; null: in memory that nobody shares
+  std::vector<const std::byte*> inputs_;    // by rank; null: in private memory of that rank
   std::vector<std::byte*> outputs_;         // by rank; the same
   std::vector<const std::byte*> operands_;  // by rank; scratch
   std::size_t folded_elements_ = 0;
   alignas(64) std::array<std::byte, kBlockBytes> block_;
-  std::vector<std::byte> read_;  // of each rank kReadBytes; once memory that nobody shares is read
+  std::vector<std::byte> read_;  // kReadBytes for each rank; allocated when private memory is first read
 };
 
 }  // namespace shoal

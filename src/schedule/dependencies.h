@@ -9,9 +9,9 @@
 
 namespace shoal {
 
-/// For every step the earlier steps of the Program that it conflicts with, leaving out those that these wait for in turn: the
-/// last writer of what it touches and, where it writes, the readers since. Input and output count as separate memory.
-/// Precondition: slices are in range and steps of different lanes do not conflict (see verify()).
+/// For every step, the earlier steps of the Program that it conflicts with, without those that these already wait for: the
+/// last writer of each chunk that it touches and, for a write, the readers since then. Input and output count as separate
+/// memory. Precondition: slices are in range and steps of different lanes do not conflict (see verify()).
 class Dependencies {
  public:
   explicit Dependencies(const Program& program);

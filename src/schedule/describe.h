@@ -1,4 +1,4 @@
-// Steps and slices in words, for messages and for the Printer.
+// Descriptions of steps and slices, for messages and for the Printer.
 #pragma once
 
 #include <cstddef>

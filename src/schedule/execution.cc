@@ -17,12 +17,12 @@ namespace shoal {
 namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
-// A chunk is so many tiles. Two are enough to tell a step that has begun from one that has ended, and large tiles from small
-// ones.
+// A chunk is this many tiles. Two are enough to distinguish a step that has begun from one that has ended, and large tiles
+// from small ones.
 constexpr std::uint32_t kTilesPerChunk = 2;
-constexpr std::size_t kMaxNamedWaiters = 4;  // of a circle of steps that wait for each other
+constexpr std::size_t kMaxNamedWaiters = 4;  // of a cycle of steps that wait for each other
 
-/// The chunks of all ranks' memory, numbered; in place, input and output are one message, each at its place in it.
+/// The chunks of the memory of all ranks, numbered. In place, input and output are one message, each at its place in it.
 class CellMap {
  public:
   CellMap(const Schedule& schedule, Aliasing aliasing) {
@@ -70,9 +70,9 @@ class CellMap {
   std::uint32_t size_ = 0;
 };
 
-/// Symbolic values. A value is the set of ranks whose contribution to one message chunk it holds, or undefined, or spoilt: once
-/// it holds a contribution twice, or contributions to different chunks, no further folding makes it right again. A value may
-/// have been completed, which is when an average is divided; then nothing more may be folded with it.
+/// Symbolic values. A value is the set of ranks whose contribution to one message chunk it holds, or undefined, or spoilt:
+/// once it holds a contribution twice, or contributions to different chunks, no further folding can repair it. A value may
+/// have been completed, which is when an average is divided; after that nothing may be folded with it.
 class Values {
  public:
   Values(std::size_t count, std::size_t ranks, bool may_repeat)
@@ -94,7 +94,7 @@ class Values {
     chunks_[to] = chunks_[from];
     completed_[to] = completed_[from];
   }
-  /// Says what is wrong with calling `value` complete, if anything.
+  /// Marks `value` complete. Returns the fault of doing so, or an empty string.
   std::string complete(std::size_t value) {
     if (chunks_[value] == kSpoilt) return {};
     completed_[value] = true;
@@ -104,7 +104,7 @@ class Values {
     return {};
   }
   [[nodiscard]] bool completed(std::size_t value) const { return completed_[value]; }
-  /// Folds `from` into `to`; says what is wrong with that, if anything.
+  /// Folds `from` into `to`. Returns the fault of doing so, or an empty string.
   std::string fold(std::size_t to, std::size_t from) {
     std::string complaint;
     if (chunks_[to] == kSpoilt || chunks_[from] == kSpoilt) {
@@ -151,14 +151,14 @@ class Values {
   std::vector<bool> completed_;
 };
 
-/// How a unit uses one cell, and what must have happened to the cell before.
+/// How a unit uses one cell, and what must have happened to the cell before that.
 struct Access {
   std::uint32_t cell = kNone;
   std::uint32_t position = 0;  // in the list of the cell's users
   bool write = false;
 };
 
-/// What runs as one: a step, or consecutive recv_reduce steps of a lane into one target (an n-way reduction).
+/// Steps that run as one: a single step, or consecutive recv_reduce steps of a lane into one target (an n-way reduction).
 struct Unit {
   int rank = 0;
   std::uint32_t first_part = 0;  // in parts_
@@ -169,7 +169,7 @@ struct Unit {
   std::uint32_t first_access = 0;  // in accesses_; two for each chunk: source, target
 };
 
-/// One step of a unit, and its place on its link.
+/// One step of a unit, and its position on its link.
 struct Part {
   std::uint32_t step = 0;
   std::uint32_t link = kNone;
@@ -181,7 +181,7 @@ struct Link {
   std::vector<std::uint32_t> receivers;  // units, in the order of the steps
   std::uint32_t next_send = 0;
   std::uint32_t next_recv = 0;
-  bool full = false;  // a tile is under way
+  bool full = false;  // a tile is in flight
 };
 
 struct User {
@@ -241,14 +241,14 @@ class Execution {
     if (faults_.size() < max_faults_) faults_.push_back({kind, rank, step, peer, chunk, std::move(message) + mode()});
   }
 
-  // Steps of different lanes are not ordered, so a chunk that one of them writes must belong to its lane alone.
+  // Steps of different lanes are not ordered, so a chunk that one lane writes must not be used by another lane.
   void find_races(const Program& program) {
     struct Use {
       std::uint32_t step = kNone;
       std::uint32_t lane = 0;
     };
     struct Uses {
-      Use write, read, read_elsewhere;  // the last write, the last read, the last read by another lane than that
+      Use write, read, read_elsewhere;  // last write, last read, last read by a lane other than that of `read`
     };
     const std::uint32_t base = map_.begin(program.rank);
     std::vector<Uses> uses(map_.end(program.rank) - base);
@@ -295,7 +295,7 @@ class Execution {
       if (first_unit + unit_of_step[i] == units_.size()) add_unit(program, i);
       ++units_[first_unit + unit_of_step[i]].part_count;
     }
-    // The parts of a unit lie together, although steps of other lanes may stand between them in the Program.
+    // The parts of a unit are adjacent in parts_, although steps of other lanes may lie between them in the Program.
     for (std::size_t unit = first_unit; unit < units_.size(); ++unit) {
       units_[unit].first_part = static_cast<std::uint32_t>(parts_.size());
       parts_.resize(parts_.size() + units_[unit].part_count);
@@ -443,7 +443,7 @@ class Execution {
     ++(access.write ? cell.writes : cell.reads)[tile];
     const std::uint32_t next_write = cell.users[access.position].next_write;
     const std::uint32_t last = next_write == kNone ? static_cast<std::uint32_t>(cell.users.size()) - 1 : next_write;
-    // A write frees the reads up to the next write; a read can only free that write.
+    // A write unblocks the reads up to the next write; a read can only unblock that write.
     for (std::uint32_t i = access.write ? access.position + 1 : last; i <= last; ++i) ready_.push_back(cell.users[i].unit);
   }
 
@@ -505,7 +505,7 @@ class Execution {
     spoilt_by_.push_back(fmt::format("{} {}", describe_step(program_of(unit), step), complaint));
   }
 
-  // Follows who waits for whom from the first unit that has not ended, until a unit comes up again.
+  // Follows the waits-for relation from the first unit that has not ended, until a unit occurs a second time.
   void find_deadlock() {
     std::uint32_t stuck = 0;
     while (stuck < units_.size() && units_[stuck].done == units_[stuck].tiles) ++stuck;
@@ -521,7 +521,7 @@ class Execution {
     for (std::size_t i = first; i < std::min(path.size(), first + kMaxNamedWaiters); ++i)
       message += describe_unit(path[i]) + " waits for ";
     if (path.size() - first > kMaxNamedWaiters)
-      message += fmt::format("{} more, which wait for ", path.size() - first - kMaxNamedWaiters);
+      message += fmt::format("{} more steps, which wait for ", path.size() - first - kMaxNamedWaiters);
     message += describe_unit(stuck);
     const Unit& unit = units_[stuck];
     const Step& step = step_of(unit);
@@ -579,7 +579,7 @@ class Execution {
     if (values_->undefined(cell)) {
       problem = "is never written";
     } else if (values_->spoilt(cell)) {
-      problem = "is spoilt: " + (spoilt_by_.empty() ? std::string("by an undefined value") : spoilt_by_.front());
+      problem = "is spoilt: " + (spoilt_by_.empty() ? std::string("it holds an undefined value") : spoilt_by_.front());
     } else if (values_->chunk(cell) != expected_chunk(rank, chunk)) {
       problem = fmt::format("holds chunk {} and not {}", values_->chunk(cell), expected_chunk(rank, chunk));
     } else {
@@ -595,14 +595,14 @@ class Execution {
         fmt::format("rank {} output[{}] {}", rank, chunk, problem));
   }
 
-  /// Of which message chunk the output's `chunk` on `rank` is made.
+  /// The message chunk that the output's `chunk` on `rank` consists of.
   [[nodiscard]] std::uint32_t expected_chunk(int rank, std::uint32_t chunk) const {
     if (schedule_.collective.kind != CollectiveKind::all_to_all) return map_.outputs(rank).first + chunk;
-    // What came from whichever rank was its block for this one.
+    // In an all_to_all, every sender sends its block for this rank.
     return static_cast<std::uint32_t>(rank) * chunks_per_share() + chunk % chunks_per_share();
   }
 
-  /// Whether the output's `chunk` on `rank` holds a contribution of `giver`.
+  /// Whether the output's `chunk` on `rank` must hold a contribution of rank `giver`.
   [[nodiscard]] bool expected(int rank, std::uint32_t chunk, int giver) const {
     switch (schedule_.collective.kind) {
       case CollectiveKind::all_reduce:

@@ -76,7 +76,7 @@ ChunkLayout::ChunkLayout(const Collective& collective, int ranks, int rank, std:
   for (const Buffer buffer : {Buffer::input, Buffer::output}) {
     first_chunk_[static_cast<std::size_t>(buffer)] = chunks_in(collective, buffer, ranks, rank, chunks_).first;
   }
-  std::size_t cut = elements_;  // the largest thing that is cut evenly, and into how many chunks
+  std::size_t cut = elements_;  // the largest extent that is cut evenly, and into how many chunks
   std::uint32_t pieces = chunks_;
   if (deals_in_shares(collective.kind)) {
     chunks_per_share_ = pieces = std::max(chunks_ / static_cast<std::uint32_t>(ranks), 1U);

@@ -1,4 +1,4 @@
-// ChunkLayout: which elements a chunk covers. The one place that knows.
+// ChunkLayout: which elements a chunk covers. Only this file defines it.
 #pragma once
 
 #include <array>
@@ -22,21 +22,21 @@ struct ChunkRun {
   std::uint32_t count = 0;
 };
 
-/// What `buffer` (input or output) of `rank` holds. Buffers of which a call makes no use are empty: the input of a broadcast
-/// and of a barrier, the output of a reduce or gather elsewhere than at the root, the input of a scatter likewise.
+/// The chunks that `buffer` (input or output) of `rank` holds. Buffers that a call does not use are empty: the input of a
+/// broadcast or barrier, the output of a reduce or gather except at the root, the input of a scatter except at the root.
 [[nodiscard]] ChunkRun chunks_in(const Collective& collective, Buffer buffer, int ranks, int rank,
                                  std::uint32_t message_chunks) noexcept;
 
-/// Bytes before the share of `rank` in the message: where its input, or output, lies in the other one when a call is in place.
-/// 0 where the message is not dealt in shares.
+/// Bytes before the share of `rank` in the message: the offset of its input in the output, or vice versa, when a call is in
+/// place. 0 if the message is not dealt in shares.
 [[nodiscard]] std::size_t share_offset_bytes(const Collective& collective, int ranks, int rank) noexcept;
 
 /// Deals the elements of a message to chunks as evenly as possible.
 ///
-/// Where the message is not dealt in shares, chunk i of C covers elements [i*n/C, (i+1)*n/C). Where it is, C is a multiple of
-/// the ranks, the message is all shares in rank order, and each is cut evenly into as many chunks as every other. Chunk 0 of
-/// a buffer is the message chunk that it begins with. In an all_to_all input and output are two messages: chunks of block r of
-/// the input go to rank r, those of block r of the output come from it. A barrier has no elements.
+/// If the message is not dealt in shares, chunk i of C covers elements [i*n/C, (i+1)*n/C). If it is, C is a multiple of the
+/// number of ranks, the message is all shares in rank order, and every share is cut evenly into the same number of chunks.
+/// Chunk 0 of a buffer is the message chunk that it begins with. In an all_to_all input and output are two messages: chunks
+/// of block r of the input go to rank r, those of block r of the output come from rank r. A barrier has no elements.
 class ChunkLayout {
  public:
   ChunkLayout(const Collective& collective, int ranks, int rank, std::uint32_t message_chunks);

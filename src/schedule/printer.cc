@@ -118,7 +118,7 @@ const Style& style_of(const Schedule& schedule, const Message& message) {
   return kStyles[(folded ? 0 : 2) + (far ? 0 : 1)];
 }
 
-/// Where things stand in the picture.
+/// Positions in the picture.
 class Canvas {
  public:
   Canvas(const Schedule& schedule, int slots) : slots_(std::max(slots, 1)) {
@@ -142,7 +142,7 @@ class Canvas {
   [[nodiscard]] double x(int slot) const { return kMargin + kLabels + slot * slot_width_; }
   [[nodiscard]] double y(int rank) const { return y_of_rank_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] double right() const { return x(slots_) + 24; }
-  /// Wide enough for the legend, however few the slots.
+  /// Wide enough for the legend, even with few slots.
   [[nodiscard]] double width() const { return std::max(right() + kMargin, 820.0); }
   [[nodiscard]] double height() const { return height_; }
   [[nodiscard]] int slots() const { return slots_; }
@@ -234,7 +234,7 @@ void draw_message(std::string& svg, const Schedule& schedule, const Canvas& canv
       style.width, style.name);
   fmt::format_to(out, "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.6\" fill=\"{}\"/>", x1, y1, style.colour);
   if (labelled) {
-    // Near the sender, where arrows have not yet crossed.
+    // Near the sender, where arrows do not cross yet.
     fmt::format_to(out,
                    "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"10\" text-anchor=\"middle\" fill=\"{}\" stroke=\"#f8fafc\" "
                    "stroke-width=\"3\" "

@@ -10,17 +10,17 @@
 namespace shoal {
 namespace {
 
-/// Where one rank is in its Program.
+/// The state of one rank in its Program.
 struct Progress {
   explicit Progress(const Program& program)
       : dependencies(program), done(program.steps.size()), arrived(program.steps.size()) {}
 
   Dependencies dependencies;
-  std::vector<std::optional<int>> done;     // by step: at which time
-  std::vector<std::optional<int>> arrived;  // by receiving step: when its message came
+  std::vector<std::optional<int>> done;     // by step: the time when it was done
+  std::vector<std::optional<int>> arrived;  // by receiving step: when its message arrived
   std::size_t first_open = 0;               // all steps before it are done
 
-  /// When all that `step` waits for in its own Program is done; nothing while some is not.
+  /// When everything that `step` waits for in its own Program is done; nullopt while some of it is not.
   [[nodiscard]] std::optional<int> ready(std::size_t step) const {
     int latest = 0;
     for (const std::uint32_t other : dependencies.of(step)) {
@@ -31,7 +31,7 @@ struct Progress {
   }
 };
 
-/// Ends every step but sends that can end; a later one may depend on an earlier one only, so one pass is enough.
+/// Ends every step except sends that can end. A later step depends only on earlier ones, so one pass is enough.
 void finish_local_steps(const Program& program, Progress& progress) {
   for (std::size_t i = progress.first_open; i < program.steps.size(); ++i) {
     const StepOp op = program.steps[i].op;
@@ -59,7 +59,7 @@ std::vector<Message> timeline(const Schedule& schedule) {
     }
   }
   std::vector<Message> messages;
-  // Every slot moves at least one message, unless the rest waits for ever.
+  // Every slot moves at least one message, unless the remaining steps are in a deadlock.
   for (int slot = 0; messages.size() < sends && static_cast<std::size_t>(slot) <= sends; ++slot) {
     for (std::size_t r = 0; r < ranks.size(); ++r) finish_local_steps(schedule.programs[r], ranks[r]);
     std::vector<bool> receiving(ranks.size(), false);

@@ -1,4 +1,4 @@
-// Units: which steps of a Program run as one.
+// Units: the groups of steps of a Program that run as one.
 #pragma once
 
 #include <cstdint>

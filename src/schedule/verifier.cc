@@ -26,7 +26,7 @@ class StaticCheck {
 
   void run() {
     check_headers();
-    if (!faults_.empty()) return;  // the rest relies on them
+    if (!faults_.empty()) return;  // the checks below rely on valid headers
     for (const Program& program : schedule_.programs) {
       layouts_.emplace_back(schedule_.collective_of(program.rank), ranks(), program.rank, program.message_chunks);
     }
@@ -54,13 +54,13 @@ class StaticCheck {
     for (int rank = 0; rank < ranks(); ++rank) {
       const Program& program = schedule_.programs[static_cast<std::size_t>(rank)];
       if (program.rank != rank)
-        add(FaultKind::malformed, program, -1, -1, -1, fmt::format("stands at the place of rank {}", rank));
+        add(FaultKind::malformed, program, -1, -1, -1, fmt::format("is stored at the index of rank {}", rank));
       if (program.message_chunks != chunks || chunks == 0) {
         add(FaultKind::malformed, program, -1, -1, -1,
             fmt::format("cuts the message into {} chunks, rank 0 into {}", program.message_chunks, chunks));
       }
       if (program.folds_across_links != schedule_.programs.front().folds_across_links)
-        add(FaultKind::malformed, program, -1, -1, -1, "folds across links otherwise than rank 0");
+        add(FaultKind::malformed, program, -1, -1, -1, "folds_across_links differs from rank 0");
       if (deals_in_shares(schedule_.collective.kind) && chunks % static_cast<std::uint32_t>(ranks()) != 0) {
         add(FaultKind::malformed, program, -1, -1, -1, fmt::format("{} chunks are no multiple of {} ranks", chunks, ranks()));
       }
@@ -82,7 +82,7 @@ class StaticCheck {
       }
       const bool peer_ok =
           has_peer(step.op) ? step.peer >= 0 && step.peer < ranks() && step.peer != program.rank : step.peer == -1;
-      if (!peer_ok) add(FaultKind::malformed, program, at, step.peer, -1, fmt::format("peer {} makes no sense", step.peer));
+      if (!peer_ok) add(FaultKind::malformed, program, at, step.peer, -1, fmt::format("peer {} is not valid", step.peer));
       if (step.lane >= program.lanes) {
         add(FaultKind::malformed, program, at, step.peer, -1, fmt::format("lane {} of {} lanes", step.lane, program.lanes));
       }
@@ -93,7 +93,7 @@ class StaticCheck {
         add(FaultKind::input_written, program, at, step.peer, static_cast<int>(step.target.first_chunk), "writes the input");
       }
       if (step.completes && step.op != StepOp::recv_reduce && step.op != StepOp::reduce)
-        add(FaultKind::malformed, program, at, step.peer, -1, "completes nothing: it folds nothing");
+        add(FaultKind::malformed, program, at, step.peer, -1, "is marked `completes` but does not fold");
       if (in_range && has_source(step.op) && has_target(step.op)) check_source_and_target(program, at);
     }
   }
@@ -112,7 +112,7 @@ class StaticCheck {
       return malformed(fmt::format("holds more than the {} chunks of the message", program.message_chunks));
     const ChunkLayout& layout = layouts_[static_cast<std::size_t>(program.rank)];
     if (slice.chunk_count > 1 && layout.bytes(slice).size_bytes != slice.chunk_count * layout.scratch_chunk_bytes())
-      return malformed("has chunks that do not fill their places, so they do not lie back to back");
+      return malformed("has chunks smaller than their scratch places, so they are not contiguous");
     return true;
   }
 
@@ -125,7 +125,7 @@ class StaticCheck {
     }
   }
 
-  /// Empty, or how two slices that should hold the same bytes differ.
+  /// Empty, or how two slices that must hold the same bytes differ.
   [[nodiscard]] std::string compare(int rank_a, Slice a, int rank_b, Slice b) const {
     if (a.chunk_count != b.chunk_count) return fmt::format("differ in chunks, {} and {}", a.chunk_count, b.chunk_count);
     const std::uint32_t count = std::exchange(a.chunk_count, 1);
@@ -168,7 +168,7 @@ class StaticCheck {
       const std::string difference = compare(from, source, to, target);
       if (difference.empty()) continue;
       add(FaultKind::size_mismatch, sender, sends[k], to, static_cast<int>(source.first_chunk),
-          fmt::format("meets {}; they {}", describe_step(receiver, static_cast<std::size_t>(recvs[k])), difference));
+          fmt::format("is matched with {}; they {}", describe_step(receiver, static_cast<std::size_t>(recvs[k])), difference));
     }
     if (sends.size() > both) {
       add(FaultKind::unmatched, sender, sends[both], to, -1,

@@ -18,8 +18,8 @@ constexpr std::size_t kMaxSimulatedSteps = 4096;
 constexpr std::size_t kMaxRootedSteps = 32 * kMaxSimulatedSteps;
 constexpr std::size_t kMaxRanksOfOneNode = 2;
 
-/// What one rank's Program needs of its core, which also moves what goes through shared memory, and of its node's ports to the
-/// network.
+/// The time that one rank's Program needs its core, which also moves data through shared memory, and the network ports of its
+/// node.
 struct Demand {
   double core_us = 0;
   double out_us = 0;
@@ -43,8 +43,8 @@ class NodeEstimate {
   [[nodiscard]] double total_us() const {
     const Demand most = together();
     const bool wire_bound = std::max(most.out_us, most.in_us) > most.core_us;
-    // A chain of hops that visits all ranks, as a ring's does, takes what they take on average; a rank that only waits for the
-    // result, as one does that is left over from a power of two, hardly counts.
+    // A chain of hops that visits all ranks, as in a ring, takes their average time. A rank that only waits for the result,
+    // for example one beyond a power of two, hardly counts.
     double chains_us = 0;
     double receives = 0;
     for (const Program& program : programs_) {
@@ -86,7 +86,7 @@ class NodeEstimate {
       const std::size_t bytes = bytes_of(layout, step);
       if (step.op == StepOp::copy) demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.op == StepOp::reduce || step.op == StepOp::recv_reduce) demand.core_us += costs_.reduce_us(program.rank, bytes);
-      // The own operand, which the first receive of a fold brings in.
+      // The rank's own operand, which the first receive of a fold reads.
       if (step.op == StepOp::recv_reduce && step.source.buffer != step.target.buffer)
         demand.core_us += costs_.copy_us(program.rank, bytes);
       if (step.peer < 0) continue;
@@ -100,11 +100,11 @@ class NodeEstimate {
     return demand;
   }
 
-  /// Latency along the longest chain of hops, and the time of one tile on each hop that is not on what is busiest, wire or core
-  /// (what happens there is counted in full elsewhere).
+  /// Latency along the longest chain of hops, plus the time of one tile on each hop that does not use the busiest resource,
+  /// wire or core (busy_us() counts the time on that resource in full).
   [[nodiscard]] double chain_us(const Program& program, bool wire_bound) const {
     const ChunkLayout layout(collective_, topology_.ranks(), program.rank, program.message_chunks);
-    // When the first tile of each chunk's value is there: of the output, then of scratch.
+    // When the first tile of each chunk's value is available: of the output, then of scratch.
     std::vector<double> value_us(std::size_t{program.message_chunks} + program.scratch_chunks, 0);
     const auto place = [&](const Slice& slice) {
       return value_us.begin() + slice.first_chunk + (slice.buffer == Buffer::scratch ? program.message_chunks : 0);
@@ -137,7 +137,7 @@ class NodeEstimate {
   std::vector<Program> programs_;
 };
 
-/// The hops that no Program shows, each of a tile of half of the message.
+/// The time of the hops that no Program shows, each for a tile of half of the message.
 double hidden_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   if (algorithm.hidden_hops == nullptr || collective.kind != CollectiveKind::all_reduce) return 0;
   const LinkCost& cost =
@@ -150,15 +150,15 @@ double hidden_us(const Algorithm& algorithm, const Topology& topology, const Col
 
 namespace {
 
-/// Estimates for the nodes whose ranks stand for all.
+/// Estimates for a sample of nodes whose ranks represent all.
 std::vector<NodeEstimate> sample(const Algorithm& algorithm, const Topology& topology, const CostModel& costs,
                                  const Collective& collective) {
   auto nodes = ranks_of_nodes(topology);
-  // Without a wire to share, a few ranks stand for all.
+  // Without a shared wire, a few ranks represent all.
   if (nodes.size() == 1 && nodes.front().size() > kMaxRanksOfOneNode) nodes.front().resize(kMaxRanksOfOneNode);
   const auto by_size = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto [smallest, largest] = std::ranges::minmax_element(nodes, by_size);
-  // Beside the smallest and the largest node some that have another part to play where the number of nodes is no power of two.
+  // Besides the smallest and the largest node, some nodes with another role if the number of nodes is not a power of two.
   const auto at = [&](std::size_t node) { return static_cast<std::ptrdiff_t>(std::min(node, nodes.size() - 1)); };
   std::set<std::ptrdiff_t> chosen{smallest - nodes.begin(), largest - nodes.begin(), at(1), at(nodes.size() / 2)};
   if (has_root(collective.kind)) chosen.insert(topology.node_of_rank[static_cast<std::size_t>(collective.root)]);
@@ -189,14 +189,14 @@ double busy_us(const Algorithm& algorithm, const Topology& topology, const Colle
 
 namespace {
 
-/// What the packets cost rank 0 that say no more than that a message has come: one of a single packet that its receiver does
-/// not answer with one of its own, as the next of a ring does not and the other of a pair does, brings such a packet, and so
-/// does every larger one. 4 nodes, all_gather of 256 bytes: 2.6 packets a call by recursive doubling, 3.4 by circulant, of 2
-/// messages each; 2 nodes, all_reduce: 12.6 us for 1 KiB, 20 us for 2 KiB.
+/// Cost for rank 0 of pure acknowledgement packets. A message of a single packet causes one if its receiver does not answer
+/// with a message of its own: in a ring it does not, in a pairwise exchange it does. Every larger message causes one. 4
+/// nodes, all_gather of 256 bytes: 2.6 packets a call by recursive doubling, 3.4 by circulant, of 2 messages each; 2 nodes,
+/// all_reduce: 12.6 us for 1 KiB, 20 us for 2 KiB.
 double acknowledging_us(const Program& program, const Topology& topology, const Collective& collective) {
   constexpr std::size_t kPacketBytes = 1448;  // TCP's payload on Ethernet
   const ChunkLayout layout(collective, topology.ranks(), program.rank, program.message_chunks);
-  std::map<int, int> unanswered;  // by peer: messages to it less those from it
+  std::map<int, int> unanswered;  // by peer: messages sent to it minus those received
   int packets = 0;
   for (const Step& step : program.steps) {
     if (step.peer < 0 || topology.link_class(program.rank, step.peer) != LinkClass::network) continue;
@@ -211,7 +211,7 @@ double acknowledging_us(const Program& program, const Topology& topology, const 
   return packets * topology.cost[static_cast<std::size_t>(LinkClass::network)].overhead();
 }
 
-/// How unequal shares are changes times little beside how much they are together.
+/// Differences between shares change the time little compared with the sum of the shares.
 Collective with_equal_shares(const Collective& collective, int ranks) {
   Collective equal = collective;
   equal.counts = {};
@@ -219,13 +219,13 @@ Collective with_equal_shares(const Collective& collective, int ranks) {
   return equal;
 }
 
-/// Of a call whose bytes all pass at the rate of its links.
+/// Time of a call whose bytes all pass at the steady rate of its links.
 double steady_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   const Program first = algorithm.build(topology, collective, 0);
   const std::size_t steps = first.steps.size() * topology.node_of_rank.size();
-  // What has a root is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
+  // A rooted collective is not symmetric, but mostly short: it is simulated up to a larger size, and so is a barrier.
   const bool symmetric = !has_root(collective.kind) && collective.kind != CollectiveKind::barrier;
-  // Which rank of a tree waits for whom is not told by the first.
+  // In a tree, rank 0 does not represent which rank waits for which.
   const double more_us = symmetric ? acknowledging_us(first, topology, collective) : 0;
   const auto estimate = [&] { return more_us + estimate_us(algorithm, topology, collective); };
   if (steps > (symmetric ? kMaxSimulatedSteps : kMaxRootedSteps)) return estimate();
@@ -235,22 +235,21 @@ double steady_us(const Algorithm& algorithm, const Topology& topology, const Col
   return simulation.ok() ? more_us + simulation->total_us : estimate();
 }
 
-// What a bucket of tokens was seen to let pass at once (probe.cc).
+// Bytes that a token bucket was observed to let pass at once (probe.cc).
 constexpr double kBurstBytes = 64 << 10;
 
-/// Where a token bucket shapes the links between nodes: what is sent after a pause passes sooner, and calls that follow each
-/// other wait for the tokens of all their bytes. 4 nodes of 1 Gbit/s, 16 KiB by recursive halving: 209 us, 24 KiB a node at
-/// the rate of the bucket; with a wire of that rate 310. Nothing where no bucket was seen, or the call sends more than it may
-/// hold.
+/// If a token bucket shapes the links between nodes: messages after a pause pass sooner, and back-to-back calls wait for the
+/// tokens of all their bytes. 4 nodes of 1 Gbit/s, 16 KiB by recursive halving: 209 us, 24 KiB a node at the rate of the
+/// bucket; with a wire of that rate 310. None if no bucket was observed, or if the call sends more than it may hold.
 struct Bursts {
-  Topology topology;     // as it is for short messages
-  double tokens_us = 0;  // until those of a call have come
+  Topology topology;     // with the costs of short messages
+  double tokens_us = 0;  // until the tokens of a call have accumulated
 };
 
 std::optional<Bursts> in_bursts(const Algorithm& algorithm, const Topology& topology, const Collective& collective) {
   const LinkCost& wire = topology.cost[static_cast<std::size_t>(LinkClass::network)];
   if (wire.burst_us_per_byte < 0 || topology.nodes() == 1) return {};
-  // Some node sends one rank's share at least: asked before the Program is gone through.
+  // Some node sends at least one rank's share: checked before the Programs are built.
   if (static_cast<double>(collective.input_bytes()) > kBurstBytes * topology.ranks()) return {};
   Bursts bursts{topology};
   for (LinkCost& cost : bursts.topology.cost) cost.overhead_us = 0;

@@ -1,36 +1,35 @@
-// How long an algorithm will take, quickly enough to ask for every one before a call.
+// Predicted time of an algorithm, cheap enough to compute for every algorithm before a call.
 #pragma once
 
 #include "src/algorithms/algorithm.h"
 
 namespace shoal {
 
-/// Predicted microseconds of `collective` by `algorithm`. Small schedules are simulated (simulate.h); larger ones are
-/// estimated from the Programs of a few ranks, in time proportional to the length of a Program.
-/// Shares that differ are taken as equal. Pure: every rank gets the same number from the same arguments. Precondition:
-/// algorithm.supports() is ok.
+/// Predicted microseconds of `collective` by `algorithm`. Small schedules are simulated (simulator.h); larger ones are
+/// estimated from the Programs of a few ranks, in time proportional to the length of a Program. Unequal shares are treated as
+/// equal. Pure: every rank gets the same number from the same arguments. Precondition: algorithm.supports() is ok.
 double predict_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// The estimate alone: latency along the longest chain of hops plus the time for which the busiest port or core is needed.
-/// Assumes that a peer sends when this rank sends what corresponds to it, which holds for the symmetric collectives only; it is
-/// a lower bound for the others.
+/// Only the estimate: latency along the longest chain of hops plus the busy time of the busiest port or core. Assumes that a
+/// peer sends when this rank does its corresponding send, which holds only for symmetric collectives; for other collectives it
+/// is a lower bound.
 double estimate_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// How long the busiest rank or wire is needed for one call: what each further call takes where calls follow each other and
-/// ranks run ahead, as they may where data flows one way, from a root or to one. Precondition as above.
+/// Busy time of the busiest rank or wire in one call. It is the additional time per call if calls follow each other and ranks
+/// run ahead, as is possible when data flows one way, from a root or to one. Precondition as above.
 double busy_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// busy_us() without the time in which a rank only waits for a token bucket to let its bytes pass, where one shapes the links.
+/// busy_us() without the time in which a rank only waits for a token bucket, if one shapes the links.
 double work_us(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
-/// What a prediction is made of. The parts overlap in time, so they need not add up to the whole.
+/// The parts of a prediction. They overlap in time, so they need not add up to the whole.
 struct PredictedTerms {
-  double latency_us = 0;     ///< what would remain if bytes and arithmetic were free
-  double bytes_us = 0;       ///< what moving the bytes adds
-  double arithmetic_us = 0;  ///< what folding them adds
+  double latency_us = 0;     ///< remains if bytes and arithmetic cost nothing
+  double bytes_us = 0;       ///< added by moving the bytes
+  double arithmetic_us = 0;  ///< added by folding them
 };
 
-/// Takes predict_us() apart, for people; it asks three times. Precondition as there.
+/// Splits predict_us() into its parts, for display; it calls predict_us() three times. Precondition as there.
 PredictedTerms predict_terms(const Algorithm& algorithm, const Topology& topology, const Collective& collective);
 
 }  // namespace shoal

@@ -12,22 +12,24 @@
 namespace shoal {
 namespace {
 
-// Neither the model nor a measurement knows more precisely than this; within it the algorithm that comes first in algorithms()
+// Neither the model nor a measurement is more precise than this. Within it, the algorithm that comes first in algorithms()
 // wins.
 constexpr double kAboutEqual = 1.02;
-// Between nodes, up to this size: what each message costs the cores varies more than the model knows, so that of those within
-// this much the one wins whose busiest rank is busy for the least time.
+// Between nodes, up to this size: the cost of a message for the cores varies more than the model predicts. Among the
+// algorithms within this factor, the one whose busiest rank is busy for the least time wins.
 constexpr std::size_t kSendsCountBytes = 1 << 20;
 constexpr double kLessBusy = 1.05;
-// What the model does not know of all_reduces inside a node. From this size: buffers that all lie in shared memory are folded
-// there, without a copy in or out, by direct only. Where they lie is known when the ranks meet, after the choice, so direct has
-// to be chosen while it is about as fast as others are with copies; without them it takes a half to a fifth. Below: one_shot
-// goes through windows that every rank writes and reads once, without the steps, tiles and links that the model counts.
+// What the model does not cover in an all_reduce inside a node. From this size up: only direct folds buffers that all lie in
+// shared memory in place, without a copy in or out. Whether they do is known only when the ranks start the call, after the
+// choice. So direct must be chosen while it is about as fast as the other algorithms are with copies; without copies it takes
+// a half to a fifth. Below this size: one_shot uses peer memory that every rank writes and reads once, without the steps,
+// tiles and links that the model counts.
 constexpr std::size_t kFoldsPayBytes = 32 << 10;
 constexpr double kMayFoldInPlace = 1.25;
 constexpr double kGoesThroughWindows = 1.5;
-// Nor of the wire, from kSendsCountBytes: in recursive_halving a rank waits for another partner at each step; it took 12 %
-// longer than a ring, whose neighbours stay and are a tile ahead or behind (4 nodes, 8 MiB, 200 Mbit/s, predicted equal).
+// Neither does the model cover this effect on the wire, from kSendsCountBytes up: in recursive_halving a rank waits for
+// another partner at each step. It took 12 % longer than a ring, whose neighbours stay and are a tile ahead or behind (4
+// nodes, 8 MiB, 200 Mbit/s, predicted equal).
 constexpr std::string_view kPartnerSwitchPenalty = "recursive_halving";
 constexpr double kKeepsItsNeighbours = 1.1;
 
@@ -36,24 +38,24 @@ bool sends_count(const Topology& topology, const Collective& collective) {
   return from_each_to_all && topology.nodes() > 1 && collective.input_bytes() < kSendsCountBytes;
 }
 
-/// What is better than the model says, by how much, and why.
+/// An algorithm that is faster than the model predicts, by which factor, and why.
 struct ModelCorrection {
   std::string_view algorithm;
   double factor = 1;
   std::string_view why;
 };
 
-/// `chosen`: without favour.
+/// `chosen`: the choice without correction.
 ModelCorrection favourite(const Topology& topology, const Collective& collective, std::string_view chosen) {
   if (collective.kind != CollectiveKind::all_reduce) return {};
   if (topology.nodes() > 1) {
     if (collective.input_bytes() < kSendsCountBytes || chosen.find(kPartnerSwitchPenalty) == chosen.npos) return {};
     return {topology.ranks() == topology.nodes() ? "ring" : "hierarchical(ring)", kKeepsItsNeighbours,
-            "about equal, and the first keeps its neighbours on the wire"};
+            "close in the model; preferred because each rank keeps the same neighbours on the wire"};
   }
   if (collective.input_bytes() >= kFoldsPayBytes)
-    return {kFoldsInPlace, kMayFoldInPlace, "about equal, and the first folds buffers from mem_alloc in place"};
-  return {"one_shot", kGoesThroughWindows, "about equal, and the first goes through shared windows"};
+    return {kFoldsInPlace, kMayFoldInPlace, "close in the model; preferred because it folds buffers from mem_alloc in place"};
+  return {"one_shot", kGoesThroughWindows, "close in the model; preferred because it uses the shared-memory fast path"};
 }
 
 /// ok, or why `algorithm` cannot serve. Building one Program checks the arguments as well as supports().
@@ -61,18 +63,18 @@ Status can_serve(const Algorithm& algorithm, const Topology& topology, const Col
   return build_program(algorithm, topology, collective, 0).status();
 }
 
-// Where data flows one way, from a root or to one, ranks run ahead, and calls in a row follow each other as fast as the busiest
-// rank gets through them: between nodes so many are rated together. Gradients come in buckets.
+// If data flows one way, from a root or to one, ranks run ahead, and consecutive calls follow each other at the rate of the
+// busiest rank. Between nodes this many calls are rated together, because gradients come in buckets.
 constexpr int kCallsInARow = 3;
 
-/// What decides: the time of one call or, for what calls in a row make of it, of several.
+/// The deciding time: that of one call or, if consecutive calls overlap, that of several.
 double rated_us(const Candidate& candidate, const Topology& topology, const Collective& collective) {
   if (!has_root(collective.kind) || topology.nodes() == 1 || candidate.measured_us) return candidate.time_us();
   return candidate.time_us() + (kCallsInARow - 1) * busy_us(*candidate.algorithm, topology, collective);
 }
 
-/// Every algorithm with what the table says of it, and what the model does: where `model_always`, or where the table is silent
-/// about all of them.
+/// Every algorithm with its time in the table and in the model; the latter if `model_always`, or if the table has no time for
+/// any algorithm.
 std::vector<Candidate> rate_all(const Topology& topology, const Collective& collective, const TunedShape* tuned,
                                 bool model_always) {
   std::vector<Candidate> candidates;
@@ -89,7 +91,7 @@ std::vector<Candidate> rate_all(const Topology& topology, const Collective& coll
       candidate.predicted_us = predict_us(*candidate.algorithm, topology, collective);
     }
   }
-  // Stable: of equals the first in algorithms() stays first.
+  // Stable: among equals the first in algorithms() stays first.
   std::ranges::stable_sort(candidates, [](const Candidate& a, const Candidate& b) {
     if (a.status.ok() != b.status.ok()) return a.status.ok();
     if (a.measured_us.has_value() != b.measured_us.has_value()) return a.measured_us.has_value();
@@ -106,8 +108,8 @@ Result<Choice> force(const Topology& topology, const Collective& collective, std
   return Choice{*algorithm, measured ? *measured : predict_us(**algorithm, topology, collective), ChoiceBasis::forced};
 }
 
-/// Of candidates that are about equal. Calls that follow each other, and ranks that share cores, wait for whoever is busiest,
-/// which in a single call hardly shows. Else the simpler one is better.
+/// Compares candidates that are about equal. Back-to-back calls, and ranks that share cores, wait for the busiest rank, which
+/// hardly affects a single call. Otherwise the simpler algorithm is better.
 bool is_better(const Candidate& a, const Candidate& b, const Topology& topology, const Collective& collective) {
   if (has_root(collective.kind) || sends_count(topology, collective)) {
     const double of_a = work_us(*a.algorithm, topology, collective);
@@ -119,11 +121,11 @@ bool is_better(const Candidate& a, const Candidate& b, const Topology& topology,
 
 struct Ranking {
   Choice choice;
-  std::string_view why;  ///< where it is not the fastest
+  std::string_view why;  ///< reason, if it is not the fastest
 };
 
-/// The best of the candidates that are about as fast as the fastest; or why there is none. Where some were measured, only
-/// they stand for election: a prediction beside a measurement decides nothing.
+/// The best of the candidates that are about as fast as the fastest; or the error of the first if none can serve. If some
+/// were measured, only those are compared: a prediction does not compete with a measurement.
 Result<Ranking> best(const std::vector<Candidate>& candidates, const Topology& topology, const Collective& collective) {
   const Candidate& first = candidates.front();
   if (!first.status.ok()) return first.status;
@@ -139,8 +141,8 @@ Result<Ranking> best(const std::vector<Candidate>& candidates, const Topology& t
   for (const auto& [us, candidate] : rated) {
     if (us <= limit_us && is_better(*candidate, *best, topology, collective)) best = candidate;
   }
-  std::string_view why = best->time_us() > first.time_us() * kLessBusy ? "calls in a row follow each other sooner"
-                                                                       : "about equal, and the first is less busy or simpler";
+  std::string_view why = best->time_us() > first.time_us() * kLessBusy ? "consecutive calls take less time"
+                                                                       : "about as fast, but less busy or simpler";
   const ModelCorrection liked = measured ? ModelCorrection{} : favourite(topology, collective, best->algorithm->name);
   for (const auto& [us, candidate] : rated) {
     if (candidate->algorithm->name != liked.algorithm || candidate == best || us > least_us * liked.factor) continue;
@@ -156,10 +158,10 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
   const Candidate& fastest = candidates.front();
   const std::string_view verb = fastest.measured_us ? "was measured" : "is predicted";
   if (choice.basis == ChoiceBasis::forced && fastest.algorithm != choice.algorithm) {
-    return fmt::format("{} was asked for; {} {} to take {:.1f} us instead of {:.1f} us", name, fastest.algorithm->name, verb,
+    return fmt::format("{} was requested; {} {} to take {:.1f} us instead of {:.1f} us", name, fastest.algorithm->name, verb,
                        fastest.time_us(), choice.predicted_us);
   }
-  if (choice.basis == ChoiceBasis::forced) return fmt::format("{} was asked for, and {} to be the fastest", name, verb);
+  if (choice.basis == ChoiceBasis::forced) return fmt::format("{} was requested, and {} to be the fastest", name, verb);
   if (candidates.size() < 2 || !candidates[1].status.ok())
     return fmt::format("{} is the only algorithm that serves this call", name);
   if (fastest.algorithm != choice.algorithm) {
@@ -167,20 +169,21 @@ std::string reason_for(const std::vector<Candidate>& candidates, const Choice& c
                        fastest.time_us(), why);
   }
   const Candidate& second = candidates[1];
-  if (fastest.measured_us && !second.measured_us) return fmt::format("{} is the only one that was measured at this size", name);
+  if (fastest.measured_us && !second.measured_us)
+    return fmt::format("{} is the only algorithm that was measured at this size", name);
   return fmt::format("{} {} to take {:.1f} us, the next best, {}, {:.1f} us", name, verb, choice.predicted_us,
                      second.algorithm->name, second.time_us());
 }
 
-/// The bits of the result depend on the order of additions, and so on the algorithm.
+/// Whether the bits of the result depend on the order of additions, and so on the algorithm.
 bool order_shows(const Collective& collective) {
   const bool folds = collective.op == ReduceOp::sum || collective.op == ReduceOp::prod || collective.op == ReduceOp::avg;
   return folds && reduces(collective.kind) && is_floating(collective.type);
 }
 
-// Bandwidths, each class up to a border and what it is taken for. Network cards have 1, 2.5, 5, 10, 25, 40, 50, 100, 200 or 400
-// Gbit/s, EC2 instances of many cards 400 to 3200, a virtual network of one machine 10 to 40; two ranks of a node move 2 to 15
-// GB/s through memory, GPUs 50 to 900 over NVLink. The borders lie in gaps.
+// Bandwidth classes: the upper border of each and the value used for it. Network cards have 1, 2.5, 5, 10, 25, 40, 50, 100,
+// 200 or 400 Gbit/s, EC2 instances of many cards 400 to 3200, a virtual network of one machine 10 to 40; two ranks of a node
+// move 2 to 15 GB/s through memory, GPUs 50 to 900 over NVLink. The borders lie in gaps.
 struct BandwidthClass {
   double up_to;
   double taken_for;
@@ -191,12 +194,12 @@ constexpr std::array kNetworkGbit{BandwidthClass{1.6, 1}, BandwidthClass{70, 8},
 constexpr std::array kNodeGbyte{BandwidthClass{25, 5}, BandwidthClass{kAnyMore, 200}};
 constexpr double kBytesPerUsOfAGigabit = 118;  // less headers, as in Topology's default
 constexpr double kBytesPerUsOfAGigabyte = 1000;
-constexpr double kBusyPart = 0.4;  // of a network's latency: what a send through the kernel takes
-// The slowest networks are taken to be shaped by a token bucket, as clouds' are, and to let pass so much faster what is sent
-// after a pause; the others are not. Whether one is seen depends on what else the machine does at start-up.
+constexpr double kBusyPart = 0.4;  // of a network's latency: the part of a send through the kernel
+// The slowest networks are assumed to be shaped by a token bucket, as in clouds, which passes messages after a pause this
+// much faster; other networks are not. Whether a bucket is detected depends on what else the machine does at start-up.
 constexpr double kBurstsFaster = 10;
 
-/// `cost` with the bandwidth of its class, and the rest `usual`.
+/// `usual` with the bandwidth of the class of `cost`.
 LinkCost of_class(std::span<const BandwidthClass> classes, double unit, const LinkCost& cost, LinkCost usual) {
   const double bandwidth = 1 / cost.us_per_byte / unit;
   const auto found = std::ranges::find_if(classes, [&](const BandwidthClass& c) { return bandwidth <= c.up_to; });
@@ -263,7 +266,7 @@ Result<Explanation> explain(const Topology& topology, const Collective& collecti
     explanation.choice = *choice;
     why = choice->algorithm == election->choice.algorithm
               ? election->why
-              : "what all machines of this class get, so that the result has the same bits in every run";
+              : "chosen for all machines of this class, so that the result has the same bits in every run";
   }
   explanation.reason = reason_for(explanation.candidates, explanation.choice, why);
   return explanation;

@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kFormat = 1;
-// Far above what `shoal tune` writes; keeps what start-up publishes well below what a store takes.
+// Far above what `shoal tune` writes; keeps what start-up publishes well below the size limits of stores.
 constexpr std::size_t kMaxMeasurements = 4096;
 constexpr int kMaxRanks = 65536;
 
@@ -36,7 +36,7 @@ double number_of(const Json& object, const char* key) {
 }
 
 Result<Measurement> parse_measurement(const Json& entry) {
-  if (!entry.is_object()) return malformed("is no object");
+  if (!entry.is_object()) return malformed("is not an object");
   Measurement measurement;
   const auto kind = parse_collective(text_of(entry, "collective"));
   if (!kind.ok()) return kind.status();
@@ -75,7 +75,7 @@ Result<std::vector<int>> parse_placement(const Json& shape) {
 }
 
 Result<TunedShape> parse_shape_object(const Json& shape) {
-  if (!shape.is_object()) return malformed("is no object");
+  if (!shape.is_object()) return malformed("is not an object");
   TunedShape tuned;
   auto placement = parse_placement(shape);
   if (!placement.ok()) return placement.status();
@@ -94,7 +94,7 @@ Result<TunedShape> parse_shape_object(const Json& shape) {
       return Status(measurement.status().code(), fmt::format("entry {}: {}", i + 1, measurement.status().message()));
     }
     if (!seen.emplace(measurement->kind, measurement->algorithm, measurement->bytes).second) {
-      return malformed(fmt::format("entry {}: {} of {} bytes by {} is there twice", i + 1, to_string(measurement->kind),
+      return malformed(fmt::format("entry {}: {} of {} bytes by {} occurs twice", i + 1, to_string(measurement->kind),
                                    measurement->bytes, measurement->algorithm->name));
     }
     tuned.measurements.push_back(*measurement);
@@ -107,7 +107,7 @@ Result<TunedShape> parse_shape_object(const Json& shape) {
 std::string TunedShape::name() const {
   Topology topology;
   topology.node_of_rank = node_of_rank;
-  // The shape alone would not tell ranks that are dealt out to the nodes in turn from ranks that fill one after the other.
+  // The shape alone does not distinguish ranks dealt to the nodes in turn from ranks that fill one node after the other.
   const char* order = std::ranges::is_sorted(node_of_rank) ? "" : " (ranks not node by node)";
   return fmt::format("{}{} over {}", topology.shape(), order, transports);
 }
@@ -191,15 +191,15 @@ nlohmann::ordered_json to_json(const TunedShape& tuned) {
 
 Result<TuningTable> parse_tuning(std::string_view text) {
   const Json file = Json::parse(text, nullptr, false);
-  if (file.is_discarded()) return malformed("is not JSON (cut short?)");
-  if (!file.is_object() || !file.contains("format")) return malformed("is JSON, but no table that shoal tune has written");
+  if (file.is_discarded()) return malformed("is not JSON (truncated?)");
+  if (!file.is_object() || !file.contains("format")) return malformed("is JSON, but not a table written by shoal tune");
   if (file["format"] != kFormat) {
     return Status(StatusCode::unsupported,
                   fmt::format("has format {}, this library reads {}; run shoal tune again", file["format"].dump(), kFormat));
   }
   if (const std::string version = text_of(file, "shoal"); version != tuning_version()) {
     return Status(StatusCode::unsupported, fmt::format("was measured with shoal {}, this is {}; run shoal tune again",
-                                                       version.empty() ? "of no version" : version, tuning_version()));
+                                                       version.empty() ? "without a version" : version, tuning_version()));
   }
   const auto shapes = file.find("shapes");
   if (shapes == file.end() || !shapes->is_array()) return malformed("has no list of \"shapes\"");

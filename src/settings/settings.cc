@@ -14,97 +14,99 @@ constexpr std::array kSettings{
     Setting{"SHOAL_RANK", "", "rank of this process (set by shoal run)"},
     Setting{"SHOAL_SIZE", "", "number of ranks (set by shoal run)"},
     Setting{"SHOAL_MASTER_ADDR", "",
-            "host of rank 0, perhaps with a port (node01:4711, [::1]:4711); wins over what the launcher says"},
-    Setting{"SHOAL_MASTER_PORT", "", "port of rank 0's store; wins over what the launcher says"},
-    Setting{"SHOAL_JOB_ID", "", "name of the job; two jobs that meet on one port refuse each other"},
+            "host of rank 0, optionally with a port (node01:4711, [::1]:4711); overrides the launcher's value"},
+    Setting{"SHOAL_MASTER_PORT", "", "port of rank 0's store; overrides the launcher's value"},
+    Setting{"SHOAL_JOB_ID", "", "name of the job; a store refuses ranks of a job with another name"},
     Setting{"SHOAL_JOB_KEY", "", "secret of the job, 16 characters or more, the same on all ranks (made by shoal run)", true},
-    Setting{"SHOAL_JOB_KEY_FILE", "", "file that holds it instead; not for every user's eyes"},
-    Setting{"SHOAL_HOST_ADDRESS", "", "numeric address of this host that other hosts reach"},
+    Setting{"SHOAL_JOB_KEY_FILE", "", "file that holds the job key; must not be readable by other users"},
+    Setting{"SHOAL_HOST_ADDRESS", "", "numeric address under which other hosts reach this host"},
     Setting{"SHOAL_SOCKET_IFNAME", "",
-            "network interface for all traffic, for example eth0; over ucx UCX_NET_DEVICES comes first, and cards over ofi are "
-            "named by SHOAL_RAILS"},
+            "network interface for all traffic, for example eth0; with ucx, UCX_NET_DEVICES takes precedence; with ofi, "
+            "SHOAL_RAILS names the devices"},
     Setting{"SHOAL_TIMEOUT", "300", "seconds until a call or the start-up fails"},
     Setting{
         "SHOAL_WARN_AFTER", "20",
-        "seconds that a call or the start-up waits for other ranks before a line on standard error says for whom; again each "
-        "time that doubles"},
+        "seconds that a call or the start-up waits for other ranks before it names them in a line on standard error; repeated "
+        "each time the wait has doubled"},
     Setting{"SHOAL_LOST_AFTER", "30",
-            "seconds for which another host may be silent over TCP, as when a cable is pulled, before its ranks are lost; 5 or "
-            "more. Until then whatever comes back goes on"},
+            "seconds for which another host may be silent over TCP, for example with a pulled cable, before its ranks count as "
+            "lost; 5 or more. A connection that recovers earlier continues"},
     Setting{"SHOAL_LEDGER", "",
-            "folder in which each rank writes down which call it is in, for shoal doctor; off: nowhere. Default: shoal-UID in "
-            "XDG_RUNTIME_DIR or /tmp"},
+            "folder for the flight records: each rank records its current call there, for shoal doctor; off: no record. "
+            "Default: shoal-UID in XDG_RUNTIME_DIR or /tmp"},
     Setting{"SHOAL_ALGORITHM", "",
-            "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's counts)"},
+            "use this algorithm for every all_reduce instead of the Selector's choice (rank 0's value applies)"},
     Setting{"SHOAL_TRANSPORTS", "",
-            "transports to use, best first: shm,tcp or tcp; shm,ofi or ofi (libfabric); shm,ucx or ucx (rank 0's counts). "
-            "Default: shm,tcp, or shm,ofi where there is EFA"},
+            "transports to use, best first: shm,tcp or tcp; shm,ofi or ofi (libfabric); shm,ucx or ucx (rank 0's value "
+            "applies). Default: shm,tcp, or shm,ofi on hosts with EFA"},
     Setting{"SHOAL_OFI_PROVIDER", "",
-            "libfabric's provider for the transport ofi, for example efa or tcp;ofi_rxm. Default: by what it can do"},
+            "libfabric's provider for the transport ofi, for example efa or tcp;ofi_rxm. Default: chosen by its features"},
     Setting{"SHOAL_OFI_LIBRARY", "libfabric.so.1", "libfabric for the transport ofi: a file, or a name that the loader finds"},
-    Setting{"SHOAL_UCX_LIBRARY", "libucp.so.0", "UCX for the transport ucx, likewise"},
-    Setting{
-        "SHOAL_RAILS", "",
-        "network devices or numeric addresses of this host to use together, as many on every rank, for example eth0,eth1: by "
-        "ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
-    Setting{"SHOAL_TILE_BYTES", "", "largest piece that moves at once (rank 0's counts); unset: 64K, between nodes 256K"},
+    Setting{"SHOAL_UCX_LIBRARY", "libucp.so.0", "UCX for the transport ucx: a file, or a name that the loader finds"},
+    Setting{"SHOAL_RAILS", "",
+            "network devices or numeric addresses of this host to use together, the same number on every rank, for example "
+            "eth0,eth1: by ofi, and by tcp with SHOAL_SOCKETS_PER_PEER or more sockets"},
+    Setting{"SHOAL_TILE_BYTES", "",
+            "size of a tile, the largest piece that moves at once (rank 0's value applies); unset: 64K, between nodes 256K"},
     Setting{"SHOAL_SOCKETS_PER_PEER", "1",
-            "TCP connections to each peer, 1 to 16: more where the network limits a single flow (rank 0's counts)"},
+            "TCP connections to each peer, 1 to 16; use more where the network limits a single flow (rank 0's value applies)"},
     Setting{
         "SHOAL_INTEGRITY", "auto",
-        "on: payloads between hosts have check sums, and what was changed on the way is sent again; off: not; auto: on "
-        "where they cost less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s; where nothing "
-        "is measured over tcp alone, since cards check what they carry (rank 0's counts)"},
+        "checksums of payloads between hosts. on: corrupted data is detected and retransmitted; off: no checksums; auto: on "
+        "where they cost less than 3 % of the time on the wire as measured at start-up, up to about 2.4 Gbit/s; where nothing "
+        "is measured, over tcp only, since other NICs check what they carry (rank 0's value applies)"},
     Setting{
         "SHOAL_COMPRESSION", "off",
-        "lossless: floats travel over TCP with their exponents packed, bit for bit the same, in 0.85 of the bytes (bfloat16: "
-        "0.7); auto: where that costs less than 3 % of the time on the wire as measured at start-up: up to about 2.4 Gbit/s; "
-        "off: as they are (rank 0's counts)"},
-    Setting{
-        "SHOAL_ENCRYPTION", "off",
-        "on: all that moves over TCP is encrypted with keys made of the job's key, which must be a secret one (SHOAL_JOB_KEY, "
-        "SHOAL_JOB_KEY_FILE, or made by shoal run, or on one host by mpirun); off: nothing is, but what goes through rank 0's "
-        "store"},
+        "lossless: floats travel over TCP with packed exponents, in 0.85 of the bytes (bfloat16: 0.7), and arrive bit for bit "
+        "the same; auto: lossless where it costs less than 3 % of the time on the wire as measured at start-up, up to about "
+        "2.4 Gbit/s; off: not compressed (rank 0's value applies)"},
+    Setting{"SHOAL_ENCRYPTION", "off",
+            "on: all TCP traffic is encrypted with keys derived from the job's key, which must be secret (SHOAL_JOB_KEY, "
+            "SHOAL_JOB_KEY_FILE, or made by shoal run, or on one host by mpirun); off: only the traffic of rank 0's store is "
+            "encrypted"},
     Setting{
         "SHOAL_SINGLE_COPY", "1",
-        "0: never copy straight between the memories of two processes of a host, even where the system permits it; 1: what is "
-        "larger than 128K only where that was measured at start-up to be faster; 2: whatever its size (rank 0's counts)"},
+        "direct copies between the memories of two processes of a host. 0: never, even where the system permits them; 1: for "
+        "pieces larger than 128K only where they were measured at start-up to be faster; 2: for any size (rank 0's value "
+        "applies)"},
     Setting{"SHOAL_CORES", "",
-            "cores that the ranks of this host have together, for example 0.5 where hosts are emulated; as found otherwise"},
+            "number of cores that the ranks of this host share, for example 0.5 where hosts are emulated. Default: as found"},
     Setting{"SHOAL_TUNING", "",
-            "file of measured times, made by shoal tune, that the Selector prefers to its model (rank 0's counts)"},
-    Setting{"SHOAL_EXPLAIN", "0", "1: rank 0 says at the end which algorithms ran, why, and predicted against measured times"},
+            "file of measured times, written by shoal tune, that the Selector prefers to its model (rank 0's value applies)"},
+    Setting{"SHOAL_EXPLAIN", "0",
+            "1: at the end rank 0 prints which algorithms ran, why, and their predicted and measured times"},
     Setting{
         "SHOAL_NUMERICS", "",
-        "the bits of floating-point sums. Default: the same in every run, by the class of the network (up to 1.6 Gbit/s, up to "
-        "70, up to 700, above); repeatable: by the shape of the job alone, nothing is measured; strict: the same wherever the "
-        "ranks are placed, too; measured: those of what is fastest by exact costs (rank 0's counts)"},
-    Setting{"SHOAL_INSTANCE_TYPE", "",
-            "instance type, for example p5.48xlarge, where what the machine says of itself is wrong"},
-    Setting{"SHOAL_SYSFS_ROOT", "/sys", "where the kernel describes the machine's devices"},
+        "what the bits of floating-point sums depend on. Default: the class of the network (up to 1.6 Gbit/s, up to 70, up to "
+        "700, above), so that they are the same in every run; repeatable: only the shape of the job, nothing is measured; "
+        "strict: nothing, not even the placement of ranks; measured: the algorithm that is fastest by exact costs (rank 0's "
+        "value applies)"},
+    Setting{"SHOAL_INSTANCE_TYPE", "", "instance type, for example p5.48xlarge; overrides the detected type"},
+    Setting{"SHOAL_SYSFS_ROOT", "/sys", "folder in which the kernel describes the machine's devices"},
     Setting{"SHOAL_METADATA_URL", "http://169.254.169.254",
-            "metadata service of the instance, a numeric address; off: never ask. Asked by shoal topology where something says "
-            "that this is EC2, never when a job starts"},
-    Setting{"SHOAL_METADATA_TIMEOUT", "0.25", "seconds for all that it is asked"},
+            "metadata service of the instance, a numeric address; off: no requests. Used by shoal topology where the machine "
+            "looks like EC2, never when a job starts"},
+    Setting{"SHOAL_METADATA_TIMEOUT", "0.25", "seconds for all requests to the metadata service together"},
     Setting{
         "SHOAL_PROGRESS_CORES", "near",
-        "core of a rank's communication thread: near: close to the NIC that the rank uses, where the machine tells and is all "
-        "the ranks' own; last: one of the last; off: any; or a list such as 11,23, of which, ascending, the i-th rank of the "
-        "host takes the i-th. None is taken where cores are short, but for a list"},
+        "core of a rank's progress thread. near: close to the NIC that the rank uses, if the topology is known and the job has "
+        "the machine to itself; last: one of the last cores; off: any core; or a list such as 11,23: the i-th rank of the host "
+        "takes the i-th core in ascending order. Where cores are scarce, only a list has an effect"},
     Setting{"SHOAL_PROGRESS_NICE", "0",
-            "nice value that a rank's communication thread gives itself, -20 to 19; below 0 it gets a core before threads that "
-            "compute, which needs CAP_SYS_NICE or a limit (ulimit -e); 0: that of the process"},
+            "nice value of a rank's progress thread, -20 to 19. Below 0 the thread gets a core before computing threads, which "
+            "needs CAP_SYS_NICE or a limit (ulimit -e); 0: that of the process"},
     Setting{"SHOAL_RANK_ORDER", "",
-            "answer of DescribeInstanceTopology, a file, by which shoal run --hosts puts close hosts next to each other; with "
-            "|COMMAND what a command prints. See shoal run --rank-order"},
-    Setting{"SHOAL_MAX_SMS", "8", "multiprocessors of a CUDA device that shoal's kernels occupy at most, 1 to 1024"},
+            "file with the output of DescribeInstanceTopology, by which shoal run --hosts makes nearby hosts neighbours; "
+            "|COMMAND: the output of a command. See shoal run --rank-order"},
+    Setting{"SHOAL_MAX_SMS", "8", "maximum number of multiprocessors of a CUDA device that shoal's kernels occupy, 1 to 1024"},
     Setting{
         "SHOAL_CUDA_TOGETHER", "auto",
         "1: kernels of ranks that share a CUDA device run at the same time, and may wait for each other; 0: they do not; auto: "
-        "where one MPS server has them all (the same on all ranks)"},
+        "1 where one MPS server serves all of them (the same on all ranks)"},
     Setting{"SHOAL_CUDA_STAGING", "64M",
             "memory of a CUDA device that other ranks of the node read from, for each communicator (the same on all ranks)"},
-    Setting{"SHOAL_PROBE", "1", "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's counts)"},
+    Setting{"SHOAL_PROBE", "1",
+            "0: do not measure the links at start-up; the cost model uses its defaults (rank 0's value applies)"},
 };
 
 constexpr double kMaxSeconds = 1e9;
@@ -147,7 +149,7 @@ Result<double> positive_setting(std::string_view name, double high, std::string_
   return value;
 }
 
-// The bound keeps sums with the clock, which counts nanoseconds in 64 bits, within their range.
+// The bound avoids overflow when the time is added to the clock, which counts nanoseconds in 64 bits.
 Result<std::chrono::milliseconds> time_setting(std::string_view name) {
   const auto seconds = positive_setting(name, kMaxSeconds, "seconds");
   if (!seconds.ok()) return seconds.status();

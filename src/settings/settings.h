@@ -1,4 +1,4 @@
-// Every SHOAL_* variable: one table that the code reads from and that prints the documentation.
+// Every SHOAL_* variable: the table that the code reads and that `shoal env` prints.
 #pragma once
 
 #include <chrono>
@@ -11,19 +11,19 @@
 
 namespace shoal {
 
-/// One variable. Value and origin as `shoal env` shows them.
+/// One variable, as `shoal env` shows it.
 struct Setting {
   const char* name;
   const char* fallback;  ///< used where the variable is not set; "" = decided by the program
   const char* help;
-  bool secret = false;  ///< shoal env says only that it is set
+  bool secret = false;  ///< shoal env prints only whether it is set
 };
 
 /// All variables that shoal reads, in the order of the documentation.
 std::span<const Setting> settings();
 
-/// The variable's text, or its default. Precondition: `name` is in settings() (checked: aborts in any build). The environment
-/// is read at every call; callers read once, at start-up.
+/// The variable's text, or its default. Precondition: `name` is in settings() (checked: aborts in any build). Each call reads
+/// the environment; callers read a setting once, at start-up.
 std::string setting(std::string_view name);
 
 /// As a whole number from `low` to `high`. Errors: invalid_argument, naming the variable, its value and the range.
@@ -32,7 +32,7 @@ Result<std::int64_t> integer_setting(std::string_view name, std::int64_t low, st
 /// As a positive number of `unit`, at most `high`. Errors as above.
 Result<double> positive_setting(std::string_view name, double high, std::string_view unit);
 
-/// As a positive number of seconds, at most 1e9; of a shorter time than a millisecond, one. Errors as above.
+/// As a positive number of seconds, at most 1e9; less than a millisecond becomes one millisecond. Errors as above.
 Result<std::chrono::milliseconds> time_setting(std::string_view name);
 
 /// Bytes from "65536", "64K", "64KiB", "4MiB", "1G" (powers of 1024). Errors: invalid_argument.

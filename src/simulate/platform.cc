@@ -17,16 +17,16 @@ namespace {
 
 constexpr std::size_t kMaxFileBytes = 64 << 10;
 constexpr int kMaxCount = 4096;  // of NICs, ranks or cores in a node
-// TCP flows that meet at a receiver push each other out of the queues: bench/cluster loses up to 12 % with seven of them in
-// large messages, and nothing in small ones, which fit into the queues.
+// TCP flows that arrive at one receiver displace each other in the queues: bench/cluster loses up to 12 % with seven of them
+// in large messages, and nothing in small ones, which fit into the queues.
 constexpr double kTcpFlowShare = 0.01;
-constexpr double kUnknownLatencyUs = 75;  // of EFA where aws-ofi-nccl has no entry: what it has for most
-constexpr double kMaxNumber = 1e6;        // of anything else: a second of latency, a million GB/s
+constexpr double kUnknownLatencyUs = 75;  // of EFA if aws-ofi-nccl has no entry: its value for most types
+constexpr double kMaxNumber = 1e6;        // of any other number: a second of latency, a million GB/s
 
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// What a GPU moves over PCIe to another, one way: 12 GB/s for 16 lanes of the third generation, as NCCL plans; twice as much
-/// for each later one is assumed.
+/// The rate from one GPU to another over PCIe, one way: 12 GB/s for 16 lanes of the third generation, as NCCL plans; each
+/// later generation is assumed to double it.
 double pcie_gbyte_s(int generation) { return 12.0 * (1 << (generation - 3)); }
 
 /// An EC2 type, from its row. A card delivers 94.8 % (fi_rma_bw, one 100 Gbit/s card of a p5, 64 KiB writes and larger) and
@@ -55,8 +55,8 @@ Platform ec2(const Instance& row) {
   return platform;
 }
 
-/// Servers with plain TCP. A frame of 1,538 bytes on the wire carries 1,448. The rest is assumed: what one core moves through
-/// the kernel, and the latency of a switch and two kernels; memory as in the closed model.
+/// Servers with plain TCP. A frame of 1,538 bytes on the wire carries 1,448. The rest is assumed: the rate of one core
+/// through the kernel, and the latency of a switch and two kernels; memory as in the closed model.
 Platform ethernet(std::string name, double gbit_s, double latency_us) {
   Platform platform;
   platform.name = std::move(name);
@@ -72,8 +72,8 @@ Platform ethernet(std::string name, double gbit_s, double latency_us) {
   return platform;
 }
 
-/// bench/cluster on the machine of bench/results: all hosts on its two cores. The wire's rate and latency belong to a run:
-/// tests/multiprocess/simulated_test.py measures them beside what it compares.
+/// bench/cluster on the machine of bench/results: all hosts on its two cores. The rate and latency of the wire differ between
+/// runs: tests/multiprocess/simulated_test.py measures them together with the times that it compares.
 Platform emulated() {
   Platform platform;
   platform.name = "emulated";
@@ -89,12 +89,12 @@ Platform emulated() {
   return platform;
 }
 
-/// A member of Platform, by its key in a file.
+/// A member of Platform and its key in a file.
 struct Field {
   const char* key;
   double Platform::*number;  // or
   int Platform::*count;
-  double least;  // exclusive for a number that is divided by
+  double least;  // exclusive for a number that is used as a divisor
   bool may_be_least;
 };
 
@@ -121,7 +121,7 @@ Status read_field(const Field& field, const nlohmann::json& value, std::string_v
   } else if (field.count != nullptr && value.is_number_integer() && std::abs(value.get<double>()) <= kMaxCount) {
     platform.*field.count = value.get<int>();
   } else {
-    // A structure is not shown: it may be nested deeper than the stack allows to print.
+    // A structure is not printed: it may be nested deeper than the stack allows.
     return invalid(fmt::format("{}: '{}' is {}, not {}", origin, field.key,
                                value.is_structured() ? value.type_name() : value.dump(),
                                field.number != nullptr ? "a number" : fmt::format("a whole number up to {}", kMaxCount)));
@@ -135,7 +135,8 @@ Result<std::string> read_file(const std::string& path) {
   std::string text(kMaxFileBytes + 1, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), file.get()));
   if (std::ferror(file.get()) != 0) return system_error("read the platform " + path, errno);
-  if (text.size() > kMaxFileBytes) return invalid(fmt::format("{} is no platform: larger than {} bytes", path, kMaxFileBytes));
+  if (text.size() > kMaxFileBytes)
+    return invalid(fmt::format("{} is not a platform: larger than {} bytes", path, kMaxFileBytes));
   return text;
 }
 
@@ -185,13 +186,13 @@ Status check(const Platform& platform) {
 
 Result<Platform> parse_platform(std::string_view json, std::string_view origin) {
   const auto object = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return invalid(fmt::format("{} is no JSON object that describes a platform", origin));
+  if (!object.is_object()) return invalid(fmt::format("{} is not a JSON object that describes a platform", origin));
   Platform platform;
   platform.name = origin;
   platform.source = origin;
   for (const auto& [key, value] : object.items()) {
     if (key == "name" || key == "source") {
-      if (!value.is_string()) return invalid(fmt::format("{}: '{}' is no string", origin, key));
+      if (!value.is_string()) return invalid(fmt::format("{}: '{}' is not a string", origin, key));
       (key == "name" ? platform.name : platform.source) = value.get<std::string>();
       continue;
     }
@@ -221,7 +222,7 @@ Result<Platform> find_platform(std::string_view name) {
     if (!text.ok()) return text.status();
     return parse_platform(*text, name);
   }
-  const Instance* instance = find_instance(name);  // knows short names, too
+  const Instance* instance = find_instance(name);  // also accepts short names
   std::string known;
   for (const Platform& platform : platforms()) {
     if (platform.name == (instance != nullptr ? instance->name : name)) return platform;

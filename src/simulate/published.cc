@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kGiB = 1 << 30;
 constexpr std::string_view kNcclTests = "awsome-distributed-training, micro-benchmarks/nccl-tests/README.md";
-constexpr std::string_view kUser = "NVIDIA/nccl#527, 2022";  // who asks why more nodes are so much slower
+constexpr std::string_view kUser = "NVIDIA/nccl#527, 2022";  // the author asks why more nodes are so much slower
 
 constexpr std::array kPublished{
     PublishedResult{"p4d.24xlarge", 1, 8, kGiB, 230.77, 8142.6, kUser, "a user's"},

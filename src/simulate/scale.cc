@@ -16,13 +16,13 @@
 namespace shoal {
 namespace {
 
-// What SimGrid gets through in a few seconds. Its time grows faster than the number of hosts.
+// What SimGrid simulates in a few seconds. Its time grows faster than linearly with the number of hosts.
 constexpr std::size_t kMaxQuickTasks = 100'000;
 constexpr int kMaxQuickRanks = 512;
 constexpr std::size_t kMaxWholeTasks = 1'000'000;
 constexpr int kMaxWholeRanks = 2048;
 
-/// How many chunks each local rank of `node` sends to which node, in the terms of `symmetry`.
+/// How many chunks each local rank of `node` sends to each node, relative to `node` by `symmetry`.
 using Traffic = std::map<std::pair<int, int>, std::uint64_t>;  // local rank, shift -> chunks
 
 Traffic traffic_of(const Algorithm& algorithm, const Topology& topology, const Collective& collective,
@@ -40,7 +40,7 @@ Traffic traffic_of(const Algorithm& algorithm, const Topology& topology, const C
   return traffic;
 }
 
-/// About so many tasks a rank has.
+/// Approximate number of tasks of a rank.
 std::size_t tasks_of(const Program& program, const Topology& topology, const Collective& collective) {
   const ChunkLayout layout(collective, topology.ranks(), program.rank, program.message_chunks);
   std::size_t tasks = 0;
@@ -111,17 +111,18 @@ Result<ScalePrediction> predict_at_scale(const Algorithm& algorithm, const Topol
 
   Symmetry symmetry = Symmetry::none;
   if (tasks > kMaxQuickTasks || topology.ranks() > kMaxQuickRanks) {
-    // On one machine all nodes compete for its cores, so that none can stand for the others.
+    // On one machine all nodes compete for its cores, so no node can represent the others.
     if (!platform.one_machine) symmetry = find_symmetry(algorithm, topology, collective);
     if (symmetry == Symmetry::none && (tasks > kMaxWholeTasks || topology.ranks() > kMaxWholeRanks)) {
       return Status(StatusCode::unsupported,
-                    fmt::format("about {} tasks on nodes that differ are too many to simulate", tasks));
+                    fmt::format("the nodes differ, and about {} tasks are too many to simulate", tasks));
     }
   }
-  // What nodes send can be alike and its order not: then one node waits for itself for ever.
+  // Nodes can send the same messages in different orders: then the single simulated node waits for itself forever.
   const auto error = [&](const Status& status) {
     if (symmetry == Symmetry::none || status.code() != StatusCode::internal) return status;
-    return Status(StatusCode::unsupported, "no node can stand for all, and all are too many to simulate: " + status.message());
+    return Status(StatusCode::unsupported,
+                  "no node can represent all, and all nodes are too many to simulate: " + status.message());
   };
   const auto graph = graph_of(algorithm, topology, collective, platform, symmetry);
   if (!graph.ok()) return error(graph.status());

@@ -26,7 +26,7 @@ namespace {
 
 namespace s4u = simgrid::s4u;
 
-// The simulated clock counts microseconds, not seconds, since SimGrid takes times closer than a billionth for equal.
+// The simulated clock counts microseconds, not seconds, because SimGrid treats times closer than a billionth as equal.
 constexpr double kEngineBytesPerUs = 1000;  // of a GB/s
 constexpr double kFlopsPerUs = 1e3;         // of a simulated core; SimGrid rounds small amounts of work
 
@@ -62,7 +62,7 @@ class Simulation {
     }
     settle();
     engine.run();
-    if (done_ != missing_.size()) throw std::runtime_error(fmt::format("{} tasks wait for ever", missing_.size() - done_));
+    if (done_ != missing_.size()) throw std::runtime_error(fmt::format("{} tasks wait forever", missing_.size() - done_));
     run_.total_us = run_.worker_us.empty() ? 0 : *std::ranges::max_element(run_.worker_us);
     return run_;
   }
@@ -72,16 +72,16 @@ class Simulation {
     bool busy = false;
     int flows = 0;
     std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, std::greater<>> work;
-    std::queue<std::uint32_t> links;  // that have something to send and wait for their turn
+    std::queue<std::uint32_t> links;  // links that have a flow to send and wait for a slot
   };
-  using Link = std::queue<std::uint32_t>;  // tasks whose flow has not left; the first may be under way
+  using Link = std::queue<std::uint32_t>;  // tasks whose flow has not left; the first may be in flight
   enum class Stage : std::uint8_t { work, flow, latency };
   struct Running {
     std::uint32_t task = 0;
     Stage stage = Stage::work;
     s4u::ActivityPtr activity;
   };
-  using Delay = std::pair<s4u::Host*, s4u::Host*>;  // two hosts that are so far apart
+  using Delay = std::pair<s4u::Host*, s4u::Host*>;  // two hosts at that distance
 
   void make_platform() {
     auto* zone = s4u::create_star_zone("cluster");
@@ -100,7 +100,7 @@ class Simulation {
       for (const std::uint32_t wire : wires) in_route.emplace_back(links[wire]);
       return in_route;
     };
-    // A host for each way of each port, so that what a folded node sends to itself crosses its wires.
+    // A host for each direction of each port, so that flows of a folded node to itself cross its wires.
     for (std::size_t i = 0; i < graph_.sources.size(); ++i) {
       auto* source = zone->create_host(fmt::format("source{}", i), kFlopsPerUs)->seal();
       auto* sink = zone->create_host(fmt::format("sink{}", i), kFlopsPerUs)->seal();
@@ -109,7 +109,8 @@ class Simulation {
       sources_.push_back(source);
       sinks_.push_back(sink);
     }
-    // Latencies are not those of the wires: a flow must leave its wire to the next before it has arrived.
+    // Latencies are separate links and not part of the wires: a flow must release its wire to the next flow before it has
+    // arrived.
     for (const TaskGraph::Task& task : graph_.tasks) {
       if (task.latency_us <= 0 || delays_.contains(task.latency_us)) continue;
       const std::size_t number = delays_.size();
@@ -130,7 +131,7 @@ class Simulation {
   void on_completion(const s4u::Activity& activity) {
     const auto it = running_.find(&activity);
     if (it == running_.end()) return;
-    last_ = std::move(it->second);  // SimGrid still uses the activity when it has told us
+    last_ = std::move(it->second);  // SimGrid still uses the activity after this notification
     running_.erase(it);
     const std::uint32_t task = last_.task;
     const std::uint32_t number = graph_.tasks[task].worker;
@@ -151,7 +152,7 @@ class Simulation {
     settle();
   }
 
-  /// Starts all that can start. Workers choose last, when all that has become ready is known.
+  /// Starts all activities that can start. Workers choose last, when everything that became ready is known.
   void settle() {
     while (!ready_.empty()) {
       const std::uint32_t task = ready_.back();
@@ -237,7 +238,7 @@ class Simulation {
   std::vector<s4u::Host*> cpus_;
   std::vector<std::uint32_t> missing_;
   std::vector<std::uint32_t> ready_;
-  std::vector<std::uint32_t> idle_;  // workers that may be
+  std::vector<std::uint32_t> idle_;  // workers that may be idle
   std::vector<Worker> workers_;
   std::vector<Link> links_;
   std::map<double, Delay> delays_;  // by microseconds
@@ -281,10 +282,10 @@ bool read_all(int file, void* data, std::size_t bytes) {
 
 void tell(int file, Note note, const void* data, std::size_t bytes) {
   const Header header{note, bytes};
-  if (!write_all(file, &header, sizeof header) || !write_all(file, data, bytes)) _exit(1);  // nobody listens any more
+  if (!write_all(file, &header, sizeof header) || !write_all(file, data, bytes)) _exit(1);  // the parent has stopped reading
 }
 
-/// What the child does. SimGrid throws, and aborts on what it takes for a bug of its user.
+/// Runs in the child. SimGrid throws, and aborts on what it considers a bug of its user.
 [[noreturn]] void be_child(const TaskGraph& graph, int file) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   using Clock = std::chrono::steady_clock;
@@ -300,7 +301,7 @@ void tell(int file, Note note, const void* data, std::size_t bytes) {
   } catch (const std::exception& error) {
     tell(file, Note::error, error.what(), std::strlen(error.what()));
   }
-  _exit(0);  // neither SimGrid's clean-up, which takes long, nor the parent's
+  _exit(0);  // skips SimGrid's clean-up, which takes long, and the parent's
 }
 
 Result<GraphRun> listen(const TaskGraph& graph, int file, const std::function<void(double)>& progress) {
@@ -322,7 +323,7 @@ Result<GraphRun> listen(const TaskGraph& graph, int file, const std::function<vo
       return run;
     }
   }
-  return Status(StatusCode::internal, "SimGrid ended without a result");
+  return Status(StatusCode::internal, "the SimGrid process exited without a result");
 }
 
 }  // namespace

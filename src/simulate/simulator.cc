@@ -21,13 +21,13 @@ CostModel::CostModel(const Topology& topology) : topology_(topology), crowding_(
 }
 
 double CostModel::crowding(int from, int to) const {
-  // The wire does not get slower when cores are short; memory that cores copy does.
+  // The wire does not get slower when cores are short; memory that cores copy from or to does.
   if (topology_.link_class(from, to) == LinkClass::network) return 1;
   return crowding_[static_cast<std::size_t>(topology_.node_of_rank[static_cast<std::size_t>(from)])];
 }
 
 double CostModel::latency_us(int from, int to) const {
-  // Whoever receives has to get a core first, over whatever link it came.
+  // The receiving rank has to get a core first, over whatever link the message arrived.
   const double waiting = crowding(to, to);
   const double switch_us = waiting > 1 ? kSwitchUs * waiting : 0;
   return topology_.cost[static_cast<std::size_t>(topology_.link_class(from, to))].latency_us * crowding(from, to) + switch_us;
@@ -60,7 +60,7 @@ namespace {
 
 constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-/// When the first and the last tile of something are there.
+/// When the first and the last tile of a value are available.
 struct Span {
   double first = 0;
   double last = 0;
@@ -71,7 +71,7 @@ struct Span {
   }
 };
 
-/// A step or an n-way fold, with what it still waits for and what waits for it.
+/// A step or an n-way fold, the number of units that it still waits for, and the units that wait for it.
 struct Unit {
   std::uint32_t rank = 0;
   std::uint32_t first_step = 0;
@@ -83,13 +83,13 @@ struct Unit {
   std::vector<std::uint32_t> successors;
 };
 
-/// Where messages queue up to leave a node.
+/// The queue of messages that leave a node.
 struct OutPort {
   bool busy = false;
   std::queue<std::uint32_t> sends;  // ready ones, in the order in which they became so
 };
 
-/// A unit is ready, or a port is free. By time, then by number, so that equal times have one order.
+/// A unit is ready, or a port is free. Ordered by time, then by number, so that equal times have one order.
 struct Event {
   double time_us = 0;
   bool is_port = false;
@@ -124,7 +124,7 @@ class Simulator {
         run_unit(event.index);
       }
     }
-    if (waiting_ > 0) return Status(StatusCode::internal, std::to_string(waiting_) + " steps of the schedule wait for ever");
+    if (waiting_ > 0) return Status(StatusCode::internal, std::to_string(waiting_) + " steps of the schedule wait forever");
     result_.total_us = *std::max_element(result_.rank_us.begin(), result_.rank_us.end());
     return result_;
   }
@@ -221,7 +221,8 @@ class Simulator {
     }
   }
 
-  /// Folding `bytes` of every operand; those in shared memory have to be fetched from there first, and the own one from memory.
+  /// Time to fold `bytes` of every operand. Operands in shared memory have to be fetched from there first, and the rank's own
+  /// from memory.
   [[nodiscard]] double fold_us(const Unit& unit, std::size_t bytes) const {
     const int rank = static_cast<int>(unit.rank);
     double total_us = costs_.copy_us(rank, bytes);
@@ -233,7 +234,7 @@ class Simulator {
     return total_us;
   }
 
-  /// The sender's core writes the message where the receiver finds it.
+  /// The sender's core writes the message to where the receiver reads it.
   void send_through_memory(const Unit& unit, int rank, int peer) {
     const auto link = static_cast<std::size_t>(schedule_.topology.link_class(rank, peer));
     result_.bytes[link] += unit.bytes;
@@ -268,7 +269,7 @@ class Simulator {
     finish(unit, {begin + tile_us, std::max(begin + duration_us, unit.ready.last + tile_us)});
   }
 
-  /// A port that has become free at `now_us` takes the message that has waited longest for it.
+  /// A port that becomes free at `now_us` takes the message that has waited longest for it.
   void start_next_send(OutPort& port, double now_us) {
     port.busy = !port.sends.empty();
     if (!port.busy) return;
@@ -305,7 +306,7 @@ class Simulator {
   std::map<std::pair<int, int>, std::vector<std::uint32_t>> recvs_;
   std::vector<int> senders_;      // to each rank over the network
   std::vector<double> cores_;     // when each rank's core is free
-  std::vector<double> in_ports_;  // when each node's port has taken in what is on its way
+  std::vector<double> in_ports_;  // when each node's port has taken in all messages on their way
   std::vector<OutPort> out_ports_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::size_t waiting_ = 0;  // units that have not finished

@@ -31,7 +31,7 @@ namespace {
 constexpr std::size_t kMaxEdges = 40'000'000;  // 16 bytes each at the most
 constexpr double kBytesPerUs = 1000;           // of a GB/s
 
-/// Steps that run as one, as a run of tasks: one for each tile.
+/// Steps that run as one unit, as a run of tasks: one for each tile.
 struct Unit {
   std::uint32_t first_task = 0;
   std::uint32_t tiles = 1;
@@ -43,7 +43,7 @@ struct Extent {
   std::uint64_t first = 0;
   std::uint64_t end = 0;
 
-  /// The tile that holds the point `chunk`; `scale` makes points between chunks whole numbers.
+  /// The chunk position at which `tile` begins, times `scale`; `scale` makes positions inside chunks integers.
   [[nodiscard]] std::uint64_t boundary(std::uint64_t tile, std::uint64_t scale) const {
     return first * scale + (end - first) * scale * tile / unit.tiles;
   }
@@ -57,7 +57,7 @@ struct Message {
   std::uint32_t step = 0;  // of its Program
 };
 
-/// What one rank sends to another, or receives from it, in order.
+/// All messages from one rank to another, in order.
 struct Stream {
   std::vector<Message> sends;
   std::vector<Message> recvs;
@@ -70,8 +70,8 @@ struct Stream {
   }
 };
 
-/// Of a stream between nodes: where it goes relative to its start, and the local ranks at its ends. Without a symmetry `shift`
-/// is 0 and the ranks are those of the communicator.
+/// Key of a stream between nodes: its destination relative to its source, and the local ranks at its ends. Without a symmetry
+/// `shift` is 0 and the ranks are those of the communicator.
 struct StreamKey {
   int shift = 0;
   int to = 0;
@@ -109,7 +109,7 @@ class Builder {
  private:
   [[nodiscard]] static Status too_large(std::size_t tasks) {
     return {StatusCode::invalid_argument,
-            fmt::format("more than {} tasks are too many to simulate; take fewer nodes or ranks", std::min(tasks, kMaxTasks))};
+            fmt::format("more than {} tasks are too many to simulate; use fewer nodes or ranks", std::min(tasks, kMaxTasks))};
   }
 
   // ---- the machine ----
@@ -119,7 +119,7 @@ class Builder {
     return static_cast<std::uint32_t>(graph_.wires.size() - 1);
   }
 
-  /// Worker w has two ports each way: 2 w to the network, 2 w + 1 to the ranks of its node.
+  /// Worker w has two ports in each direction: 2 w to the network, 2 w + 1 to the ranks of its node.
   void add_machine(const std::vector<int>& ranks_of_node) {
     const std::size_t nodes = symmetry_ == Symmetry::none ? ranks_of_node.size() : 1;
     std::vector<std::vector<std::array<std::uint32_t, 2>>> rails(nodes);  // up and down
@@ -151,7 +151,7 @@ class Builder {
     return topology_.node_of_rank[static_cast<std::size_t>(rank)] != topology_.node_of_rank[static_cast<std::size_t>(peer)];
   }
 
-  /// Who plays the part of `rank`.
+  /// The worker that simulates `rank`.
   [[nodiscard]] std::uint32_t worker_of(int rank) const {
     return static_cast<std::uint32_t>(symmetry_ == Symmetry::none ? rank : local_rank_[static_cast<std::size_t>(rank)]);
   }
@@ -219,7 +219,7 @@ class Builder {
     graph_.tasks[unit.first_task].work_us += message_us;
   }
 
-  /// `after` waits for `before`, tile by tile, where one writes what the other touches.
+  /// `after` waits for `before`, tile by tile, if one writes what the other touches.
   void order(const Step& before, const Unit& before_unit, const Step& after, const Unit& after_unit) {
     const bool before_reads = before.op != StepOp::recv;
     const bool before_writes = before.op != StepOp::send;
@@ -270,7 +270,7 @@ class Builder {
     (sends ? streams_[key].sends : streams_[key].recvs).push_back({unit, std::max(chunks, 1U), index});
   }
 
-  /// Receives wait for what is sent to them.
+  /// Receives wait for their sends.
   Status meet() {
     const auto differs = [](const auto& entry) { return !entry.second.matches(); };
     if (symmetry_ != Symmetry::none && std::ranges::any_of(streams_, differs)) ignore_senders();
@@ -284,8 +284,8 @@ class Builder {
     return {};
   }
 
-  /// In some schedules nodes are alike but for the local ranks that send: then what a rank receives from the nodes at one
-  /// distance is dealt to its receives in the order of the Programs, whoever in the other node sent it.
+  /// In some schedules nodes are alike except for the local ranks that send. Then the messages that a rank receives from the
+  /// nodes at one distance are dealt to its receives in the order of the Programs, regardless of which local rank sent them.
   void ignore_senders() {
     std::map<StreamKey, Stream> merged;
     for (auto& [key, stream] : streams_) {
@@ -300,7 +300,7 @@ class Builder {
     streams_ = std::move(merged);
   }
 
-  /// The k-th chunk that is sent is the k-th that is received.
+  /// The k-th chunk sent is the k-th chunk received.
   void meet(const Stream& stream) {
     std::size_t i = 0;
     std::uint64_t sent = 0;  // chunks before send i
@@ -324,7 +324,7 @@ class Builder {
   std::vector<int> local_rank_;
   TaskGraph graph_;
   std::map<StreamKey, Stream> streams_;
-  std::map<int, std::uint32_t> links_;  // of the Program at hand, by peer
+  std::map<int, std::uint32_t> links_;  // of the current Program, by peer
   std::vector<std::uint32_t> waits_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges_;
 };

@@ -22,7 +22,7 @@ Topology Topology::ragged(const std::vector<int>& ranks_per_node) {
 Topology Topology::restricted_to(std::span<const int> members) const {
   Topology group = *this;
   group.node_of_rank.clear();
-  std::map<int, int> node_of;  // ours -> the group's
+  std::map<int, int> node_of;  // node here -> node of the group
   for (const int member : members) {
     const int node = node_of_rank[static_cast<std::size_t>(member)];
     group.node_of_rank.push_back(node_of.try_emplace(node, static_cast<int>(node_of.size())).first->second);

@@ -12,7 +12,7 @@ namespace {
 static_assert(crypto_auth_hmacsha256_BYTES == std::tuple_size_v<Proof>);
 static_assert(crypto_auth_hmacsha256_KEYBYTES == sizeof(Key));
 
-// Picks what suits the processor; harmless when called again.
+// Selects the implementation for this processor; further calls do nothing.
 void use_sodium() {
   static const int ready = sodium_init();
   static_cast<void>(ready);

@@ -1,4 +1,4 @@
-// How two ends of a connection prove to each other that they hold the job's key, without saying it.
+// How two ends of a connection prove to each other that they hold the job's key, without sending it.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ struct Key {
   std::array<std::byte, 32> bytes{};
 };
 
-/// A number that is used once: an answer that covers it was made after it, so a recorded one does not fit.
+/// A number that is used once: an answer that covers it was made after it, so a recorded answer does not match.
 using Nonce = std::array<std::byte, 16>;
 /// An HMAC-SHA256 (RFC 2104, FIPS 180-4).
 using Proof = std::array<std::byte, 32>;
@@ -24,19 +24,19 @@ using Proof = std::array<std::byte, 32>;
 Key random_key();
 Nonce random_nonce();
 
-/// The key that a text stands for: its hash, so that any text of sufficient entropy will do.
+/// The key for a text: its hash, so that any text of sufficient entropy will do.
 Key key_from_text(std::string_view text);
 
-/// A key for one purpose, which tells nothing of `key` or of those for other purposes. `salt` makes it another one each time.
+/// A key for one purpose, which reveals nothing about `key` or the keys for other purposes. Another `salt` gives another key.
 Key derive_key(const Key& key, std::string_view purpose, std::string_view salt = {});
 
 /// The proof that its maker holds `key` and means exactly these parts in this order, in the role `role`.
 Proof prove(const Key& key, std::string_view role, std::initializer_list<std::string_view> parts);
 
-/// Compares in a time that does not tell where they differ.
+/// Compares in a time that does not depend on where they differ.
 bool same(const Proof& one, const Proof& other) noexcept;
 
-/// The bytes of a record, nonce or proof as prove() takes them.
+/// The bytes of a record, nonce or proof in the form that prove() takes.
 template <std::size_t N>
 std::string_view as_text(const std::array<std::byte, N>& bytes) noexcept {
   return {reinterpret_cast<const char*>(bytes.data()), N};

@@ -1,4 +1,4 @@
-// Bytes as libsodium takes them.
+// Bytes in the form that libsodium takes.
 #pragma once
 
 #include <cstddef>

@@ -42,7 +42,7 @@ SealingKeys derive_sealing_keys(const Key& key, std::string_view use, std::strin
 
 RecordCipher::RecordCipher(const SealingKeys& keys, std::size_t most_bytes)
     : keys_(keys), most_bytes_(most_bytes), out_(most_bytes + kOverheadBytes), in_(2 * (most_bytes + kOverheadBytes)) {
-  static_cast<void>(has_aes());  // makes the library ready
+  static_cast<void>(has_aes());  // initialises libsodium
 }
 
 void RecordCipher::sent(std::size_t bytes) noexcept {
@@ -82,7 +82,7 @@ bool RecordCipher::open(std::byte* target) noexcept {
   return outcome == 0;
 }
 
-// Room for one more whole record behind what has arrived.
+// Makes room for one more whole record after the bytes that have arrived.
 void RecordCipher::make_room() noexcept {
   if (in_bytes_ == 0) {
     in_begin_ = 0;

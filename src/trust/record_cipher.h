@@ -1,4 +1,4 @@
-// Encryption of what travels on one connection: records that only the other end can read, change or put in another order.
+// Encryption of one connection: records that only the other end can read, and that cannot be changed or reordered unnoticed.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,23 @@
 
 namespace shoal {
 
-/// What a connection is encrypted with: a key for each direction, which no other connection has.
+/// The keys of a connection, one for each direction; no other connection has the same.
 struct SealingKeys {
   Key send;
   Key receive;
   bool aes = false;  ///< both processors have AES-256-GCM in hardware; ChaCha20-Poly1305 otherwise
 };
 
-/// `use`: what kind of connection it is; no two kinds share keys. `transcript`: what both said in its handshake, the nonces of
-/// both sides among it. `connects`: of its two ends, this one.
+/// `use`: the kind of the connection; no two kinds share keys. `transcript`: what both ends sent in the handshake, including
+/// the nonces of both. `connects`: this end has opened the connection.
 [[nodiscard]] SealingKeys derive_sealing_keys(const Key& key, std::string_view use, std::string_view transcript, bool connects,
                                               bool aes);
 
-/// This processor can do AES-256-GCM.
+/// Whether this processor has AES-256-GCM in hardware.
 [[nodiscard]] bool has_aes() noexcept;
 
-/// A record is four bytes of length, the text in its sealed form, and sixteen bytes that authenticate both. The number of the
-/// record on its connection is its nonce, so none can be left out, repeated or moved. Thread rule: one thread at a time.
+/// A record is four bytes of length, the encrypted text, and sixteen bytes that authenticate both. The number of the record on
+/// its connection is its nonce, so no record can be left out, repeated or moved. Thread rule: one thread at a time.
 class RecordCipher {
  public:
   static constexpr std::size_t kLengthBytes = 4;
@@ -38,19 +38,19 @@ class RecordCipher {
   /// No record holds more than `most_bytes`.
   RecordCipher(const SealingKeys& keys, std::size_t most_bytes);
 
-  // Sending: what has been sealed and has not left yet.
+  // Sending: the encrypted bytes that have not been sent yet.
   [[nodiscard]] std::span<const std::byte> outgoing() const noexcept { return std::span(out_).subspan(out_begin_, out_bytes_); }
   void sent(std::size_t bytes) noexcept;
-  /// Precondition: nothing is outgoing; at most most_bytes.
+  /// Encrypts `text` into outgoing(). Precondition: nothing is outgoing; `text` has at most most_bytes.
   void seal(std::span<const std::byte> text) noexcept;
 
   // Receiving.
-  /// Where the socket's next bytes go.
+  /// The buffer for the socket's next bytes.
   [[nodiscard]] std::span<std::byte> room() noexcept { return std::span(in_).subspan(in_begin_ + in_bytes_); }
   void arrived(std::size_t bytes) noexcept { in_bytes_ += bytes; }
-  /// The length of the text of the record that has arrived whole; 0 where none has. More than `most_bytes` where it is none.
+  /// The length of the text of the next record, if it has arrived whole, else 0. More than `most_bytes` for a malformed record.
   [[nodiscard]] std::size_t waiting_bytes() const noexcept;
-  /// Opens it into `target`; false where it was changed. Precondition: 0 < waiting_bytes() <= most_bytes.
+  /// Decrypts that record into `target`; false if it was changed. Precondition: 0 < waiting_bytes() <= most_bytes.
   [[nodiscard]] bool open(std::byte* target) noexcept;
 
   [[nodiscard]] std::size_t most_bytes() const noexcept { return most_bytes_; }

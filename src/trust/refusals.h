@@ -1,4 +1,4 @@
-// How many connections this process has turned away.
+// Counts the connections that this process has refused.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct Refusals {
   std::map<std::string, std::uint64_t, std::less<>> by_listener;
 };
 
-/// Counts a connection that `listener` ("store", "tcp", "shm") has turned away. Thread rule: any thread. Memory does not grow
-/// beyond a few listeners.
+/// Counts a connection that `listener` ("store", "tcp", "shm") has refused. Thread rule: any thread. Memory is bounded by the
+/// number of listeners.
 void count_refusal(std::string_view listener, std::string_view why);
 
-/// What has been counted so far. Thread rule: any thread.
+/// The counts so far. Thread rule: any thread.
 Refusals refusals();
 
 /// For a report: "refused: 3 connections (store 1, tcp 2), last: tcp: it belongs to another job"; empty where there was none.

@@ -27,8 +27,8 @@ namespace {
 
 constexpr int kMaxRanks = 8;
 constexpr std::size_t kMaxAddress = 1024;
-/// How long until() waits for something that takes microseconds.
-constexpr std::chrono::seconds kPatience{60};
+/// Time limit of until(), for events that take microseconds.
+constexpr std::chrono::seconds kTimeLimit{60};
 
 using Clock = std::chrono::steady_clock;
 
@@ -104,11 +104,11 @@ void Rank::await_announcement() {
 }
 
 bool Rank::wait(const std::function<bool()>& done, bool look_before_blocking) {
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeLimit;
   while (!done()) {
     if (transport_->progress()) continue;
     if (Clock::now() >= deadline) {
-      ADD_FAILURE() << "rank " << rank_ << " of " << size_ << " waited in vain";
+      ADD_FAILURE() << "rank " << rank_ << " of " << size_ << " waited for a condition that did not become true";
       return false;
     }
     if (!transport_->prepare_wait()) {
@@ -119,9 +119,9 @@ bool Rank::wait(const std::function<bool()>& done, bool look_before_blocking) {
       transport_->finish_wait(true);
       return true;
     }
-    // As long as the time limit: a wake-up that is missed shows as a failure, not as a delay.
+    // As long as the time limit: a missed wake-up shows as a failure, not as a delay.
     pollfd item{transport_->wait_fd(), POLLIN, 0};
-    const bool woken = item.fd < 0 || ::poll(&item, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 0;
+    const bool woken = item.fd < 0 || ::poll(&item, 1, static_cast<int>(std::chrono::milliseconds(kTimeLimit).count())) != 0;
     transport_->finish_wait(woken);
     if (!woken) {
       ADD_FAILURE() << "rank " << rank_ << " of " << size_ << " was not woken";
@@ -162,7 +162,7 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
   auto end = make_end(rank.rank_);
   if (!end.ok()) {
     ADD_FAILURE() << end.status().to_string();
-    std::abort();  // the others would wait for this rank
+    std::abort();  // the other ranks would wait for this one
   }
   rank.transport_ = std::move(end).value();
   EXPECT_EQ(rank.transport_->name(), kind.transport);
@@ -173,7 +173,7 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
   std::memcpy(rank.page_.address[rank.rank_], address.data(), rank.page_.address_bytes[rank.rank_]);
   rank.meet();
   if (connect) {
-    const Status status = rank.connect(Clock::now() + kPatience);
+    const Status status = rank.connect(Clock::now() + kTimeLimit);
     EXPECT_TRUE(status.ok()) << "rank " << rank.rank_ << ": " << status.to_string();
     if (!status.ok()) std::abort();
   }
@@ -182,7 +182,7 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
 
 namespace {
 
-/// One rank from start to end, on a thread or in a process of its own.
+/// Runs one rank from start to end, on a thread or in a process of its own.
 void live(const TransportKind& kind, const MakeEnd& make_end, Rank rank, const GroupOptions& options,
           const std::function<void(Rank&)>& body) {
   run_rank(kind, make_end, rank, options.connect, body);
@@ -225,7 +225,7 @@ void run_processes(const TransportKind& kind, int size, SharedPage& page, const 
     ASSERT_NE(ended, rank_of.end());
     const int r = ended->second;
     rank_of.erase(ended);
-    // The others would wait for it at the next meeting.
+    // The other ranks would wait for the dead rank in their next meet().
     for (const auto& [other, rank] : rank_of) {
       if (WIFSIGNALED(state)) ::kill(other, SIGKILL);
     }

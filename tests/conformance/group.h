@@ -30,28 +30,29 @@ class Rank {
   /// The connected link to `peer`.
   [[nodiscard]] Link& link(int peer) const;
 
-  /// Returns when every rank of the group has called it. Not through the transport.
+  /// Barrier over all ranks of the group; does not use the transport.
   void meet();
-  /// Lets await_announcement() of the others return; those drive their transport meanwhile. Once in a body.
+  /// Ends await_announcement() on the other ranks, which drive their transport until then. Once in a body.
   void announce();
   void await_announcement();
-  /// Drives the transport, blocking on its wait_fd() where it says so, until `done`, which must do all that it can do each
-  /// time: as for any user, what was left undone wakes nobody. False, with a test failure, where that takes longer than any
-  /// machine needs: something was lost, or a wake-up was missed.
+  /// Drives the transport until `done` returns true, and blocks on wait_fd() where the transport allows that. Each call of
+  /// `done` must do all the work that is possible: as for any user of a transport, work left undone causes no wake-up.
+  /// Returns false, with a test failure, after a time limit that no machine needs: a tile was lost, or a wake-up was missed.
   bool until(const std::function<bool()>& done) { return wait(done, false); }
-  /// As until(), for conditions in shared windows: looks once more between prepare_wait() and blocking, as users of windows
-  /// must.
+  /// As until(), for conditions in shared windows: calls `done` once more between prepare_wait() and blocking, as users of
+  /// windows must.
   bool until_window(const std::function<bool()>& done) { return wait(done, true); }
 
   bool send(int peer, const TileHeader& header, std::span<const std::byte> data);
-  /// The next tile from `peer`; null, with a test failure, where none comes.
+  /// The next tile from `peer`; null, with a test failure, where none arrives.
   const Arrival* receive(int peer);
 
   /// connect() to all other ranks.
   Status connect(ConnectDeadline time_limit);
   /// Destroys links and transport.
   void close();
-  /// Ends this process at once, as a crash would. Only where ranks are processes. The others must not meet() any more.
+  /// Ends this process at once, as a crash would. Only where ranks are processes. The other ranks must not call meet()
+  /// afterwards.
   [[noreturn]] void die();
 
  private:
@@ -67,15 +68,15 @@ class Rank {
 
 struct GroupOptions {
   bool connect = true;      ///< connect before the body
-  bool meet_at_end = true;  ///< all ranks meet before any closes
+  bool meet_at_end = true;  ///< all ranks meet() before any of them closes
 };
 
 /// Runs `body` on `size` ranks; returns when all have ended. Failures of any rank fail the current test. Checks that no
 /// descriptor is left open.
 void run_group(const TransportKind& kind, int size, const std::function<void(Rank&)>& body, GroupOptions options = {});
 
-/// Fails and ends the whole test program, naming the current test, where it runs for longer than `limit`. Covers threads and,
-/// as each process sets its own, forked ranks.
+/// Fails and ends the whole test program, and names the current test, where that test runs for longer than `limit`. Covers
+/// threads, and forked ranks too, because each process sets its own alarm.
 class Watchdog {
  public:
   explicit Watchdog(std::chrono::seconds limit);

@@ -23,7 +23,7 @@ namespace shoal::conformance {
 
 namespace {
 
-/// A number of its own for every group of this test run. Taken before ranks are forked, so that they agree.
+/// A job number for each group of this test run. Taken before the ranks are forked, so that all ranks use the same one.
 std::uint64_t next_job() {
   static std::uint64_t next = 0;
   const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
@@ -64,8 +64,9 @@ MakeEnd tcp_group(int ranks, bool integrity, bool encryption, bool packing = fal
   };
 }
 
-/// There are many such kinds, and each tile costs several system calls. `probe` says why the library cannot be used. It is not
-/// called under ThreadSanitizer, which knows nothing of what threads of such a library tell each other.
+/// Sets what the kinds over a vendor library have in common: one size of group and fewer tiles, because there are many such
+/// kinds and each tile costs several system calls. `probe` returns why the library cannot be used. It is not called under
+/// ThreadSanitizer, which does not see how the threads of such a library synchronize.
 template <class Probe>
 TransportKind through_a_library(TransportKind kind, const Probe& probe) {
   kind.sizes = {3};
@@ -82,7 +83,7 @@ TransportKind through_a_library(TransportKind kind, const Probe& probe) {
   return kind;
 }
 
-/// `write_from` 0: everything is sent, nothing written.
+/// `write_from` 0: all tiles are sent, none is written.
 TransportKind ofi_kind(const std::string& label, bool processes, const std::string& provider, const std::string& device,
                        std::size_t write_from, const rails::testing::Faults* faults = nullptr, bool lent = false,
                        bool integrity = false) {
@@ -118,7 +119,7 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
     };
   };
   const auto probe = [&]() -> std::string {
-    // Loads libfabric, too, which keeps descriptors for the life of the process.
+    // Also loads libfabric, which keeps descriptors for the life of the process.
     static const auto providers = ofi_providers();
     if (!providers.ok()) return providers.status().message();
     const bool there =
@@ -128,15 +129,15 @@ TransportKind ofi_kind(const std::string& label, bool processes, const std::stri
   return through_a_library({label, "ofi", processes, false, false, lent, make_group}, probe);
 }
 
-/// `wires`: what UCX may use, for processes; empty: what it likes.
+/// `wires`: the UCX transports (UCX_TLS) that the ranks may use, for processes only; empty: UCX chooses.
 TransportKind ucx_kind(const std::string& label, bool processes, const std::string& wires = "", bool integrity = false) {
   const auto make_group = [wires, integrity](int ranks) -> MakeEnd {
     return [=, job = next_job()](int rank) {
       if (!wires.empty()) {
-        // In the process of this rank alone: UCX reads them when a worker is made.
+        // Set in the process of this rank alone: UCX reads these variables when a worker is made.
         ::setenv("UCX_TLS", wires.c_str(), 1);
         ::setenv("UCX_NET_DEVICES", wires == "tcp" ? "lo" : "all", 1);
-        // Two tiles of 16 KiB: others wait in their sender's memory for the receiver to make room.
+        // Room for two tiles of 16 KiB: further tiles wait in the sender's memory until the receiver makes room.
         for (const char* const name : {"UCX_POSIX_FIFO_SIZE", "UCX_SYSV_FIFO_SIZE"}) ::setenv(name, "4", 1);
       }
       UcxOptions options;
@@ -151,7 +152,7 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
   };
   const auto probe = [] {
 #ifdef SHOAL_ASAN
-    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);  // it would put itself before madvise
+    ::setenv("UCX_MEM_MMAP_HOOK_MODE", "none", 0);  // UCX would otherwise intercept madvise
 #endif
     static const auto version = ucx_version();
     return version.ok() ? std::string() : version.status().message();
@@ -162,7 +163,7 @@ TransportKind ucx_kind(const std::string& label, bool processes, const std::stri
 }  // namespace
 
 std::vector<TransportKind> transport_kinds() {
-  // What EFA may do, over sockets: see tests/ofi.
+  // Behaviour that EFA permits, over sockets: see tests/ofi.
   static const rails::testing::Faults disorder{.seed = 11, .show = 0.4, .blank = 0.2, .again = 0.05, .storm = 5};
   static const rails::testing::Faults segments{
       .seed = 12, .show = 0.5, .again = 0.05, .storm = 3, .segment_bytes = 8192, .twice = 0.2};

@@ -13,7 +13,7 @@
 
 namespace shoal::conformance {
 
-/// Makes the ends of one group, each in its own thread or process.
+/// Makes the transport of one rank of a group; called in the rank's own thread or process.
 using MakeEnd = std::function<Result<std::unique_ptr<Transport>>(int rank)>;
 
 struct TransportKind {
@@ -21,11 +21,11 @@ struct TransportKind {
   std::string transport;   ///< what name() must return
   bool processes = false;  ///< every rank is a forked process; otherwise a thread
   bool windows = false;    ///< has shared_window()
-  bool refuses = false;    ///< try_send may also be false for no reason
-  bool shared = false;     ///< payloads are sent from memory that peers can read where it lies
+  bool refuses = false;    ///< try_send() may return false although there is room
+  bool shared = false;     ///< payloads are sent from memory that the peers can read in place
   std::function<MakeEnd(int ranks)> make_group;
   std::vector<int> sizes = {2, 3, 5};  ///< ranks of the groups that it is tested with
-  int slowness = 1;                    ///< long cases move so many times fewer tiles
+  int slowness = 1;                    ///< long cases move this many times fewer tiles
   std::string unavailable = {};        ///< why it cannot be tested on this machine; empty where it can
 };
 

@@ -1,4 +1,4 @@
-// What transport.h promises, sentence by sentence, for every transport.
+// The contract of transport.h, sentence by sentence, for every transport.
 #include "transports/transport.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ constexpr int kSlowdown = 1;
 constexpr int kTilesUnderLoad = 10'000;
 #endif
 
-/// Tiles for each rank in the tests under load. tests/long asks for more.
+/// Tiles for each rank in the tests under load. tests/long sets more.
 int tiles_under_load() {
   static const char* const asked = std::getenv("SHOAL_CONFORMANCE_TILES");
   return asked == nullptr ? kTilesUnderLoad : std::atoi(asked);
@@ -43,7 +43,8 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 33);
 }
 
-/// The `index`-th tile from `from` to `to`, so that the receiver knows what must come: header, size and bytes.
+/// The `index`-th tile from `from` to `to`. Header, size and bytes depend on these alone, so the receiver knows what to
+/// expect.
 class Tile {
  public:
   Tile(int from, int to, std::uint32_t index, std::size_t size_bytes)
@@ -51,7 +52,7 @@ class Tile {
     header_ = {static_cast<std::uint32_t>(from), index, static_cast<std::uint32_t>(seed_),
                static_cast<std::uint32_t>(size_bytes), mix(seed_)};
   }
-  /// A size that is often small, sometimes zero, sometimes the largest, and sometimes anything.
+  /// A size that is usually below 300 bytes, sometimes zero, sometimes the largest, and sometimes anything between.
   static Tile random_size(int from, int to, std::uint32_t index, std::size_t max_bytes) {
     const std::uint64_t draw = mix(mix(static_cast<std::uint64_t>(from * 64 + to)) ^ index);
     const std::uint64_t kind = draw % 64;
@@ -82,7 +83,7 @@ class Tile {
  private:
   [[nodiscard]] std::uint64_t word_at(std::size_t offset) const {
     const std::uint64_t word = (seed_ + offset) * 0x9e3779b97f4a7c15;
-    // Half of them look like floats, which some wires pack.
+    // Half of the payloads look like floats, which some transports pack.
     return seed_ % 2 == 0 ? word : (word & 0x80ffffff80ffffff) | 0x3f0000003f000000;
   }
 
@@ -91,10 +92,10 @@ class Tile {
   TileHeader header_;
 };
 
-/// Of the kind under test.
+/// Whether the kind under test sends payloads from memory that the peers can read in place.
 bool payloads_are_shared();
 
-/// Ordinary memory, or such as the peers can read where it lies.
+/// Ordinary memory, or memory that the peers can read in place.
 template <typename T>
 struct PayloadAllocator {
   using value_type = T;
@@ -116,7 +117,7 @@ struct PayloadAllocator {
 };
 using Payload = std::vector<std::byte, PayloadAllocator<std::byte>>;
 
-/// Memory for tiles in flight to one peer: each stays as it is until sent_tiles() frees it, and is then scribbled over.
+/// Memory for tiles in flight to one peer: each buffer stays unchanged until sent_tiles() frees it, and is then overwritten.
 class SendBuffers {
  public:
   explicit SendBuffers(Link& link, int buffers = 3) : link_(link), memory_(static_cast<std::size_t>(buffers)) {
@@ -130,13 +131,13 @@ class SendBuffers {
     Payload& buffer = memory_[accepted_ % memory_.size()];
     tile.fill(buffer.data());
     const std::span data = std::span(buffer).first(tile.size());
-    // Where peers read payloads where they lie all are lent, else every other one.
+    // Where peers read payloads in place, all tiles are lent; elsewhere every other one.
     const bool lend = payloads_are_shared() || accepted_ % 2 == 1;
     if (!(lend ? link_.try_lend(tile.header(), data) : link_.try_send(tile.header(), data))) return false;
     ++accepted_;
     return true;
   }
-  /// All memory is free again.
+  /// Whether all memory is free again.
   bool done() {
     scribble();
     return freed_ == accepted_;
@@ -166,7 +167,7 @@ Payload bytes_of(const Tile& tile) {
   return result;
 }
 
-/// Does nothing for 0 .. 200 us, now spinning, now sleeping: so that peers meet in every state of falling asleep.
+/// Does nothing for 0 .. 200 us, by spinning or by sleeping, so that ranks reach each other in every stage of going to sleep.
 void dawdle(std::mt19937& random) {
   const unsigned draw = random() % 8;
   if (draw < 3) return;
@@ -270,7 +271,7 @@ TEST_P(TransportConformance, TilesOfTheSizesThatMatterArriveUnchanged) {
     }));
     rank.meet();
     for (int i = 0; i < 100; ++i) rank.transport().progress();
-    for (const int peer : rank.peers()) EXPECT_EQ(rank.link(peer).peek(), nullptr) << "a tile came twice";
+    for (const int peer : rank.peers()) EXPECT_EQ(rank.link(peer).peek(), nullptr) << "a tile arrived twice";
   });
 }
 
@@ -344,7 +345,7 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
     const int last = rank.size() - 1;
     if (rank.rank() == 0) {
       Link& link = rank.link(last);
-      // One message that all tiles show a piece of, unchanged to the end: the link may hold many before it is full.
+      // All tiles carry the same payload, which stays unchanged to the end: the link may hold many tiles before it is full.
       const Tile tile(0, last, 0, link.max_tile_bytes());
       const Payload data = bytes_of(tile);
       std::uint32_t taken = 0;
@@ -360,7 +361,7 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
         }
       }
       EXPECT_GE(taken, 2U);
-      EXPECT_LT(taken, 10'000U) << "a link without end";
+      EXPECT_LT(taken, 10'000U) << "the link never filled";
       TileHeader header = tile.header();
       header.sequence = taken;
       rank.meet();  // now the receiver starts
@@ -388,7 +389,7 @@ TEST_P(TransportConformance, SendingStopsWhenFullAndGoesOnAfterRelease) {
 }
 
 TEST_P(TransportConformance, WhatASenderGivesUpOnArrivesAllTheSame) {
-  if (kind().shared && kind().transport == "shm") GTEST_SKIP() << "peers read the tiles where they lie";
+  if (kind().shared && kind().transport == "shm") GTEST_SKIP() << "peers read the tiles in place";
   run([](Rank& rank) {
     const int last = rank.size() - 1;
     if (rank.rank() != 0 && rank.rank() != last) return rank.meet();
@@ -436,7 +437,7 @@ TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
     const Arrival* arrival = rank.receive(previous);
     ASSERT_NE(arrival, nullptr);
     const std::byte* where = arrival->data.data();
-    // A tile that is only taken may still wait for room on the wire, and nobody drives the transport in meet().
+    // A tile that try_send() has taken may still wait for room, and no thread drives the transport during meet().
     ASSERT_TRUE(rank.until([&] { return rank.link(next).sent_tiles() >= 1; }));
     rank.meet();
     ASSERT_TRUE(rank.send(next, second.header(), data[1]));
@@ -460,12 +461,12 @@ TEST_P(TransportConformance, PeekShowsTheSameTileUntilRelease) {
 
 TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
   run([](Rank& rank) {
-    // Until the wires are quiet after connecting.
+    // Drives the transport until the traffic of connecting has ended.
     for (int quiet = 0; quiet < 1000; ++quiet) {
       if (rank.transport().progress()) quiet = 0;
     }
     rank.meet();
-    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rank.transport().progress()) << "nothing is under way";
+    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(rank.transport().progress()) << "nothing is in flight";
     rank.meet();
     const Tile tile(0, 1, 0, 100);
     const Payload data = bytes_of(tile);
@@ -489,7 +490,7 @@ TEST_P(TransportConformance, ProgressSaysWhetherSomethingMoved) {
 TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
   const int rounds = tiles_under_load() / 33 / std::min(kind().slowness, 3) / size();
   run([rounds](Rank& rank) {
-    // A token runs round the ring: everybody sleeps but one, and everybody dawdles before falling asleep and before sending.
+    // A token travels around the ring. All ranks but one sleep, and each rank pauses before it sleeps and before it sends.
     const int next = (rank.rank() + 1) % rank.size();
     const int previous = (rank.rank() + rank.size() - 1) % rank.size();
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 1);
@@ -517,7 +518,8 @@ TEST_P(TransportConformance, ABlockedReceiverIsAlwaysWoken) {
 TEST_P(TransportConformance, ABlockedSenderIsAlwaysWoken) {
   const auto tiles = static_cast<std::uint32_t>(tiles_under_load() / 16);
   run([tiles](Rank& rank) {
-    // Rank 0 receives from everybody, slowly and in bursts; the others send the largest tiles, so that they block for room.
+    // Rank 0 receives from all ranks, slowly and in bursts; the other ranks send the largest tiles, so that they block for
+    // room.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 11);
     if (rank.rank() == 0) {
       const std::uint32_t each = tiles / static_cast<std::uint32_t>(rank.size() - 1);
@@ -566,7 +568,7 @@ TEST_P(TransportConformance, MemoryStaysTheSameUnderLoad) {
   });
 }
 
-/// Whether a message that speaks of ranks has this number in it.
+/// Whether a message that mentions ranks contains this number.
 bool names_rank(const std::string& message, int rank) {
   const std::string number = std::to_string(rank);
   const auto digit = [&](std::size_t i) {
@@ -592,7 +594,7 @@ TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
             EXPECT_LT(took, std::chrono::seconds(20));
             if (rank.size() == 2) {
               EXPECT_EQ(status.code(), StatusCode::timeout);
-              EXPECT_GE(took, std::chrono::milliseconds(250)) << "gave up early";
+              EXPECT_GE(took, std::chrono::milliseconds(250)) << "returned before the deadline";
             }
           }
         },
@@ -600,22 +602,22 @@ TEST_P(TransportConformance, AMissingPeerIsNamedByTheDeadline) {
   }
 }
 
-// Somebody else may know that the missing peer has died: it has broken no connection.
+// The caller may learn by other means that the missing peer has died: no connection breaks in that case.
 TEST_P(TransportConformance, WhoHearsThatItWaitsInVainWaitsNoLonger) {
   for (const int missing : {size() - 1, 0}) {
     run(
         [missing](Rank& rank) {
           if (rank.rank() == missing) return;
           int looks = 0;
-          const auto look = [&] { return ++looks < 2 ? Status() : Status(StatusCode::peer_failed, "that one has died"); };
+          const auto look = [&] { return ++looks < 2 ? Status() : Status(StatusCode::peer_failed, "the peer has died"); };
           const auto start = Clock::now();
           const Status status = rank.connect({start + std::chrono::seconds(60), look});
           EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
-          // Of two that wait the first to hear of it may take the other along.
+          // With more than two ranks, the first rank that learns of it may close and so end the wait of the other one.
           if (rank.size() == 2) {
             EXPECT_EQ(looks, 2);
             EXPECT_EQ(status.code(), StatusCode::peer_failed);
-            EXPECT_EQ(status.message(), "that one has died");
+            EXPECT_EQ(status.message(), "the peer has died");
           } else {
             EXPECT_FALSE(status.ok());
           }
@@ -624,7 +626,7 @@ TEST_P(TransportConformance, WhoHearsThatItWaitsInVainWaitsNoLonger) {
   }
 }
 
-/// What a rank sees after rank 0 has ended in some way: the three tiles that it had sent, then a broken link.
+/// What a rank sees after rank 0 has ended in any way: the three tiles that rank 0 had sent, then a broken link.
 void expect_three_tiles_then_failure(Rank& rank) {
   Link& link = rank.link(0);
   ASSERT_TRUE(rank.until([&] { return !link.status().ok(); }));
@@ -661,8 +663,8 @@ TEST_P(TransportConformance, TilesOutliveThePeerThatClosed) {
     ASSERT_NE(rank.receive(0), nullptr);
     rank.await_announcement();
     expect_three_tiles_then_failure(rank);
-    // The others still talk.
-    const std::byte data[4] = {};  // until sent_tiles() says that it is no longer needed
+    // The other ranks can still exchange tiles.
+    const std::byte data[4] = {};  // unchanged until sent_tiles() frees it
     for (const int peer : rank.peers()) {
       if (peer == 0) continue;
       ASSERT_TRUE(rank.send(peer, {0, 0, 0, 4, 0}, data));
@@ -708,7 +710,7 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
     transport.notify_peers();
     if (own.empty()) return;
 
-    // Each rank counts in its window, and waits for all the others before it counts on.
+    // Each rank counts in its own window, and waits for all other ranks before it counts on.
     std::mt19937 random(static_cast<unsigned>(rank.rank()) + 21);
     const auto word = [&](int r) {
       return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(transport.shared_window(r).data()));
@@ -723,7 +725,7 @@ TEST_P(TransportConformance, WindowsAreSeenByAllAndNotifyWakes) {
     };
     for (std::uint64_t i = 1; i <= rounds; ++i) {
       dawdle(random);
-      // The last word of the window rides along: what was written before the count is seen after it.
+      // The last 8 bytes of the window are written before the count, so peers that see the count must see them.
       std::memcpy(own.data() + own.size() - sizeof(i), &i, sizeof(i));
       word(rank.rank()).store(i, std::memory_order_release);
       if (i % 2 == 0) {
@@ -752,7 +754,7 @@ TEST_P(TransportConformance, NotifyWakesThoseThatItNames) {
     rank.meet();
     const bool sleeps = rank.rank() != 0;
     if (sleeps) {
-      while (!transport.prepare_wait()) {  // something of the start-up
+      while (!transport.prepare_wait()) {  // traffic left from the start-up
         transport.finish_wait(true);
         transport.progress();
       }
@@ -779,7 +781,7 @@ TEST_P(TransportConformance, CommonMemoryIsWrittenByAll) {
     ASSERT_EQ(common[0], std::byte{0});
     ASSERT_EQ(std::memcmp(common.data(), common.data() + 1, common.size() - 1), 0) << "not all zero";
     rank.meet();
-    // All add to the last word.
+    // All ranks add to the last 8 bytes.
     std::atomic_ref word(*reinterpret_cast<std::uint64_t*>(common.data() + common.size() - sizeof(std::uint64_t)));
     for (int i = 0; i < 1000; ++i) word.fetch_add(static_cast<std::uint64_t>(rank.rank()) + 1);
     rank.meet();

@@ -260,7 +260,7 @@ void recorder_off(const Counter& counter) {
 void signature(const Counter& counter) {
   std::vector<CallSignature> calls(64);
   for (std::size_t i = 0; i < calls.size(); ++i) calls[i].count = i;
-  std::vector<CallSignature> written(kLedgerCalls);
+  std::vector<CallSignature> written(kFlightRecordCalls);
   alignas(8) std::array<std::byte, sizeof(CallSignature)> tile{};
   counter.count([] {},
                 [&] {

@@ -110,7 +110,7 @@ TEST(Disk, ALedgerThatCannotBeWrittenIsWarnedOfOncePerNode) {
 // There is room for the flight record of the job's communicator, but none for those of the groups. Memory of a file on a full
 // disk must not even be looked at: that ends a process by SIGBUS.
 TEST(Disk, ADiskThatFillsUpLaterHarmsNoCall) {
-  constexpr std::size_t kRoom = (1 << 16) + kLedgerHeaderBytes + sizeof(LedgerPage);
+  constexpr std::size_t kRoom = (1 << 16) + kFlightRecordHeaderBytes + sizeof(FlightRecordPage);
   for (const bool asked : {false, true}) {
     SCOPED_TRACE(asked ? "asked for" : "by default");
     const auto said = two_ranks(

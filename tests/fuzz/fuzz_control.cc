@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       std::abort();
   }
   if (const auto history = parse_history(bytes)) {
-    static LedgerPage page;  // of 130 calls: some more than a peer tells
+    static FlightRecordPage page;  // of 130 calls: some more than a peer tells
     page.started = 130;
     if (const auto first = first_difference(page, *history);
         first && (first->sequence >= page.started || first->signature == CallSignature{}))

@@ -13,13 +13,13 @@ using namespace shoal;  // NOLINT(google-build-using-namespace): the whole file 
 // The first byte says where the others lie in a flight record of one page: in front as they are, behind a header that is right,
 // or in the page's first lines and in its calls.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static std::vector<std::byte> file(kLedgerHeaderBytes + sizeof(LedgerPage));
+  static std::vector<std::byte> file(kFlightRecordHeaderBytes + sizeof(FlightRecordPage));
   std::ranges::fill(file, std::byte{0});
   LedgerHeader header{};
   header.pages = 1;
   header.ranks = 4;
   std::memcpy(file.data(), &header, sizeof header);
-  std::byte* const page = file.data() + kLedgerHeaderBytes;
+  std::byte* const page = file.data() + kFlightRecordHeaderBytes;
   const std::uint8_t place = size == 0 ? 0 : data[0] % 4;
   const std::uint8_t* bytes = size == 0 ? data : data + 1;
   const std::size_t count = size == 0 ? 0 : size - 1;
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (place == 0) put(file.data());
   if (place == 1) put(file.data() + offsetof(LedgerHeader, pid));
   if (place >= 2) put(page);
-  if (place == 3) put(page + offsetof(LedgerPage, calls));
+  if (place == 3) put(page + offsetof(FlightRecordPage, calls));
 
   JobView job;
   for (int copy = 0; copy < 2; ++copy) {

@@ -6,12 +6,12 @@
 
 namespace shoal::hostile {
 
-inline constexpr auto kPatience = std::chrono::seconds(60);  ///< far longer than any time-out of a listener
+inline constexpr auto kTimeLimit = std::chrono::seconds(60);  ///< far longer than any time-out of a listener
 
 /// False where it has not come true by then.
 template <typename Condition>
 bool wait_until(Condition there) {
-  for (const auto until = std::chrono::steady_clock::now() + kPatience; !there();) {
+  for (const auto until = std::chrono::steady_clock::now() + kTimeLimit; !there();) {
     if (std::chrono::steady_clock::now() >= until) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }

@@ -99,7 +99,7 @@ std::string Siege::meet(int stage) {
       }
       continue;
     }
-    const auto deadline = Clock::now() + kPatience;
+    const auto deadline = Clock::now() + kTimeLimit;
     count(at, Kind::junk);
     const auto to_junk = attacker_.say(listener, std::string(200, '?'), deadline);
     if (to_junk != std::string()) return listener.name + (to_junk ? " answers junk" : " does not close on junk");

@@ -1,4 +1,4 @@
-// A shared library that is loaded in libfabric's place: one provider with one card, which opens an endpoint and moves nothing.
+// A shared library that replaces libfabric in tests: one provider with one card, which opens an endpoint and moves no data.
 #include "tests/ofi/fake_libfabric.h"
 
 #include <rdma/fabric.h>
@@ -58,7 +58,7 @@ int name_of(fid*, void* address, std::size_t* size) {
   return 0;
 }
 
-// Of the tables, what shoal calls; all else stays null.
+// Only the functions that shoal calls are set; all other entries stay null.
 fi_ops plain{};
 fi_ops endpoint_plain{};
 fi_ops_ep endpoint_options{};
@@ -92,7 +92,7 @@ int open_domain(fid_fabric*, fi_info*, fid_domain** domain, void*) {
   return 0;
 }
 
-// Providers that choose keys take no heed of what is asked for.
+// Providers that choose keys themselves (FI_MR_PROV_KEY) ignore the requested key.
 int register_memory(fid*, const void*, std::size_t, std::uint64_t, std::uint64_t, std::uint64_t key, std::uint64_t,
                     fid_mr** made, void*) {
   const auto first = control.keys.begin();
@@ -137,7 +137,7 @@ void fill_tables() {
   the_endpoint.cm = &endpoint_names;
 }
 
-/// fi_info with all that hangs on it.
+/// fi_info with all structures that it points to.
 fi_info* make_info() {
   const auto zeros = [](auto*& pointer) {
     pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(std::calloc(1, sizeof *pointer));

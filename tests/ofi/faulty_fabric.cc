@@ -13,7 +13,7 @@ namespace shoal::rails::testing {
 
 namespace {
 
-constexpr std::uint32_t kRepeated = 0x80000000;  // marks segments that are placed once more
+constexpr std::uint32_t kRepeated = 0x80000000;  // marks segments that are written a second time
 
 }  // namespace
 
@@ -125,7 +125,7 @@ class FaultyRail final : public Rail {
     if (waiting * room > most * entries_) state_->fullest_ = {waiting, entries_};
     if (waiting > entries_ && state_->overrun_.empty()) {
       state_->overrun_ = "a completion queue of " + std::to_string(entries_) + " entries overran: " + std::to_string(waiting) +
-                         " operations were under way";
+                         " operations were in flight";
     }
     for (int i = 0; i < shown; ++i) {
       const Completion& each = completions[static_cast<std::size_t>(i)];
@@ -136,7 +136,7 @@ class FaultyRail final : public Rail {
   }
 
   [[nodiscard]] int wait_fd() const noexcept override { return inner_->wait_fd(); }
-  // Nothing would wake for what is held back here.
+  // No event would wake the caller for completions that are held back here.
   bool may_wait() override { return held_.empty() && jobs_.empty() && inner_->may_wait(); }
   void stop() noexcept override {
     inner_->stop();
@@ -167,7 +167,7 @@ class FaultyRail final : public Rail {
     bool fails = false;
   };
 
-  /// What leaves instead of what was posted.
+  /// A changed copy, sent instead of the posted bytes.
   struct Copy {
     std::vector<std::byte> bytes;
     Registration registration;
@@ -182,7 +182,7 @@ class FaultyRail final : public Rail {
     return true;
   }
 
-  /// Posts the pieces or, now and then, a copy of them with other bits.
+  /// Posts the pieces or, with probability `flip`, a copy of them with flipped bits.
   template <typename Post>
   int with_flips(Operation& operation, std::span<const Piece> pieces, Post post) {
     if (faults_.flip == 0 || !state_->started() || !draws_.chance(faults_.flip)) return post(pieces);
@@ -298,7 +298,7 @@ class FaultyRail final : public Rail {
     jobs_.erase(job);
   }
 
-  // A few segments of any write each time, so that those of several mix.
+  // Posts a few segments of random writes in each call, so that segments of several writes interleave.
   void post_segments() {
     std::vector<Segment*> waiting;
     for (Job& job : jobs_) {
@@ -323,9 +323,9 @@ class FaultyRail final : public Rail {
   const Faults& faults_;
   const bool dies_;
   const std::string own_address_ = inner_->address();
-  std::map<std::uint64_t, std::string> addresses_;  // of peers
-  std::size_t entries_ = 1;                         // of the completion queue
-  std::size_t under_way_ = 0;                       // will take one of them, or has
+  std::map<std::uint64_t, std::string> addresses_;  // addresses of the peers
+  std::size_t entries_ = 1;                         // size of the completion queue
+  std::size_t under_way_ = 0;                       // operations that occupy, or will occupy, an entry of it
   Draws draws_;
   RailTraits traits_;
   std::vector<Completion> held_;

@@ -1,4 +1,5 @@
-// Faults between the ofi transport and any fabric: what EFA's documents promise and its users report, drawn from a seed.
+// Faults between the ofi transport and any fabric: behaviour that EFA's documents permit and its users report, drawn from a
+// seed.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,7 @@
 
 namespace shoal::rails::testing {
 
-/// A stream of numbers that look random; the same seed gives the same ones (splitmix64).
+/// A stream of pseudo-random numbers; the same seed gives the same numbers (splitmix64).
 class Draws {
  public:
   explicit Draws(std::uint64_t seed) : state_(seed) {}
@@ -34,53 +35,54 @@ class Draws {
 
 struct Faults {
   std::uint64_t seed = 1;
-  /// Completions are held back and come in another order, within and across peers and kinds: each look shows one that is held
-  /// with this chance; 1 = at once and in order.
+  /// Completions are held back and reordered, within and across peers and kinds: each read() returns a held one with this
+  /// probability; 1 = at once and in order.
   double show = 1;
-  /// Chance that a look shows nothing at all, so that what is over comes in batches.
+  /// Probability that a read() returns nothing, so that completions arrive in batches.
   double blank = 0;
-  /// Chance that a post meets a full queue; the next `storm` posts then do as well.
+  /// Probability that a post finds the queue full; the next `storm` posts then find it full as well.
   double again = 0;
   int storm = 0;
-  std::size_t max_message_bytes = 0;  ///< 0: as the fabric has it
-  bool no_writes = false;             ///< cards without one-sided writes
-  bool emulated_writes = false;       ///< the same, where the provider has them all the same, and says so
-  /// Writes travel as segments of this size that are placed in any order; 0 = whole. Both ends in one process.
+  std::size_t max_message_bytes = 0;  ///< 0: the limit of the inner fabric
+  bool no_writes = false;             ///< a card without one-sided writes
+  bool emulated_writes = false;       ///< a card without one-sided writes, where the provider offers emulated ones and reports
+                                      ///< that
+  /// Writes travel as segments of this size that arrive in any order; 0 = whole. Both ends must be in one process.
   std::size_t segment_bytes = 0;
-  /// Chance that the segments of a write are placed once more before it completes.
+  /// Probability that the segments of a write are written a second time before the write completes.
   double twice = 0;
-  /// Chance that bits of a message, its front included, or of a written segment change on the way. Not of the records by which
-  /// ranks meet: these are proven, and said again.
+  /// Probability that bits of a message, including its header, or of a written segment change in transit. Handshake records
+  /// are excluded: they are authenticated and repeated.
   double flip = 0;
   int flipped_bits = 1;
-  /// This rail dies when so many operations were posted on it by one end: afterwards some of its operations fail, some vanish
-  /// without a word, and some arrive and are reported as failed all the same. -1 = none does.
+  /// This rail fails after `dies_after` posts on it by rank `dying_rank`. From then on some of its operations fail, some
+  /// vanish without a completion, and some arrive but are reported as failed. -1 = no rail fails.
   int dying_rail = -1;
   int dying_rank = 0;
   std::uint64_t dies_after = 0;
   double silent = 0.3;
-  /// All that is posted on it then is reported as sent, and nothing arrives.
+  /// On the failed rail, every post is reported as sent, but nothing arrives.
   bool swallows = false;
 };
 
-/// What the ends of one process share.
+/// State shared by the ends of one process.
 class FaultState {
  public:
   explicit FaultState(const Faults& faults) : faults_(faults) {}
-  /// Until then nothing happens: the ranks meet undisturbed, and the same seed finds the same state.
+  /// No fault is injected before: the handshake runs undisturbed, so the same seed meets the same state.
   void start() { started_ = true; }
   [[nodiscard]] bool started() const { return started_; }
   [[nodiscard]] const Faults& faults() const { return faults_; }
-  /// Held back, refused, segments, and so on, all together: a test sees that something happened.
+  /// Number of faults injected so far (completions held back, posts refused, ...): a test checks that faults occurred.
   [[nodiscard]] std::uint64_t injected() const { return injected_; }
-  /// Messages and segments of which bits changed on the way.
+  /// Messages and segments in which bits were flipped.
   [[nodiscard]] std::uint64_t flips() const { return flips_; }
-  /// Writes that were posted.
+  /// Number of writes that were posted.
   [[nodiscard]] std::uint64_t writes() const { return posted_writes_; }
-  /// More was under way on a rail than its completion queue has room for: a card would lose completions, and end the rail.
-  /// Empty where that has not happened.
+  /// Set where more operations were in flight on a rail than its completion queue has entries: a real card would lose
+  /// completions, and the rail would fail. Empty where that has not happened.
   [[nodiscard]] std::string overrun();
-  /// The most that was under way on a rail at a time, and the room that its queue had.
+  /// The highest number of operations in flight on a rail, and the number of entries of its queue.
   [[nodiscard]] std::pair<std::size_t, std::size_t> fullest();
 
  private:
@@ -96,14 +98,14 @@ class FaultState {
   std::atomic<std::uint64_t> posted_writes_ = 0;
   std::mutex mutex_;
   std::map<std::string, std::size_t>
-      written_to_;  // writes of which the rail with that address has not told, nor taken a receive
+      written_to_;  // by address of a rail: writes that it has not reported, and that take no receive
   std::pair<std::size_t, std::size_t> fullest_{0, 1};
   std::string overrun_;
   std::uint32_t last_write_ = 0;
-  std::map<std::uint32_t, Write> writes_;  // by the number that their segments carry
+  std::map<std::uint32_t, Write> writes_;  // by the number that the segments carry
 };
 
-/// Puts faults in front of the rails that `inner` opens, and counts what is under way on each. One for each rank.
+/// Injects faults into the rails that `inner` opens, and counts the operations in flight on each. One for each rank.
 class FaultyFabric final : public Fabric {
  public:
   FaultyFabric(std::shared_ptr<Fabric> inner, std::shared_ptr<FaultState> state, int rank)

@@ -1,4 +1,5 @@
-// A rank by hand: what a transport's rails lead to is the test, which sees what was sent and says what arrives.
+// A peer that the test controls: the test is the other end of a transport's rails; it sees what was sent and decides what
+// arrives.
 #pragma once
 
 #include <unistd.h>
@@ -24,11 +25,11 @@
 
 namespace shoal::rails::testing {
 
-/// The other rank of a job of two. It answers the transport's hello, unless told not to, and holds the job's key: what it sends
-/// is believed, be it ever so wrong. Thread rule: that of the transport.
+/// The other rank of a job of two. It answers the transport's hello record, unless `answers` is false, and holds the job's
+/// key: the transport authenticates what it sends, even where the contents are wrong. Thread rule: that of the transport.
 class HandPeer {
  public:
-  /// What the transport has posted, and is read where it lies when it is over.
+  /// A posted operation; its bytes are read from the transport's memory when it completes.
   struct Held {
     Operation* operation = nullptr;
     std::vector<Piece> pieces;
@@ -38,25 +39,25 @@ class HandPeer {
     std::deque<std::pair<Operation*, std::span<std::byte>>> receives;
     std::deque<Completion> over;
     std::deque<Held> held;
-    std::span<std::byte> slots;  ///< where the transport lets its peer write
-    bool holds = false;          ///< what is sent by this rail is not over until complete(), or so many reads of it
+    std::span<std::byte> slots;  ///< memory into which the transport lets its peer write
+    bool holds = false;          ///< posts on this rail do not complete before complete(), or before `reads` reads
     int reads = 0;
     bool open = true;
   };
 
-  /// `options`: of the transport, which is made with rails().
+  /// `options`: those of the transport, which is made with rails().
   HandPeer(const Options& options, RailTraits traits, std::size_t rails) : options_(options), traits_(std::move(traits)) {
     for (std::size_t r = 0; r < rails; ++r) wires.push_back(std::make_shared<Wire>());
   }
   std::vector<std::unique_ptr<Rail>> rails();
-  /// As connect() takes it.
+  /// The peer's address, as connect() takes it.
   [[nodiscard]] std::string address() const {
     std::string all;
     for (std::size_t r = 0; r < wires.size(); ++r) all += std::string("\1\0", 2) + static_cast<char>('a' + r);
     return all;
   }
 
-  /// A message arrives; false where there is no receive for it.
+  /// Delivers a message; false where no receive is posted.
   bool deliver(std::size_t rail, std::span<const std::byte> message) {
     Wire& wire = *wires[rail];
     if (!wire.open || wire.receives.empty()) return false;
@@ -67,7 +68,7 @@ class HandPeer {
     wire.over.push_back({Completion::Kind::received, operation, message.size(), 0, fits ? 0 : EMSGSIZE, 0});
     return true;
   }
-  /// The bytes of a packet of this link, with its key.
+  /// The bytes of a packet of this link, authenticated with its key.
   [[nodiscard]] std::vector<std::byte> sealed(Packet packet, std::size_t payload_bytes = 0) const {
     std::vector<std::byte> message(kPacketBytes + payload_bytes, std::byte{7});
     packet.link = hello_ ? hello_->link : 0;
@@ -78,10 +79,10 @@ class HandPeer {
   bool send(std::size_t rail, const Packet& packet, std::size_t payload_bytes = 0) {
     return deliver(rail, sealed(packet, payload_bytes));
   }
-  /// A record of this rank's, which shows that it holds the job's key.
+  /// Sends a handshake record of this rank, proven with the job's key.
   void greet(std::size_t rail, const Record& record) { deliver(rail, encode(record, options_.key)); }
   [[nodiscard]] bool was_greeted() const { return hello_.has_value(); }
-  /// The right one; only after the transport's hello.
+  /// A valid record of this kind; only after the transport's hello.
   [[nodiscard]] Record record(RecordKind kind) const {
     Record made = *hello_;
     made.kind = kind;
@@ -93,7 +94,7 @@ class HandPeer {
     made.peer_nonce = hello_->nonce;
     return made;
   }
-  /// A write has come. Without bytes it is a mark alone, for which cards need no key.
+  /// A write arrives. Without bytes it is a mark alone, for which cards need no key.
   void write(std::size_t rail, const Mark& mark, std::size_t offset = 0, std::size_t bytes = 0) {
     Wire& wire = *wires[rail];
     if (!wire.open || bytes > wire.slots.size() || offset > wire.slots.size() - bytes) return;
@@ -107,16 +108,16 @@ class HandPeer {
   }
 
   std::vector<std::shared_ptr<Wire>> wires;
-  bool answers = true;     ///< the transport's hello
-  bool holds = false;      ///< as that of a wire, of all
-  int refuses = 0;         ///< what posts return
-  bool beside = false;     ///< it says that it is another process of this host, one that lasts
-  bool redirects = false;  ///< as the rail's
-  bool remembers = false;  ///< the payloads
+  bool answers = true;     ///< answers the transport's hello
+  bool holds = false;      ///< as Wire::holds, for all rails
+  int refuses = 0;         ///< result of all posts; 0 = they are accepted
+  bool beside = false;     ///< its records name another process of this host, one that outlives the test
+  bool redirects = false;  ///< result of Rail::redirects()
+  bool remembers = false;  ///< records payloads
   Nonce nonce{};
   PacketKey key;  ///< of what this rank sends
   std::uint64_t sent = 0;
-  std::vector<std::vector<std::byte>> payloads;  ///< with `remembers`, of what was sent and written: those that are not empty
+  std::vector<std::vector<std::byte>> payloads;  ///< with `remembers`: non-empty payloads, sent and written
   void complete(int error = 0) {
     for (std::size_t r = 0; r < wires.size(); ++r) {
       for (const Held& each : std::exchange(wires[r]->held, {})) {
@@ -151,7 +152,7 @@ class HandPeer {
   std::optional<Record> hello_;
 };
 
-/// What the transport holds.
+/// The transport's end of a rail.
 class HandRail final : public Rail {
  public:
   HandRail(HandPeer& peer, std::size_t number) : peer_(peer), number_(number), wire_(peer.wires[number]) {}

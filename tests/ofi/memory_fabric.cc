@@ -8,7 +8,7 @@
 
 namespace shoal::rails::testing {
 
-/// One end.
+/// One end of a rail.
 class MemoryRail final : public Rail {
  public:
   MemoryRail(std::shared_ptr<MemoryNetwork> network, int number) : network_(std::move(network)) {
@@ -37,7 +37,7 @@ class MemoryRail final : public Rail {
     const std::lock_guard lock(network_->mutex_);
     const std::uint64_t key = ++last_key_;
     regions_[key] = {memory, for_peers};
-    // Descriptors are keys, and what peers call the first byte is as good as random.
+    // Descriptors are keys, and peers address the first byte by an arbitrary number.
     return Registration{reinterpret_cast<void*>(key), reinterpret_cast<void*>(key), key, key << 40};
   }
   void dismiss(Registration& registration) noexcept override {
@@ -119,7 +119,7 @@ class MemoryRail final : public Rail {
     std::uint64_t key = 0;
     std::uint64_t offset = 0;
     std::uint32_t data = 0;
-    std::size_t writer = 0;  // a write completes there when it is placed
+    std::size_t writer = 0;  // number of the rail whose write completes when the bytes are placed
     Operation* operation = nullptr;
   };
   struct PostedReceive {
@@ -154,7 +154,7 @@ class MemoryRail final : public Rail {
     const PostedReceive receive = posted_.front();
     posted_.pop_front();
     const bool fits = event.bytes.size() <= receive.memory.size();
-    if (!fits) complain("a message is longer than the receive for it");
+    if (!fits) complain("a message is longer than the posted receive");
     if (fits) std::copy(event.bytes.begin(), event.bytes.end(), receive.memory.begin());
     return {Completion::Kind::received, receive.operation, event.bytes.size(), 0, fits ? 0 : EMSGSIZE, 0};
   }
@@ -163,7 +163,7 @@ class MemoryRail final : public Rail {
     const auto found = regions_.find(event.key);
     if (found == regions_.end() || !found->second.for_peers || event.offset > found->second.memory.size() ||
         event.bytes.size() > found->second.memory.size() - event.offset) {
-      // What was dismissed is no mistake of the writer: the write was under way.
+      // A write to memory that was deregistered meanwhile is no mistake of the writer: the write was in flight.
       if (event.key == 0 || event.key > last_key_ || found != regions_.end())
         complain("a write outside the memory that is for peers");
       completion.error = EFAULT;

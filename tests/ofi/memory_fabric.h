@@ -1,4 +1,4 @@
-// A perfect fabric of queues in memory: rails between ends of one process, so that a test decides everything else.
+// A fabric of queues in memory without faults: rails between ends of one process, so that a test controls everything else.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,19 @@ namespace shoal::rails::testing {
 struct MemoryRailOptions {
   int rails = 1;
   bool writes = true;
-  bool local_registration = false;  ///< and every post is checked to lie in registered memory
+  bool local_registration = false;  ///< memory must be registered, and each post is checked for it
   bool writes_take_receives = false;
-  std::size_t receives = 1024;  ///< that may be posted
+  std::size_t receives = 1024;  ///< receives that may be posted
 };
 
 class MemoryRail;
 
-/// The wires. Thread rule: any thread; each rail from one at a time.
+/// The queues. Thread rule: any thread; each rail from one thread at a time.
 class MemoryNetwork {
  public:
   explicit MemoryNetwork(const MemoryRailOptions& options) : options_(options) {}
   [[nodiscard]] const MemoryRailOptions& options() const { return options_; }
-  /// What was posted wrongly: memory that is not registered, a write out of bounds. Empty where nothing was.
+  /// The first wrong post: memory that is not registered, a write out of bounds. Empty where there was none.
   [[nodiscard]] std::string complaint();
 
  private:
@@ -39,8 +39,8 @@ class MemoryNetwork {
   std::string complaint_;
 };
 
-/// Opens rails on a network; messages come in the order in which they were posted, and wait for a receive. A send completes at
-/// once, a write when it is placed.
+/// Opens rails on a network. Messages arrive in the order of posting, and wait for a posted receive. A send completes at
+/// once, a write when its bytes are placed.
 class MemoryFabric final : public Fabric {
  public:
   explicit MemoryFabric(std::shared_ptr<MemoryNetwork> network) : network_(std::move(network)) {}

@@ -99,7 +99,7 @@ class PacedRail final : public Rail {
   const std::unique_ptr<Rail> inner_;
   const double bytes_per_us_;
   const PacedClock clock_;
-  Operation own_;  // of all that is passed on
+  Operation own_;  // of all posts that are passed on to `inner_`
   std::chrono::steady_clock::time_point free_at_{};
   std::deque<Job> jobs_;
   std::deque<Completion> over_;

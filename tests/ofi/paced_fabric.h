@@ -1,4 +1,4 @@
-// Rails that are as fast as a test says, by the test's clock.
+// Rails with rates that a test sets, by the test's clock.
 #pragma once
 
 #include <chrono>
@@ -13,11 +13,11 @@
 
 namespace shoal::rails::testing {
 
-/// Empty until the ranks have met: so long everything arrives at once.
+/// Returns no time until the ranks have connected: until then everything arrives at once.
 using PacedClock = std::function<std::optional<std::chrono::steady_clock::time_point>()>;
 
-/// Lets what each rail sends arrive at its rate, one after the other, as a socket and its wire do: an operation is over for its
-/// sender as soon as it is posted, and what is posted later waits behind it.
+/// Delays each rail's messages to its rate, one after the other, as a socket and its wire do: an operation completes for its
+/// sender as soon as it is posted, and later posts wait behind it.
 class PacedFabric final : public Fabric {
  public:
   /// A rate for each rail that `inner` opens.

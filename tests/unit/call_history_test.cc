@@ -29,7 +29,7 @@ class Rank {
       flight_record_.start(call, signature);
     }
   }
-  [[nodiscard]] const LedgerPage& page() const { return *flight_record_; }
+  [[nodiscard]] const FlightRecordPage& page() const { return *flight_record_; }
   [[nodiscard]] CallHistory tells() const { return latest_calls(page()); }
 
  private:
@@ -61,7 +61,7 @@ TEST(CallHistory, TravelsInOneTileOfTheControlPlane) {
   EXPECT_LE(bytes.size(), 4096U);
   const auto heard = parse_history(bytes);
   ASSERT_TRUE(heard);
-  EXPECT_EQ(heard->first, 1000 - kLedgerCalls / 2);
+  EXPECT_EQ(heard->first, 1000 - kFlightRecordCalls / 2);
   EXPECT_EQ(heard->calls, told.calls);
   EXPECT_TRUE(parse_history(to_bytes({})));
 }

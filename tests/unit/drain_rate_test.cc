@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::uint64_t kTile = 256 << 10;
-constexpr std::uint64_t kPatience = 8 << 20;
+constexpr std::uint64_t kTimeLimit = 8 << 20;
 
 /// A socket with a clock, that carries so many bytes a millisecond while it has any.
 struct Socket {
@@ -63,30 +63,30 @@ TEST(DrainRate, IsWhatASocketCarriesThatNeverRunsDry) {
 
 TEST(DrainRate, ASocketThatIsFastAgainIsKnownByOneTile) {
   Socket socket = measured(1'600);
-  EXPECT_FALSE(socket.try_after(kPatience - 1));
-  EXPECT_TRUE(socket.try_after(kPatience));
+  EXPECT_FALSE(socket.try_after(kTimeLimit - 1));
+  EXPECT_TRUE(socket.try_after(kTimeLimit));
   socket.tile_takes(16, 15);
   EXPECT_NEAR(socket.rate.bytes_per_us(), 16, 1);
-  EXPECT_TRUE(socket.try_after(kPatience)) << "as soon again";
+  EXPECT_TRUE(socket.try_after(kTimeLimit)) << "as soon again";
 }
 
 TEST(DrainRate, ASocketThatStaysSlowIsTriedEverLessOften) {
   Socket socket = measured(1'600);
-  for (std::uint64_t time_limit = kPatience; time_limit <= 16 * kPatience; time_limit *= 2) {
+  for (std::uint64_t time_limit = kTimeLimit; time_limit <= 16 * kTimeLimit; time_limit *= 2) {
     EXPECT_FALSE(socket.try_after(time_limit - 1)) << time_limit;
     EXPECT_TRUE(socket.try_after(time_limit)) << time_limit;
     socket.tile_takes(164, 163);
     EXPECT_NEAR(socket.rate.bytes_per_us(), 1.6, 0.1);
   }
-  EXPECT_TRUE(socket.try_after(16 * kPatience)) << "but at least so often";
+  EXPECT_TRUE(socket.try_after(16 * kTimeLimit)) << "but at least so often";
 }
 
 TEST(DrainRate, ATileWhoseEndNobodySawSaysNothing) {
   Socket socket = measured(1'600);
-  EXPECT_TRUE(socket.try_after(kPatience));
+  EXPECT_TRUE(socket.try_after(kTimeLimit));
   socket.tile_takes(5'000, 2);  // the last of a message, and the next comes much later
   EXPECT_NEAR(socket.rate.bytes_per_us(), 1.6, 0.1);
-  EXPECT_TRUE(socket.try_after(2 * kPatience));
+  EXPECT_TRUE(socket.try_after(2 * kTimeLimit));
   socket.tile_takes(20, 0);  // before the next look, and all the same fast
   EXPECT_GT(socket.rate.bytes_per_us(), 10);
 }

@@ -72,7 +72,7 @@ TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
   const auto stays = factory()();
   EXPECT_EQ(leaves->enter(1, 2).to_string(), "ok");
   EXPECT_EQ(stays->enter(0, 2).to_string(), "ok");
-  EXPECT_EQ(stays->look(in(kPatience)).to_string(), "ok");
+  EXPECT_EQ(stays->look(in(kTimeLimit)).to_string(), "ok");
   EXPECT_EQ(stays->get_from(1, "absent", in(std::chrono::milliseconds(50))).status().code(), StatusCode::timeout);
   leaves->leave();
   stays->leave();
@@ -84,7 +84,7 @@ TEST_F(FileStore, WithoutLocksNobodyIsTakenForDead) {
 TEST_F(FileStore, KeysCannotLeaveTheDirectory) {
   const auto store = factory()();
   ASSERT_TRUE(store->set("../../escaped", "x").ok());
-  EXPECT_EQ(store->get("../../escaped", in(kPatience)).value(), "x");
+  EXPECT_EQ(store->get("../../escaped", in(kTimeLimit)).value(), "x");
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/of/escaped"));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_ + "/of/a/job"), std::filesystem::directory_iterator()),
             1)
@@ -144,7 +144,7 @@ TEST_F(FileStore, WhatLiesInTheWayIsNeverWrittenTo) {
   ASSERT_TRUE((*store)->set("secret", "two").ok());
   char byte = 0;
   EXPECT_EQ(::pread(open.get(), &byte, 1, 0), 0) << "a value was written to a file that was open before";
-  EXPECT_EQ((*store)->get("secret", in(kPatience)).value(), "two");
+  EXPECT_EQ((*store)->get("secret", in(kTimeLimit)).value(), "two");
   std::string text;
   std::getline(std::ifstream(victim), text);
   EXPECT_EQ(text, "as it was");

@@ -25,7 +25,7 @@ class StoreServer : public ::testing::Test {
   StoreServer() : port_(free_port(kHost).value()) {}
 
   Result<std::unique_ptr<Store>> make(bool server, const std::string& job = "job",
-                                      Clock::duration time_limit = kPatience) const {
+                                      Clock::duration time_limit = kTimeLimit) const {
     return make_tcp_store(kHost, port_, server, job, in(time_limit));
   }
   [[nodiscard]] StoreFactory factory() {
@@ -37,7 +37,7 @@ class StoreServer : public ::testing::Test {
   }
   /// A bare connection, as a stranger makes it.
   [[nodiscard]] Descriptor dial() const {
-    auto socket = connect_to(kHost, port_, in(kPatience));
+    auto socket = connect_to(kHost, port_, in(kTimeLimit));
     EXPECT_TRUE(socket.ok()) << socket.status().to_string();
     return socket.ok() ? std::move(*socket) : Descriptor();
   }
@@ -48,12 +48,12 @@ class StoreServer : public ::testing::Test {
   static bool is_closed(const Descriptor& socket) {
     char byte = 0;
     Status status;
-    while (status.ok()) status = receive_all(socket.get(), &byte, 1, in(kPatience));
+    while (status.ok()) status = receive_all(socket.get(), &byte, 1, in(kTimeLimit));
     return status.code() != StatusCode::timeout;
   }
   static void expect_service(Store& one, Store& other, const std::string& key) {
     ASSERT_TRUE(one.set(key, "value").ok());
-    const auto got = other.get(key, in(kPatience));
+    const auto got = other.get(key, in(kTimeLimit));
     ASSERT_TRUE(got.ok()) << got.status().to_string();
     EXPECT_EQ(*got, "value");
   }
@@ -88,14 +88,14 @@ inline std::optional<Entered> enter(const Descriptor& socket, const std::string&
   std::string answer(expected.size(), '\0');
   Nonce theirs;
   Proof proof;
-  if (!send_all(socket.get(), words.data(), words.size(), in(kPatience)).ok() ||
-      !receive_all(socket.get(), answer.data(), answer.size(), in(kPatience)).ok() || answer != expected ||
-      !receive_all(socket.get(), theirs.data(), theirs.size(), in(kPatience)).ok() ||
-      !receive_all(socket.get(), proof.data(), proof.size(), in(kPatience)).ok()) {
+  if (!send_all(socket.get(), words.data(), words.size(), in(kTimeLimit)).ok() ||
+      !receive_all(socket.get(), answer.data(), answer.size(), in(kTimeLimit)).ok() || answer != expected ||
+      !receive_all(socket.get(), theirs.data(), theirs.size(), in(kTimeLimit)).ok() ||
+      !receive_all(socket.get(), proof.data(), proof.size(), in(kTimeLimit)).ok()) {
     return std::nullopt;
   }
   const Proof own = store_client_proof(key, job, mine, theirs);
-  if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kPatience)).ok()) return std::nullopt;
+  if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kTimeLimit)).ok()) return std::nullopt;
   return Entered{words + std::string(as_text(own)), store_sealing(key, job, mine, theirs, true)};
 }
 

@@ -24,7 +24,7 @@ using testing::Mentions;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-inline constexpr auto kPatience = std::chrono::seconds(60);  // far above what any machine needs
+inline constexpr auto kTimeLimit = std::chrono::seconds(60);  // far above what any machine needs
 
 inline Clock::time_point in(Clock::duration time) { return Clock::now() + time; }
 
@@ -53,7 +53,7 @@ inline void expect_a_dictionary_for_all_threads(const StoreFactory& make) {
         if (const Status status = store.set(key(t, k), value(t, k)); !status.ok()) error = status.to_string();
         // Mostly before the other has written it: the reader waits.
         const int other = (t + 1 + k) % kThreads;
-        const auto got = store.get(key(other, k), in(kPatience));
+        const auto got = store.get(key(other, k), in(kTimeLimit));
         if (!got.ok())
           error = got.status().to_string();
         else if (*got != value(other, k))
@@ -81,8 +81,8 @@ inline void expect_timeouts_that_name_the_key(const StoreFactory& make) {
   ASSERT_TRUE(one->set("absent", "late").ok());
   ASSERT_TRUE(other->set("second", "2").ok());
   for (Store* store : {one.get(), other.get()}) {
-    EXPECT_EQ(store->get("second", in(kPatience)).value(), "2");
-    EXPECT_EQ(store->get("absent", in(kPatience)).value(), "late");
+    EXPECT_EQ(store->get("second", in(kTimeLimit)).value(), "2");
+    EXPECT_EQ(store->get("absent", in(kTimeLimit)).value(), "late");
   }
 }
 
@@ -94,8 +94,8 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   std::vector<std::thread> threads;
   for (int r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
-      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kPatience));
-      const auto all = exchange.step("name", std::string(1, static_cast<char>('a' + r)));
+      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, kRanks, in(kTimeLimit));
+      const auto all = exchange.all_gather("name", std::string(1, static_cast<char>('a' + r)));
       std::string& text = seen[static_cast<std::size_t>(r)];
       if (!all.ok()) text = all.status().to_string();
       for (int i = 0; all.ok() && i < kRanks; ++i) text += (*all)[static_cast<std::size_t>(i)];
@@ -105,7 +105,7 @@ inline void expect_ranks_to_exchange_and_name_who_is_missing(const StoreFactory&
   for (const std::string& text : seen) EXPECT_EQ(text, "abcde");
   const std::unique_ptr<Store> fresh = make();
   StartupExchange alone(*fresh, 0, kRanks + 1, in(milliseconds(20)));
-  const auto missing = alone.step("second", "x");
+  const auto missing = alone.all_gather("second", "x");
   ASSERT_FALSE(missing.ok());
   EXPECT_EQ(missing.status().code(), StatusCode::timeout);
   EXPECT_THAT(missing.status().message(), Mentions("second", "rank 5", "6"));
@@ -120,15 +120,15 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
-      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kPatience));
+      StartupExchange exchange(*stores[static_cast<std::size_t>(r)], r, 3, in(kTimeLimit));
       if (r == 2) std::this_thread::sleep_for(milliseconds(20));
-      Status status = exchange.step("first", "x").status();
+      Status status = exchange.all_gather("first", "x").status();
       if (r == 1 && status.ok()) {
         status = {StatusCode::system_error, "no memory\x1b[31m for a mapping"};
       } else if (status.ok()) {
-        status = exchange.step("second", "y").status();
+        status = exchange.all_gather("second", "y").status();
       }
-      seen[static_cast<std::size_t>(r)] = exchange.give_up(status).to_string();
+      seen[static_cast<std::size_t>(r)] = exchange.abort(status).to_string();
       exchange.leave();
     });
   }
@@ -139,17 +139,17 @@ inline void expect_ranks_that_give_up_to_be_heard(const StoreFactory& make) {
 
 // Rank 1 sees rank 2 die and gives up. Rank 0 only sees that rank 1 is gone, and reports what rank 1 has told.
 inline void expect_who_loses_a_rank_to_report_what_that_one_has_lost(const StoreFactory& make) {
-  const auto exchange_of = [&](Store& store, int rank) { return StartupExchange(store, rank, 3, in(kPatience)); };
+  const auto exchange_of = [&](Store& store, int rank) { return StartupExchange(store, rank, 3, in(kTimeLimit)); };
   const Status first(StatusCode::peer_failed, "rank 2 went away");
   const Status second(StatusCode::peer_failed, "rank 1 went away");
   const std::unique_ptr<Store> store = make();
-  EXPECT_EQ(exchange_of(*store, 1).give_up(first).message(), first.message());
-  EXPECT_THAT(exchange_of(*store, 0).give_up(second).message(), Mentions("rank 1", first.message()));
+  EXPECT_EQ(exchange_of(*store, 1).abort(first).message(), first.message());
+  EXPECT_THAT(exchange_of(*store, 0).abort(second).message(), Mentions("rank 1", first.message()));
   const Status own(StatusCode::system_error, "no memory");  // who knows better is not told otherwise
-  EXPECT_EQ(exchange_of(*store, 0).give_up(own).message(), own.message());
+  EXPECT_EQ(exchange_of(*store, 0).abort(own).message(), own.message());
   for (const std::string told : {"", "x", "1", "17 ", "1 -"}) {  // nothing to go by
     ASSERT_TRUE(store->set(Store::kGivenUp, told).ok());
-    const Status reported = exchange_of(*store, 0).give_up(second);
+    const Status reported = exchange_of(*store, 0).abort(second);
     EXPECT_THAT(reported.message(), ::testing::AnyOf(Mentions("rank 1"), Mentions("rank 17"))) << told;
   }
 }
@@ -169,20 +169,20 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   const auto start = Clock::now();
   Status of_the_dead;
   Status of_the_living;
-  std::thread first([&] { of_the_dead = waits->get_from(2, "absent", in(kPatience)).status(); });
+  std::thread first([&] { of_the_dead = waits->get_from(2, "absent", in(kTimeLimit)).status(); });
   std::thread second([&] { of_the_living = waits_for_another->get_from(3, "absent", in(milliseconds(400))).status(); });
   std::this_thread::sleep_for(milliseconds(20));
   ends.reset();
   first.join();
-  EXPECT_LT(Clock::now() - start, kPatience / 4);
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
   second.join();
   EXPECT_EQ(of_the_dead.code(), StatusCode::peer_failed) << of_the_dead.to_string();
   EXPECT_THAT(of_the_dead.message(), Mentions("rank 2"));
   EXPECT_EQ(of_the_living.code(), StatusCode::timeout) << of_the_living.to_string();
-  EXPECT_EQ(waits->get_from(2, "legacy", in(kPatience)).value(), "x");
-  EXPECT_EQ(waits->get_from(2, "second", in(kPatience)).status().code(), StatusCode::peer_failed);
+  EXPECT_EQ(waits->get_from(2, "legacy", in(kTimeLimit)).value(), "x");
+  EXPECT_EQ(waits->get_from(2, "second", in(kTimeLimit)).status().code(), StatusCode::peer_failed);
   EXPECT_EQ(waits->get("second", in(milliseconds(50))).status().code(), StatusCode::timeout) << "nobody has to set it";
-  EXPECT_EQ(waits->look(in(kPatience)).message(), of_the_dead.message());
+  EXPECT_EQ(waits->look(in(kTimeLimit)).message(), of_the_dead.message());
 
   leaves->leave();
   leaves.reset();
@@ -191,22 +191,22 @@ inline void expect_ranks_that_end_to_be_heard_of_at_once(const StoreFactory& mak
   ASSERT_TRUE(comes_again->enter(2, 5).ok());
   ASSERT_TRUE(comes_again->set("third", "x").ok());
   EXPECT_EQ(waits->get_from(2, "absent", in(milliseconds(300))).status().code(), StatusCode::timeout);
-  EXPECT_EQ(waits->look(in(kPatience)).to_string(), "ok");
+  EXPECT_EQ(waits->look(in(kTimeLimit)).to_string(), "ok");
 
   // Who has entered and waits for a rank hears that another gives up.
   ASSERT_TRUE(waits->enter(4, 5).ok());
   Status of_who_entered;
-  std::thread third([&] { of_who_entered = waits->get_from(2, "absent", in(kPatience)).status(); });
+  std::thread third([&] { of_who_entered = waits->get_from(2, "absent", in(kTimeLimit)).status(); });
   std::this_thread::sleep_for(milliseconds(20));
   ASSERT_TRUE(comes_again->set(Store::kGivenUp, "why").ok());
   third.join();
   EXPECT_EQ(of_who_entered.to_string(), "aborted: why");
-  EXPECT_EQ(waits->look(in(kPatience)).code(), StatusCode::aborted);
-  EXPECT_EQ(waits->get(Store::kGivenUp, in(kPatience)).value(), "why");
+  EXPECT_EQ(waits->look(in(kTimeLimit)).code(), StatusCode::aborted);
+  EXPECT_EQ(waits->get(Store::kGivenUp, in(kTimeLimit)).value(), "why");
   EXPECT_EQ(waits->get("absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
   EXPECT_EQ(waits_for_another->get_from(2, "absent", in(milliseconds(50))).status().code(), StatusCode::timeout);
   waits->leave();
-  EXPECT_EQ(waits->look(in(kPatience)).to_string(), "ok");
+  EXPECT_EQ(waits->look(in(kTimeLimit)).to_string(), "ok");
 }
 
 // Rank 2 ends after the first step. The others name it, and rank 0 does not wait for it to hear so.
@@ -220,11 +220,11 @@ inline void expect_who_ends_between_steps_to_be_named(const StoreFactory& make) 
     threads.emplace_back([&, r] {
       auto& store = stores[static_cast<std::size_t>(r)];
       Status status = store->enter(r, 3);
-      StartupExchange exchange(*store, r, 3, in(kPatience));
-      if (status.ok()) status = exchange.step("first", "x").status();
+      StartupExchange exchange(*store, r, 3, in(kTimeLimit));
+      if (status.ok()) status = exchange.all_gather("first", "x").status();
       if (r == 2) return store.reset();
-      if (status.ok()) status = exchange.step("second", "y").status();
-      seen[static_cast<std::size_t>(r)] = exchange.give_up(status).to_string();
+      if (status.ok()) status = exchange.all_gather("second", "y").status();
+      seen[static_cast<std::size_t>(r)] = exchange.abort(status).to_string();
       const auto start = Clock::now();
       store->leave();
       exchange.leave();
@@ -243,10 +243,10 @@ inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactor
   const std::string process = "process " + std::to_string(::getpid()) + " ";
   ASSERT_TRUE(one->enter(1, 3).ok());
   Status of_who_waits;
-  std::thread waits([&] { of_who_waits = one->get_from(2, "absent", in(kPatience)).status(); });
+  std::thread waits([&] { of_who_waits = one->get_from(2, "absent", in(kTimeLimit)).status(); });
   std::this_thread::sleep_for(milliseconds(20));
   Status of_the_second = other->enter(1, 3);
-  if (of_the_second.ok()) of_the_second = other->get_from(0, "absent", in(kPatience)).status();
+  if (of_the_second.ok()) of_the_second = other->get_from(0, "absent", in(kTimeLimit)).status();
   waits.join();
   for (const Status& told : {of_who_waits, of_the_second}) {
     EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
@@ -258,8 +258,8 @@ inline void expect_ranks_that_cannot_be_of_one_job_to_be_named(const StoreFactor
   ASSERT_TRUE(two->enter(0, 2).ok());
   ASSERT_TRUE(two->set("key", "value").ok());
   Status of_three = three->enter(2, 3);
-  if (of_three.ok()) of_three = three->get_from(0, "absent", in(kPatience)).status();
-  for (const Status& told : {of_three, two->get_from(1, "absent", in(kPatience)).status(), two->look(in(kPatience))}) {
+  if (of_three.ok()) of_three = three->get_from(0, "absent", in(kTimeLimit)).status();
+  for (const Status& told : {of_three, two->get_from(1, "absent", in(kTimeLimit)).status(), two->look(in(kTimeLimit))}) {
     EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
     EXPECT_THAT(told.message(), Mentions("rank 0", "size 2", "rank 2", "size 3"));
   }

@@ -50,7 +50,7 @@ TEST(StragglerDetector, ASilentRankBehindOthersIsNamedAndTheyAreNot) {
 }
 
 TEST(StragglerDetector, RanksOfALargeJobAreToldApart) {
-  StragglerDetector call(0, kLedgerMembers);
+  StragglerDetector call(0, kFlightRecordMembers);
   EXPECT_FALSE(call.due(kCall, kStart + 1200ms, kStart));
   call.hear(600, words(kCall, {}, {2100}), kStart + 400ms);
   call.hear(2100, words(kCall, {4095}), kStart + 400ms);

@@ -276,7 +276,7 @@ TEST(TcpLink, AKilledProcessIsNoticedAtEveryPoint) {
       bool ok = ::write(up[1], mine.c_str(), mine.size() + 1) > 0 && ::read(down[0], text.data(), text.size()) > 0;
       End end;
       end.transport = std::move(*transport);
-      connect(end, 1, {text.data(), mine}, kPatience);
+      connect(end, 1, {text.data(), mine}, kTimeLimit);
       const auto data = random_bytes(100'000, 1);
       for (int i = 0; ok && i < victims_tiles; ++i) {
         ok = drive(end, [&] { return end.link(0).try_send({0, 0, static_cast<std::uint32_t>(i), 100'000, 0}, data); });
@@ -289,7 +289,7 @@ TEST(TcpLink, AKilledProcessIsNoticedAtEveryPoint) {
     const std::string mine = end.transport->address();
     ASSERT_GT(::read(up[0], theirs.data(), theirs.size()), 0);
     ASSERT_GT(::write(down[1], mine.c_str(), mine.size() + 1), 0);
-    connect(end, 0, {mine, theirs.data()}, kPatience);
+    connect(end, 0, {mine, theirs.data()}, kTimeLimit);
     ASSERT_TRUE(end.status.ok()) << end.status.to_string();
     const auto data = random_bytes(100'000, 1);
     std::uint32_t arrived = 0;

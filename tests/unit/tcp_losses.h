@@ -150,8 +150,8 @@ struct Pair {
     proxy = std::make_unique<Proxy>(addresses[0], judge, orderly, host);
     addresses[0] = proxy->address();
     if (!address_told.empty()) addresses[1] = address_told;
-    std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-    connect(ends[0], 0, addresses, kPatience);
+    std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+    connect(ends[0], 0, addresses, kTimeLimit);
     other.join();
     for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
   }

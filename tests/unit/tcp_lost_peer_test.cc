@@ -150,8 +150,8 @@ TEST(TcpLostPeer, AnAddressThatIsGoneIsLeftForTheNext) {
   auto proxy = std::make_unique<Proxy>(ends[0].transport->address(), pass_all());
   const std::vector<std::string> addresses = {proxy->address() + "," + ends[0].transport->address(),
                                               ends[1].transport->address()};
-  std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
-  connect(ends[1], 1, addresses, kPatience);
+  std::thread other([&] { connect(ends[0], 0, addresses, kTimeLimit); });
+  connect(ends[1], 1, addresses, kTimeLimit);
   other.join();
   ASSERT_TRUE(ends[0].status.ok() && ends[1].status.ok());
   const auto message = random_bytes(1 << 20, 8);
@@ -183,8 +183,8 @@ struct Pathways {
     proxy = std::make_unique<Proxy>(address(0), pass_all());
     const std::vector<std::string> addresses = {
         proxy->address() + "," + (more_addresses_of_0.empty() ? address(0) : more_addresses_of_0), address(1)};
-    std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
-    connect(ends[1], 1, addresses, kPatience);
+    std::thread other([&] { connect(ends[0], 0, addresses, kTimeLimit); });
+    connect(ends[1], 1, addresses, kTimeLimit);
     other.join();
     for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();
   }
@@ -397,13 +397,13 @@ TEST(TcpLostPeer, AHostThatWasSilentWhileNobodyLookedIsCalledThat) {
   const auto of_rank_1 = sockets_between(kAnybody, address);
   silence(of_rank_0);
   silence(of_rank_1);
-  constexpr std::chrono::milliseconds kPatience{6000};
-  for (const std::vector<int>& ones : {of_rank_0, of_rank_1}) give_up_after(kPatience, ones);
+  constexpr std::chrono::milliseconds kTimeLimit{6000};
+  for (const std::vector<int>& ones : {of_rank_0, of_rank_1}) give_up_after(kTimeLimit, ones);
   const auto data = random_bytes(4096, 8);
   ASSERT_TRUE(ends[0].link(1).try_send({0, 0, 0, 4096, 0}, data));
   const auto sent = Clock::now() + std::chrono::milliseconds(100);
   EXPECT_TRUE(drive(ends[0], [&] { return Clock::now() >= sent; }));
-  std::this_thread::sleep_for(kPatience + std::chrono::milliseconds(1500));
+  std::this_thread::sleep_for(kTimeLimit + std::chrono::milliseconds(1500));
   EXPECT_EQ(ends[0].link(1).peek(), nullptr);  // who looks for something is who reads at once
   expect_lost(ends[0], 1, {}, std::chrono::seconds(1));
   EXPECT_THAT(ends[0].link(1).status().message(), ::testing::ContainsRegex("[0-9][.][0-9] s")) << "for how long it was silent";

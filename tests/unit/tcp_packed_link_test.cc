@@ -51,7 +51,7 @@ struct Bench {
   Frame frame_of(std::span<const std::byte> data, bool lend = false) {
     const TileHeader header{1, 2, sent++, static_cast<std::uint32_t>(data.size()), 0};
     const auto start = [&] { return lend ? link->try_lend(header, data) : link->try_send(header, data); };
-    for (const auto until = Clock::now() + kPatience; !start() && Clock::now() < until;) reactor->progress();
+    for (const auto until = Clock::now() + kTimeLimit; !start() && Clock::now() < until;) reactor->progress();
     reactor->progress();  // a small one has waited for company
     std::array<std::byte, tcp::kFrameHeaderBytes> begin;
     EXPECT_EQ(::recv(tiles.get(), begin.data(), begin.size(), MSG_WAITALL), static_cast<ssize_t>(begin.size()));
@@ -77,7 +77,7 @@ struct Bench {
     tcp::encode(header, payload, std::span(bytes).first<tcp::kFrameHeaderBytes>());
     std::ranges::copy(payload, bytes.begin() + tcp::kFrameHeaderBytes);
     EXPECT_EQ(::send(tiles.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-    const auto until = Clock::now() + kPatience;
+    const auto until = Clock::now() + kTimeLimit;
     while (link->peek() == nullptr && link->status().ok() && Clock::now() < until) reactor->progress();
     return link->peek();
   }

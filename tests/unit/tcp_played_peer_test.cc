@@ -34,7 +34,7 @@ Played play_peer(int sockets, std::size_t tile_bytes) {
   options.lost_after = std::chrono::seconds(5);
   played.end.transport = std::move(*make_tcp_transport(options));
   const auto where = tcp::parse_address(played.end.transport->address());
-  std::thread rank([&] { connect(played.end, 0, {"127.0.0.1:1", "127.0.0.1:1"}, kPatience); });
+  std::thread rank([&] { connect(played.end, 0, {"127.0.0.1:1", "127.0.0.1:1"}, kTimeLimit); });
   Hello hello;
   hello.job_id = options.job_id;
   hello.from_rank = 1;

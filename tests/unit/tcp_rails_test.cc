@@ -138,8 +138,8 @@ TEST(TcpRails, ARailThatIsSilentFromTheStartIsLeftAndNamed) {
   }
   silence(kRails[0][1]);
   ::testing::internal::CaptureStderr();
-  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-  connect(ends[0], 0, addresses, kPatience);
+  std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+  connect(ends[0], 0, addresses, kTimeLimit);
   other.join();
   const std::string said = ::testing::internal::GetCapturedStderr();
   for (const End& end : ends) ASSERT_TRUE(end.status.ok()) << end.status.to_string();

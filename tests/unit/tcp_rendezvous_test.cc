@@ -93,7 +93,7 @@ TEST(TcpRendezvous, StrangersDoNotDisturbAJobThatConnects) {
   });
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([&, rank] { connect(ends[static_cast<std::size_t>(rank)], rank, addresses, kPatience); });
+    ranks.emplace_back([&, rank] { connect(ends[static_cast<std::size_t>(rank)], rank, addresses, kTimeLimit); });
   for (std::thread& thread : ranks) thread.join();
   stop = true;
   scanner.join();
@@ -115,8 +115,8 @@ TEST(TcpRendezvous, MoreSilentStrangersThanAllowedMakeRoomForThePeer) {
   }
   std::vector<Descriptor> silent;
   for (int i = 0; i < 300; ++i) silent.push_back(dial(addresses[0]));
-  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-  connect(ends[0], 0, addresses, kPatience);
+  std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+  connect(ends[0], 0, addresses, kTimeLimit);
   other.join();
   EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
@@ -167,7 +167,7 @@ TEST(TcpRendezvous, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
   for (std::uint16_t index = 0; index < 3; ++index)
     say(peer.emplace_back(dial(address)), tcp::encode(greeting_of_one(index), kKey));
   for (int i = 0; i < kRoomForOthers; ++i) open.push_back(dial(address));
-  std::thread rank([&] { connect(end, 0, {address, "127.0.0.1:1"}, kPatience / 6); });
+  std::thread rank([&] { connect(end, 0, {address, "127.0.0.1:1"}, kTimeLimit / 6); });
   for (std::uint16_t index = 0; index < 3; ++index)
     EXPECT_EQ(prove_to_be_one(peer[index], greeting_of_one(index)), "") << index;
   rank.join();
@@ -193,14 +193,14 @@ TEST(TcpRendezvous, APeerComesInAmongGreetingsAndAFlood) {
     }
   });
   const auto start = Clock::now();
-  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-  connect(ends[0], 0, addresses, kPatience);
+  std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+  connect(ends[0], 0, addresses, kTimeLimit);
   over = true;
   flood.join();
   other.join();
   EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
-  EXPECT_LT(Clock::now() - start, kPatience / 2);
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
 TEST(TcpRendezvous, AMissingHigherRankIsNamedAndStrangersAreCounted) {
@@ -332,8 +332,8 @@ TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
       ends[static_cast<std::size_t>(rank)].transport = std::move(*make_tcp_transport(options_of(rank, 2)));
     Recorder recorder(ends[0].transport->address());
     const std::vector<std::string> addresses = {recorder.address(), ends[1].transport->address()};
-    std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-    connect(ends[0], 0, addresses, kPatience);
+    std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+    connect(ends[0], 0, addresses, kTimeLimit);
     other.join();
     ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
     ASSERT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
@@ -358,8 +358,8 @@ TEST(TcpRendezvous, ARecordedHandshakeOpensNothing) {
       say(open.emplace_back(dial(addresses[0])), whole.first(tcp::kHelloBytes));
     }
   }
-  std::thread other([&] { connect(ends[1], 1, addresses, kPatience); });
-  connect(ends[0], 0, addresses, kPatience);
+  std::thread other([&] { connect(ends[1], 1, addresses, kTimeLimit); });
+  connect(ends[0], 0, addresses, kTimeLimit);
   other.join();
   ASSERT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   ASSERT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
@@ -375,7 +375,7 @@ TEST(TcpRendezvous, DifferentSettingsFailOnBothSidesAtOnceNamingBoth) {
                                   const std::string& one) {
     const auto start = Clock::now();
     const auto ends = make_group(options);
-    EXPECT_LT(Clock::now() - start, kPatience);
+    EXPECT_LT(Clock::now() - start, kTimeLimit);
     for (const End& end : ends) {
       EXPECT_EQ(end.status.code(), StatusCode::mismatch) << end.status.to_string();
       EXPECT_THAT(end.status.message(), Mentions(what, zero, one, "rank 0", "rank 1"));
@@ -408,7 +408,7 @@ TEST(TcpRendezvous, AnotherWireVersionIsAMismatch) {
   say(peer, tcp::encode(hello, kKey));
   const std::vector<int> peers = {1};
   const std::vector<std::string> addresses = {"127.0.0.1:1"};
-  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kPatience);
+  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kTimeLimit);
   EXPECT_EQ(links.status().code(), StatusCode::mismatch);
   EXPECT_THAT(links.status().message(), Mentions("rank 0", "rank 1", "version"));
 }
@@ -418,9 +418,9 @@ TEST(TcpRendezvous, ALateRankIsWaitedFor) {
   ends[0].transport = std::move(*make_tcp_transport(options_of(0, 2)));
   ends[1].transport = std::move(*make_tcp_transport(options_of(1, 2)));
   const std::vector<std::string> addresses = {ends[0].transport->address(), ends[1].transport->address()};
-  std::thread early([&] { connect(ends[1], 1, addresses, kPatience); });
+  std::thread early([&] { connect(ends[1], 1, addresses, kTimeLimit); });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  connect(ends[0], 0, addresses, kPatience);
+  connect(ends[0], 0, addresses, kTimeLimit);
   early.join();
   EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
@@ -435,8 +435,8 @@ TEST(TcpRendezvous, AnAddressThatDoesNotAnswerIsLeftForTheNext) {
   const std::string refused = (*make_tcp_transport(options_of(0, 2)))->address();
   const std::vector<std::string> addresses = {refused + "," + (*silent)->address() + "," + ends[0].transport->address(),
                                               ends[1].transport->address()};
-  std::thread other([&] { connect(ends[0], 0, addresses, kPatience); });
-  connect(ends[1], 1, addresses, kPatience);
+  std::thread other([&] { connect(ends[0], 0, addresses, kTimeLimit); });
+  connect(ends[1], 1, addresses, kTimeLimit);
   other.join();
   EXPECT_TRUE(ends[0].status.ok()) << ends[0].status.to_string();
   EXPECT_TRUE(ends[1].status.ok()) << ends[1].status.to_string();
@@ -539,7 +539,7 @@ TEST(TcpOptionsCheck, NoDescriptorsLeftIsOneClearError) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
   const std::vector<int> peers = {0};
   const std::vector<std::string> addresses = {(*listening)->address()};
-  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kPatience);
+  const auto links = (*transport)->connect(peers, addresses, Clock::now() + kTimeLimit);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(links.status().code(), StatusCode::system_error);
   EXPECT_THAT(links.status().message(), Mentions("rank 0", "Too many open files"));

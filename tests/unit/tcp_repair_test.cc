@@ -241,7 +241,7 @@ std::vector<End> three_through(std::unique_ptr<Proxy>& proxy) {
   for (int i = 0; i < 3; ++i) {
     auto known = addresses;
     if (i == 1) known[0] = proxy->address();
-    threads.emplace_back([&ends, i, known] { connect(ends[static_cast<std::size_t>(i)], i, known, kPatience); });
+    threads.emplace_back([&ends, i, known] { connect(ends[static_cast<std::size_t>(i)], i, known, kTimeLimit); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const End& end : ends) EXPECT_TRUE(end.status.ok()) << end.status.to_string();

@@ -110,8 +110,8 @@ class Relayed {
     for (std::size_t i = 0; i < 2; ++i) ends_[i].transport = std::move(*make_tcp_transport(options[i]));
     relay_.emplace(ends_[0].transport->address(), rates);
     const std::vector<std::string> addresses = {relay_->address(), ends_[1].transport->address()};
-    std::thread other([&] { connect(ends_[0], 0, addresses, kPatience); });
-    connect(ends_[1], 1, addresses, kPatience);
+    std::thread other([&] { connect(ends_[0], 0, addresses, kTimeLimit); });
+    connect(ends_[1], 1, addresses, kTimeLimit);
     other.join();
   }
   ~Relayed() {

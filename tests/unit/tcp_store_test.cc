@@ -71,7 +71,7 @@ TEST_F(TcpStore, TwoProcessesThatAreRankZeroAreBothNamed) {
   ASSERT_TRUE(second.ok()) << second.status().to_string();
   ASSERT_TRUE((*second)->enter(0, 2).ok());
   for (const auto* store : {&first, &second}) {
-    const Status told = (**store)->get_from(1, "absent", in(kPatience)).status();
+    const Status told = (**store)->get_from(1, "absent", in(kTimeLimit)).status();
     EXPECT_EQ(told.code(), StatusCode::mismatch) << told.to_string();
     EXPECT_THAT(told.message(), Mentions("rank 0", "process " + std::to_string(::getpid())));
   }
@@ -105,7 +105,7 @@ TEST_F(TcpStore, ARequestInSmallPiecesIsPutTogether) {
   std::string records;
   for (const char byte : request.substr(0, 8)) records += entered->sealed(std::string(1, byte));
   for (const char byte : records + entered->sealed(request.substr(8))) say(socket, std::string(1, byte));
-  EXPECT_EQ((*server)->get("slow", in(kPatience)).value(), "but right");
+  EXPECT_EQ((*server)->get("slow", in(kTimeLimit)).value(), "but right");
 }
 
 TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
@@ -169,16 +169,16 @@ TEST_F(TcpStore, WhereDescriptorsEndThereIsAStoreOrOneClearErrorAtOnce) {
       Result<ServedStore> served = Status(StatusCode::internal, "not run");
       {
         const FewDescriptors few(free);
-        served = serve_tcp_store(host, "job", kNoKey, in(kPatience));
+        served = serve_tcp_store(host, "job", kNoKey, in(kTimeLimit));
       }
-      EXPECT_LT(Clock::now() - start, kPatience / 4);
+      EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
       if (host == kHost) {
         EXPECT_EQ(served.ok(), free >= kNeeded) << served.status().to_string();
       }
       if (served.ok()) {
         EXPECT_GE(free, kNeeded);
         EXPECT_TRUE(served->store->set("key", "value").ok());
-        EXPECT_EQ(served->store->get("key", in(kPatience)).value(), "value");
+        EXPECT_EQ(served->store->get("key", in(kTimeLimit)).value(), "value");
         continue;
       }
       EXPECT_EQ(served.status().code(), StatusCode::system_error);
@@ -207,7 +207,7 @@ TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
   first.end();
   EXPECT_EQ(told.to_string(), "ok");
   const auto start = Clock::now();
-  EXPECT_EQ((*client)->get("one", in(kPatience / 4)).status().to_string(), "ok");
+  EXPECT_EQ((*client)->get("one", in(kTimeLimit / 4)).status().to_string(), "ok");
   // Nor does it outlive its store then.
   testing::Beside second([&] { static_cast<void>((*client)->set("two", "which wakes it again")); });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
@@ -215,7 +215,7 @@ TEST_F(TcpStore, AServerThatCannotWaitForAWhileGoesOn) {
   server->reset();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   second.end();
-  EXPECT_LT(Clock::now() - start, kPatience / 4);
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 4);
 }
 
 TEST_F(TcpStore, WhatIsNoStoreIsSaidToBeNone) {
@@ -241,7 +241,7 @@ TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
   const auto client = make(false);
   ASSERT_TRUE(client.ok());
   Result<std::string> waiting = Status(StatusCode::internal, "not set");
-  std::thread waiter([&] { waiting = (*client)->get("never", in(kPatience)); });
+  std::thread waiter([&] { waiting = (*client)->get("never", in(kTimeLimit)); });
   std::this_thread::sleep_for(milliseconds(20));
   server->reset();
   waiter.join();
@@ -250,13 +250,13 @@ TEST_F(TcpStore, AServerThatIsGoneFailsEveryCallAtOnce) {
   EXPECT_THAT(waiting.status().message(), Mentions("never"));
   const auto start = Clock::now();
   EXPECT_FALSE((*client)->set("key", "value").ok());
-  EXPECT_FALSE((*client)->get("key", in(kPatience)).ok());
-  EXPECT_LT(Clock::now() - start, kPatience / 2);
+  EXPECT_FALSE((*client)->get("key", in(kTimeLimit)).ok());
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
 TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
   for (const int port : {0, -1, 65536}) {
-    const auto store = make_tcp_store(kHost, port, false, "job", in(kPatience));
+    const auto store = make_tcp_store(kHost, port, false, "job", in(kTimeLimit));
     ASSERT_FALSE(store.ok());
     EXPECT_EQ(store.status().code(), StatusCode::invalid_argument);
     EXPECT_THAT(store.status().message(), Mentions(std::to_string(port)));
@@ -267,9 +267,9 @@ TEST_F(TcpStore, BadArgumentsAreRefusedBeforeAnythingIsSent) {
   const std::string largest(1 << 20, 'v');
   EXPECT_EQ((*server)->set("key", largest + 'v').code(), StatusCode::invalid_argument);
   EXPECT_EQ((*server)->set(std::string(4097, 'k'), "v").code(), StatusCode::invalid_argument);
-  EXPECT_EQ((*server)->get(std::string(4097, 'k'), in(kPatience)).status().code(), StatusCode::invalid_argument);
+  EXPECT_EQ((*server)->get(std::string(4097, 'k'), in(kTimeLimit)).status().code(), StatusCode::invalid_argument);
   ASSERT_TRUE((*server)->set("key", largest).ok());
-  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), largest);
+  EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), largest);
 }
 
 TEST_F(TcpStore, ANameThatNobodyKnowsIsNamed) {

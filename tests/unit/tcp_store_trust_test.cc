@@ -149,7 +149,7 @@ TEST_F(StoreTrust, WhoComesInTheMiddleOfAFloodBehindGreetingsIsHeardAtOnce) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   introduction.end();
   ASSERT_TRUE(heard) << "it was thrown out before it was heard";
-  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "from the middle");
+  EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), "from the middle");
 }
 
 TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
@@ -178,7 +178,7 @@ TEST_F(StoreTrust, ClientsComeInAmongGreetingsAndAFlood) {
   }
   over = true;
   flood.join();
-  EXPECT_LT(Clock::now() - start, kPatience / 2);
+  EXPECT_LT(Clock::now() - start, kTimeLimit / 2);
 }
 
 TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {
@@ -196,10 +196,10 @@ TEST_F(StoreTrust, TwoJobsOnOnePortAreKeptApart) {
 }
 
 TEST_F(StoreTrust, AnotherKeyIsRefusedOnBothSides) {
-  const auto server = make_tcp_store(kHost, port_, true, "job", key_from_text("the right key"), in(kPatience));
+  const auto server = make_tcp_store(kHost, port_, true, "job", key_from_text("the right key"), in(kTimeLimit));
   ASSERT_TRUE(server.ok());
   const auto before = refusals().count;
-  const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kPatience));
+  const auto client = make_tcp_store(kHost, port_, false, "job", key_from_text("a wrong key"), in(kTimeLimit));
   ASSERT_FALSE(client.ok());
   EXPECT_EQ(client.status().code(), StatusCode::mismatch);
   EXPECT_THAT(client.status().message(), Mentions("127.0.0.1:" + std::to_string(port_), "SHOAL_JOB_KEY", "SHOAL_JOB_KEY_FILE"));
@@ -242,7 +242,7 @@ class Listener {
           pollfd waiting{listening_.get(), POLLIN, 0};
           if (::poll(&waiting, 1, 60'000) != 1) return;
           const Descriptor client(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-          const Descriptor server = connect_to(kHost, server_port, in(kPatience)).value();
+          const Descriptor server = connect_to(kHost, server_port, in(kTimeLimit)).value();
           while (forward(client, server)) {
           }
         }) {}
@@ -273,7 +273,7 @@ class Listener {
         heard_[to_server ? 0 : 1] += bytes;
       }
       change_(to_server, before, bytes);
-      if (!send_all((to_server ? server : client).get(), bytes.data(), bytes.size(), in(kPatience)).ok()) return false;
+      if (!send_all((to_server ? server : client).get(), bytes.data(), bytes.size(), in(kTimeLimit)).ok()) return false;
     }
     return true;
   }
@@ -292,16 +292,16 @@ constexpr std::size_t kFromServerHandshake = 1 + 4 + 3 + 16 + 32;
 
 TEST_F(StoreTrust, WhoListensOnTheWaySeesNoKeysAndNoValues) {
   const Key key = key_from_text("the job's key");
-  const auto server = make_tcp_store(kHost, port_, true, "job", key, in(kPatience));
+  const auto server = make_tcp_store(kHost, port_, true, "job", key, in(kTimeLimit));
   ASSERT_TRUE(server.ok());
   const Listener listener(port_, [](bool, const std::string&, std::string&) {});
   {
-    const auto client = make_tcp_store(kHost, listener.port(), false, "job", key, in(kPatience));
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", key, in(kTimeLimit));
     ASSERT_TRUE(client.ok()) << client.status().to_string();
     ASSERT_TRUE((*client)->set("a key of some length", "a value of some length").ok());
     ASSERT_TRUE((*server)->set("another key of some length", "another value of some length").ok());
-    EXPECT_EQ((*client)->get("another key of some length", in(kPatience)).value(), "another value of some length");
-    EXPECT_EQ((*server)->get("a key of some length", in(kPatience)).value(), "a value of some length");
+    EXPECT_EQ((*client)->get("another key of some length", in(kTimeLimit)).value(), "another value of some length");
+    EXPECT_EQ((*server)->get("a key of some length", in(kTimeLimit)).value(), "a value of some length");
   }
   EXPECT_THAT(listener.heard(true), HasSubstr("job"));  // it did hear
   for (const bool to_server : {true, false}) {
@@ -325,7 +325,7 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
     const Listener listener(port_, [&](bool to_server, const std::string& heard, std::string& bytes) {
       if (to_server == request && at >= heard.size() && at - heard.size() < bytes.size()) bytes[at - heard.size()] ^= 1;
     });
-    const auto client = make_tcp_store(kHost, listener.port(), false, "job", in(kPatience));
+    const auto client = make_tcp_store(kHost, listener.port(), false, "job", in(kTimeLimit));
     ASSERT_TRUE(client.ok()) << client.status().to_string();
     // A record that has become longer is waited for in vain.
     const bool longer = (request ? i : i - request_bytes) == 1;
@@ -341,7 +341,7 @@ TEST_F(StoreTrust, AChangedByteEndsTheConnectionAndDeliversNothing) {
       EXPECT_THAT(got.status().message(), Mentions("known"));
     }
     EXPECT_EQ(refusals().count, before + 1) << i;
-    EXPECT_FALSE((*client)->get("known", in(kPatience)).ok()) << "a connection that was tampered with is used again";
+    EXPECT_FALSE((*client)->get("known", in(kTimeLimit)).ok()) << "a connection that was tampered with is used again";
   }
   EXPECT_EQ((*server)->get("key", in(milliseconds(20))).status().code(), StatusCode::timeout);
 }
@@ -377,14 +377,14 @@ TEST_F(StoreTrust, WhatWasRecordedIsNotSaidASecondTime) {
   const std::string second = entered->sealed('\x01' + block("key") + block("second"));
   say(socket, first + second + first);
   EXPECT_TRUE(is_closed(socket));
-  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), "second");
   EXPECT_EQ(refusals().count, before + 1);
   // Nor in the open, where the first bytes are taken for a length, and the rest for a record.
   const Descriptor open = dial();
   ASSERT_TRUE(enter(open, "job", kNoKey));
   say(open, '\x01' + block("key") + block("third") + std::string(1000, '\0'));
   EXPECT_TRUE(is_closed(open));
-  EXPECT_EQ((*server)->get("key", in(kPatience)).value(), "second");
+  EXPECT_EQ((*server)->get("key", in(kTimeLimit)).value(), "second");
   EXPECT_EQ(refusals().count, before + 2);
 }
 

@@ -22,7 +22,7 @@ namespace shoal::tcp_test {
 
 using Clock = std::chrono::steady_clock;
 
-inline constexpr auto kPatience = std::chrono::seconds(60);
+inline constexpr auto kTimeLimit = std::chrono::seconds(60);
 
 inline const Key kKey = key_from_text("the key of the tests");
 
@@ -78,7 +78,7 @@ inline void connect(End& end, int rank, const std::vector<std::string>& addresse
 }
 
 /// Connects one end for each of `options`, each from a thread of its own. Look at End::status for what came of it.
-inline std::vector<End> make_group(const std::vector<TcpOptions>& options, std::chrono::milliseconds limit = kPatience) {
+inline std::vector<End> make_group(const std::vector<TcpOptions>& options, std::chrono::milliseconds limit = kTimeLimit) {
   std::vector<End> ends(options.size());
   std::vector<std::string> addresses;
   for (std::size_t i = 0; i < ends.size(); ++i) {
@@ -109,10 +109,10 @@ inline std::vector<TcpOptions> options_for(int size, int sockets = 2, std::size_
   return options;
 }
 
-/// Drives `end` until done() holds; blocks in poll() when nothing moves. False after kPatience.
+/// Drives `end` until done() holds; blocks in poll() when nothing moves. False after kTimeLimit.
 template <typename Done>
 bool drive(End& end, Done&& done) {
-  const auto until = Clock::now() + kPatience;
+  const auto until = Clock::now() + kTimeLimit;
   while (!done()) {
     if (end.transport->progress()) continue;
     if (done()) return true;

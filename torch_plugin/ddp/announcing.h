@@ -1,4 +1,4 @@
-// How a model tells which of its parts it is about to run.
+// How a model announces which of its parts it is about to run.
 #pragma once
 
 #include <functional>
@@ -9,20 +9,19 @@
 namespace shoal::ddp {
 
 /// A base for models whose parts may wait for their parameters one by one (see Overlap::next_forward). LibTorch's C++ modules
-/// have no hooks before forward, so the model says it itself. In every forward it announces each module that holds parameters
-/// before it runs it; to announce a module announces all modules inside it.
-/// Thread rule: one thread.
+/// have no hooks before forward, so the model itself announces its parts. In every forward it must announce each module that
+/// holds parameters before it runs that module. Announcing a module announces all modules inside it. Thread rule: one thread.
 class Announcing {
  public:
   using Listener = std::function<void(const ::torch::nn::Module&)>;
 
   virtual ~Announcing() = default;
 
-  /// From now on `listener` is told; an empty one: nobody.
+  /// From now on every announcement calls `listener`; an empty function removes it.
   void announce_to(Listener listener) { listener_ = std::move(listener); }
-  /// Told of every part twice: when forward comes to it, and when the listener has returned, so that it runs now.
+  /// Called twice for every part: when forward reaches the part, and when the listener has returned and the part starts.
   using Observer = std::function<void(const ::torch::nn::Module&, bool ready)>;
-  /// From now on `observer` is told; an empty one: nobody.
+  /// From now on every announcement calls `observer`; an empty function removes it.
   void observe(Observer observer) { observer_ = std::move(observer); }
   void announce(const ::torch::nn::Module& part) const {
     if (observer_) observer_(part, false);

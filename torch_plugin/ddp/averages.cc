@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::size_t kWord = std::numeric_limits<std::size_t>::max();  // instead of a bucket's number: the wished share
+constexpr std::size_t kWord = std::numeric_limits<std::size_t>::max();  // not a bucket: rank 0's wished fraction
 constexpr int kChoosingRank = 0;
 
 }  // namespace
@@ -23,7 +23,7 @@ Averages::Averages(Group group, double scale, std::size_t window, std::size_t pi
       shared_(std::make_shared<Shared>(std::move(group), window)) {}
 
 Averages::~Averages() {
-  Group last;  // given back here, not by a callback in a backend's thread, and without the lock
+  Group last;  // released here without the lock, and not by a callback in a thread of the backend
   std::unique_lock lock(shared_->mutex);
   shared_->stopping = true;
   shared_->changed.wait(lock, [&] { return !shared_->starting; });
@@ -65,14 +65,14 @@ std::size_t Averages::add(const at::Tensor& bucket) {
         later.push_back(piece);
       }
     }
-    if (first) start_pieces(shared_);  // the wire need not wait until the rest is scaled
+    if (first) start_pieces(shared_);  // start now, so that the wire does not wait until the rest is scaled
   }
   const std::lock_guard lock(shared_->mutex);
   shared_->queue.hold(std::move(later));
   return number;
 }
 
-/// Sums with zeros: every rank gets the very number.
+/// A sum with zeros of the other ranks, so that every rank gets exactly rank 0's number.
 void Averages::Shared::add_word(double wished_share) {
   word = at::full({1}, group->getRank() == kChoosingRank ? wished_share : 0.0, at::kDouble);
   queue.add({pieces.size()});
@@ -98,7 +98,7 @@ std::vector<Averages::Part> Averages::take_finished(bool wait) {
     std::swap(taken, shared_->finished);
     std::swap(on_device, shared_->on_device);
   }
-  for (const auto& sum : on_device) sum->wait();  // the current stream does, the host does not
+  for (const auto& sum : on_device) sum->wait();  // the current stream waits, the host does not
   return taken;
 }
 
@@ -108,7 +108,7 @@ void Averages::restart() {
   if (shared_->failure) return;  // pieces may still be in flight
   shared_->pieces.clear();
   shared_->buckets = 0;
-  shared_->backward_fraction = shared_->agreed_share;  // not before: ranks learn it at different times
+  shared_->backward_fraction = shared_->agreed_share;  // not earlier: ranks receive the agreed share at different times
 }
 
 double Averages::backward_fraction() const {
@@ -116,10 +116,10 @@ double Averages::backward_fraction() const {
   return shared_->backward_fraction;
 }
 
-/// One thread at a time does it, without the lock: that keeps the order, and a piece may end at once.
+/// Only one thread at a time starts pieces, without the lock: this keeps the order, and a piece may end at once.
 void Averages::start_pieces(const std::shared_ptr<Shared>& shared) {
   std::unique_lock lock(shared->mutex);
-  if (std::exchange(shared->starting, true)) return;  // that thread sees what is new
+  if (std::exchange(shared->starting, true)) return;  // the other thread also starts the new pieces
   while (!shared->failure && !shared->stopping) {
     const std::optional<std::size_t> piece = shared->queue.next();
     if (!piece) break;

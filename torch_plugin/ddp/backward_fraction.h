@@ -1,4 +1,4 @@
-// How much of each bucket travels beside backward.
+// The fraction of each bucket that is averaged during backward.
 #pragma once
 
 #include <algorithm>
@@ -6,23 +6,23 @@
 
 namespace shoal::ddp {
 
-/// Before anything is measured: a little less than backward's part of computing, two thirds.
+/// Before the first measurement: slightly less than backward's share of the computing time, two thirds.
 inline constexpr double kFirstShare = 5.0 / 8;
 
-/// What one rank saw of the wire in a step: from a backward's first bucket to the next one's.
+/// What one rank measured on the wire in a step: from the first bucket of a backward to the first bucket of the next one.
 struct StepOnWire {
   double bytes = 0;        ///< of all buckets
-  double ended_bytes = 0;  ///< that had been averaged when backward ended
-  double left_bytes = 0;   ///< that were to be averaged beside backward, and were not
-  double busy_s = 0;       ///< beside backward: something was under way
-  double idle_s = 0;       ///< beside backward: nothing was, since backward had not come to the next bucket
-  double spare_share = 0;  ///< of the whole step: nothing was
+  double ended_bytes = 0;  ///< averaged when backward ended
+  double left_bytes = 0;   ///< due during backward, but not averaged by its end
+  double busy_s = 0;       ///< during backward: something was in flight
+  double idle_s = 0;       ///< during backward: nothing was in flight, because backward had not reached the next bucket
+  double spare_share = 0;  ///< fraction of the whole step in which nothing was in flight
 };
 
-/// The share for a later step that wants neither an idle wire beside backward nor a backlog at its end, which would stand
-/// before what the next forward needs first. Goes there in small steps, since no step is like the one before. Where the wire is
-/// hardly ever idle a backlog costs nothing: it is the wire that limits, and a smaller share would leave it with nothing to do
-/// for longer when the next backward begins (ResNet18 on two hosts: 1 to 2 % slower).
+/// The fraction for a later step. It should leave neither an idle wire during backward nor a backlog at its end, which would
+/// delay the averages that the next forward needs first. Changes in small steps, because steps vary. If the wire is hardly
+/// ever idle, a backlog costs nothing: the wire is the limit, and a smaller fraction would leave it idle for longer when the
+/// next backward begins (ResNet18 on two hosts: 1 to 2 % slower).
 inline double better_share(double share, const StepOnWire& seen) {
   constexpr double kMostChange = 1.0 / 16;
   constexpr double kLeast = 1.0 / 8;
@@ -34,12 +34,12 @@ inline double better_share(double share, const StepOnWire& seen) {
   return std::clamp(share + std::clamp(change, -kMostChange, kMostChange), kLeast, 1.0);
 }
 
-/// Watches one step after the other. Thread rule: one thread at a time.
+/// Measures one step after the other. Thread rule: one thread at a time.
 class WireWatch {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// The first bucket of a step is there. Returns what was seen of the step before.
+  /// The first bucket of a step has been added. Returns the measurement of the previous step.
   StepOnWire begin(Time now) {
     const double step_s = seconds(now - began_);
     if (step_s > 0) seen_.spare_share = std::max(0.0, 1 - busy_until(now) / step_s);

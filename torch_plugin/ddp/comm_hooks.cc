@@ -17,8 +17,8 @@ CommHook bf16_compression() {
     return group->allreduce(sent)->getFuture()->then(
         [gradients, received = sent[0]](c10::ivalue::Future& sum) {
           if (sum.hasError()) std::rethrow_exception(sum.exception_ptr());
-          const at::NoGradGuard still_no_grad;    // this is the backend's thread
-          const c10::ParallelGuard serial(true);  // which needs no team of OpenMP threads
+          const at::NoGradGuard still_no_grad;    // runs in a thread of the backend
+          const c10::ParallelGuard serial(true);  // that thread needs no team of OpenMP threads
           return c10::IValue(gradients.copy_(received));
         },
         c10::TensorType::get());

@@ -17,11 +17,12 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Tensors are sent in pieces of at most this much, as torch does.
+// Maximum size of the pieces in which tensors are sent, as in torch.
 constexpr std::size_t kBroadcastBytes = std::size_t{250} << 20;
 constexpr int kRootRank = 0;
-constexpr double kBucketMib = 25;              // PyTorch's
-constexpr double kBucketMibNextForward = 0.5;  // so that what the next forward needs first waits for little else
+constexpr double kBucketMib = 25;  // PyTorch's
+// Small, so that the first averages that the next forward needs do not wait behind large buckets.
+constexpr double kBucketMibNextForward = 0.5;
 
 std::int64_t to_bytes(double mib) { return static_cast<std::int64_t>(mib * 1024 * 1024); }
 
@@ -29,7 +30,7 @@ double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-/// A CommHook in the shape that the reducer wants.
+/// A CommHook with the interface that the reducer requires.
 class HookAdapter final : public c10d::CppCommHookInterface<CommHook> {
  public:
   HookAdapter(CommHook hook, c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -72,8 +73,8 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
   const bool defer = options.overlap == Overlap::next_forward;
   const double bucket_mib = options.bucket_mib.value_or(defer ? kBucketMibNextForward : kBucketMib);
   const std::vector<bool> sparse(parameters_.size(), false);
-  // One bucket for each type at first: the order in which gradients appear is not known yet. Where it may change it is never
-  // learnt, and taken to be that of the parameters. Backward works from the end.
+  // One bucket for each type at first: the order in which gradients become ready is not known yet. If that order may change,
+  // the reducer never learns it and assumes the order of the parameters. Backward starts at the end.
   std::vector<std::size_t> sizes{std::numeric_limits<std::size_t>::max()};
   if (finds_unused_) {
     sizes = {static_cast<std::size_t>(to_bytes(options.first_bucket_mib)), static_cast<std::size_t>(to_bytes(bucket_mib))};
@@ -90,7 +91,7 @@ DataParallel::DataParallel(::torch::nn::Module& model, const c10::intrusive_ptr<
                                       options.gradient_as_bucket_view, std::move(names), to_bytes(options.first_bucket_mib),
                                       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
                                       /*bucket_bytes_cap_list=*/std::vector<std::int64_t>{});
-  if (finds_unused_) {  // then the reducer takes it for granted that it has a logger
+  if (finds_unused_) {  // the reducer then requires a logger
     logger_ = std::make_shared<c10d::Logger>(reducer_);
     reducer_->set_logger(logger_);
   }
@@ -109,7 +110,7 @@ DataParallel::~DataParallel() {
 }
 
 void DataParallel::clear_gradients() {
-  if (updates_) return;  // forgets each when it has been used
+  if (updates_) return;  // forgets each gradient after its use
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
 }
 
@@ -157,7 +158,7 @@ void DataParallel::synchronize() {
 
 double DataParallel::take_waited_s() { return std::exchange(waited_s_, 0.0) + (updates_ ? updates_->take_waited_s() : 0.0); }
 
-/// Nothing changes buffers between one forward and the next, so that they can travel before the gradients do.
+/// Buffers do not change between one forward and the next, so they can be sent before the gradients.
 void DataParallel::start_buffers() {
   buffers_are_old_ = false;
   if (buffers_.empty() || group_->getSize() == 1) return;
@@ -182,7 +183,7 @@ void DataParallel::finish_buffers() {
   std::int64_t at = 0;
   for (const at::Tensor& buffer : buffers_) {
     const auto size = static_cast<std::int64_t>(buffer.nbytes());
-    // A copy of its own, because the bytes may lie where the type must not.
+    // A separate copy, because the bytes may be misaligned for the type.
     const at::Tensor values = bytes.narrow(0, at, size).clone().view(buffer.scalar_type()).view(buffer.sizes());
     buffer.detach().copy_(values);
     at += size;

@@ -1,4 +1,5 @@
-// Data-parallel training in C++ with torch's own gradient reducer: what DistributedDataParallel is in Python, and more overlap.
+// Data-parallel training in C++ with torch's own gradient reducer: the counterpart of Python's DistributedDataParallel, with
+// more overlap.
 #pragma once
 
 #include <cstddef>
@@ -24,31 +25,32 @@ namespace shoal::ddp {
 
 class DeferredUpdates;
 
-/// What gradients are averaged beside.
+/// What the averaging of gradients overlaps with.
 enum class Overlap {
-  backward,      ///< the rest of backward, as in DistributedDataParallel; the parameters are updated when all is there
-  next_forward,  ///< and the optimizer, and the next forward up to what uses the parameters; the same values
+  backward,      ///< with the rest of backward, as in DistributedDataParallel; parameters are updated after all averages
+  next_forward,  ///< also with the optimizer and the next forward, up to the use of each parameter; the same values
 };
 
-/// Buckets as in DistributedDataParallel: they fill up in the order in which backward makes the gradients.
+/// Buckets as in DistributedDataParallel: filled in the order in which backward computes the gradients.
 struct DataParallelOptions {
   Overlap overlap = Overlap::backward;
   MakeOptimizer make_optimizer = {};  ///< needed for next_forward and for step()
-  /// The optimizers of make_optimizer treat each element by itself and no tensor as a whole, as SGD, Adam, Adadelta and RMSprop
-  /// do and LARS and LAMB do not. next_forward then updates parameters slice by slice, as averages arrive; the same values.
+  /// The optimizers of make_optimizer treat each element by itself and no tensor as a whole. This holds for SGD, Adam,
+  /// Adadelta and RMSprop, not for LARS and LAMB. next_forward then updates parameters slice by slice, as averages arrive;
+  /// the same values.
   bool update_slices = false;
   std::optional<double> bucket_mib = std::nullopt;  ///< a bucket is sent when it holds this much; 25, or 0.5 with next_forward
   double first_bucket_mib = 1;                      ///< so that communication starts early
-  bool broadcast_buffers = true;        ///< every training forward starts from rank 0's; else each rank goes on with its own
-  bool gradient_as_bucket_view = true;  ///< a gradient is a piece of its bucket, which saves memory and a copy
+  bool broadcast_buffers = true;        ///< every training forward starts from rank 0's; else each rank keeps its own
+  bool gradient_as_bucket_view = true;  ///< a gradient is a view of its bucket, which saves memory and a copy
   bool find_unused_parameters =
-      false;                ///< some parameters may get no gradient, others on each rank; costs a walk over the graph
+      false;                ///< some parameters may get no gradient, different ones on each rank; costs a walk over the graph
   CommHook comm_hook = {};  ///< with Overlap::backward: averages the buckets instead of an all_reduce
 };
 
-/// Keeps the replicas of a model on all ranks of a group the same: parameters and buffers start as rank 0's; every backward
-/// averages the gradients over the ranks, bucket by bucket while backward goes on; every training forward starts from rank 0's
-/// buffers.
+/// Keeps the replicas of a model on all ranks of a group equal. Parameters and buffers start as rank 0's. Every backward
+/// averages the gradients over the ranks, bucket by bucket while backward continues. Every training forward starts from rank
+/// 0's buffers.
 ///
 ///     shoal::ddp::DataParallel parallel(*model, group);
 ///     ...
@@ -59,14 +61,14 @@ struct DataParallelOptions {
 ///     ...
 ///     parallel.synchronize();     // before evaluation, before the parameters are saved
 ///
-/// With Overlap::backward the gradients are averaged when backward returns. With Overlap::next_forward averages and updates are
-/// under way until the next forward needs them, one part of the model after the other where the model is Announcing and
-/// announced all parameters in its last forward, else all before forward; gradients are forgotten when they have been used, and
-/// parameters may be looked at after flush() only.
+/// With Overlap::backward the gradients are averaged when backward returns. With Overlap::next_forward averages and updates
+/// continue until the next forward needs them. If the model is Announcing and announced all parameters in its last forward,
+/// each part of the model waits for its own parameters; otherwise forward waits for all of them. Gradients are forgotten
+/// after their use, and parameters may be read only after flush().
 ///
-/// The first backward sends everything as one bucket and learns the order; from the second on the buckets overlap. Collective:
-/// every rank makes the same calls in the same order. Throws what the group's backend throws, from whichever call needs the
-/// result. May be destroyed with averages in flight: does not wait for them. Thread rule: one thread.
+/// The first backward sends everything as one bucket and records the order; from the second one on the buckets overlap.
+/// Collective: every rank makes the same calls in the same order. Throws the exceptions of the group's backend, from the call
+/// that needs the result. May be destroyed with averages in flight; does not wait for them. Thread rule: one thread.
 /// Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
 class DataParallel {
  public:
@@ -80,8 +82,8 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Runs `body`, which runs the model once, and returns what it returns: a tensor, a vector, a pair or a tuple of tensors. The
-  /// backward that follows averages the gradients, unless this is inside of no_sync() or gradients are switched off.
+  /// Runs `body`, which runs the model once, and returns its result: a tensor, a vector, a pair or a tuple of tensors. The
+  /// following backward averages the gradients, unless this call is inside no_sync() or gradients are disabled.
   template <typename Body>
   auto forward(Body&& body) {
     before_forward();
@@ -89,13 +91,14 @@ class DataParallel {
     before_backward(tensors_of(output));
     return output;
   }
-  /// The two halves of forward(), for a body that returns something else. `outputs`, what backward will start from, is looked
-  /// at with find_unused_parameters only. Throws c10::ValueError where it is missing then.
+  /// The two halves of forward(), for a body that returns another type. `outputs`, the tensors from which backward starts, is
+  /// used only with find_unused_parameters. Throws c10::ValueError if it is missing then.
   void before_forward();
   void before_backward(const std::vector<at::Tensor>& outputs = {});
 
-  /// While one exists, forwards make no average of the backward that follows: gradients add up on their own rank, until the
-  /// first backward after a forward outside averages the sum. So N small batches give the gradient of one that holds them all:
+  /// While an object exists, the backward after a forward does not average: each rank accumulates its gradients. The first
+  /// backward after a forward outside the scope averages the sum. So N small batches give the gradient of one batch that
+  /// contains them all:
   ///
   ///     {
   ///       const auto alone = parallel.no_sync();
@@ -117,20 +120,20 @@ class DataParallel {
   /// Must not outlive the object. They may be nested.
   NoSync no_sync() { return NoSync(alone_); }
 
-  /// Forgets the gradients of the last step, as the module's zero_grad() does; but not while an average still needs them. The
-  /// optimizer's zero_grad() cannot: gradients are views of the buckets, unless gradient_as_bucket_view is false.
+  /// Clears the gradients of the last step, as the module's zero_grad() does, but not while an average still needs them. The
+  /// optimizer's zero_grad() cannot do this: gradients are views of the buckets, unless gradient_as_bucket_view is false.
   void clear_gradients();
-  /// Updates the parameters, or leaves it to when they are needed. Throws c10::ValueError without make_optimizer.
+  /// Updates the parameters, or defers the updates until forward needs them. Throws c10::ValueError without make_optimizer.
   void step();
-  /// Finishes averages and updates that are under way.
+  /// Finishes averages and updates in flight.
   void flush();
-  /// Finishes averages and updates, and makes the buffers rank 0's.
+  /// Finishes averages and updates, and sets the buffers to rank 0's.
   void synchronize();
 
   /// Bytes of gradients that one backward averages.
   [[nodiscard]] std::size_t gradient_bytes() const { return gradient_bytes_; }
   [[nodiscard]] Overlap overlap() const { return updates_ ? Overlap::next_forward : Overlap::backward; }
-  /// Seconds since the last call for which this thread waited for averages or buffers outside of backward.
+  /// Seconds since the last call of this function in which this thread waited for averages or buffers outside of backward.
   double take_waited_s();
 
  private:
@@ -152,16 +155,16 @@ class DataParallel {
   ::torch::nn::Module& model_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const bool finds_unused_;
-  std::vector<at::Tensor> parameters_;                    // those that get gradients
-  std::vector<at::Tensor> buffers_;                       // those that follow rank 0
+  std::vector<at::Tensor> parameters_;                    // parameters that get gradients
+  std::vector<at::Tensor> buffers_;                       // buffers that follow rank 0
   std::unique_ptr<::torch::optim::Optimizer> optimizer_;  // with Overlap::backward
   std::unique_ptr<DeferredUpdates> updates_;              // with Overlap::next_forward
   std::shared_ptr<c10d::Reducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;  // with find_unused_parameters
   std::size_t gradient_bytes_ = 0;
   bool alone_ = false;            // inside of no_sync()
-  bool buffers_are_old_ = true;   // a training forward may have changed them since they were rank 0's
-  at::Tensor buffers_in_flight_;  // the bytes of all, one after the other
+  bool buffers_are_old_ = true;   // a training forward may have changed them since they were set to rank 0's
+  at::Tensor buffers_in_flight_;  // the bytes of all buffers, concatenated
   c10::intrusive_ptr<c10d::Work> buffers_work_;
   double waited_s_ = 0;
 };

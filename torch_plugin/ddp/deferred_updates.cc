@@ -10,19 +10,19 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Two of half a mebibyte keep a wire of 1 Gbit/s busy, and what is more urgent waits for them for 8 ms at most.
+// Two pieces of half a mebibyte keep a wire of 1 Gbit/s busy, and a more urgent piece waits for them for at most 8 ms.
 constexpr std::size_t kWindow = 2;
 constexpr std::size_t kPieceBytes = std::size_t{512} << 10;
-// Among more than two ranks an average takes several exchanges, each of which waits for all cores that compute beside it: with
-// VGG16 on four hosts pieces of 2 MiB use 96 % of the wire, those of half a mebibyte 76 to 83 %.
+// Among more than two ranks an average takes several exchanges, each of which waits for cores that also compute: with VGG16
+// on four hosts pieces of 2 MiB use 96 % of the wire, those of half a mebibyte 76 to 83 %.
 constexpr std::size_t kLongestPieceBytes = std::size_t{2} << 20;
-// The optimizer passes over a slice several times: values, gradients and state of one this size stay in the cache meanwhile. A
-// multiple of all vectors' lengths, so that every element is computed as it would be in the whole parameter.
+// The optimizer passes over a slice several times; values, gradients and state of a slice of this size stay in the cache. A
+// multiple of all vector lengths, so that every element is computed as in the whole parameter.
 constexpr std::int64_t kSliceElements = std::int64_t{128} << 10;
 
 using AddBucket = std::function<void(const c10d::GradBucket&)>;
 
-/// Hands each bucket over and tells the reducer that it is done, so that backward does not wait.
+/// Passes each bucket on and reports it as done to the reducer, so that backward does not wait.
 class HandOver final : public c10d::CppCommHookInterface<AddBucket> {
  public:
   using c10d::CppCommHookInterface<AddBucket>::CppCommHookInterface;
@@ -35,8 +35,8 @@ class HandOver final : public c10d::CppCommHookInterface<AddBucket> {
   }
 };
 
-/// `parameter` as slices, in the order of its memory, in which the reducer lays out its gradient too. Where that is not the
-/// order of its elements, or only the whole is wanted: itself.
+/// `parameter` as slices, in the order of its memory, which is also how the reducer lays out its gradient. If that is not the
+/// order of its elements, or slices are not wanted: the parameter itself.
 std::vector<at::Tensor> slices_of(const at::Tensor& parameter, bool several) {
   if (!several || parameter.numel() <= kSliceElements || !parameter.is_non_overlapping_and_dense()) return {parameter};
   return parameter.detach().as_strided({parameter.numel()}, {1}).split(kSliceElements);
@@ -78,7 +78,7 @@ void DeferredUpdates::begin_forward() {
 
 void DeferredUpdates::before_use(const ::torch::nn::Module& part) {
   const auto known = parameters_of_.find(&part);
-  if (known == parameters_of_.end()) return finish();  // the model itself, or a module that was replaced
+  if (known == parameters_of_.end()) return finish();  // the model itself, or a replaced module
   for (const std::size_t parameter : known->second) {
     announced_[parameter] = true;
     if (bucket_of_[parameter] < buckets_.size()) finish(bucket_of_[parameter]);
@@ -94,7 +94,7 @@ void DeferredUpdates::begin_backward() {
 }
 
 void DeferredUpdates::finish() {
-  // Backward fills the buckets from the model's end, so that the last ones are needed first.
+  // Backward fills the buckets from the model's end, so forward needs the last ones first.
   for (std::size_t bucket = buckets_.size(); bucket-- > 0;) finish(bucket);
 }
 
@@ -125,9 +125,9 @@ void DeferredUpdates::add_bucket(const c10d::GradBucket& bucket) {
   buckets_.push_back(std::move(added));
 }
 
-/// Updates the parameters of `bucket`, unless that has been done. While its average is missing, others are updated.
+/// Updates the parameters of `bucket`, unless that has been done. While its average is missing, updates other buckets.
 void DeferredUpdates::finish(std::size_t bucket) {
-  if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward broke off: nothing else would let the second parts go
+  if (std::exchange(awaited_, 0) > 0) averages_.release();  // backward was interrupted and did not release the second parts
   const auto is_ready = [](const Bucket& b) { return !b.ready.empty(); };
   while (buckets_[bucket].left > 0) {
     const auto next = is_ready(buckets_[bucket]) ? buckets_.begin() + static_cast<std::ptrdiff_t>(bucket)
@@ -140,7 +140,7 @@ void DeferredUpdates::finish(std::size_t bucket) {
   }
 }
 
-/// The average of `part` is there.
+/// Records that the average of `part` is ready.
 void DeferredUpdates::note(const Averages::Part& part) {
   Bucket& bucket = buckets_[part.bucket];
   const std::int64_t end = part.begin + part.elements;
@@ -153,7 +153,7 @@ void DeferredUpdates::note(const Averages::Part& part) {
   }
 }
 
-/// What has become ready last is what the cache still holds.
+/// The update that became ready last: its data is still in the cache.
 void DeferredUpdates::update_one(Bucket& bucket) {
   const Update& update = bucket.updates[bucket.ready.back()];
   bucket.ready.pop_back();

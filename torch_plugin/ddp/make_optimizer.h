@@ -1,4 +1,4 @@
-// How the user's optimizer is made.
+// The factory of the user's optimizers.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 namespace shoal::ddp {
 
 /// Makes an optimizer for some parameters, or for slices of them (DataParallelOptions::update_slices). It must treat each
-/// parameter by itself, as all of torch::optim but LBFGS do.
+/// parameter by itself, as all optimizers of torch::optim except LBFGS do.
 using MakeOptimizer = std::function<std::unique_ptr<::torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 }  // namespace shoal::ddp

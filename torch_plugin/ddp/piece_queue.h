@@ -1,4 +1,4 @@
-// Which piece of a gradient goes on its way next.
+// The order in which the pieces of gradients are sent.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace shoal::ddp {
 
-/// Pieces start in the order in which they were added, and at most `window` of them are in flight: enough to keep a wire busy,
-/// few enough that what is added last waits for little. Those that are held start after all that were added before release(),
-/// the last held first.
+/// Pieces start in the order in which they were added, and at most `window` of them are in flight: enough to keep a wire
+/// busy, and few enough that the piece added last does not wait long. Held pieces start after all pieces that were added
+/// before release(), the last held one first.
 ///
-/// Every rank must add, hold and release in the same order; when pieces end may differ. Then all start them in the same order.
-/// Thread rule: one thread at a time.
+/// Every rank must add, hold and release in the same order; the times at which pieces end may differ. Then all ranks start
+/// the pieces in the same order. Thread rule: one thread at a time.
 class PieceQueue {
  public:
-  using Pieces = std::vector<std::size_t>;  ///< numbers of the caller's
+  using Pieces = std::vector<std::size_t>;  ///< the caller's numbers
 
   explicit PieceQueue(std::size_t window) : window_(window) {}
 
@@ -26,7 +26,7 @@ class PieceQueue {
   void release() {
     for (; !held_.empty(); held_.pop_back()) add(held_.back());
   }
-  /// Takes the piece that shall start now; none where it would be too early for any.
+  /// Takes the piece that must start now; none if no piece waits or the window is full.
   std::optional<std::size_t> next() {
     if (waiting_.empty() || in_flight_ == window_) return std::nullopt;
     ++in_flight_;
@@ -34,7 +34,7 @@ class PieceQueue {
     waiting_.pop_front();
     return piece;
   }
-  /// A piece that next() gave has ended.
+  /// A piece returned by next() has ended.
   void ended() { --in_flight_; }
 
  private:

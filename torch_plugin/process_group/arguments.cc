@@ -102,7 +102,7 @@ void check_root(const char* call, std::int64_t root, int size, std::int64_t root
 void check_peer(const char* call, int peer, int rank, int size) {
   if (peer < 0 || peer >= size)
     refuse(call, "invalid rank: " + std::to_string(peer) + "; the group has " + std::to_string(size) + " ranks");
-  if (peer == rank) refuse(call, "rank " + std::to_string(rank) + " is this rank itself");
+  if (peer == rank) refuse(call, "rank " + std::to_string(rank) + " is the calling rank itself");
 }
 
 void check_shares(const char* call, const char* rule, const char* which, const Tensor& all, const Tensor& share, int size) {
@@ -170,7 +170,7 @@ std::function<void()> copy_back(const Tensor& memory, const Tensor& tensor) {
 }
 
 namespace {
-/// Where the memory of all parts begins if it is one piece within reach, in their order; else null.
+/// Start of the memory of all parts if they are contiguous in their order and within reach; else null.
 void* one_piece(const std::vector<Tensor>& parts, Reach reach) {
   if (!parts.empty() && out_of_reach(parts[0], reach)) return nullptr;
   char* begin = nullptr;
@@ -178,7 +178,7 @@ void* one_piece(const std::vector<Tensor>& parts, Reach reach) {
   for (const Tensor& part : parts) {
     if (!is_row_major(part)) return nullptr;
     if (part.numel() == 0) continue;
-    // Allocations of a device that happen to be neighbours are not one piece.
+    // Adjacent allocations of a device are not one piece of memory.
     if (on_device(part) && !part.storage().is_alias_of(parts[0].storage())) return nullptr;
     auto* data = static_cast<char*>(part.data_ptr());
     if (begin == nullptr) {

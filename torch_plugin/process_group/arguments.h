@@ -1,4 +1,4 @@
-// What every call does with the tensors it is given: refuse the unusable ones in c10d's words, and find memory to work on.
+// Argument handling of every call: refuses unusable tensors with c10d's wording, and provides memory to work on.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ void check_tensor(const char* call, const at::Tensor& tensor);
 /// The tensor of a list that must hold exactly one; checked.
 const at::Tensor& only_tensor(const char* call, const std::vector<at::Tensor>& tensors);
 
-/// The list of a list of lists that must hold exactly one ("input" or "output" names it), of `size` tensors.
+/// The single list of a list of lists ("input" or "output" names it), with `size` tensors; refuses anything else.
 const std::vector<at::Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                          int size);
 
@@ -36,48 +36,50 @@ void check_pairs(const char* call, const std::vector<at::Tensor>& outputs, const
 /// Refuses tensors whose type, device or number of elements is not that of `like`.
 void check_like(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);
 
-/// Refuses a root outside of the group of `size` ranks, and another root tensor than the only one there is.
+/// Refuses a root outside of the group of `size` ranks, and any root tensor other than the only one.
 void check_root(const char* call, std::int64_t root, int size, std::int64_t root_tensor = 0);
 
 /// Refuses a peer outside of the group of `size` ranks, and `rank` itself.
 void check_peer(const char* call, int peer, int rank, int size);
 
-/// Refuses a tensor of the shares of all `size` ranks ("input" or "output" names it) that has not as many elements as they;
-/// `rule` says so in c10d's words.
+/// Refuses a tensor with the shares of all `size` ranks ("input" or "output" names it) unless it has as many elements as the
+/// shares together; `rule` is c10d's wording of that.
 void check_shares(const char* call, const char* rule, const char* which, const at::Tensor& all, const at::Tensor& share,
                   int size);
 
-/// Refuses a list of one tensor for each rank in which one has not the type and device of `own`, or the one of `rank`, this
-/// rank, not as many elements. Those of other ranks may have any size.
+/// Refuses a list of one tensor per rank if a tensor differs from `own` in type or device, or if the tensor of `rank`, this
+/// rank, differs from it in the number of elements. Tensors of other ranks may have any size.
 void check_parts(const char* call, const std::vector<at::Tensor>& parts, int rank, const at::Tensor& own);
 
-/// What only the root passes: the one list in `lists` ("input" or "output" names it), of `size` tensors that check_parts()
-/// takes. Elsewhere `lists` must be empty, and so is what is returned.
+/// The argument that only the root passes: the single list in `lists` ("input" or "output" names it), of `size` tensors that
+/// check_parts() accepts. On other ranks `lists` must be empty, and so is the result.
 std::vector<at::Tensor> list_of_root(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
                                      bool is_root, int size, int rank, const at::Tensor& own);
 
-/// One list behind the other.
+/// Concatenates two lists.
 std::vector<at::Tensor> concat(std::vector<at::Tensor> first, const std::vector<at::Tensor>& second);
 
-/// What memory a call can work on.
+/// The memory that a call can work on.
 enum class Reach {
-  host,    ///< the host's: tensors of a device are copied there
-  device,  ///< that of the tensors' device, in the order of its current stream
+  host,    ///< host memory: tensors of a device are copied there
+  device,  ///< memory of the tensors' device, in the order of its current stream
 };
 
-/// Memory to work on, with the elements in row-major order: the tensor itself unless its elements lie in another order, it is a
-/// lazy view (conjugate, negative) or it lies on a device that is out of reach, from which its elements have come when this
-/// returns. Every call takes this: the ranks' tensors may have different strides, and elements belong together by their index.
+/// Memory to work on, with the elements in row-major order. It is the tensor itself, unless its elements lie in another
+/// order, it is a lazy view (conjugate, negative), or it lies on a device out of reach; in that case its elements have been
+/// copied to the host when this returns. Every call uses this: the ranks' tensors may have different strides, and elements
+/// correspond by their index.
 at::Tensor contiguous(const at::Tensor& tensor, Reach reach = Reach::host);
 
-/// The same for a tensor that is only written: other memory than its own has undefined contents.
+/// The same for a tensor that is only written: memory other than its own has undefined contents.
 at::Tensor contiguous_output(const at::Tensor& tensor, Reach reach = Reach::host);
 
-/// What copies the result from the memory worked on to the user's tensor; empty where they are the same.
+/// A function that copies the result from the working memory to the user's tensor; empty if they are the same.
 std::function<void()> copy_back(const at::Tensor& memory, const at::Tensor& tensor);
 
-/// The memory of several tensors of one type, back to back in their order: their own where they lie so already (chunks of one
-/// tensor, as object collectives and FSDP make them), else a copy in memory that the call can reach. Thread rule: a value.
+/// The contiguous memory of several tensors of one type, in their order: their own if they are contiguous already (chunks of
+/// one tensor, as object collectives and FSDP make them), else a copy in memory that the call can reach. Thread rule: a
+/// value.
 class Joined {
  public:
   explicit Joined(std::vector<at::Tensor> parts, Reach reach = Reach::host);
@@ -86,12 +88,12 @@ class Joined {
   [[nodiscard]] bool copies() const { return copy_.defined(); }
   /// Elements of each part, times `factor`.
   [[nodiscard]] std::vector<std::size_t> counts(std::size_t factor = 1) const;
-  /// Moves the parts into the copy, or the copy into the parts; nothing where there is no copy. What is moved to a device, or
-  /// inside one, arrives in the order of its current stream.
+  /// Copies the parts into the joined memory, or back; does nothing without a copy. Data copied to a device, or inside one,
+  /// arrives in the order of its current stream.
   void pack() const;
   void unpack() const;
 
-  /// What has to be kept alive while the memory is in use.
+  /// The tensors that must stay alive while the memory is in use.
   [[nodiscard]] std::vector<at::Tensor> memory() const { return copies() ? std::vector<at::Tensor>{copy_} : parts_; }
 
  private:

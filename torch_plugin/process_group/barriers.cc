@@ -1,4 +1,4 @@
-// Barriers: one as a call, one through the store that can tell who is missing.
+// Barriers: an ordinary collective one, and one through the store that can report the missing ranks.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -19,8 +19,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 namespace {
-/// The devices of a barrier; c10d names the first one's number only, and means the accelerator that this torch has. A
-/// PyTorch built for CUDA also runs on a machine without a GPU: then there is no stream to wait for.
+/// The devices of a barrier. c10d passes only the number of the first one and means this torch's accelerator. A PyTorch built
+/// for CUDA also runs on a machine without a GPU: then there is no stream to wait for.
 std::vector<c10::Device> devices_of_barrier(const c10d::BarrierOptions& options) {
   if (options.device) return options.device->is_cpu() ? std::vector<c10::Device>{} : std::vector<c10::Device>{*options.device};
   std::vector<c10::Device> devices;
@@ -53,7 +53,7 @@ std::vector<std::uint8_t> bytes(const std::string& text) { return {text.begin(),
 
 std::string to_text(milliseconds timeout) { return std::to_string(timeout.count()) + " ms"; }
 
-/// Whether `key` exists, or comes to exist by `deadline`. Throws an Interruption where a signal handler raises an exception.
+/// Whether `key` exists by `deadline`. Throws an Interruption if a signal handler raises an exception.
 bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_point deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
   return StoreWait(store).arrives(key, std::max(left, milliseconds(0)));
@@ -66,7 +66,7 @@ bool arrives(c10d::Store& store, const std::string& key, steady_clock::time_poin
 void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const InterpreterExit leaving;
   check_alive();
-  if (estimate_us_) refuse("monitored_barrier", "its time cannot be estimated: it waits at the store");
+  if (estimate_us_) refuse("monitored_barrier", "its time cannot be estimated: it waits for the store");
   const milliseconds timeout = timeout_or_default(options.timeout);
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
   const std::uint64_t number = monitored_barriers_++;
@@ -77,7 +77,8 @@ void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bo
   try {
     if (getRank() != 0) {
       store_->set(key(number, std::to_string(getRank())), bytes("here"));
-      // Rank 0 waits for the others as long as this rank waits for rank 0, and then has to say so.
+      // Rank 0 waits for the other ranks as long as this rank waits for rank 0, and needs some more time to report the
+      // result.
       const bool answered = arrives(*store_, verdict_key, deadline + std::chrono::seconds(2));
       const std::vector<std::uint8_t> verdict =
           answered ? store_->get(verdict_key) : bytes("rank 0 did not answer in " + to_text(timeout));
@@ -88,8 +89,8 @@ void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bo
     }
     std::vector<std::string> missing;
     for (int rank = 1; rank < getSize(); ++rank) {
-      if (timeout <= milliseconds(0)) {  // no time to ask anybody
-        store_->set(verdict_key, bytes("rank 0 ran out of time"));
+      if (timeout <= milliseconds(0)) {  // no time left to wait for another rank
+        store_->set(verdict_key, bytes("the timeout of rank 0 has expired"));
         fail("Rank 0 timed out in monitoredBarrier after " + to_text(timeout) + ".");
       }
       if (arrives(*store_, key(number, std::to_string(rank)), deadline)) continue;
@@ -100,7 +101,7 @@ void ProcessGroupShoal::monitoredBarrier(const c10d::BarrierOptions& options, bo
     for (const std::string& rank : missing) names += (names.empty() ? "" : ", ") + rank;
     if (missing.empty()) {
       store_->set(verdict_key, bytes(kEverybodyCame));
-      if (number > 0) {  // everybody has read the verdict before this one
+      if (number > 0) {  // all ranks have read the previous verdict
         for (int rank = 1; rank < getSize(); ++rank) store_->deleteKey(key(number - 1, std::to_string(rank)));
         store_->deleteKey(key(number - 1, "verdict"));
       }

@@ -5,8 +5,8 @@
 
 namespace shoal::torch {
 
-/// While one exists, the calls that its thread makes are collected; they start when the outermost one ends, or when somebody
-/// asks for the outcome of one of them. Thread rule: ends in the thread that made it.
+/// While one exists, the calls of its thread are collected. They start when the outermost scope ends, or when a thread asks
+/// for the outcome of one of them. Thread rule: ends in the thread that made it.
 class CallScope {
  public:
   CallScope() {
@@ -15,12 +15,12 @@ class CallScope {
   }
   ~CallScope() {
     --depth_;
-    (void)Communicator::group_end();  // the outcome of a call without waiting is its work's
+    (void)Communicator::group_end();  // the outcome of a call that nothing waits for is in its work
   }
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
 
-  /// While one exists, the scopes of its thread are ended: for calls in between whose results are needed at once.
+  /// While one exists, the scopes of its thread are suspended: for calls in between whose results are needed at once.
   class Outside {
    public:
     Outside() {
@@ -33,7 +33,7 @@ class CallScope {
     Outside& operator=(const Outside&) = delete;
   };
 
-  /// Calls of this thread may wait for the end of a scope.
+  /// Whether calls of this thread may have to wait for the end of a scope.
   static bool open() { return depth_ > 0; }
 
  private:

@@ -18,7 +18,8 @@ struct Registry {
   std::list<CallsInFlight::Abort> calls;
 };
 
-/// Never destroyed: calls may end while the process does. A child of fork() has a new one: the calls are its parent's.
+/// Never destroyed: calls may end during the exit of the process. A child of fork() has a new one: the calls belong to its
+/// parent.
 std::atomic<Registry*>& registry() {
   static std::atomic<Registry*> current = [] {
     ::pthread_atfork(nullptr, nullptr, [] { registry().store(new Registry()); });
@@ -41,7 +42,7 @@ class CallsInFlight::Entry {
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
   ~Entry() {
-    if (&registry_ != registry().load()) return;  // of the parent, whose other threads may have held the mutex
+    if (&registry_ != registry().load()) return;  // the parent's: another of its threads may have held the mutex
     std::list<Abort> call;                        // destroyed without the mutex
     const std::lock_guard<std::mutex> lock(registry_.mutex);
     call.splice(call.end(), registry_.calls, place_);
@@ -64,7 +65,7 @@ bool CallsInFlight::end_all(const std::string& reason, std::chrono::milliseconds
       if (abort) aborts.push_back(abort);
     }
   }
-  for (const Abort& abort : aborts) abort(reason);  // without the mutex: calls end in it
+  for (const Abort& abort : aborts) abort(reason);  // without the mutex: calls that end take it
   aborts.clear();
   std::unique_lock<std::mutex> lock(all.mutex);
   return all.none_left.wait_for(lock, limit, [&all] { return all.calls.empty(); });

@@ -1,4 +1,4 @@
-// The calls of this process whose ends have not been told to all callbacks.
+// The calls of this process of which not all callbacks have run.
 #pragma once
 
 #include <chrono>
@@ -8,17 +8,17 @@
 
 namespace shoal::torch {
 
-/// For the end of a program with an interpreter: callbacks written in its language must have run before it ends.
+/// For the end of a program with an interpreter: callbacks written in its language must have run before the interpreter ends.
 /// Thread rule: any thread.
 class CallsInFlight {
  public:
-  /// Ends the call early by closing its group with this reason. May be empty.
+  /// Ends the call early by closing its group for this reason. May be empty.
   using Abort = std::function<void(const std::string& reason)>;
   class Entry;
 
-  /// Counts a call until the last copy of what is returned has gone: when its callbacks have returned.
+  /// Counts a call until the last copy of the returned pointer is destroyed, which is when its callbacks have returned.
   static std::shared_ptr<Entry> add(Abort abort);
-  /// Aborts all calls that are in flight and waits until they have gone, at most `limit`; whether they have.
+  /// Aborts all calls in flight and waits until their entries are destroyed, at most `limit`. Returns whether they are.
   static bool end_all(const std::string& reason, std::chrono::milliseconds limit);
 };
 

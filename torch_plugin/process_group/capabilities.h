@@ -1,4 +1,5 @@
-// What the backend tells c10d that it can do. Versions of c10d ask in different ways; this is the one place that knows.
+// The capabilities that the backend reports to c10d. Versions of c10d query them in different ways, which only this file
+// handles.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -12,7 +13,8 @@
   bool supportsTimeEstimation() const override { return true; } \
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
-/// "override" for what c10d's classes have as a virtual function from that version on. Before, Python finds it by its name.
+/// "override" for functions that are virtual in c10d's classes from that version on. Before, Python finds the function by its
+/// name.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
 #define SHOAL_C10D_SINCE_2_14 override
 #else

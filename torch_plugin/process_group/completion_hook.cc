@@ -18,7 +18,7 @@ void CompletionHook::follow(c10::ivalue::Future& ended, c10d::OpType type, std::
     ++state_->untold;
   }
   const auto started = std::chrono::steady_clock::now();
-  // The function may be one of Python's.
+  // The function may be a Python function.
   auto in_flight = CallsInFlight::add({});
   ended.addCallback([in_flight = std::move(in_flight), state = state_, type, sequence, started](c10::ivalue::Future&) {
     const auto ended = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// Who wants to know of every call that ends.
+// The hook that is called for every call that ends.
 #pragma once
 
 #include <condition_variable>
@@ -12,17 +12,16 @@
 
 namespace shoal::torch {
 
-/// Tells a function of the calls that have ended, one after the other, in a thread where it may wait.
-/// Thread rule: any thread may call.
+/// Calls a function for each call that has ended, one after the other, in a thread in which the function may wait. Thread
+/// rule: any thread may call.
 class CompletionHook {
  public:
   using Function = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   explicit CompletionHook(Function function) : state_(std::make_shared<State>(std::move(function))) {}
 
-  /// The function is told when this is completed, as the call with this number then is.
+  /// When `ended` completes, the function is called for the call with this number.
   void follow(c10::ivalue::Future& ended, c10d::OpType type, std::uint64_t sequence) const;
-  /// Returns when it has been told of every call followed so far.
-  /// `abort` as in wait_with_signals().
+  /// Returns when the function has been called for every call followed so far. `abort` as in wait_with_signals().
   void wait(const std::function<void(const std::string& reason)>& abort) const;
 
  private:

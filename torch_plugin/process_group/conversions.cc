@@ -70,7 +70,7 @@ std::optional<ReduceOp> to_reduce_op(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-/// The operation on bytes of 0 and 1 that keeps them 0 or 1 and means what `op` means on truth values.
+/// The operation on bytes of 0 and 1 that keeps them 0 or 1 and equals `op` on truth values.
 std::optional<ReduceOp> to_bool_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
@@ -140,7 +140,7 @@ std::exception_ptr to_exception(const char* call, const Status& status) {
   switch (status.code()) {
     case StatusCode::invalid_argument:
       return std::make_exception_ptr(c10::ValueError(here, prefix + status.message()));
-    case StatusCode::timeout:  // begins as Gloo's message does, for those who search for that
+    case StatusCode::timeout:  // begins as Gloo's message does, for users who search for that
       return std::make_exception_ptr(
           c10::DistBackendError(here, prefix + "Timed out waiting for other ranks: " + status.to_string()));
     default:

@@ -21,7 +21,7 @@ using at::Tensor;
 Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_ptr<Communicator>& host, c10::Device device) {
   const c10::DeviceGuard here(device);
   const CallScope::Outside calls_start_now;
-  // A rank that has no CUDA says so: the others must not wait for it.
+  // A rank without CUDA reports it, so that the other ranks do not wait for it.
   Status usable = cuda_available();
   const auto own = static_cast<std::int32_t>(usable.code());
   std::vector<std::int32_t> codes(static_cast<std::size_t>(host->size()));
@@ -29,13 +29,13 @@ Result<std::unique_ptr<DeviceStreams>> DeviceStreams::create(const std::shared_p
                                           host->all_gather_async(&own, codes.data(), 1, DataType::int32));
   if (!told.ok()) return told;
   for (std::size_t rank = 0; rank < codes.size() && usable.ok(); ++rank) {
-    if (codes[rank] != 0) usable = Status(StatusCode::unsupported, "rank " + std::to_string(rank) + " has no CUDA for shoal");
+    if (codes[rank] != 0) usable = Status(StatusCode::unsupported, "rank " + std::to_string(rank) + " has no usable CUDA");
   }
   if (usable.ok()) {
     auto made = StreamCommunicator::create(*host);
     if (made.ok()) return std::unique_ptr<DeviceStreams>(new DeviceStreams(host, device, std::move(*made)));
     usable = made.status();
-    // Of the device, and the same on all ranks; the host's memory serves them all.
+    // An error of the device, the same on all ranks; all of them can use host memory instead.
     const bool of_device = usable.code() == StatusCode::unsupported || usable.code() == StatusCode::system_error;
     if (!of_device || !host->status().ok()) return usable;
   }
@@ -55,7 +55,7 @@ DeviceStreams::DeviceStreams(std::shared_ptr<Communicator> host, c10::Device dev
 DeviceStreams::~DeviceStreams() {
   {
     const c10::DeviceGuard here(stream_.device());
-    communicator_.reset();  // after this every call has ended
+    communicator_.reset();  // all calls have ended after this line
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -76,13 +76,13 @@ Result<std::shared_ptr<StreamEnd>> DeviceStreams::make(const Call& call, const s
   const std::lock_guard<std::mutex> calling(calls_mutex_);
   if (const Status closed = host_->status(); !closed.ok()) communicator_->abort(closed.message());
   const c10::Stream caller = guard_.getStream(stream_.device());
-  const c10::StreamGuard current(stream_);  // and its device
+  const c10::StreamGuard current(stream_);  // also sets the current device
   ready_.record(caller);
   ready_.block(stream_);
   try {
     Result<StreamWork> operation = call(*communicator_, stream_.native_handle());
     if (!operation.ok()) {
-      keep_for_stream(memory, stream_);  // which may hold part of the call
+      keep_for_stream(memory, stream_);  // the stream may hold part of the call
       if (!status().ok()) host_->abort(status().message());
       return operation.status();
     }
@@ -110,7 +110,7 @@ void DeviceStreams::follow(std::shared_ptr<StreamEnd> call) {
 
 void DeviceStreams::watch() {
   ::pthread_setname_np(::pthread_self(), "shoal-streams");
-  const c10::DeviceGuard here(stream_.device());  // else CUDA may make a context on the first one
+  const c10::DeviceGuard here(stream_.device());  // otherwise CUDA may create a context on the first device
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     news_.wait(lock, [this] { return stopping_ || !in_flight_.empty(); });
@@ -118,9 +118,9 @@ void DeviceStreams::watch() {
     const std::shared_ptr<StreamEnd> oldest = in_flight_.front();
     lock.unlock();
     const Status outcome = oldest->see_end();
-    // The group is one: what goes through host memory ends, too.
+    // Calls through host memory belong to the same group, so they must end, too.
     if (!outcome.ok() && host_->status().ok()) {
-      LOG(ERROR) << "shoal: a call on " << stream_.device() << " has failed, its group is closed: " << outcome.to_string();
+      LOG(ERROR) << "shoal: a call on " << stream_.device() << " failed and its group is closed: " << outcome.to_string();
       host_->abort(outcome.message());
     }
     lock.lock();

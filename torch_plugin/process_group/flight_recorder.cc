@@ -13,7 +13,7 @@ namespace shoal::torch {
 
 using std::chrono::steady_clock;
 
-/// What torch's recorder asks of an event: whether it was reached.
+/// The event type that torch's recorder requires: it reports whether the event was reached.
 struct Moment {
   std::atomic<bool> reached{false};
   steady_clock::time_point when;
@@ -26,18 +26,18 @@ struct Moment {
 };
 
 namespace {
-// libtorch keeps its own instances of this template to itself, so the plugin has one of its own. It reads the same settings and
-// writes the same format. Never freed: entries may end after main().
+// libtorch does not export its instances of this template, so the plugin has its own. It reads the same settings and writes
+// the same format. Never freed: entries may end after main().
 using Recorder = c10d::FlightRecorder<Moment>;
 
-/// PyTorch's trace analyser knows NCCL's names only: "nccl:all_reduce", "nccl:send 0->1", "nccl:recv 1<-0".
+/// PyTorch's trace analyser accepts only NCCL's names: "nccl:all_reduce", "nccl:send 0->1", "nccl:recv 1<-0".
 std::string words_of_analyser(std::string_view title) {
   const std::string name(title.substr(title.find(':') + 1));
   return name == "barrier" ? "all_reduce_barrier" : name;
 }
 
 std::mutex& record_mutex() {
-  static std::mutex mutex;  // torch's record() looks groups up before it takes its own lock
+  static std::mutex mutex;  // torch's record() looks up groups before it takes its own lock
   return mutex;
 }
 }  // namespace
@@ -61,7 +61,7 @@ struct FlightRecorder::Group {
 };
 
 FlightRecorder::FlightRecorder(int rank, int size) {
-  // Opt in: torch's default of 2000 entries would cost every call a stack trace.
+  // Opt in: with torch's default of 2000 entries every call would cost a stack trace.
   static const bool wanted = c10d::getCvarInt({"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}, 0) > 0;
   if (!wanted) return;
   static std::atomic<std::size_t> groups{0};
@@ -134,7 +134,7 @@ std::string FlightRecorder::dump(bool with_stacks, bool only_active) {
 }  // namespace shoal::torch
 
 namespace c10d {
-/// What torch's recorder calls for the duration of an entry, in milliseconds.
+/// The duration of an entry as torch's recorder reads it, in milliseconds.
 template <>
 float getDurationFromEvent<shoal::torch::Moment>(shoal::torch::Moment& start, shoal::torch::Moment& end) {
   return std::chrono::duration<float, std::milli>(end.when - start.when).count();

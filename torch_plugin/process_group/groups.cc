@@ -1,4 +1,4 @@
-// Groups made out of this one. They share its threads and links.
+// Groups made from this one. They share its threads and links.
 #include <algorithm>
 #include <utility>
 
@@ -18,7 +18,7 @@ c10::intrusive_ptr<ProcessGroupShoal> ProcessGroupShoal::subgroup(const c10::int
     refuse("new_group", "a timeout of " + std::to_string(options->timeout.count()) + " ms is not positive");
   Result<std::unique_ptr<Communicator>> made = communicator_->group(ranks);
   if (!made.ok()) throw_status("new_group", made.status());
-  // The names of groups repeat in the next round, and an earlier round may have left keys behind them.
+  // The names of groups repeat in the next round, and an earlier round may have left its keys in the store.
   StartRound round{store, round_.number};
   if (round.number != 0)
     round.store = c10::make_intrusive<c10d::PrefixStore>("shoal/round/" + std::to_string(round.number), store);
@@ -54,7 +54,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::shrink(const std::vector<st
   for (const std::int64_t rank : ranks_to_exclude) {
     if (rank < 0 || rank >= getSize()) refuse("shrink_group", "invalid rank: " + std::to_string(rank));
     if (rank == getRank())
-      refuse("shrink_group", "this rank, " + std::to_string(rank) + ", is to be left out, so it may not call");
+      refuse("shrink_group", "this rank, " + std::to_string(rank) + ", is in ranks_to_exclude, so it must not call");
   }
   std::vector<int> ranks;
   std::string names;
@@ -70,13 +70,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::shrink(const std::vector<st
 c10::intrusive_ptr<c10d::Backend> ProcessGroupShoal::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                            const c10::intrusive_ptr<c10d::Backend::Options>& wanted,
                                                            const int& rank, const int& size) {
-  // c10d asks once for each type of device, with the same store. One group serves them all, and its ranks cannot meet there
-  // twice.
+  // c10d calls this once for each type of device, with the same store. One group serves all types, and its ranks can start
+  // only one group there.
   if (merged_store_ == store) {
     if (c10::intrusive_ptr<c10d::Backend> made = merged_.lock(); made && made->getRank() == rank && made->getSize() == size)
       return made;
   }
-  auto options = options_for({}, wanted);  // the old numbers of the members say nothing about the new group
+  auto options = options_for({}, wanted);  // the global ranks of the members do not apply to the new group
   for (int member = 0; member < size; ++member) options->global_ranks_in_group.push_back(static_cast<std::uint64_t>(member));
   auto made = c10::make_intrusive<ProcessGroupShoal>(store, rank, size, std::move(options));
   merged_store_ = store;

@@ -15,7 +15,7 @@ void install_interpreter(const Interpreter& interpreter) noexcept { installed = 
 const Interpreter& interpreter() noexcept { return installed; }
 
 InterpreterExit::~InterpreterExit() {
-  // The end of the interpreter waits for callbacks, which may wait for calls.
+  // The interpreter waits for callbacks when it ends, and callbacks may wait for calls.
   if (interpreter().stay_out_at_exit != nullptr && CallbackThreads::own_level() == 0) interpreter().stay_out_at_exit();
 }
 
@@ -26,7 +26,7 @@ bool wait_with_signals(milliseconds timeout, shoal::Work& operation, Status& sta
     status = limit == kNoTimeout ? operation.wait() : operation.wait_for(limit);
     if (operation.is_completed() || status.code() != StatusCode::timeout) return true;
     if (steady_clock::now() - begin >= limit) return false;
-    status = operation.wait();  // it ends in another process: this is a child of fork()
+    status = operation.wait();  // only another process can complete it: this is a child of fork()
     return true;
   };
   return wait_with_signals(timeout, wait_for, abort);
@@ -38,7 +38,7 @@ Status finish_with_signals(const char* name, Communicator& communicator, Result<
   Status status;
   wait_with_signals(kNoTimeout, *operation, status, [&](const std::string& reason) {
     communicator.abort(std::string(name) + ": " + reason);
-    (void)operation->wait();  // the caller frees its memory when the exception unwinds it
+    (void)operation->wait();  // the caller frees its memory when the exception unwinds its stack
   });
   return status;
 }

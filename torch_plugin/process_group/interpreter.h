@@ -1,4 +1,4 @@
-// What a waiting thread owes to the interpreter (Python) of the program: the handlers of signals, and an orderly end.
+// Duties of a waiting thread towards the program's interpreter (Python): to run signal handlers, and to allow an orderly end.
 #pragma once
 
 #include <algorithm>
@@ -20,26 +20,28 @@ struct Interruption {
   std::string cause;  ///< "KeyboardInterrupt"
 };
 
-/// Why the group ends, for the message to the other ranks.
+/// The reason why the group ends, for the message to the other ranks.
 inline std::string reason_of(const Interruption& interruption) {
   return "an exception in a signal handler of this rank: " + interruption.cause;
 }
 
-/// The functions of the interpreter. This library does not know Python: the Python module installs them. Null: there is none.
+/// The functions of the interpreter. This library does not depend on Python: the Python module installs them. Null: no
+/// interpreter.
 struct Interpreter {
-  /// Runs the handlers of the signals that have arrived, where the calling thread is the one that runs them. What they raised.
+  /// Runs the handlers of pending signals, if the calling thread is the one that runs handlers. Returns the exception that
+  /// they raised.
   std::optional<Interruption> (*run_signal_handlers)() = nullptr;
-  /// Called by a thread that is about to go back into the interpreter. Never returns where the interpreter ends meanwhile, and
-  /// would end the process because of that thread.
+  /// Called by a thread before it returns to the interpreter. Does not return if the interpreter is ending, because the
+  /// return of that thread would then end the process.
   void (*stay_out_at_exit)() = nullptr;
 };
 
-/// For good: called once, before any call waits.
+/// Permanent: called once, before any call waits.
 void install_interpreter(const Interpreter& interpreter) noexcept;
-/// The one that is installed.
+/// The installed interpreter.
 const Interpreter& interpreter() noexcept;
 
-/// While one exists its thread is in a call of this library.
+/// Scope of a call of this library in the current thread.
 class InterpreterExit {
  public:
   InterpreterExit() = default;
@@ -48,12 +50,12 @@ class InterpreterExit {
   ~InterpreterExit();
 };
 
-/// How long a signal waits for its handler while the main thread waits for other ranks.
+/// The longest delay of a signal handler while the main thread waits for other ranks.
 inline constexpr std::chrono::milliseconds kSignalPeriod{100};
 
-/// Waits until `wait_for(limit)` returns true, at most `timeout` (kNoTimeout: no limit; so is a `limit` of kNoTimeout).
-/// Returns whether it did. Where there is an interpreter its signal handlers run meanwhile; what one of them raises is given to
-/// `abort(cause)` and thrown.
+/// Waits until `wait_for(limit)` returns true, at most `timeout` (kNoTimeout: no limit; the same holds for `limit`). Returns
+/// whether it did. If there is an interpreter, its signal handlers run in the meantime; an exception that one of them raises
+/// is passed to `abort(cause)` and thrown.
 template <typename WaitFor, typename Abort>
 bool wait_with_signals(std::chrono::milliseconds timeout, WaitFor wait_for, Abort abort) {
   using std::chrono::milliseconds;
@@ -75,10 +77,11 @@ bool wait_with_signals(std::chrono::milliseconds timeout, WaitFor wait_for, Abor
   }
 }
 
-/// The same for `operation`: whether it is over. It is over, too, where it cannot be waited for here; `status` then says why.
+/// The same for `operation`: whether it is over. It also counts as over if this thread cannot wait for it; `status` is then
+/// the reason.
 bool wait_with_signals(std::chrono::milliseconds timeout, shoal::Work& operation, Status& status,
                        const std::function<void(const std::string& reason)>& abort);
-/// Waits for a call of `communicator` that must have ended before the caller can go on; `name` is that of c10d's call.
+/// Waits for a call of `communicator` that must end before the caller can continue; `name` is the name of c10d's call.
 Status finish_with_signals(const char* name, Communicator& communicator, Result<shoal::Work> operation);
 
 }  // namespace shoal::torch

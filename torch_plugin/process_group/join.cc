@@ -17,18 +17,18 @@ namespace {
 
 constexpr int kStoreRank = 0;
 
-/// The address of the store as it travels from rank 0 to the others.
+/// The address of the store, which rank 0 broadcasts to the other ranks.
 struct Invitation {
   std::array<char, 256> host{};
   std::uint16_t port = 0;
 };
 
-/// The store, served at `host` and nowhere else: c10d by itself listens on every interface.
+/// The store, served only at `host`: c10d by default listens on every interface.
 c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& host, c10d::TCPStoreOptions options) {
   const Result<Listener> listener = listen_on(host);
   TORCH_CHECK(listener.ok(), listener.status().message());
   options.isServer = true;
-  options.masterListenFd = listener->socket;  // from here on c10d's, which closes it
+  options.masterListenFd = listener->socket;  // c10d now owns the socket and closes it
   options.port = listener->port;
   return c10::make_intrusive<c10d::TCPStore>(host, options);
 }
@@ -54,12 +54,13 @@ Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, s
   } catch (const std::exception& error) {
     failure = Status(StatusCode::system_error, std::string("c10d's store: ") + plain_message(error));
   }
-  // The others learn of a failure by an empty invitation.
+  // An empty invitation reports a failure to the other ranks.
   const Status told = communicator.broadcast(&invitation, sizeof invitation, DataType::uint8, kStoreRank);
   if (!failure.ok()) return failure;
   if (!told.ok()) return told;
   if (communicator.rank() == kStoreRank) return store;
-  if (invitation.port == 0) return Status(StatusCode::system_error, "c10d's store: rank 0 cannot serve it; see its message");
+  if (invitation.port == 0)
+    return Status(StatusCode::system_error, "c10d's store: rank 0 could not serve it; see the message of rank 0");
   try {
     options.port = invitation.port;
     store = c10::make_intrusive<c10d::TCPStore>(invitation.host.data(), options);

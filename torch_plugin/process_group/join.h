@@ -1,4 +1,4 @@
-// How a LibTorch program becomes a rank, without Python.
+// Joins a LibTorch program to its job as a rank, without Python.
 #pragma once
 
 #include <chrono>
@@ -12,15 +12,15 @@
 
 namespace shoal::torch {
 
-/// A process group over all ranks of the job that the environment describes (`shoal run`, mpirun, torchrun, srun), or of this
-/// process alone where it describes none, for DataParallel and whatever else of LibTorch takes one. Collective.
-/// `options` may be null: those of the environment, its timeout included.
-/// Throws c10::DistBackendError when a rank does not come in time.
+/// A process group over all ranks of the job that the environment describes (`shoal run`, mpirun, torchrun, srun), or of only
+/// this process if it describes none; for DataParallel and other users of a process group in LibTorch. Collective. `options`
+/// may be null: then those of the environment, including its timeout. Throws c10::DistBackendError if a rank does not join in
+/// time.
 c10::intrusive_ptr<c10d::ProcessGroup> join_job(c10::intrusive_ptr<ProcessGroupShoal::Options> options = nullptr);
 
-/// A store of c10d that all ranks of `communicator` share: rank 0 serves it on a port that the system picks, of its
-/// own_address() alone. It asks nobody for a proof: see README.md. Collective.
-/// Errors: the communicator's, and system_error where the store cannot be served or reached.
+/// A c10d store that all ranks of `communicator` share: rank 0 serves it on a port that the system picks, only at its
+/// own_address(). The store does not authenticate clients: see README.md. Collective. Errors: those of the communicator, and
+/// system_error if the store cannot be served or reached.
 Result<c10::intrusive_ptr<c10d::Store>> open_store(Communicator& communicator, std::chrono::milliseconds timeout);
 
 }  // namespace shoal::torch

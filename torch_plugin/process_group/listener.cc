@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-/// An IPv6 address may stand in brackets, as it does before a port.
+/// An IPv6 address may be in brackets, as in front of a port.
 std::string without_brackets(const std::string& host) {
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
   return bracketed ? host.substr(1, host.size() - 2) : host;
@@ -32,15 +32,15 @@ std::string chosen_by(const char* variable) {
   return value == nullptr ? std::string() : std::string(value);
 }
 
-/// As the library chooses (src/join/socket.h, which clients do not see), so that everything goes by one network: IPv4
-/// before IPv6, and last the bridges that containers and virtual machines hang on, whose addresses many hosts have.
+/// The same order as in the library (src/join/socket.h, which is not installed for clients), so that all traffic uses one
+/// network: IPv4 before IPv6, and last the bridges of containers and virtual machines, whose addresses many hosts share.
 int badness_of(std::string_view interface, int family) {
   constexpr std::array<std::string_view, 5> kBridges{"docker", "br-", "virbr", "cni", "lxc"};
   const bool bridge = std::ranges::any_of(kBridges, [&](std::string_view prefix) { return interface.starts_with(prefix); });
   return (bridge ? 2 : 0) + (family == AF_INET6 ? 1 : 0);
 }
 
-/// The address as text; empty for one that means nothing to other hosts.
+/// The address as text; empty if other hosts cannot use it.
 std::string text_of(const sockaddr& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
   if (address.sa_family == AF_INET) {
@@ -52,7 +52,8 @@ std::string text_of(const sockaddr& address) {
   return text.data();
 }
 
-/// The best address of `wanted`, or of all interfaces but the loopback where that is empty; the loopback's where there is none.
+/// The best address of interface `wanted`, or of all interfaces except the loopback if `wanted` is empty; the loopback's if
+/// there is none.
 std::string address_of_interface(const std::string& wanted) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return kLoopback;
@@ -113,7 +114,8 @@ Result<Listener> listen_on(const std::string& address) {
   }
   const std::string failed = system_error(what, error).message();
   if (error != EADDRNOTAVAIL) return Status(StatusCode::system_error, failed);
-  return Status(StatusCode::system_error, failed + "; set SHOAL_HOST_ADDRESS to an address of this host that the others reach");
+  return Status(StatusCode::system_error,
+                failed + "; set SHOAL_HOST_ADDRESS to an address of this host that the other ranks can reach");
 }
 
 }  // namespace shoal::torch

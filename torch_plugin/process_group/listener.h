@@ -1,4 +1,4 @@
-// Where the other ranks reach this one, and a socket that listens there only.
+// The address at which other ranks reach this one, and a socket that listens only there.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 
 namespace shoal::torch {
 
-/// The address by which the other ranks reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the loopback
-/// where all ranks are here, else the first interface that is up, bridges of containers and virtual machines last.
+/// The address at which the other ranks reach this one: SHOAL_HOST_ADDRESS, else that of SHOAL_SOCKET_IFNAME, else the
+/// loopback if all ranks are on this host, else the first interface that is up, bridges of containers and virtual machines
+/// last.
 std::string own_address(const Communicator& communicator);
 
 struct Listener {
-  int socket = -1;  ///< the caller's to close
+  int socket = -1;  ///< the caller must close it
   std::uint16_t port = 0;
 };
 

@@ -78,7 +78,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::all_gather_into(const Tensor& 
   const CallOptions how = call_options(options.timeout);
   const auto streams = streams_for(kCall, input, how);
   const Tensor source = contiguous(input, reach_of(streams));
-  const Tensor gathered = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Tensor gathered = contiguous_output(output, reach_of(streams));  // `output` itself if it is contiguous
   const Movement movement = to_movement(source);
   WorkShoal::Call call{.type = c10d::OpType::_ALLGATHER_BASE,
                        .name = kCall,
@@ -123,21 +123,22 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_into_tensor_coalesce
 }
 
 namespace {
-/// What all_to_all_v moves between this rank and the root only. Only the root knows what the other ranks hold, so that gather_v
-/// and scatter_v, where every rank must know all sizes, are of no use.
+/// Counts for an all_to_all_v that moves data only between this rank and the root. Only the root knows the sizes of the other
+/// ranks, so gather_v and scatter_v, in which every rank must know all sizes, cannot be used.
 std::vector<std::size_t> with_root_only(int root, int size, std::size_t count) {
   std::vector<std::size_t> counts(static_cast<std::size_t>(size));
   counts[static_cast<std::size_t>(root)] = count;
   return counts;
 }
 
-/// On streams every gather and scatter deals in equal shares: an all_to_all_v goes through host memory there.
+/// On streams every gather and scatter needs equal shares, because an all_to_all_v goes through host memory there.
 void check_equal_on_stream(const char* call, const std::vector<std::size_t>& counts, const Tensor& own) {
   if (!are_equal(counts))
     refuse(call, "tensors on " + own.device().str() + " must have one size in this call; all_gather takes several");
 }
 
-/// At the root: whether its own tensor lies in the memory of all parts. Such a call would be in place, which no all_to_all is.
+/// At the root: whether its own tensor lies in the memory of all parts. Such a call would be in place, which all_to_all does
+/// not support.
 bool lies_in(const Joined& parts, const Tensor& own) {
   const std::vector<Tensor> memory = parts.memory();
   return std::ranges::any_of(memory, [&](const Tensor& each) { return each.storage().is_alias_of(own.storage()); });
@@ -169,7 +170,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::gather(std::vector<std::vector
     return make(streams, std::move(call), how, &Communicator::gather_async, &StreamCommunicator::gather, source.data_ptr(),
                 gathered.data(), movement.count, movement.type, root);
   }
-  counts.resize(static_cast<std::size_t>(getSize()));  // elsewhere than at the root: nothing from anybody
+  counts.resize(static_cast<std::size_t>(getSize()));  // except at the root: nothing from any rank
   const std::vector<std::size_t> to_root = with_root_only(root, getSize(), movement.count);
   return start(std::move(call),
                communicator_->all_to_all_v_async(source.data_ptr(), to_root, gathered.data(), counts, movement.type, how), how);
@@ -186,7 +187,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
   const auto streams = streams_for("scatter", output, how);
   const Joined source(parts, reach_of(streams));
   source.pack();
-  Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  Tensor result = contiguous_output(output, reach_of(streams));  // `output` itself if it is contiguous
   if (streams == nullptr && lies_in(source, result)) result = at::empty_like(result);
   const Movement movement = to_movement(result);
   WorkShoal::Call call{.type = c10d::OpType::SCATTER,
@@ -202,14 +203,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::scatter(std::vector<Tensor>& o
     return make(streams, std::move(call), how, &Communicator::scatter_async, &StreamCommunicator::scatter, source.data(),
                 result.data_ptr(), movement.count, movement.type, root);
   }
-  counts.resize(static_cast<std::size_t>(getSize()));  // elsewhere than at the root: nothing to anybody
+  counts.resize(static_cast<std::size_t>(getSize()));  // except at the root: nothing to any rank
   const std::vector<std::size_t> from_root = with_root_only(root, getSize(), movement.count);
   return start(std::move(call),
                communicator_->all_to_all_v_async(source.data(), counts, result.data_ptr(), from_root, movement.type, how), how);
 }
 
 namespace {
-/// Elements for each rank out of c10d's split sizes, which count rows; empty means even shares.
+/// Elements for each rank from c10d's split sizes, which count rows; empty means equal shares.
 std::vector<std::size_t> elements_per_rank(const char* which, const Tensor& tensor, const std::vector<std::int64_t>& splits,
                                            int size, std::size_t factor) {
   constexpr const char* kCall = "all_to_all_single";
@@ -254,7 +255,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::alltoall_base(Tensor& output, 
   const CallOptions how = call_options(options.timeout);
   const auto streams = streams_for("all_to_all_single", input, how);
   const Tensor source = contiguous(input, reach_of(streams));
-  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Tensor result = contiguous_output(output, reach_of(streams));  // `output` itself if it is contiguous
   WorkShoal::Call call{.type = c10d::OpType::ALLTOALL_BASE,
                        .name = "all_to_all_single",
                        .profiling_title = "shoal:all_to_all",

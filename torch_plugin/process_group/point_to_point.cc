@@ -41,7 +41,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::receive(std::vector<Tensor>& t
   if (streams != nullptr && peer == kAnySource)
     refuse("recv", "the sender must be named, as messages on " + tensor.device().str() +
                        " go by streams in this group (device_id of init_process_group)");
-  const Tensor buffer = contiguous_output(tensor, reach_of(streams));  // itself where it is contiguous
+  const Tensor buffer = contiguous_output(tensor, reach_of(streams));  // `tensor` itself if it is contiguous
   const Movement movement = to_movement(buffer);
   WorkShoal::Call call{.type = type,
                        .name = "recv",
@@ -67,7 +67,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::recvAnysource(std::vector<Tens
   return receive(tensors, c10d::OpType::RECVANYSOURCE, "shoal:recvAnySource", kAnySource, tag);
 }
 
-/// On a stream they would follow each other as blocking calls do, and ranks that all send first would wait for ever.
+/// Separate messages on a stream would run one after the other as blocking calls do, and ranks that all send first would wait
+/// forever.
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start_with_block(const std::shared_ptr<DeviceStreams>& streams,
                                                                    WorkShoal::Call call, const StreamMessage& message) {
   auto work = c10::make_intrusive<WorkStream>(getRank(), call, streams);

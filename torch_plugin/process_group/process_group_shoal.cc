@@ -1,4 +1,4 @@
-// How a group begins and ends, and what all its calls share. The calls stand in reductions.cc, movements.cc, barriers.cc,
+// Start and end of a group, and the code shared by all its calls. The calls are in reductions.cc, movements.cc, barriers.cc,
 // point_to_point.cc and groups.cc.
 #include "torch_plugin/process_group/process_group_shoal.h"
 
@@ -27,7 +27,8 @@ StartRound join_or_throw(const c10::intrusive_ptr<c10d::Store>& store, int rank,
   return std::move(round).value();
 }
 
-/// Without shutdown(): who ends because of an error must not keep the others waiting, who have to hear of it.
+/// Destruction without shutdown(): a rank that ends because of an error must not delay the other ranks, which must learn of
+/// the error.
 constexpr std::chrono::seconds kFarewell{10};
 }  // namespace
 
@@ -80,7 +81,8 @@ milliseconds ProcessGroupShoal::timeout_or_default(milliseconds timeout) const {
 }
 
 void ProcessGroupShoal::check_alive() const {
-  const InterpreterExit leaving;  // no thread that a failed call would send back into it begins one while it ends
+  // Starts no call while the interpreter ends: if the call failed, its exception would return the thread to the interpreter.
+  const InterpreterExit leaving;
   if (communicator_ == nullptr) C10_THROW_ERROR(DistBackendError, "shoal: the process group has been destroyed");
 }
 
@@ -95,7 +97,7 @@ CallOptions ProcessGroupShoal::call_options(milliseconds timeout) {
 c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Result<shoal::Work> operation,
                                                         const CallOptions& options) {
   if (!operation.ok()) throw_status(call.name, operation.status());
-  if (options.estimate_us != nullptr) {  // nothing has been done, and nothing is to be seen of it
+  if (options.estimate_us != nullptr) {  // the call only made an estimate and changed nothing
     call.unpack = nullptr;
     auto estimated = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
     estimated->follow(std::move(operation).value(), {});
@@ -111,7 +113,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::start(WorkShoal::Call call, Re
     work = c10::make_intrusive<WorkShoal>(getRank(), std::move(call), communicator_);
     work->follow(*operation, std::move(entry));
   } catch (...) {
-    // The call moves bytes of tensors that nobody else may hold: those in `call`, or in `work` by now.
+    // The call moves bytes of tensors that may have no other owner: those in `call`, or by now in `work`.
     communicator_->abort("an exception while " + c10d::opTypeToString(type) + " was started");
     (void)operation->wait();
     throw;
@@ -171,7 +173,7 @@ float ProcessGroupShoal::endTimeEstimate() {
 
 void ProcessGroupShoal::registerOnCompletionHook(CompletionHook::Function&& hook) {
   if (completion_hook_) refuse("registerOnCompletionHook", "there is a hook already");
-  onCompletionHook_ = hook;  // what hasHooks() looks at
+  onCompletionHook_ = hook;  // read by hasHooks()
   completion_hook_ = std::make_unique<CompletionHook>(std::move(hook));
 }
 
@@ -193,14 +195,14 @@ void ProcessGroupShoal::shutdown() {
     std::swap(streams, streams_);
     connected_.reset();
   }
-  streams.clear();  // before the communicator, which they use
+  streams.clear();  // before the communicator, which the streams use
   communicator_.reset();
 }
 
 c10d::ErrorType ProcessGroupShoal::getError() {
   check_alive();
   StatusCode code = communicator_->status().code();
-  for (const auto& streams : all_streams()) {  // the cause, where the rest was closed because of it
+  for (const auto& streams : all_streams()) {  // the original cause, if the communicator was closed because of it
     if (!streams->status().ok()) code = streams->status().code();
   }
   switch (code) {

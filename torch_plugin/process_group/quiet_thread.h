@@ -1,4 +1,4 @@
-// The plugin's own threads take no signals of the program.
+// The plugin's own threads block the signals of the program.
 #pragma once
 
 #include <pthread.h>
@@ -10,9 +10,9 @@
 
 namespace shoal::torch {
 
-/// Starts a thread that takes no signals sent to the process: their handlers run in threads of the program, and a signal that
-/// the program has blocked in its threads stays pending until the program asks for it. Signals that a thread raises itself, and
-/// a profiler's clock, are left open. Threads that the new one starts inherit the mask.
+/// Starts a thread that receives no signals sent to the process: their handlers run in threads of the program, and a signal
+/// that the program has blocked in its threads stays pending until the program accepts it. Signals that a thread raises
+/// itself, and a profiler's clock, are not blocked. Threads that the new one starts inherit the mask.
 template <typename Body>
 std::thread quiet_thread(Body body) {
   sigset_t blocked;
@@ -20,9 +20,9 @@ std::thread quiet_thread(Body body) {
   for (const int open : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) ::sigdelset(&blocked, open);
   struct CallersMask {
     sigset_t mask;
-    ~CallersMask() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }  // also where no thread can be made
+    ~CallersMask() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }  // also if the thread cannot be created
   } before;
-  ::pthread_sigmask(SIG_BLOCK, &blocked, &before.mask);  // the new thread inherits it, so that it is never open
+  ::pthread_sigmask(SIG_BLOCK, &blocked, &before.mask);  // inherited by the new thread, so they are blocked from its start
   return std::thread(std::move(body));
 }
 

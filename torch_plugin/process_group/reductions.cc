@@ -11,7 +11,7 @@ namespace shoal::torch {
 using at::Tensor;
 
 namespace {
-/// shoal averages integers in the host's memory only.
+/// shoal averages integers only in host memory.
 bool needs_host(const Reduction& reduction) { return reduction.op == ReduceOp::avg && !is_floating(reduction.type); }
 }  // namespace
 
@@ -80,7 +80,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
   for (const Tensor& part : parts) sources.push_back(scaled(part, options.reduceOp));
   const Joined source(std::move(sources), reach_of(streams));
   source.pack();
-  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Tensor result = contiguous_output(output, reach_of(streams));  // `output` itself if it is contiguous
   const std::vector<std::size_t> counts = source.counts(reduction.factor);
   WorkShoal::Call call{.type = c10d::OpType::REDUCE_SCATTER,
                        .name = "reduce_scatter",
@@ -111,7 +111,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter_from(const Tens
   const CallOptions how = call_options(options.timeout);
   const auto streams = needs_host(reduction) ? nullptr : streams_for(kCall, output, how);
   const Tensor source = contiguous(scaled(input, options.reduceOp), reach_of(streams));
-  const Tensor result = contiguous_output(output, reach_of(streams));  // itself where it is contiguous
+  const Tensor result = contiguous_output(output, reach_of(streams));  // `output` itself if it is contiguous
   WorkShoal::Call call{.type = c10d::OpType::_REDUCE_SCATTER_BASE,
                        .name = kCall,
                        .profiling_title = title,

@@ -1,4 +1,4 @@
-// Memory that the ranks of a host share, as torch allocates it.
+// An allocator of torch for memory that the ranks of a host share.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace shoal::torch {
 
-/// An allocator for CPU tensors whose memory comes from shoal::mem_alloc: what is reduced there is not copied first. One for
-/// the process. It throws c10::DistBackendError where there is no memory left to share. Thread rule: any thread may call.
+/// An allocator for CPU tensors whose memory comes from shoal::mem_alloc: reductions on it skip the first copy. One per
+/// process. It throws c10::DistBackendError if no shared memory is left. Thread rule: any thread may call.
 std::shared_ptr<c10::Allocator> shared_allocator();
 
 }  // namespace shoal::torch

@@ -20,7 +20,7 @@ void check_sparse(const Tensor& tensor, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::SUM) refuse(kCall, "unsupported reduction operation; only SUM is defined");
 }
 
-/// How the non-zero values of one rank travel: their indices, a row for each value, then the values, padded so that the next
+/// How the non-zero values of one rank are sent: their indices, one row per value, then the values, padded so that the next
 /// rank's indices are aligned.
 struct Layout {
   std::int64_t index_bytes;  ///< of one value
@@ -48,7 +48,7 @@ Tensor pack(const Tensor& coalesced, const Layout& layout) {
   return piece;
 }
 
-/// The sum of every rank's part, out of their pieces back to back.
+/// The sum of the parts of all ranks, from their concatenated pieces.
 Tensor sum_of_pieces(const Tensor& like, const Layout& layout, const Tensor& pieces, const std::vector<std::uint64_t>& counts) {
   std::vector<Tensor> indices, values;
   std::int64_t offset = 0;
@@ -78,9 +78,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allreduce_sparse(std::vector<T
   const Layout layout(mine);
   const Tensor piece = pack(mine, layout);
   const CallOptions how = call_options(options.timeout);
-  if (how.estimate_us != nullptr) refuse(kCall, "its time cannot be estimated: it depends on what the other ranks hold");
+  if (how.estimate_us != nullptr) refuse(kCall, "its time cannot be estimated: it depends on the data of the other ranks");
 
-  // How many values each rank has: what the second call needs to know before it begins.
+  // The number of values of each rank, which the second call needs in advance.
   const auto count = static_cast<std::uint64_t>(mine._nnz());
   std::vector<std::uint64_t> counts(static_cast<std::size_t>(getSize()));
   const Status counted = finish_with_signals(kCall, *communicator_,

@@ -12,7 +12,7 @@ using at::Tensor;
 
 namespace {
 
-/// Null where this type of device has none.
+/// Null if this type of device has none.
 c10::Allocator* pinned_allocator(c10::DeviceType type) {
   try {
     return at::globalContext().getPinnedMemoryAllocator(type);
@@ -29,7 +29,7 @@ Tensor host_memory(const Tensor& tensor, c10::IntArrayRef sizes) {
   return at::empty(sizes, at::TensorOptions(at::kCPU).dtype(tensor.dtype()));
 }
 
-/// Whether a copy between the two may go on while this thread does something else: without pinned memory it has to end first.
+/// Whether a copy between the two may continue after the call returns: without pinned memory the copy has to end first.
 bool in_stream_order(const Tensor& memory, const Tensor& tensor) {
   return on_device(tensor) && at::globalContext().isPinnedPtr(memory.data_ptr(), tensor.device().type());
 }
@@ -69,7 +69,7 @@ c10::Stream DeviceResult::write(const std::vector<Tensor>& outputs, const std::f
   const c10::Stream stream = guard_.getStreamFromGlobalPool(device_);
   const c10::StreamGuard current(stream);
   ready_.block(stream);
-  // Who drops an output without waiting must not hand its memory to others while it is being written.
+  // If the caller drops an output without waiting, the allocator must not reuse its memory while it is being written.
   for (const Tensor& output : outputs) guard_.recordDataPtrOnStream(output.storage().data_ptr(), stream);
   unpack();
   return stream;

@@ -36,7 +36,7 @@ std::string prefix_of(std::int64_t round) { return "shoal/round/" + std::to_stri
 std::string in_round(std::int64_t round, const std::string& name) { return prefix_of(round) + "/" + name; }
 std::string entry(std::int64_t round, int rank) { return in_round(round, "rank/" + std::to_string(rank)); }
 
-/// A process that wants to be a rank. Its text is different for every attempt of every process.
+/// A process that asks to join as a rank. Its text is different for every attempt of every process.
 struct Member {
   std::int64_t attempt = 0;
   int size = 0;
@@ -87,7 +87,7 @@ class Joining {
   Joining(c10d::Store& store, int rank, int size, milliseconds timeout)
       : store_(store), rank_(rank), timeout_(timeout), warn_interval_(warn_after()), self_{0, size, this_process()} {}
 
-  /// The number of the round.
+  /// Joins the round and returns its number.
   Result<std::int64_t> join() { return rank_ == 0 ? lead() : follow(); }
 
   /// Ends the round on all ranks.
@@ -131,7 +131,7 @@ class Joining {
     StoreWait for_others(store_);
     while (!for_others.arrives(in_round(round_, "started"), slice())) {
       if (Status status = look_as_follower(); !status.ok()) return status;
-      if (Status status = enter(); !status.ok()) return status;  // a new process of rank 0 may have come meanwhile
+      if (Status status = enter(); !status.ok()) return status;  // rank 0 may have a new process meanwhile
     }
     std::istringstream attempts(get(in_round(round_, "started")));
     std::int64_t attempt = 0;
@@ -140,7 +140,7 @@ class Joining {
     return round_;
   }
 
-  /// To rank 0's answer: writes this rank's entry to the round that it names.
+  /// Follows rank 0's answer: writes this rank's entry to the round that the answer names.
   Status enter() {
     std::istringstream answer(get(welcome(rank_, self_.attempt)));
     std::int64_t round = 0;
@@ -160,7 +160,7 @@ class Joining {
       return;
     round_ = round;
     set(entry(round, rank_), text_of(self_));
-    // Rank 0 does not look for entries of ranks that its size does not have.
+    // Rank 0 does not check for entries of ranks beyond its size.
     if (member_of(get(entry(round, 0))).size <= rank_)
       set(in_round(round, "outsider"), std::to_string(rank_) + " " + text_of(self_));
   }
@@ -191,7 +191,7 @@ class Joining {
     return {};
   }
 
-  /// Failures of others, the deadline, and the line after SHOAL_WARN_AFTER.
+  /// Checks for failures of other ranks and for the deadline, and writes the warning after SHOAL_WARN_AFTER.
   Status look() {
     if (round_ != 0) {
       if (Status status = failure_at(store_, in_round(round_, kRoundFailed)); !status.ok()) return status;
@@ -211,8 +211,8 @@ class Joining {
     return {};
   }
 
-  /// Where rank 0 has not answered: the size of the newest start at this store, if it differs. That start may be complete, and
-  /// this rank one too many.
+  /// If rank 0 has not answered: the size of the newest start at this store, if it differs. That start may be complete and
+  /// not include this rank.
   std::string other_size() {
     const std::int64_t newest = store_.add(kRounds, 0);
     if (newest == 0 || newest == round_ || !store_.check({entry(newest, 0)})) return {};
@@ -220,7 +220,7 @@ class Joining {
     return size == self_.size ? "" : " (the newest start at this store has world size " + std::to_string(size) + ")";
   }
 
-  /// Ranks without an entry in the newest round; rank 0 where this rank has no answer of it.
+  /// Ranks without an entry in the newest round; includes rank 0 if it has not answered this rank.
   std::vector<int> missing() {
     std::vector<int> ranks;
     const bool answered = rank_ == 0 || store_.check({welcome(rank_, self_.attempt)});
@@ -266,7 +266,7 @@ class Joining {
   milliseconds warn_interval_;
   Member self_;
   const steady_clock::time_point start_ = steady_clock::now();
-  std::int64_t round_ = 0;  ///< in which this rank has its entry
+  std::int64_t round_ = 0;  ///< the round in which this rank has its entry
 };
 
 }  // namespace
@@ -304,7 +304,7 @@ Result<StartRound> join_start_round(const c10::intrusive_ptr<c10d::Store>& store
     if (!round.ok()) return round.status();
     return StartRound{c10::make_intrusive<c10d::PrefixStore>(prefix_of(*round), store), *round};
   } catch (const Interruption& interruption) {
-    (void)joining.fail({StatusCode::aborted, "rank " + std::to_string(rank) + " gave up: " + reason_of(interruption)});
+    (void)joining.fail({StatusCode::aborted, "rank " + std::to_string(rank) + " aborted: " + reason_of(interruption)});
     std::rethrow_exception(interruption.exception);
   } catch (const std::exception& error) {
     return Status(StatusCode::system_error, "the c10d store failed: " + plain_message(error));

@@ -61,7 +61,7 @@ Result<std::string> StoreAdapter::wait_for(std::string_view key, steady_clock::t
       const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
       if (wait.arrives(name, std::clamp(left, milliseconds(0), kStoreSlice))) return store_->get_to_str(name);
       if (Status status = sees_failures ? failure() : Status(); !status.ok()) return status;
-      if (steady_clock::now() >= deadline) return failed(StatusCode::timeout, "it did not come before the deadline");
+      if (steady_clock::now() >= deadline) return failed(StatusCode::timeout, "the key was not set before the deadline");
     }
   } catch (const Interruption& interruption) {
     interruption_ = interruption.exception;

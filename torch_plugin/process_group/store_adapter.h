@@ -1,4 +1,4 @@
-// Lets shoal's ranks find each other through the store that c10d already has.
+// Lets shoal's ranks find each other through an existing c10d store.
 #pragma once
 
 #include <exception>
@@ -12,10 +12,9 @@
 
 namespace shoal::torch {
 
-/// A shoal::Store over a c10d::Store: TCPStore, FileStore, HashStore, PrefixStore, a store written in Python.
-/// It has to be the part of a store that belongs to one start (start_round.h): a rank that gives up writes so there, and the
-/// other ranks see it while they wait.
-/// Thread rule: that of the store below; used by one thread while a communicator is being made.
+/// A shoal::Store over a c10d::Store: TCPStore, FileStore, HashStore, PrefixStore, a store written in Python. It must be the
+/// part of a store that belongs to one start (start_round.h): a rank that aborts writes its error there, and the other ranks
+/// read it while they wait. Thread rule: that of the underlying store; used by one thread while a communicator is being made.
 class StoreAdapter final : public shoal::Store {
  public:
   explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -26,7 +25,7 @@ class StoreAdapter final : public shoal::Store {
   void leave() override;
   Result<std::string> get_from(int rank, std::string_view key, std::chrono::steady_clock::time_point deadline) override;
   Status look(std::chrono::steady_clock::time_point deadline) override;
-  /// What a signal handler has raised during a wait, which then has failed; null where none has.
+  /// The exception that a signal handler raised during a wait, which made the wait fail; null if there is none.
   [[nodiscard]] const std::exception_ptr& interruption() const { return interruption_; }
 
  private:

@@ -41,7 +41,7 @@ void StreamEnd::block_current_stream() {
   const c10::Stream current = c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
   done_.block(current);
   if (current != caller_) return;
-  // What the caller's stream does with this memory from here on comes after the call: others may have it.
+  // Later work of the caller's stream on this memory runs after the call, so the allocator may reuse it.
   std::vector<Tensor> memory;
   const std::lock_guard<std::mutex> lock(mutex_);
   std::swap(memory, memory_);
@@ -68,7 +68,7 @@ Status StreamEnd::see_end() {
     std::swap(memory, memory_);
   }
   over_.notify_all();
-  if (!outcome.ok()) keep_for_stream(memory, stream_);  // which may not be through with it
+  if (!outcome.ok()) keep_for_stream(memory, stream_);  // the stream may still use it
   memory.clear();
   for (RecorderEntry& entry : entries_) entry.ended(outcome);
   result_->markCompleted(c10::IValue(static_cast<std::int64_t>(to_work_result(outcome))));

@@ -1,4 +1,4 @@
-// Calls on tensors of CUDA devices where they lie.
+// Calls on CUDA tensors in device memory.
 #include <utility>
 
 #include <c10/util/Logging.h>
@@ -20,7 +20,7 @@ std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_for(const char* call, 
 }
 
 std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_on(const char* call, c10::Device device) {
-  // Before anything reaches a stream, which would draw others into the graph.
+  // Checked before any work reaches a stream, because that would draw other streams into the graph.
   if (const Status refused = DeviceStreams::check_current_stream(device); !refused.ok()) throw_status(call, refused);
   const std::lock_guard<std::mutex> meeting(meeting_mutex_);
   {
@@ -91,7 +91,7 @@ std::shared_ptr<DeviceStreams> ProcessGroupShoal::streams_for_message(const char
     connected = connected_;
   }
   if (!connected || device.type() != connected->type()) return nullptr;
-  // The other rank, whose tensor is on its own device, would wait on a stream.
+  // The peer, whose tensor is on its own device, would wait on a stream.
   if (device != *connected)
     refuse(call, "this group's device is " + connected->str() + " (device_id of init_process_group), the tensor is on " +
                      device.str());

@@ -38,16 +38,16 @@ void WorkBase::end(const std::exception_ptr& failure, c10d::WorkResult kind, con
   auto self = c10::intrusive_ptr<WorkBase>::reclaim_copy(this);
   CallbackThreads::run(level, [self, failure, in_flight]() mutable {
     self->mark(failure);
-    self.reset();  // before in_flight: what it holds may need the interpreter to be freed
+    self.reset();  // before in_flight: members of `self` may need the interpreter to be freed
   });
 }
 
 void WorkBase::mark(const std::exception_ptr& failure) {
-  // The future first: who wakes from wait() may ask for its value at once.
+  // The future first: a thread that wakes from wait() may ask for its value at once.
   if (failure) {
     future_->setError(failure);
   } else {
-    const c10::MultiStreamGuard current(streams_);  // the future takes from there when its value is ready
+    const c10::MultiStreamGuard current(streams_);  // the future records on these streams when its value is ready
     future_->markCompleted(c10::IValue(outputs_), std::move(storages_));
   }
   finish(failure);
@@ -56,7 +56,7 @@ void WorkBase::mark(const std::exception_ptr& failure) {
 void WorkBase::let_callbacks_wait() {
   int level = 0;
   callback_level_.compare_exchange_strong(level, CallbackThreads::own_level() + 1);
-  // It is just ending elsewhere: callbacks attached before it is marked would run there.
+  // The call is ending in another thread: callbacks attached before the future is marked would run there.
   while (level == kEnding && !future_->completed()) std::this_thread::yield();
 }
 
@@ -68,7 +68,7 @@ bool WorkBase::wait_for_mark(milliseconds timeout, const std::function<void(cons
     return true;
   };
   const bool ended = wait_with_signals(timeout, marked, abort);
-  return c10d::Work::wait(ended ? kNoTimeout : milliseconds(1));  // throws what failed, or that time is up, in c10d's words
+  return c10d::Work::wait(ended ? kNoTimeout : milliseconds(1));  // throws the failure or c10d's timeout
 }
 
 bool WorkBase::isSuccess() const {
@@ -125,7 +125,7 @@ void WorkShoal::follow(shoal::Work operation, RecorderEntry entry) {
   entry_ = std::move(entry);
   // The callback owns this object: c10d may drop its own reference while the operation still runs.
   struct Running {
-    InFlight in_flight;  // first: it goes last
+    InFlight in_flight;  // first member, so it is destroyed last
     c10::intrusive_ptr<WorkShoal> self;
   };
   Running running{CallsInFlight::add([communicator = communicator_](const std::string& reason) {
@@ -153,9 +153,9 @@ void WorkShoal::complete(const Status& status, const InFlight& in_flight) {
 }
 
 void WorkShoal::write_outputs() {
-  const c10::InferenceMode mode(inference_);  // elsewhere a tensor made in inference mode cannot be written
+  const c10::InferenceMode mode(inference_);  // outside it, a tensor made in inference mode cannot be written
   const at::NoGradGuard no_grad;              // an output may be a leaf that requires a gradient
-  const c10::ParallelGuard serial(true);      // this is shoal's thread: no second team of OpenMP threads
+  const c10::ParallelGuard serial(true);      // this is shoal's thread: avoids a second team of OpenMP threads
   if (device_result_) {
     streams_.push_back(device_result_->write(outputs_, unpack_));
   } else {
@@ -166,8 +166,8 @@ void WorkShoal::write_outputs() {
 bool WorkShoal::wait(milliseconds timeout) {
   const InterpreterExit leaving;
   const auto abort_group = [this](const std::string& reason) { abort_because(std::string(name_) + ": " + reason); };
-  // shoal's own wait lets this thread do the work; c10d's then waits for complete(), which may still be running in the other
-  // thread.
+  // shoal's own wait lets this thread drive the operation; c10d's then waits for complete(), which may still be running in
+  // the other thread.
   Status status;
   const bool over = wait_with_signals(timeout, operation_, status, abort_group);
   if (over && !operation_.is_completed()) throw_status(name_, status);  // or this is shoal's thread, in a callback
@@ -179,8 +179,8 @@ bool WorkShoal::wait(milliseconds timeout) {
   }
 }
 
-/// Somebody wants the outcome while calls of this thread are being collected: it must not depend on the end of the block, which
-/// an exception may have skipped.
+/// A thread asks for the outcome while its calls are being collected: the call must start now and not at the end of the
+/// block, which an exception may have skipped.
 void WorkShoal::start_if_collected() {
   if (CallScope::open()) (void)operation_.wait_for(std::chrono::nanoseconds(0));
 }
@@ -202,7 +202,7 @@ void WorkShoal::abort_because(const std::string& reason) const {
 }
 
 namespace {
-/// Where the results of several works lie.
+/// The devices of the results of several works.
 std::vector<c10::Device> devices_of(const std::vector<c10::intrusive_ptr<c10d::Work>>& parts) {
   std::vector<c10::Device> devices;
   for (const c10::intrusive_ptr<c10d::Work>& part : parts) {
@@ -221,7 +221,7 @@ WorkTogether::WorkTogether(int rank, const char* name, const char* profiling_tit
 
 void WorkTogether::follow() {
   struct Running {
-    InFlight in_flight;  // first: it goes last
+    InFlight in_flight;  // first member, so it is destroyed last
     c10::intrusive_ptr<WorkTogether> self;
   };
   const Running running{CallsInFlight::add({}), c10::intrusive_ptr<WorkTogether>::reclaim_copy(this)};
@@ -245,7 +245,7 @@ void WorkTogether::part_ended(const InFlight& in_flight) {
   end(failure, failure ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS, in_flight);
 }
 
-/// The result is there when those of all parts are, which move in streams of their own.
+/// The result is ready when those of all parts are, which move in separate streams.
 void WorkTogether::join_streams() {
   const std::vector<c10::Device>& devices = future_->devices();
   const c10::impl::VirtualGuardImpl guard(devices[0].type());
@@ -254,7 +254,7 @@ void WorkTogether::join_streams() {
   storages_.emplace();
   for (const c10::intrusive_ptr<c10d::Work>& part : parts_) {
     const c10::intrusive_ptr<c10::ivalue::Future> future = part->getFuture();
-    future->wait();  // it has ended: this makes the current streams wait
+    future->wait();  // the part has ended: this makes the current streams wait
     storages_->insert(storages_->end(), future->storages().begin(), future->storages().end());
   }
 }

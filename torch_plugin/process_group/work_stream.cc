@@ -39,7 +39,7 @@ bool WorkStream::wait(std::chrono::milliseconds timeout) {
         [this](const std::string& reason) {
           if (const auto streams = streams_of_group_.lock()) streams->abort(std::string(name_) + ": " + reason);
         });
-    TORCH_CHECK(over, "Operation timed out!");  // in c10d's words
+    TORCH_CHECK(over, "Operation timed out!");  // c10d's wording
   }
   if (const Status status = end.status(); !status.ok()) {
     end.write_trace_once();

@@ -1,4 +1,4 @@
-// Calls on streams, as c10d sees them.
+// Calls on streams, as c10d's Work.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,15 @@
 
 namespace shoal::torch {
 
-/// One call on a stream, with the semantics of NCCL's backend: the future is marked at once, with events of the device; wait(),
-/// synchronize() and the future's wait() make the current stream wait, not the host; wait() with a timeout blocks the host.
-/// A failure shows in wait(), status and later calls as soon as the host knows of it, never in the future.
-/// Thread rule: any thread; before follow() the one that makes the call.
+/// One call on a stream, with the semantics of NCCL's backend: the future is marked at once, with events of the device;
+/// wait(), synchronize() and the future's wait() make the current stream wait, not the host; wait() with a timeout blocks the
+/// host. A failure appears in wait(), status and later calls as soon as the host detects it, never in the future. Thread
+/// rule: any thread; before follow() only the thread that makes the call.
 class WorkStream final : public WorkBase {
  public:
   WorkStream(int rank, const WorkShoal::Call& call, const std::shared_ptr<DeviceStreams>& streams);
 
-  /// The call is on its stream. Called once; before that nothing can be waited for: c10::Error.
+  /// The call is on its stream. Called once; before that, waiting throws c10::Error.
   void follow(std::shared_ptr<StreamEnd> end);
 
   bool isCompleted() override { return end_ != nullptr && end_->is_over(); }
@@ -32,7 +32,7 @@ class WorkStream final : public WorkBase {
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return known_end().result(); }
   float getDuration() const override;
   std::uint64_t getSequencenumber() const override { return known_end().sequence(); }
-  /// Who sent what this receives.
+  /// The sender of the received message.
   int sourceRank() const override { return peer_.rank; }
 
  private:

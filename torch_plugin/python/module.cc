@@ -14,7 +14,7 @@
 
 namespace {
 
-/// As c10::intrusive_ptr, but lets go of Python's lock while the last reference is dropped: the destructor joins threads that
+/// As c10::intrusive_ptr, but releases Python's lock while the last reference is dropped: the destructor joins threads that
 /// may be waiting for that lock.
 template <typename T>
 class GilReleasingPtr {
@@ -51,7 +51,7 @@ PYBIND11_DECLARE_HOLDER_TYPE(T, GilReleasingPtr<T>, true)
 
 namespace {
 
-/// What Python sees of a work: c10d's class, but the callbacks that it attaches to the future may wait for other calls.
+/// The Python class of a work: c10d's class, except that callbacks attached to its future may wait for other calls.
 template <typename T>
 void define_work(py::module_& module, const char* name) {
   const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Work");
@@ -71,10 +71,10 @@ void define_work(py::module_& module, const char* name) {
 
 }  // namespace
 
-/// The thread in which Python ends, from the time when its atexit hooks run; 0 before.
+/// The thread in which Python ends, set when its atexit hooks run; 0 before.
 std::atomic<pid_t> ending_in{0};
 
-/// Python runs the handlers of signals in its main thread only, which is the process's. Others need not take its lock.
+/// Python runs signal handlers only in its main thread, which is that of the process. Other threads need not take its lock.
 std::optional<shoal::torch::Interruption> run_signal_handlers() {
   if (::gettid() != ::getpid() || Py_IsInitialized() == 0) return {};
   const py::gil_scoped_acquire locked;
@@ -83,21 +83,22 @@ std::optional<shoal::torch::Interruption> run_signal_handlers() {
   std::string cause = py::cast<std::string>(error.type().attr("__name__"));
   try {
     if (const auto text = py::cast<std::string>(py::str(error.value())); !text.empty()) cause += ": " + text;
-  } catch (const std::exception&) {  // of a class whose __str__ fails: its name will do
+  } catch (const std::exception&) {  // the class has a __str__ that fails: only its name is used
   }
   return shoal::torch::Interruption{std::make_exception_ptr(error), cause};
 }
 
-/// Python ends a thread that asks for its lock while it ends, and with it the process, since C++ code stands on that thread's
-/// stack. So a thread that has waited in this library sleeps until the process has ended; with Python's lock none can come
-/// here.
+/// While Python ends, it also ends a thread that asks for its lock. That would end the process, because C++ code is on that
+/// thread's stack. So a thread that has waited in this library sleeps until the process has ended. At that time no other
+/// thread can get here with Python's lock.
 void stay_out_at_exit() {
   const pid_t ending = ending_in.load();
   if (ending == 0 || ending == ::gettid() || PyGILState_Check() != 0) return;
   for (;;) ::pause();
 }
 
-/// What is in flight fails, and all callbacks have run when this returns: after it, Python cannot run any. Whether they have.
+/// Fails all calls in flight. When this returns, all callbacks have run: afterwards Python cannot run any. Returns whether
+/// they have run within `limit`.
 bool end_calls_at_exit(std::chrono::milliseconds limit) {
   ending_in = ::gettid();
   return shoal::torch::CallsInFlight::end_all("the Python program of this rank ends while calls are in flight", limit);
@@ -108,23 +109,23 @@ PYBIND11_MODULE(_C, module) {
   using shoal::torch::ProcessGroupShoal;
   using Options = ProcessGroupShoal::Options;
 
-  module.doc() = "The shoal backend of torch.distributed; import shoal, not this.";
+  module.doc() = "The shoal backend of torch.distributed; import shoal instead.";
 
   py::class_<ProcessGroupShoal, GilReleasingPtr<ProcessGroupShoal>>(
       module, "ProcessGroupShoal", py::module_::import("torch._C._distributed_c10d").attr("Backend"),
       "A torch.distributed backend for tensors on the CPU and on other devices; made by init_process_group(\"shoal\").")
       .def(
           "perform_nocolor_split", [](const ProcessGroupShoal&, const py::object&) {}, py::arg("device"),
-          "What torch calls on the ranks that a split leaves out; here they have nothing to do.")
-      .def("_start_time_estimate", &ProcessGroupShoal::startTimeEstimate, "What torch.distributed._time_estimator calls.")
-      .def("_end_time_estimate", &ProcessGroupShoal::endTimeEstimate, "Microseconds since then.")
+          "Called by torch on the ranks that a split leaves out; does nothing.")
+      .def("_start_time_estimate", &ProcessGroupShoal::startTimeEstimate, "Called by torch.distributed._time_estimator.")
+      .def("_end_time_estimate", &ProcessGroupShoal::endTimeEstimate, "Predicted microseconds of the calls since then.")
       .def(
           "register_buffer", &ProcessGroupShoal::registerBuffer, py::arg("tensor"), py::call_guard<py::gil_scoped_release>(),
-          "Lets the other ranks of this node read the memory behind a CUDA tensor, so that it is not copied before it travels. "
-          "Keeps the tensor. Collective; whether it could be done.")
+          "Lets the other ranks of this node read the memory behind a CUDA tensor, so that it is not copied before it is sent. "
+          "Keeps the tensor. Collective; returns whether it was possible.")
       .def(
           "is_open", [](ProcessGroupShoal& self) { return self.getError() == c10d::ErrorType::SUCCESS; },
-          "Whether nothing has failed or aborted the group yet.");
+          "Whether the group is open: it has neither failed nor been aborted.");
 
   define_work<shoal::torch::WorkShoal>(module, "Work");
   define_work<shoal::torch::WorkStream>(module, "StreamWork");
@@ -142,7 +143,7 @@ PYBIND11_MODULE(_C, module) {
            py::kw_only(), py::arg("algorithm") = "", py::arg("transports") = "")
       .def_readwrite("algorithm", &Options::algorithm, "Force this algorithm; empty: shoal chooses.")
       .def_readwrite("transports", &Options::transports,
-                     "Force these transports, such as \"shm,tcp\"; empty: the best that reach.")
+                     "Force these transports, such as \"shm,tcp\"; empty: the best ones that reach all ranks.")
       .def("__deepcopy__", [](const Options& self, const py::object&) { return c10::make_intrusive<Options>(self); });
 
   module.def(
@@ -173,11 +174,11 @@ PYBIND11_MODULE(_C, module) {
       [](bool stacks, bool only_active) {
         std::string trace;
         {
-          const py::gil_scoped_release unlocked;  // naming the stacks takes Python's lock
+          const py::gil_scoped_release unlocked;  // formatting the stacks takes Python's lock
           trace = shoal::torch::FlightRecorder::dump(stacks, only_active);
         }
         return py::bytes(trace);
       },
       py::arg("stacks") = true, py::arg("only_active") = false,
-      "The last calls of this process, pickled as PyTorch's flight recorder writes them (TORCH_FR_BUFFER_SIZE says how many).");
+      "The last calls of this process, pickled as PyTorch's flight recorder writes them (TORCH_FR_BUFFER_SIZE: how many).");
 }

@@ -18,14 +18,14 @@
 namespace shoal {
 namespace {
 
-// The polynomial with its bits reversed, as the register is: bit 0 is the highest power.
+// The polynomial with reversed bits, as in the register: bit 0 is the highest power.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 
 using Table = std::array<std::uint32_t, 256>;
 
 constexpr std::uint32_t shift_bit(std::uint32_t crc) { return (crc >> 1) ^ ((crc & 1) != 0 ? kPolynomial : 0); }
 
-// kTables[k][b]: what byte b contributes when k more bytes follow it within a word of eight.
+// kTables[k][b]: the contribution of byte b when k more bytes follow it within a word of eight.
 constexpr std::array<Table, 8> make_tables() {
   std::array<Table, 8> tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -59,9 +59,9 @@ std::uint32_t update_portable(std::uint32_t crc, const std::byte* at, std::size_
 
 #ifdef SHOAL_CRC_TARGET
 
-// The instruction takes three cycles and can start anew in each: three strands of equal length run side by side, and are then
-// put together by moving the first two over the bytes of those behind them. Moving over a fixed number of zero bytes is linear
-// in the register, so one table for each of its bytes does it.
+// The CRC instruction has a latency of three cycles and a throughput of one per cycle. So three strands of equal length run
+// side by side. They are combined by moving the first two over the bytes of the strands behind them. Moving over a fixed
+// number of zero bytes is linear in the register, so one table for each byte of the register does that.
 using Shift = std::array<Table, 4>;
 
 constexpr std::uint32_t multiply(const std::array<std::uint32_t, 32>& matrix, std::uint32_t vector) {
@@ -72,7 +72,7 @@ constexpr std::uint32_t multiply(const std::array<std::uint32_t, 32>& matrix, st
 
 // `bytes`: a power of two.
 constexpr Shift make_shift(std::size_t bytes) {
-  std::array<std::uint32_t, 32> matrix{};  // what becomes of each bit
+  std::array<std::uint32_t, 32> matrix{};  // the image of each bit
   for (std::size_t bit = 0; bit < 32; ++bit) matrix[bit] = shift_bit(std::uint32_t{1} << bit);
   for (std::size_t bits = 1; bits < 8 * bytes; bits *= 2) {
     std::array<std::uint32_t, 32> square{};
@@ -149,10 +149,10 @@ std::uint32_t update(std::uint32_t crc, const std::byte* at, std::size_t bytes) 
   return kFast ? update_fast(crc, at, bytes) : update_portable(crc, at, bytes);
 }
 
-// What has just been copied is still in the first-level cache, and a whole number of strands.
+// Bytes that have just been copied are still in the first-level cache; a whole number of strands.
 constexpr std::size_t kCopyBytes = 12 << 10;
-// Below this memcpy moves vectors. A target that begins a few bytes further into its page than its source makes the string
-// instructions of AMD's processors crawl: 1.8 instead of 40 GB/s.
+// memcpy uses vector moves below this size, and string instructions above. The string instructions of AMD's processors are
+// slow (1.8 instead of 40 GB/s) where the target begins a few bytes further into its page than the source.
 constexpr std::size_t kShortCopyBytes = 1536;
 
 std::size_t copy_step(const std::byte* target, const std::byte* source) noexcept {
@@ -170,7 +170,7 @@ std::uint32_t copy_with_crc32c(std::byte* target, std::span<const std::byte> dat
   for (std::size_t at = 0; at < data.size(); at += step) {
     const std::size_t bytes = std::min(step, data.size() - at);
     std::memcpy(target + at, data.data() + at, bytes);
-    // Of the copy: should the source change meanwhile, what leaves is still what the sum is of.
+    // Computed over the copy: if the source changes meanwhile, the checksum still matches the bytes that are sent.
     crc = update(crc, target + at, bytes);
   }
   return ~crc;

@@ -1,4 +1,4 @@
-// For how long a rank waits for its peers while they connect.
+// How long a rank waits for its peers while they connect.
 #pragma once
 
 #include <algorithm>
@@ -10,20 +10,20 @@
 
 namespace shoal {
 
-/// Until a deadline, or until somebody knows that it is in vain: a peer that dies before it has connected breaks no connection.
-/// Thread rule: one thread at a time.
+/// A deadline, with an optional check that ends the wait earlier. The check is necessary because a peer that dies before it
+/// has connected breaks no connection. Thread rule: one thread at a time.
 class ConnectDeadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `look`: ok, or why nobody should wait any longer. Asked after a tenth of a second, since most starts are shorter, then
-  /// every quarter at the least.
+  /// `look`: ok, or why the wait is to end now. Called first after 0.1 s, since most start-ups are shorter, then at intervals
+  /// that grow to 0.25 s.
   ConnectDeadline(Clock::time_point deadline,
                   std::function<Status()> look = {})  // NOLINT(google-explicit-constructor): it is one
       : deadline_(deadline), look_(std::move(look)), look_at_(look_ ? Clock::now() + interval_ : Clock::time_point::max()) {}
 
   [[nodiscard]] Clock::time_point deadline() const noexcept { return deadline_; }
-  /// The deadline, or when check() is to be called before it.
+  /// The deadline, or the earlier time at which check() is to be called.
   [[nodiscard]] Clock::time_point next() const noexcept { return std::min(deadline_, look_at_); }
   Status check() {
     if (Clock::now() < look_at_) return {};

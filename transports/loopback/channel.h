@@ -1,4 +1,4 @@
-// One direction of a loopback link: a queue of tiles with the faults of the wire.
+// One direction of a loopback link: a queue of tiles with simulated faults.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,7 @@ namespace shoal::loopback {
 
 using Clock = std::chrono::steady_clock;
 
-/// A number that looks random and depends on nothing but the arguments (the finisher of splitmix64, Steele et al., OOPSLA
-/// 2014).
+/// A pseudo-random number that depends on the argument alone (the finisher of splitmix64, Steele et al., OOPSLA 2014).
 inline std::uint64_t mix(std::uint64_t value) {
   value += 0x9e3779b97f4a7c15;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
@@ -29,7 +28,7 @@ inline std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-/// What the wire from `from` to `to` does with its tiles. A value with pure functions.
+/// The faults of the tiles from `from` to `to`. A value with pure functions.
 struct Fate {
   std::uint64_t stream = 0;  ///< the seed mixed with the link
   std::chrono::microseconds mean_delay{0};
@@ -61,7 +60,7 @@ class Channel {
         late_copy_(options.late_copy),
         slots_(static_cast<std::size_t>(options.capacity_tiles)),
         refusals_left_(fate_.refusals(0)) {
-    // Not touched before the first tile comes, so unused links take no memory.
+    // Not touched before the first tile arrives, so unused links take no memory.
     for (Slot& slot : slots_) slot.memory = std::make_unique_for_overwrite<std::byte[]>(options.tile_bytes);
   }
 
@@ -101,7 +100,7 @@ class Channel {
     ++released_;
   }
 
-  /// Tiles whose source memory is free.
+  /// Number of tiles whose source memory is free.
   [[nodiscard]] std::uint64_t copied() const { return copied_.load(std::memory_order_acquire); }
   [[nodiscard]] bool has_room() const {
     const std::lock_guard lock(mutex_);
@@ -109,12 +108,12 @@ class Channel {
   }
 
   struct View {
-    std::uint64_t arrived = 0;                  ///< tiles that are due, from the first on
-    std::optional<Clock::time_point> next_due;  ///< of the first one that is not
-    bool closed = false;                        ///< nothing more will come
-    bool copied_some = false;                   ///< source memory became free by this look
+    std::uint64_t arrived = 0;                  ///< tiles that are due, counted from the first one
+    std::optional<Clock::time_point> next_due;  ///< due time of the first tile that is not due yet
+    bool closed = false;                        ///< no more tiles will arrive
+    bool copied_some = false;                   ///< source memory became free in this call
   };
-  /// Looks at the receiving end; copies what is due.
+  /// For the receiving end: counts and copies the tiles that are due.
   View look() {
     const std::lock_guard lock(mutex_);
     View view;
@@ -125,14 +124,14 @@ class Channel {
     return view;
   }
 
-  /// Takes the payloads that still stand at the sender.
+  /// Copies the payloads that are still in the sender's memory.
   void copy_all() {
     const std::lock_guard lock(mutex_);
     copy_until(accepted_);
   }
 
-  /// No more tiles. Those taken so far still come if `deliver`; otherwise those whose payload still stands at the sender are
-  /// lost, for its memory may be gone.
+  /// Ends the channel: it takes no more tiles. With `deliver`, tiles taken so far still arrive. Without, those whose payload
+  /// is still in the sender's memory are lost, because that memory may be gone.
   void close(bool deliver) {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -179,7 +178,7 @@ class Channel {
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;
   std::uint64_t accepted_ = 0;
-  std::uint64_t arrived_ = 0;  ///< seen to be due
+  std::uint64_t arrived_ = 0;  ///< tiles that have become due
   std::uint64_t released_ = 0;
   std::atomic<std::uint64_t> copied_ = 0;
   Clock::time_point last_due_{};

@@ -64,7 +64,7 @@ class Alarm {
 
 }  // namespace
 
-/// What all ends share.
+/// State shared by all ends.
 struct LoopbackHub::State {
   struct Rank {
     std::atomic<bool> sleeping{false};
@@ -87,7 +87,7 @@ struct LoopbackHub::State {
     }
   }
 
-  /// `bytes` bytes on a cache line, in `memory`.
+  /// `bytes` bytes of `memory`, aligned to a cache line.
   static std::span<std::byte> aligned(std::vector<std::byte>& memory, std::size_t bytes) {
     if (bytes == 0) return {};
     memory.resize(bytes + 63);
@@ -102,14 +102,15 @@ struct LoopbackHub::State {
     return *channels[static_cast<std::size_t>(from) * rank.size() + static_cast<std::size_t>(to)];
   }
 
-  /// Wakes a rank that blocks or is about to. `sleeping` only changes by exchanges, which stand in one order: either this one
-  /// sees the sleeper, or the sleeper's (prepare_wait()) acquires what the caller wrote before.
+  /// Wakes a rank that blocks or is about to block. `sleeping` changes only by exchanges, which have one total order. So
+  /// either this exchange sees that the rank sleeps, or the rank's exchange in prepare_wait() acquires what the caller wrote
+  /// before.
   void wake(int index) {
     Rank& r = at(index);
     if (r.sleeping.exchange(false, std::memory_order_acq_rel)) r.alarm.wake();
   }
 
-  /// Closes all channels of a rank and wakes everybody.
+  /// Closes all channels of a rank and wakes all ranks.
   void close(int index, bool deliver) {
     for (int other = 0; other < ranks(); ++other) {
       if (other == index) continue;
@@ -120,7 +121,7 @@ struct LoopbackHub::State {
   }
 
   const LoopbackOptions options;
-  std::mutex mutex;  ///< of the start-up only
+  std::mutex mutex;  ///< used during start-up only
   std::condition_variable arrivals;
   std::vector<Rank> rank;
   std::vector<std::byte> common_memory;
@@ -213,7 +214,7 @@ class LoopbackLink final : public Link {
     return moved;
   }
 
-  /// Whether progress() or peek() has something to show; otherwise lowers `due` to when a tile on its way will be there.
+  /// Whether progress() or peek() has something new; otherwise lowers `due` to the time at which the next tile is due.
   bool news(std::optional<Clock::time_point>& due) {
     if (refused_) return true;
     const Channel::View view = look();
@@ -230,7 +231,7 @@ class LoopbackLink final : public Link {
  private:
   Channel::View look() {
     const Channel::View view = in_.look();
-    if (view.copied_some) state_->wake(peer_);  // it may wait for its memory
+    if (view.copied_some) state_->wake(peer_);  // the peer may wait for its memory to become free
     return view;
   }
   [[nodiscard]] bool broken(const Channel::View& view) const { return view.closed || state_->at(rank_).killed; }
@@ -246,7 +247,7 @@ class LoopbackLink final : public Link {
   std::uint64_t arrived_ = 0;  ///< tiles that progress() has reported
   std::uint64_t copied_ = 0;   ///< sent_tiles() that progress() has reported
   bool waits_ = false;         ///< a send found no room
-  bool refused_ = false;       ///< a send was refused for no reason: there is room "again" at once
+  bool refused_ = false;       ///< a send was refused although there was room: the next try may succeed at once
   Status status_;
 };
 
@@ -287,7 +288,7 @@ class LoopbackTransport final : public Transport {
     while (!state_->arrivals.wait_until(lock, time_limit.next(), met)) {
       if (Status status = time_limit.check(); !status.ok()) return status;
       if (Clock::now() < time_limit.deadline()) continue;
-      std::string text = "loopback: these ranks did not come by the deadline:";
+      std::string text = "loopback: these ranks did not connect by the deadline:";
       for (const int peer : peers) {
         if (!state_->at(peer).connected) text += " " + std::to_string(peer);
       }
@@ -354,7 +355,7 @@ class LoopbackTransport final : public Transport {
   std::shared_ptr<State> state_;
   int rank_;
   bool connected_ = false;
-  std::shared_ptr<std::vector<LoopbackLink*>> links_ = std::make_shared<std::vector<LoopbackLink*>>();  ///< those that live
+  std::shared_ptr<std::vector<LoopbackLink*>> links_ = std::make_shared<std::vector<LoopbackLink*>>();  ///< links that exist
 };
 
 }  // namespace
@@ -370,7 +371,7 @@ Result<LoopbackHub> LoopbackHub::create(int ranks, const LoopbackOptions& option
   if (options.kill_rank < -1 || options.kill_rank >= ranks) return bad("kill_rank must be a rank of the hub or -1");
   auto state = std::make_shared<State>(ranks, options);
   for (const State::Rank& rank : state->rank) {
-    if (!rank.alarm.ok()) return bad("no descriptors left for eventfd, timerfd and epoll");
+    if (!rank.alarm.ok()) return bad("cannot create eventfd, timerfd and epoll descriptors; raise the limit (ulimit -n)");
   }
   return LoopbackHub(std::move(state));
 }
@@ -382,7 +383,7 @@ Result<std::unique_ptr<Transport>> LoopbackHub::make_transport(int rank) {
   }
   const std::lock_guard lock(state_->mutex);
   if (std::exchange(state_->at(rank).made, true)) {
-    return Status(StatusCode::invalid_argument, "loopback: the end of rank " + std::to_string(rank) + " was made before");
+    return Status(StatusCode::invalid_argument, "loopback: the end of rank " + std::to_string(rank) + " exists already");
   }
   return std::unique_ptr<Transport>(std::make_unique<LoopbackTransport>(state_, rank));
 }

@@ -1,4 +1,4 @@
-// Transport between threads of one process, with faults that a seed decides: for tests of the engine.
+// Transport between threads of one process, with faults drawn from a seed: for tests of src/progress and src/runtime.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-/// What the wire does. The same options and seed make the same decision for the same tile of the same link in every run;
+/// The simulated faults. The same options and seed make the same decision for the same tile of the same link in every run:
 /// decisions depend on (seed, sender, receiver, number of the tile on the link) and never on time.
 struct LoopbackOptions {
   std::uint64_t seed = 1;
@@ -22,30 +22,31 @@ struct LoopbackOptions {
   std::size_t common_bytes = 0;        ///< common_memory(); 0 = none
 
   /// Each tile becomes visible after a delay drawn uniformly from [0, 2 * mean], but not before its predecessor on the link.
-  /// Links draw on their own, so tiles of different links overtake each other. Zero: visible at once.
+  /// Links draw independently, so tiles of different links overtake each other. Zero: visible at once.
   std::chrono::microseconds mean_delay{0};
-  /// Chance, 0 .. 0.9, that an attempt to send a tile is refused although there is room.
+  /// Probability, 0 .. 0.9, that an attempt to send a tile is refused although there is room.
   double refuse_probability = 0;
-  /// Leave the payload in the sender's memory until the tile is due, as a network card does: sent_tiles() lags, and an engine
-  /// that overwrites its memory too early sends wrong bytes.
+  /// Leaves the payload in the sender's memory until the tile is due, as a network card does: sent_tiles() lags, and a caller
+  /// that overwrites the memory too early sends wrong bytes.
   bool late_copy = false;
-  /// kill() this rank when it has sent this many tiles, all links together (0 = once connected); -1 = nobody.
+  /// kill() this rank when it has sent this many tiles, over all links (0 = once connected); -1 = no rank.
   int kill_rank = -1;
   std::uint64_t kill_after_tiles = 0;
 };
 
-/// The wires between `ranks` ends. The ends keep what they need alive: the hub may go first.
-/// Thread rule: any method from any thread; each end from one thread at a time.
+/// The links between `ranks` ends. The ends keep the shared state alive: the hub may be destroyed first. Thread rule: any
+/// method from any thread; each end from one thread at a time.
 class LoopbackHub {
  public:
   /// Errors: invalid_argument for a number of ranks outside 1 .. 1024 or options out of range.
   static Result<LoopbackHub> create(int ranks, const LoopbackOptions& options = {});
 
-  /// The end of `rank`; once for each rank. Errors: invalid_argument for a rank outside the hub or made before.
+  /// The transport of `rank`; once for each rank. Errors: invalid_argument for a rank outside the hub, or one that has a
+  /// transport.
   Result<std::unique_ptr<Transport>> make_transport(int rank);
 
-  /// What the others see when the process of `rank` dies: tiles that it had sent still come when they are due, then its links
-  /// fail with peer_failed. Its own links fail at once.
+  /// Simulates the death of the process of `rank`: tiles that it had sent still arrive when they are due, then its peers'
+  /// links to it fail with peer_failed. Its own links fail at once.
   void kill(int rank);
 
   struct State;

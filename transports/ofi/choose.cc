@@ -22,10 +22,10 @@ std::string what_there_is(const std::vector<Candidate>& candidates) {
         fmt::format("{} on {}{}{}", each.provider, each.device, each.address.empty() ? "" : " ", each.address);
     if (named.insert(name).second) text += (text.empty() ? "" : "; ") + name;
   }
-  return text.empty() ? "nothing" : text;
+  return text.empty() ? "none" : text;
 }
 
-// Cards of which each has a device name of its own; several candidates may be the same card.
+// Indices of the fastest cards, one candidate for each device name: several candidates may be the same card.
 std::vector<std::size_t> fastest_cards(const std::vector<Candidate>& candidates, const std::vector<std::size_t>& usable) {
   std::uint64_t fastest = 0;
   for (const std::size_t i : usable) fastest = std::max(fastest, candidates[i].bits_per_second);
@@ -35,7 +35,7 @@ std::vector<std::size_t> fastest_cards(const std::vector<Candidate>& candidates,
         std::any_of(cards.begin(), cards.end(), [&](auto c) { return candidates[c].device == candidates[i].device; });
     if (!known && candidates[i].hardware && candidates[i].bits_per_second == fastest) cards.push_back(i);
   }
-  // Names hold the bus number, without leading zeros: neighbours stay together.
+  // Device names hold the bus number, without leading zeros: neighbouring cards stay together in this order.
   std::sort(cards.begin(), cards.end(), [&](auto a, auto b) {
     const auto order = [&](auto card) { return std::tuple(candidates[card].device.size(), candidates[card].device); };
     return order(a) < order(b);
@@ -43,12 +43,12 @@ std::vector<std::size_t> fastest_cards(const std::vector<Candidate>& candidates,
   return cards;
 }
 
-// libfabric says "rdmap79s0-rdm" of what the kernel calls rdmap79s0.
+// libfabric's name is "rdmap79s0-rdm" where the kernel's name is rdmap79s0.
 bool is_card(const Candidate& candidate, const std::string& name) {
   return candidate.device == name || candidate.device.starts_with(name + "-");
 }
 
-// Those of `cards` that are named, in the order of `names`.
+// The cards whose names are in `names`, in that order.
 std::vector<std::size_t> named_cards(const std::vector<Candidate>& candidates, const std::vector<std::size_t>& cards,
                                      const std::vector<std::string>& names) {
   std::vector<std::size_t> named;
@@ -80,7 +80,7 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
     if (wanted) usable.push_back(i);
   }
   const auto refuse = [&](const std::string& what) {
-    return Status(StatusCode::unsupported, fmt::format("ofi: {}; there is {}", what, what_there_is(candidates)));
+    return Status(StatusCode::unsupported, fmt::format("ofi: {}; available: {}", what, what_there_is(candidates)));
   };
   if (usable.empty()) {
     return refuse(request.provider.empty()
@@ -94,8 +94,8 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
   });
   if (!request.devices.empty()) {
     if (request.devices.size() > rails::kMaxRails)
-      return refuse(fmt::format("{} rails are more than {}", request.devices.size(), rails::kMaxRails));
-    // The best provider that has them all.
+      return refuse(fmt::format("{} rails were requested, at most {} are possible", request.devices.size(), rails::kMaxRails));
+    // The best provider that has all requested devices.
     for (const std::size_t first : usable) {
       std::vector<std::size_t> chosen;
       for (const std::string& device : request.devices) {
@@ -119,7 +119,8 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
   for (const std::size_t i : usable) {
     if (is_called(candidates[i], request.near)) return std::vector{i};
   }
-  // Who has chosen where traffic goes gets no other way. Providers with addresses of their own have no interface.
+  // A user who has named the interface for the traffic gets no other one. Providers with addresses of their own have no
+  // interface.
   const bool has_addresses = std::any_of(usable.begin(), usable.end(), [&](auto i) { return !candidates[i].address.empty(); });
   if (!request.near.empty() && has_addresses) {
     return refuse(fmt::format("provider {} has no interface or address '{}' (SHOAL_HOST_ADDRESS, or else SHOAL_SOCKET_IFNAME)",

@@ -47,25 +47,25 @@ namespace {
 static_assert(kAgain == -FI_EAGAIN);
 static_assert(sizeof(fi_context2) <= sizeof(Operation::provider));
 
-// The versions of libfabric's interface that this code knows; the newest that the library has is asked for. From 1.18 on
-// provider efa uses the RDMA of p4d's and p5's cards without being told to. From 1.20 on fi_cq_readerr() fills in an entry that
-// is longer than that of older headers.
+// Versions of libfabric's interface that this code supports; it requests the newest one that the library has. From 1.18 on,
+// provider efa uses the RDMA of p4d's and p5's cards by default. From 1.20 on, fi_cq_readerr() fills in an entry that is
+// longer than the one of older headers.
 constexpr std::uint32_t kOldestApi = FI_VERSION(1, 17);
 constexpr std::uint32_t kNewestApi = FI_VERSION(1, 18);
 constexpr std::size_t kMinQueue = 1024;
-constexpr int kKeyTries = 1000;  // some keys may be taken
+constexpr int kKeyTries = 1000;  // some keys may be in use
 
-// Options of endpoints by number, which is part of libfabric's binary interface: as enumerators no preprocessor sees whether
-// the headers have them, and the library may be newer than those.
+// Endpoint options by number, which is part of libfabric's binary interface. In the headers they are enumerators, so the
+// preprocessor cannot test for them; and the library may be newer than the headers.
 constexpr int kCudaApiPermitted = 10;                // bool: FI_OPT_CUDA_API_PERMITTED, rdma/fi_endpoint.h of 1.18
 constexpr int kSharedMemoryPermitted = 11;           // bool: FI_OPT_SHARED_MEMORY_PERMITTED, the same of 1.21
 constexpr int kEfaRnrRetry = -(0xefa << 16);         // size_t: FI_OPT_EFA_RNR_RETRY, rdma/fi_ext.h of 1.17
 constexpr int kEfaEmulatedWrite = kEfaRnrRetry + 2;  // bool: FI_OPT_EFA_EMULATED_WRITE, the same of 1.18
 static_assert(kCudaApiPermitted == FI_OPT_XPU_TRIGGER + 1 && kEfaRnrRetry == FI_OPT_EFA_RNR_RETRY);
 
-// The few functions that are no calls through an object; all others are inline in libfabric's headers.
+// The functions that libfabric exports; all others are inline functions of its headers, which call through an object.
 struct Library {
-  std::uint32_t api = kOldestApi;  // asked for
+  std::uint32_t api = kOldestApi;  // the version that is requested
   decltype(&::fi_getinfo) getinfo = nullptr;
   decltype(&::fi_freeinfo) freeinfo = nullptr;
   decltype(&::fi_dupinfo) dupinfo = nullptr;
@@ -80,18 +80,18 @@ Status absent(const std::string& why) {
 
 // Never unloaded: providers leave threads and handlers behind.
 Result<Library> load() {
-  // A child of fork() must not take away the memory that a card reads from (data loaders fork); see README.
+  // Without this, a child of fork() (a data loader) could take away pages that a card reads from; see README.
   static_cast<void>(::setenv("FI_EFA_FORK_SAFE", "1", 0));
   static_cast<void>(::setenv("RDMAV_FORK_SAFE", "1", 0));
   static_cast<void>(::setenv("FI_EFA_USE_HUGE_PAGE", "0", 0));
-  // Larger messages would be fetched by reads, which ofi_rxm over tcp does not survive; see survives_writes().
+  // Without this, receivers would fetch larger messages by reads, with which ofi_rxm over tcp crashes; see survives_writes().
   static_cast<void>(::setenv("FI_OFI_RXM_EAGER_LIMIT", "16777216", 0));
   const char* const named = std::getenv("SHOAL_OFI_LIBRARY");
   const SignalsBlocked blocked;
   void* handle = ::dlopen(named == nullptr || *named == '\0' ? "libfabric.so.1" : named, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
-    return absent(why == nullptr ? "libfabric.so.1 is not there" : why);
+    return absent(why == nullptr ? "libfabric.so.1 was not found" : why);
   }
   Library library;
   bool all = true;
@@ -105,10 +105,10 @@ Result<Library> load() {
   find(library.fabric, "fi_fabric");
   find(library.version, "fi_version");
   find(library.strerror, "fi_strerror");
-  if (!all) return absent("it lacks functions that every version has");
+  if (!all) return absent("the library lacks functions that every version has");
   const std::uint32_t version = library.version();
   if (version < kOldestApi) {
-    return absent(fmt::format("it is version {}.{}, older than {}.{}", FI_MAJOR(version), FI_MINOR(version),
+    return absent(fmt::format("its version is {}.{}, at least {}.{} is required", FI_MAJOR(version), FI_MINOR(version),
                               FI_MAJOR(kOldestApi), FI_MINOR(kOldestApi)));
   }
   library.api = std::min(version, kNewestApi);
@@ -139,7 +139,7 @@ struct CloseFid {
 template <typename T>
 using Owned = std::unique_ptr<T, CloseFid>;
 
-// All that have reliable datagrams, with one-sided writes first; null where there are none.
+// All endpoints with reliable datagrams, those with one-sided writes first; null where there are none.
 Info list_endpoints(const std::string& provider) {
   Info first;
   for (const std::uint64_t caps : {FI_MSG | FI_RMA, FI_MSG}) {
@@ -185,22 +185,23 @@ Candidate describe_candidate(const fi_info& info) {
   candidate.writes = (info.caps & FI_RMA) != 0 && info.domain_attr->cq_data_size >= sizeof(std::uint32_t);
   candidate.hardware = info.nic != nullptr && info.nic->device_attr != nullptr;
   if (info.nic != nullptr && info.nic->link_attr != nullptr) candidate.bits_per_second = info.nic->link_attr->speed;
-  // Names as addresses, and no card: that of processes of one host.
+  // A provider whose addresses are names, and that uses no card, connects only processes of one host.
   candidate.other_hosts = candidate.hardware || info.addr_format != FI_ADDR_STR;
   candidate.loopback =
       candidate.address.starts_with("127.") || candidate.address == "::1" || candidate.address.starts_with("fe80");
   return candidate;
 }
 
-/// Provider "tcp" of libfabric 1.17 ends a process whose peer dies, or who closes his endpoint, while a one-sided write with
-/// data or the answer to a read comes in: it reports that as an error of whatever operation last had the same memory
-/// (tcpx_ep_flush_all_queues), which ofi_rxm then looks into. Messages that ofi_rxm sends at once are not concerned.
+/// Provider "tcp" of libfabric 1.17 crashes the process when its peer dies or closes the endpoint while a one-sided write
+/// with data, or the response to a read, arrives. The provider reports an error for the operation that last used the same
+/// memory (tcpx_ep_flush_all_queues), and ofi_rxm dereferences that operation. Messages that ofi_rxm sends eagerly are not
+/// affected.
 bool survives_writes(std::string_view provider) { return provider != "tcp;ofi_rxm"; }
 
 bool is_efa(const fi_info& info) { return std::string_view(info.fabric_attr->prov_name).starts_with("efa"); }
 
-/// The data path of provider "efa" runs one-sided writes in software where the card has none: then two-sided is better. Before
-/// 1.18, where it does not know the option, it always does.
+/// Provider "efa" emulates one-sided writes in software where the card has none; then two-sided messages are faster. Before
+/// 1.18 the provider does not know the option, and always emulates.
 bool writes_are_emulated(const fi_info& info, fid_ep* endpoint) {
   if (!is_efa(info)) return false;
   bool emulated = true;
@@ -209,15 +210,16 @@ bool writes_are_emulated(const fi_info& info, fid_ep* endpoint) {
   return result != 0 || emulated;
 }
 
-/// Sockets, and cards that are used for peers on this host, too, are done with a message when their endpoint is closed. Others
-/// may let such peers read it where it lies, as provider "shm" does: they did so after the sender had closed its endpoint.
+/// Whether peers on this host may read a message in the sender's memory even after the sender has closed its endpoint, as
+/// with provider "shm". Sockets, and cards that also serve peers on this host, no longer access a message after their
+/// endpoint is closed.
 bool neighbours_read(const fi_info& info) {
   const std::string_view name(info.fabric_attr->prov_name);
   const auto others = {"tcp", "net", "sockets", "udp", "verbs", "cxi"};
   return std::none_of(others.begin(), others.end(), [name](const char* each) { return name.starts_with(each); });
 }
 
-/// As far as that is known before the endpoint is open.
+/// The traits, as far as they are known before the endpoint is open.
 RailTraits traits_of(const fi_info& info) {
   RailTraits traits;
   traits.provider = info.fabric_attr->prov_name;
@@ -233,7 +235,7 @@ RailTraits traits_of(const fi_info& info) {
 
 class LibfabricRail final : public Rail {
  public:
-  /// `operations`: room for so many in its completion queue.
+  /// `operations`: number of entries of its completion queue.
   static Result<std::unique_ptr<Rail>> open(const fi_info& chosen, const RailRequest& request, std::size_t operations) {
     const SignalsBlocked blocked;  // providers start threads here
     std::unique_ptr<LibfabricRail> rail(new LibfabricRail(chosen));
@@ -255,7 +257,7 @@ class LibfabricRail final : public Rail {
   Result<std::uint64_t> add_peer(std::string_view address) override {
     const SignalsBlocked blocked;  // providers may start a thread for their first peer
     fi_addr_t peer = FI_ADDR_UNSPEC;
-    // Some providers read beyond a short name up to the size of the longest.
+    // Some providers read beyond a short name, up to the size of the longest one.
     std::array<char, 256> bytes{};
     std::copy_n(address.data(), std::min(address.size(), bytes.size()), bytes.data());
     const int inserted = ::fi_av_insert(av_.get(), bytes.data(), 1, &peer, 0, nullptr);
@@ -340,7 +342,7 @@ class LibfabricRail final : public Rail {
   }
 
   void stop() noexcept override {
-    // Where registrations hang on the endpoint they must go first.
+    // Registrations that are bound to the endpoint must be closed before it.
     if ((info_->domain_attr->mr_mode & FI_MR_ENDPOINT) == 0) endpoint_.reset();
   }
 
@@ -352,15 +354,15 @@ class LibfabricRail final : public Rail {
                            : ::fi_cq_strerror(queue_.get(), failed.provider_error, nullptr, buffer.data(), buffer.size());
     if (more != nullptr && *more != '\0') text += fmt::format(", {}", more);
     if (traits_.provider.starts_with("efa")) {
-      // libfabric's numbers for EFA, and what stands behind them in practice.
+      // Error numbers of libfabric's EFA provider, and their causes in practice.
       switch (failed.provider_error) {
         case 8:
         case 13:
         case 4124:
-          text += "; the peer's process has ended or its host is gone";
+          text += "; the peer's process has ended or its host is down";
           break;
         case 10:
-          text += "; the peer posts no receives: it hangs, or is stopped";
+          text += "; the peer posts no receives: its process hangs or is stopped";
           break;
         case 15:
         case 4113:
@@ -368,7 +370,7 @@ class LibfabricRail final : public Rail {
           text += "; do the security groups allow all traffic within themselves, in both directions?";
           break;
         case 4127:
-          text += "; the peer left in the middle of a transfer";
+          text += "; the peer closed during a transfer";
           break;
         default:
           break;
@@ -378,7 +380,8 @@ class LibfabricRail final : public Rail {
   }
 
  private:
-  // The key is all that keeps strangers from writing there: none that can be guessed, as large as the provider takes it.
+  // Only the key protects this memory from writes by unauthenticated peers. So it is random, and as long as the provider
+  // allows.
   [[nodiscard]] std::uint64_t random_key() const {
     std::uint64_t key = 0;
     const std::size_t bytes = info_->domain_attr->mr_key_size;
@@ -409,7 +412,7 @@ class LibfabricRail final : public Rail {
       ::fi_close(&queue->fid);
       result = -FI_ENOSYS;
     }
-    if (result != 0) {  // providers without descriptors: the caller waits by time
+    if (result != 0) {  // the provider has no descriptor: the caller waits by a timer
       wait_fd_ = -1;
       queue_attributes.wait_obj = FI_WAIT_NONE;
       result = ::fi_cq_open(domain, &queue_attributes, &queue, nullptr);
@@ -446,8 +449,8 @@ class LibfabricRail final : public Rail {
     return {};
   }
 
-  // Provider "shm" names the shared memory of an endpoint by the number of its process, and fails to open it where a process
-  // that was killed has left memory of that name: numbers come again, at the latest after a restart of the container.
+  // Provider "shm" names the shared memory of an endpoint after the process identifier. It fails to open an endpoint where a
+  // killed process has left memory of that name: identifiers are reused, at the latest after a restart of the container.
   static int set_unique_name(fid_ep* endpoint, const fi_info& info) {
     if (std::string_view(info.fabric_attr->prov_name) != "shm") return 0;
     std::uint64_t number = 0;
@@ -457,15 +460,15 @@ class LibfabricRail final : public Rail {
     return ::fi_setname(&endpoint->fid, name.data(), name.size() + 1);
   }
 
-  // A library, provider or card that has no such option says so (FI_ENOPROTOOPT, FI_ENOSYS). To be called before the endpoint
-  // is enabled. True where it has promised to use no shared memory.
+  // A library, provider or card without such an option refuses it (FI_ENOPROTOOPT, FI_ENOSYS), which is ignored here. To be
+  // called before the endpoint is enabled. Returns true where the provider has agreed to use no shared memory.
   static bool set_options(fid_ep* endpoint, const fi_info& info) {
     const auto set = [&](int option, const auto& value) {
       return ::fi_setopt(&endpoint->fid, FI_OPT_ENDPOINT, option, &value, sizeof value) == 0;
     };
     set(kCudaApiPermitted, false);
     const bool promised = set(kSharedMemoryPermitted, false);
-    if (is_efa(info)) set(kEfaRnrRetry, std::size_t{7});  // for ever: a slow receiver is waited for
+    if (is_efa(info)) set(kEfaRnrRetry, std::size_t{7});  // retries without limit: a slow receiver is no error
     return promised;
   }
 
@@ -502,7 +505,7 @@ class LibfabricRail final : public Rail {
   Owned<fid_ep> endpoint_;
   RailTraits traits_;
   int wait_fd_ = -1;
-  std::set<std::uint64_t> keys_;  // of what is registered
+  std::set<std::uint64_t> keys_;  // of the registrations that exist
 };
 
 class Libfabric final : public Fabric {
@@ -553,7 +556,7 @@ Result<std::vector<OfiProvider>> libfabric_providers() {
     if (std::find(found->devices.begin(), found->devices.end(), candidate.device) == found->devices.end())
       found->devices.push_back(candidate.device);
   }
-  if (providers.empty()) return absent("it has no provider with reliable datagrams on this machine");
+  if (providers.empty()) return absent("no provider has reliable datagrams on this machine");
   return providers;
 }
 

@@ -35,7 +35,7 @@ Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options)
 Result<std::vector<OfiProvider>> ofi_providers() { return ofi::libfabric_providers(); }
 
 bool ofi_has_efa(const std::string& sysfs_root) {
-  // Without a device of Amazon's that the kernel has an RDMA driver for libfabric is not even loaded, which takes a while.
+  // Loading libfabric takes a while, so it is not loaded where the host has no Amazon device with an RDMA driver.
   std::error_code none;
   bool device = false;
   for (const auto& entry : std::filesystem::directory_iterator(sysfs_root + "/bus/pci/devices", none)) {

@@ -13,22 +13,23 @@
 
 namespace shoal {
 
-/// What an ofi transport needs to know beside what all links over rails do. These may differ from rank to rank, but not the
-/// number of devices.
+/// Options of an ofi transport beside those of all links over rails. These may differ between ranks, except the number of
+/// devices.
 struct OfiOptions : rails::Options {
   std::string provider;              ///< "efa", "tcp;ofi_rxm"; empty: by capability
   std::vector<std::string> devices;  ///< by name ("eth0", "rdmap79s0-rdm") or numeric address, one rail each, at most 8; empty:
                                      ///< by capability
-  std::string near;                  ///< where devices are not named: the interface or address of this host for sockets
-  std::vector<std::string> cards;    ///< likewise, of network cards, by the names that the kernel gives them ("rdmap79s0")
-  int share = 0;  ///< of cards, where those are not there, this rank takes the share-th of `shares` equal parts
+  std::string near;                  ///< where devices are not named: for sockets, the interface or address of this host
+  std::vector<std::string> cards;    ///< where devices are not named: network cards to prefer, by the kernel's names
+                                     ///< ("rdmap79s0")
+  int share = 0;  ///< where none of `cards` exists: this rank takes the share-th of `shares` equal parts of all cards
   int shares = 1;
-  std::shared_ptr<rails::Fabric> fabric;  ///< where rails come from; null: libfabric
+  std::shared_ptr<rails::Fabric> fabric;  ///< opens the rails; null: libfabric
 };
 
 /// Opens an ofi transport. See transport.h for its use and thread rule.
-/// Errors: invalid_argument for options out of range; unsupported where libfabric is not there, or has no provider that will do
-/// (names what there is); system_error in the provider's words.
+/// Errors: invalid_argument for options out of range; unsupported where libfabric is not installed, or has no suitable
+/// provider (lists the available ones); system_error with the provider's text.
 Result<std::unique_ptr<Transport>> make_ofi_transport(const OfiOptions& options);
 
 /// What a provider offers, for `shoal doctor`.
@@ -38,11 +39,11 @@ struct OfiProvider {
   std::vector<std::string> devices;
   bool writes = false;  ///< can be used for one-sided writes
 };
-/// Those with which a transport could be made. Errors: unsupported, saying why there are none.
+/// Providers with which a transport could be made. Errors: unsupported, with the reason.
 Result<std::vector<OfiProvider>> ofi_providers();
 
-/// Whether the machine whose devices the kernel describes there ("/sys") has Amazon's EFA and libfabric its provider: there ofi
-/// is better than tcp. Cheap where it has not.
+/// Whether this machine has Amazon's EFA, by the devices under `sysfs_root` ("/sys"), and libfabric has the provider for it:
+/// then ofi is faster than tcp. Cheap where there is no EFA.
 bool ofi_has_efa(const std::string& sysfs_root);
 
 }  // namespace shoal

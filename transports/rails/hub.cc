@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 constexpr int kBatchesInARow = 4;
 constexpr std::size_t kBatch = 32;
 constexpr milliseconds kWatchPeriod{50};
-// Between two looks at rails that wake nobody, and before a post is tried again that a queue without a promise refused.
+// Pause between two polls of rails without a descriptor, and before a post is repeated that a full queue refused.
 constexpr microseconds kShortestPause{20};
 constexpr microseconds kLongestPause{1000};
 constexpr milliseconds kCloseTime{500};
@@ -56,7 +56,7 @@ Result<std::shared_ptr<Hub>> Hub::make(const Options& options, std::vector<std::
 
 Hub::~Hub() {
   close();
-  // A child of fork() leaves the parent's rails alone: closing them there could end connections of the parent.
+  // A child of fork() does not close the parent's rails: that could end connections of the parent.
   for (auto& rail : rails_) static_cast<void>(rail.release());
 }
 
@@ -66,7 +66,7 @@ Status Hub::open() {
   if (lane.piece_bytes < kRecordBytes || lane.max_pieces() > kMaxPieces) {
     return {
         StatusCode::unsupported,
-        fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller ones (SHOAL_TILE_BYTES)",
+        fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller tiles (SHOAL_TILE_BYTES)",
                     options_.transport, rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, lane.tile_bytes)};
   }
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
@@ -94,7 +94,7 @@ Status Hub::open() {
 
 Status Hub::make_receives(std::size_t peers) {
   const LaneShape& lane = shape_;
-  // Payloads lie on cache lines: a buffer begins before one.
+  // Payloads start on cache lines, so each buffer starts kPacketBytes before one.
   const std::size_t skew = round_up(kPacketBytes) - kPacketBytes;
   const std::size_t stride = round_up(kPacketBytes) + lane.piece_bytes;
   for (std::size_t r = 0; r < rails_.size(); ++r) {
@@ -122,7 +122,7 @@ Status Hub::make_receives(std::size_t peers) {
     if (const int result = post_receives(r); result != 0 && result != kAgain) {
       Completion failed;
       failed.error = -result;
-      return {StatusCode::system_error, fmt::format("{}: {} takes no receives: {}", options_.transport,
+      return {StatusCode::system_error, fmt::format("{}: {} accepts no receives: {}", options_.transport,
                                                     rails_[r]->traits().provider, rails_[r]->describe(failed))};
     }
   }
@@ -158,7 +158,7 @@ std::size_t Hub::memory_bytes() const noexcept {
 }
 
 bool Hub::lasts(std::span<const std::byte> data) const noexcept {
-  const auto offset = static_cast<std::size_t>(data.data() - options_.lasting_memory.data());  // wraps where it lies before
+  const auto offset = static_cast<std::size_t>(data.data() - options_.lasting_memory.data());  // wraps where data lies before
   return offset < options_.lasting_memory.size() && data.size() <= options_.lasting_memory.size() - offset;
 }
 
@@ -226,7 +226,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
     if (lane == nullptr || !lane->on_written(mark, rail)) {
       ++strangers_;
       count_refusal(options_.transport,
-                    lane == nullptr ? "it wrote for a link that does not exist" : "it wrote where nothing is written");
+                    lane == nullptr ? "a write names a link that does not exist" : "a write was not expected");
     }
     if (!rails_[rail]->traits().writes_take_receives || posted == nullptr || posted->role != Posted::Role::receive) return;
     posted->under_way = false;
@@ -238,7 +238,7 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
       auto& receive = *static_cast<Receive*>(posted);
       receive.under_way = false;
       if (completion.error == 0) return on_message(receive, completion.bytes);
-      count_refusal(options_.transport, "its message was no message of this job: " + rails_[rail]->describe(completion));
+      count_refusal(options_.transport, "a message is not one of this job: " + rails_[rail]->describe(completion));
       return take_back(receive);
     }
     case Posted::Role::part:
@@ -260,7 +260,7 @@ void Hub::on_message(Receive& receive, std::size_t bytes) {
     on_record(message.first<kRecordBytes>());
   } else {
     ++strangers_;
-    count_refusal(options_.transport, lane == nullptr ? "its message makes no sense" : "its message does not prove its link");
+    count_refusal(options_.transport, lane == nullptr ? "a message is malformed" : "a message is not authenticated");
   }
   if (!held) take_back(receive);
 }
@@ -269,8 +269,9 @@ RailsPeer* Hub::met_lane(std::size_t index) const noexcept {
   return index < lanes_.size() && lanes_[index]->meeting.proven() ? lanes_[index].get() : nullptr;
 }
 
-// With check sums a front that was changed on the way is put right, or ends the link: what it belongs to would never come. Only
-// a peer's, which bears the token of its link but for a bit: strangers cost no time.
+// With checksums, a packet header in which one bit was flipped is repaired. With more flipped bits the link ends, because the
+// tile would never arrive. This applies only to packets that carry the token of a link, except for one bit: messages of
+// unauthenticated peers cost no time.
 std::pair<RailsPeer*, std::optional<Packet>> Hub::read_packet(std::span<const std::byte> message) {
   if (message.size() < kPacketBytes) return {};
   const auto front = message.first<kPacketBytes>();
@@ -285,7 +286,7 @@ std::pair<RailsPeer*, std::optional<Packet>> Hub::read_packet(std::span<const st
   packet = mend_packet(front, (*lane)->key_in, options_.tile_bytes);
   if (!packet) {
     (*lane)->fail({StatusCode::peer_failed,
-                   fmt::format("rank {} sent a message that was changed on the way and cannot be put right", (*lane)->peer())});
+                   fmt::format("rank {} sent a message that was damaged in transit and cannot be repaired", (*lane)->peer())});
   }
   return {lane->get(), packet};
 }
@@ -300,7 +301,7 @@ bool Hub::progress() {
   return std::exchange(moved_, false);
 }
 
-// What no completion brings: lanes that end, rails that are silent, processes that are gone.
+// Detects what no completion reports: links that end, silent rails, processes that have ended.
 void Hub::look_at_clock() {
   if (++looks_ % kLooksBetweenEvents == 0) serve_events();
   if (!watching_ && rails_.size() == 1) return;
@@ -331,7 +332,7 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   moved_ = true;
 }
 
-// By the system's clock: it must end.
+// By the system's clock, not by options_.clock: the loop must end.
 void Hub::move_until(const std::function<bool()>& done, milliseconds limit) {
   const Clock::time_point until = Clock::now() + limit;
   while (!done() && Clock::now() < until) {
@@ -369,7 +370,7 @@ void Hub::close() {
       rails_[r]->dismiss(pools_[r].memory.registrations[r]);
     rails_[r].reset();
   }
-  for (const auto& lane : lanes_) lane->fail({StatusCode::aborted, "the transport was closed on this side"});
+  for (const auto& lane : lanes_) lane->fail({StatusCode::aborted, "this rank closed the transport"});
 }
 
 bool Hub::in_owner() const noexcept { return ::getpid() == owner_pid_; }
@@ -398,7 +399,7 @@ bool Hub::prepare_wait() {
   for (const auto& lane : lanes_) {
     if (lane->has_news()) return false;
   }
-  bool wakes = true;  // all rails wake by a descriptor
+  bool wakes = true;  // all rails have a descriptor to wait on
   for (const auto& rail : rails_) {
     if (rail == nullptr) continue;
     if (rail->wait_fd() < 0) {
@@ -437,7 +438,7 @@ void Hub::serve_events() {
       if (lane->pidfd != fd) continue;
       static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
       lane->pidfd = -1;
-      lane->on_death("its process is gone");
+      lane->on_death("its process exited or was killed");
     }
   }
 }

@@ -1,4 +1,4 @@
-// Hub: the rails of one transport, what arrives on them, and waiting.
+// Hub: all rails of one transport: completions, messages that arrive, and waiting.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@
 
 namespace shoal::rails {
 
-/// Shared by the transport and its links; when the transport goes, the rails close and the links are over.
+/// Shared by the transport and its links. When the transport is destroyed, the rails close and the links end.
 /// Thread rule: that of the transport, one thread at a time.
 class Hub {
  public:
@@ -35,7 +35,7 @@ class Hub {
 
   [[nodiscard]] std::string_view name() const noexcept { return options_.transport; }
   [[nodiscard]] std::string address() const;
-  /// Until every peer has proven itself. Errors: timeout naming who is missing; mismatch for other settings.
+  /// Returns when every peer is authenticated. Errors: timeout, naming the missing ranks; mismatch for different settings.
   Result<std::vector<RailsPeer*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                           ConnectDeadline time_limit);
   bool progress();
@@ -44,39 +44,39 @@ class Hub {
   void finish_wait(bool readable);
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
   void use_check_sums() noexcept { sums_ = true; }
-  /// Says goodbye, waits a moment for what is under way, closes the rails.
+  /// Sends the close notices, waits a moment for operations in flight, and closes the rails.
   void close();
-  /// In a child of fork(): the rails are the parent's, nothing of them is touched.
+  /// In a child of fork(): the rails belong to the parent and are not touched.
   void leave_to_parent() noexcept;
   [[nodiscard]] bool in_owner() const noexcept;
 
-  // For lanes.
+  // For RailsPeer.
   [[nodiscard]] std::size_t rail_count() const noexcept { return rails_.size(); }
-  /// Null where it has been closed.
+  /// Null where the rail has been closed.
   [[nodiscard]] Rail* rail(std::size_t index) const noexcept { return rails_[index].get(); }
-  /// Closes a rail that has failed, for all lanes.
+  /// Closes a rail that has failed, for all links.
   void close_rail(std::size_t index, const std::string& why);
-  /// A lane wants to be watched by the clock.
+  /// A link needs calls of its watch().
   void begin_watching() noexcept { watching_ = true; }
-  /// Peers reach that memory by this rail no more.
+  /// Ends the registration of that memory on this rail: peers cannot reach it on the rail any more.
   void dismiss_one(Memory& memory, std::size_t rail) noexcept;
-  /// progress() will say that something moved.
+  /// The next progress() returns true.
   void note_move() noexcept { moved_ = true; }
-  /// Moves what can be moved, and sleeps between, until it is done or for so long. The next progress() says that something
-  /// moved.
+  /// Makes progress, and sleeps in between, until `done` returns true or `limit` has passed. The next progress() returns
+  /// true.
   void move_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
-  /// The lane has something to send in the next progress() or prepare_wait().
+  /// The link has something to send in the next progress() or prepare_wait().
   void want_pump(RailsPeer& lane);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
-  /// What is sent from now on has check sums.
+  /// Whether tiles are sent with checksums from now on.
   [[nodiscard]] bool sums() const noexcept { return sums_; }
-  /// Whether it is worth sending from where it lies.
+  /// Whether the payload is large enough for zero-copy.
   [[nodiscard]] bool worth_lending(std::span<const std::byte> data) const noexcept {
     return data.size() >= options_.lend_from_bytes;
   }
-  /// Whether this lies in memory that lasts.
+  /// Whether `data` lies in the lasting memory of the options.
   [[nodiscard]] bool lasts(std::span<const std::byte> data) const noexcept;
-  /// The caches of the rails that need registrations; null for the others.
+  /// The registration cache of a rail; null where the rail needs no registrations.
   [[nodiscard]] RegistrationCache* registrations(std::size_t rail) const noexcept { return registered_[rail].get(); }
   [[nodiscard]] std::uint64_t lasting_changes() const { return options_.lasting_changes ? options_.lasting_changes() : 0; }
   void take_back(Receive& receive);
@@ -91,7 +91,7 @@ class Hub {
   bool read_rail(std::size_t index);
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
-  /// Of a peer that has shown itself; null for a number that stands for none.
+  /// The link with that number; null where there is none, or its peer is not authenticated.
   [[nodiscard]] RailsPeer* met_lane(std::size_t index) const noexcept;
   std::pair<RailsPeer*, std::optional<Packet>> read_packet(std::span<const std::byte> message);
   void pump_lanes();
@@ -100,7 +100,7 @@ class Hub {
   void set_timer(std::chrono::microseconds delay);
   void serve_events();
 
-  // Meeting: meeting.cc
+  // Handshake: meeting.cc
   Status add_peer(int peer, const std::string& address);
   void greet(RailsPeer& lane, Clock::time_point now);
   void send_record(RailsPeer& lane, Short& record, RecordKind kind);
@@ -113,7 +113,7 @@ class Hub {
 
   const Options options_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  const LaneShape shape_;  // of all lanes
+  const LaneShape shape_;  // of all links
   std::vector<std::string> rail_addresses_;
   std::vector<std::unique_ptr<RailsPeer>> lanes_;
   std::vector<int> lane_of_rank_;
@@ -133,7 +133,7 @@ class Hub {
   Descriptor timer_;
   std::vector<Descriptor> pidfds_;
   bool timer_set_ = false;
-  std::chrono::microseconds pause_{0};  // between looks where nothing wakes
+  std::chrono::microseconds pause_{0};  // between polls, where no descriptor wakes this thread
   Clock::time_point last_watch_{};
   unsigned looks_ = 0;
   bool watching_ = false;

@@ -1,5 +1,5 @@
-// How the ranks of a job meet on their rails: each shows itself to each peer by a hello, and answers the peer's. Both records
-// are proven by the job's key; an answer covers a nonce of either side, so a recorded one opens nothing.
+// The handshake over rails: each rank sends a hello to each peer, and answers the peer's hello. Both records are
+// authenticated by the job's key. An answer covers the nonces of both sides, so a recorded one is useless.
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
@@ -22,11 +22,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kHelloAgain{3000};  // messages are reliable; a rail may not be
+constexpr milliseconds kHelloAgain{3000};  // messages are reliable, but a rail may be silent
 constexpr milliseconds kHelloFailed{50};
 constexpr std::size_t kNamedRanks = 8;
 
-// Ranks with the same number see each other's process identifiers. 0: unknown.
+// Identifies host and process namespace: ranks with the same number see each other's process identifiers. 0: unknown.
 std::uint64_t host_number() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -41,12 +41,11 @@ Result<std::vector<std::string>> split_address(const std::string& address) {
   for (std::size_t at = 0; at < address.size();) {
     const auto low = static_cast<unsigned char>(address[at++]);
     const std::size_t bytes = at == address.size() ? 0 : low + 256U * static_cast<unsigned char>(address[at++]);
-    if (bytes == 0 || bytes > address.size() - at)
-      return Status(StatusCode::invalid_argument, "it is no address of an ofi transport");
+    if (bytes == 0 || bytes > address.size() - at) return Status(StatusCode::invalid_argument, "its address is malformed");
     rails.push_back(address.substr(at, bytes));
     at += bytes;
   }
-  if (rails.empty()) return Status(StatusCode::invalid_argument, "it is empty");
+  if (rails.empty()) return Status(StatusCode::invalid_argument, "its address is empty");
   return rails;
 }
 
@@ -66,9 +65,8 @@ Status Hub::add_peer(int peer, const std::string& address) {
   const auto bad = [&](const std::string& what) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: connect: rank {}: {}", options_.transport, peer, what));
   };
-  if (peer < 0 || peer >= options_.size || peer == options_.rank)
-    return bad(fmt::format("it is no peer of rank {}", options_.rank));
-  if (lane_of_rank_[static_cast<std::size_t>(peer)] >= 0) return bad("it is named twice");
+  if (peer < 0 || peer >= options_.size || peer == options_.rank) return bad(fmt::format("no peer of rank {}", options_.rank));
+  if (lane_of_rank_[static_cast<std::size_t>(peer)] >= 0) return bad("named twice");
   const auto rails = split_address(address);
   if (!rails.ok()) return bad(rails.status().message());
   if (rails->size() != rails_.size()) {
@@ -148,7 +146,7 @@ void Hub::greet(RailsPeer& lane, Clock::time_point now) {
   if (lane.meeting.answers && lane.meeting.answer.under_way) lane.meeting.answers = false;
   if (lane.meeting.answered || now < lane.meeting.next_hello) return;
   send_record(lane, lane.meeting.hello, RecordKind::hello);
-  if (!lane.meeting.hello.under_way) return;  // no room: with the next pass
+  if (!lane.meeting.hello.under_way) return;  // the queue is full: again in the next pass
   ++lane.meeting.tries;
   lane.meeting.next_hello = now + kHelloAgain;
 }
@@ -161,7 +159,7 @@ void Hub::on_record_sent(Short& record, const Completion& completion) {
     lane.meeting.has_answer |= is_answer;
     return;
   }
-  lane.meeting.last_error = rails_[record.rail] == nullptr ? "its rail is closed" : rails_[record.rail]->describe(completion);
+  lane.meeting.last_error = rails_[record.rail] == nullptr ? "the rail is closed" : rails_[record.rail]->describe(completion);
   ++lane.meeting.tries;
   if (is_answer) {
     lane.meeting.answers = true;
@@ -176,18 +174,18 @@ void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
     count_refusal(options_.transport, why);
   };
   const auto said = decode_record(bytes);
-  if (!said) return refuse("its record makes no sense");
+  if (!said) return refuse("a record is malformed");
   if (said->job_id != options_.job_id || said->to_rank != static_cast<std::uint32_t>(options_.rank))
-    return refuse("it looks for another job or rank");
-  if (!is_proven(bytes, options_.key)) return refuse("it does not hold the job's key");
+    return refuse("a record is for another job or rank");
+  if (!is_proven(bytes, options_.key)) return refuse("the sender of a record does not hold the job's key");
   if (said->from_rank >= lane_of_rank_.size() || lane_of_rank_[said->from_rank] < 0)
-    return refuse("it is no rank that this one expects");
+    return refuse("a record is from a rank that is not expected");
   if (!check_settings(*said)) return;
   RailsPeer& lane = *lanes_[static_cast<std::size_t>(lane_of_rank_[said->from_rank])];
   if (lane.meeting.peer_nonce && *lane.meeting.peer_nonce != said->nonce)
-    return refuse("it has met this rank with another nonce");
+    return refuse("a record has another nonce than the first one of its rank");
   if (said->kind == RecordKind::answer && said->peer_nonce != lane.meeting.nonce)
-    return refuse("its answer is of another time");
+    return refuse("an answer belongs to an earlier handshake");
   if (!lane.meeting.peer_nonce) {
     lane.meeting.peer_nonce = said->nonce;
     lane.peer_index = said->link;
@@ -199,7 +197,7 @@ void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
   }
   if (said->kind == RecordKind::hello) {
     lane.meeting.answers = true;
-    greet(lane, Clock::time_point::min());  // after connect() nobody else looks
+    greet(lane, Clock::time_point::min());  // after connect() no other code calls greet()
   } else {
     lane.meeting.answered = true;
   }
@@ -270,7 +268,7 @@ Result<std::vector<RailsPeer*>> Hub::connect(std::span<const int> peers, std::sp
     const bool sleeps = prepare_wait();
     const auto pause = std::chrono::duration_cast<milliseconds>(next - Clock::now()).count();
     pollfd item{epoll_.get(), POLLIN, 0};
-    // A peer that ends now may say so only by silence: never long.
+    // A peer that ends during the handshake may only fall silent, so each wait is short.
     finish_wait(!sleeps || ::poll(&item, 1, static_cast<int>(std::clamp<std::int64_t>(pause, 1, 200))) != 0);
     if (!failure_.ok()) return failure_;
   }
@@ -287,11 +285,11 @@ Status Hub::late(Clock::time_point start, Clock::time_point deadline) const {
     if (lane->meeting.done() || ++missing > kNamedRanks) continue;
     text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", lane->peer(), seconds);
     if (lane->meeting.peer_nonce)
-      text += lane->meeting.answered ? " (it was heard, and does not take an answer)" : " (it was heard, but did not answer)";
+      text += lane->meeting.answered ? " (it answered, but our answer did not leave)" : " (its hello arrived, but no answer)";
     if (!lane->meeting.last_error.empty()) text += fmt::format(": {}", lane->meeting.last_error);
   }
   if (missing > kNamedRanks) text += fmt::format("; and {} more ranks", missing - kNamedRanks);
-  if (strangers_ > 0) text += fmt::format("; dropped {} messages from strangers", strangers_);
+  if (strangers_ > 0) text += fmt::format("; dropped {} unauthenticated or unexpected messages", strangers_);
   return {StatusCode::timeout,
           fmt::format("{}: {} ({})", options_.transport, text, rails_[0] == nullptr ? "closed" : rails_[0]->traits().provider)};
 }

@@ -1,4 +1,4 @@
-// What is under way on the rails: the operations that a completion can name.
+// Operations in flight on the rails: those that a completion can name.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ namespace shoal::rails {
 
 class RailsPeer;
 
-/// Begins every operation of ours, so that its completion finds the way back.
+/// Base of every operation of a rails transport: leads from a completion to the object that posted the operation.
 struct Posted : Operation {
   enum class Role : std::uint8_t { part, word, record, receive };
   Role role = Role::part;
@@ -30,8 +30,8 @@ struct Part : Posted {
   std::uint32_t piece = 0;
   bool announces = false;
   bool queued = false;
-  bool again = false;  ///< leaves once more when it has completed
-  bool lent = false;   ///< under way from memory of the user's, which the rail reads until it has completed
+  bool again = false;  ///< to be sent again when it has completed
+  bool lent = false;   ///< in flight from the caller's memory, which the rail reads until it has completed
 };
 
 /// A short message from memory of its own.
@@ -45,7 +45,7 @@ struct Receive : Posted {
   std::span<std::byte> memory;
 };
 
-/// Pages that are taken when they are first touched, and the registrations of them on each rail.
+/// Memory whose pages are allocated at the first touch, and its registrations on each rail.
 class Memory {
  public:
   Memory() noexcept = default;
@@ -60,7 +60,7 @@ class Memory {
     std::swap(registrations, other.registrations);
     return *this;
   }
-  /// Registrations must be gone.
+  /// Precondition: the registrations have been dismissed.
   ~Memory() {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }

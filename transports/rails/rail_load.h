@@ -1,4 +1,4 @@
-// What is on its way to a peer by one rail, and how fast it gets there.
+// Bytes in flight to a peer on one rail, and the measured rate of the rail.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace shoal::rails {
 
-/// The peer counts what has come by each rail, piece by piece, and says so: whole tiles would not do, since all rails that
-/// carry a tile would then look as slow as the slowest. It adds its own time, since its words take theirs. Which piece has come
-/// it does not say: a rail is taken to keep their order, which only shifts when a few bytes are counted. A plain value; nothing
-/// is allocated after make_room().
+/// The peer counts the pieces that have arrived on each rail, and reports the counts. Counts of whole tiles would not do: all
+/// rails that carry a tile would look as slow as the slowest. A report has the peer's time, because reports have a delay of
+/// their own. It does not name the pieces: a rail is assumed to keep their order, which only shifts the time at which a few
+/// bytes are counted. A plain value; nothing is allocated after make_room().
 class RailLoad {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// For so many pieces under way.
+  /// Allocates room for this many pieces in flight.
   void make_room(std::size_t pieces) { pieces_.resize(pieces); }
 
   void post(std::uint32_t bytes, Clock::time_point now) noexcept {
@@ -33,11 +33,11 @@ class RailLoad {
     bytes_ += bytes;
   }
 
-  /// `count`: pieces that have come since the two met, modulo 2^32; `their_us`: when, by the peer's clock, modulo 2^32. True
-  /// where these are more than the peer has said before.
+  /// Takes a report of the peer. `count`: pieces that have arrived since the handshake, modulo 2^32; `their_us`: the time of
+  /// the report by the peer's clock, modulo 2^32. True where the count is higher than in all earlier reports.
   bool come(std::uint32_t count, std::uint32_t their_us, Clock::time_point now) noexcept {
     const std::uint32_t more = count - static_cast<std::uint32_t>(come_);
-    if (more == 0 || more > posted_ - come_) return false;  // said earlier and overtaken, or nonsense
+    if (more == 0 || more > posted_ - come_) return false;  // a report that was overtaken, or an invalid one
     const std::uint64_t before = bytes_;
     for (std::uint32_t i = 0; i < more; ++i) bytes_ -= pieces_[come_++ % pieces_.size()];
     measure(before - bytes_, their_us, now);
@@ -45,13 +45,14 @@ class RailLoad {
     return true;
   }
 
-  /// What is under way will not come any more, or does not count.
+  /// Forgets the bytes in flight: they will not arrive, or do not count.
   void drop() noexcept {
     come_ = posted_;
     bytes_ = 0;
   }
 
-  /// A rail that looks slow and is left alone for a while gets another chance: a piece, and more where that comes soon.
+  /// Forgets the rate of a rail that has been idle for a while, so that a slow rail is tried again: with one piece, and with
+  /// more where that piece arrives soon.
   void forget_speed_of_idle(Clock::time_point now) noexcept {
     if (bytes_ != 0 || bytes_per_us_ == 0 || now - measured_at_ <= kSpeedForgotten) return;
     before_ = bytes_per_us_;
@@ -61,22 +62,22 @@ class RailLoad {
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] double bytes_per_us() const noexcept { return bytes_per_us_; }  ///< 0: not measured
-  /// With what it was before it was forgotten.
+  /// The rate, or the one before it was forgotten.
   [[nodiscard]] double last_bytes_per_us() const noexcept { return bytes_per_us_ > 0 ? bytes_per_us_ : before_; }
-  /// When so many more bytes would be there. `otherwise` is the speed of a rail that is not measured.
+  /// Time until `more` further bytes would have arrived. `otherwise` is the rate of a rail that is not measured.
   [[nodiscard]] double arrival_us(std::size_t more, double otherwise) const noexcept {
     const double unmeasured = bytes_ != 0 && before_ > 0 ? before_ : otherwise;
     return static_cast<double>(bytes_ + more) / (bytes_per_us_ > 0 ? bytes_per_us_ : unmeasured);
   }
 
  private:
-  // Few bytes say nothing of a speed.
+  // Smaller samples do not show the rate.
   static constexpr std::uint32_t kSampleUs = 4000;
   static constexpr std::uint64_t kSampleBytes = 128 << 10;
   static constexpr std::size_t kSamples = 8;
   static constexpr std::chrono::milliseconds kSpeedForgotten{200};
 
-  // The first word after an idle time only starts the clock: what it tells of may have passed faster than the wire goes on.
+  // The first report after an idle time only starts the measurement: its bytes may have passed faster than the steady rate.
   void measure(std::uint64_t bytes, std::uint32_t their_us, Clock::time_point now) noexcept {
     if (!std::exchange(counts_, true)) {
       counted_from_us_ = their_us;
@@ -90,31 +91,32 @@ class RailLoad {
     counted_bytes_ = 0;
     counted_from_us_ = their_us;
     measured_at_ = now;
-    // Times in which the rail had little to do look slow, and their mean would keep it from getting more.
+    // Samples in which the rail had little to send look slow, and their mean would keep the rail from getting more. So the
+    // upper quartile counts.
     auto sorted = samples_;
     const std::size_t count = std::min(measured_, kSamples);
     std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(count));
     bytes_per_us_ = sorted[count * 3 / 4];
   }
 
-  // All that was given to an idle rail has come: it is no slower than that.
+  // All bytes that an idle rail was given have arrived: the rail is at least as fast as that.
   void try_again(Clock::time_point now) noexcept {
     const auto passed = std::chrono::duration<double, std::micro>(now - alone_since_).count();
     if (before_ > 0 && passed > 0) before_ = std::max(before_, static_cast<double>(alone_bytes_) / passed);
   }
 
-  std::vector<std::uint32_t> pieces_;  // their bytes, in the order of posting
+  std::vector<std::uint32_t> pieces_;  // their sizes in bytes, in the order of posting
   std::uint64_t posted_ = 0;
   std::uint64_t come_ = 0;
   std::uint64_t bytes_ = 0;
-  bool counts_ = false;  // since counted_from_us_
+  bool counts_ = false;  // a measurement runs, since counted_from_us_
   std::uint64_t counted_bytes_ = 0;
   std::uint32_t counted_from_us_ = 0;
   std::array<double, kSamples> samples_{};
   std::size_t measured_ = 0;
-  Clock::time_point alone_since_{};  // when it last had nothing under way,
-  std::uint64_t alone_bytes_ = 0;    // and what it was given since
-  double before_ = 0;                // its speed before that was forgotten
+  Clock::time_point alone_since_{};  // when the rail last got a piece while idle,
+  std::uint64_t alone_bytes_ = 0;    // and the bytes that it got since
+  double before_ = 0;                // the rate before it was forgotten
   double bytes_per_us_ = 0;
   Clock::time_point measured_at_{};
 };

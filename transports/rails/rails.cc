@@ -11,7 +11,7 @@
 namespace shoal::rails {
 namespace {
 
-/// What users hold of a RailsPeer.
+/// The Link that a caller holds for a RailsPeer.
 class RailsLink final : public Link {
  public:
   RailsLink(std::shared_ptr<Hub> hub, RailsPeer& lane) : hub_(std::move(hub)), lane_(lane) {}
@@ -77,8 +77,8 @@ Status check(const Options& options) {
   return {};
 }
 
-// Nothing reads the queue while its owner computes: room for all that may end meanwhile. Writes may turn out to be emulated
-// when the rails are open: then all is sent.
+// While the caller computes, no thread reads the completion queue: it needs room for all operations that may complete
+// meanwhile. Writes may turn out to be emulated when the rails are open; then all tiles are sent.
 std::size_t operations_of(const Options& options, std::span<const RailTraits> rails) {
   const auto peers = static_cast<std::size_t>(std::max(options.size - 1, 1));
   std::vector<RailTraits> sending(rails.begin(), rails.end());
@@ -86,7 +86,7 @@ std::size_t operations_of(const Options& options, std::span<const RailTraits> ra
   std::size_t most = 0;
   for (const std::span<const RailTraits> each : {rails, std::span<const RailTraits>(sending)}) {
     const LaneShape lane = shape_of(options, each);
-    if (lane.piece_bytes < kRecordBytes) continue;  // no transport is made of them
+    if (lane.piece_bytes < kRecordBytes) continue;  // no transport can use these rails
     for (const RailTraits& rail : each) most = std::max(most, peers * lane.completions(rail));
   }
   return most;

@@ -12,16 +12,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A lane that ends waits this long for what is still on its way.
+// A link that ends waits this long for data that is still in flight.
 constexpr milliseconds kEndingPatience{300};
-// A rail is asked about when nothing of what it carries has come for the first time, and given up after the second where the
-// peer was heard by another one meanwhile.
+// A sender probes a rail when nothing that it carries has arrived for kAskAfter. It closes the rail after kLostAfter where a
+// packet of the peer has arrived on another rail meanwhile.
 constexpr milliseconds kAskAfter{500};
 constexpr milliseconds kLostAfter{1500};
-// Of a tile for each rail, so that a faster one can take more of them.
+// Pieces of a tile for each rail: more than one, so that a faster rail can take more of them.
 constexpr std::size_t kStripesPerRail = 2;
-constexpr std::size_t kSpareReceives = 4;    // of each lane, beyond its tiles: words, and what comes twice
-constexpr std::size_t kWordsAndRecords = 3;  // of a lane that can be under way on a rail: one word, hello and answer
+constexpr std::size_t kSpareReceives = 4;    // for each link, beyond its tiles: control records, and duplicates
+constexpr std::size_t kWordsAndRecords = 3;  // of a link, in flight on a rail: one control record, hello and answer
 
 constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { return (bytes + each - 1) / each; }
 
@@ -42,7 +42,7 @@ std::size_t LaneShape::receives(const RailTraits& rail) const noexcept {
   return messages + (rail.writes_take_receives ? window * max_pieces() : 0);
 }
 
-// Each piece of each tile, and its announcement, may be under way on the same rail, once.
+// Each piece of each tile, and the tile's announcement, may be in flight on the same rail, once.
 std::size_t LaneShape::completions(const RailTraits& rail) const noexcept {
   const std::size_t written_here = write_from > 0 && !rail.writes_take_receives ? window * max_pieces() : 0;
   return receives(rail) + written_here + window * (max_pieces() + 1) + kWordsAndRecords;
@@ -75,13 +75,13 @@ RailsPeer::RailsPeer(Hub& hub, int peer, std::uint16_t own_index, const LaneShap
 
 Status RailsPeer::prepare() {
   const std::size_t pieces = shape_.max_pieces();
-  parts_per_slot_ = pieces + 1;  // the last announces
+  parts_per_slot_ = pieces + 1;  // the last part is the announcement
   out_stride_ = round_up(parts_per_slot_ * kPacketBytes) + round_up(shape_.tile_bytes);
   slot_stride_ = round_up(shape_.tile_bytes);
   outbox_ = Memory(shape_.window * out_stride_ + shape_.rails * round_up(kPacketBytes));
   const bool writes = shape_.write_from > 0;
   if (pieces > 1 || writes) slots_ = Memory(shape_.window * slot_stride_);
-  if (writes) checked_ = Memory(shape_.window * slot_stride_);  // pages are taken when there are sums
+  if (writes) checked_ = Memory(shape_.window * slot_stride_);  // its pages are allocated when there are checksums
   const bool has_slots = slots_.data() != nullptr || (pieces == 1 && !writes);
   if (outbox_.data() == nullptr || !has_slots || (writes && checked_.data() == nullptr))
     return {StatusCode::system_error, fmt::format("{}: no memory for the link to rank {}", hub_.name(), peer_)};
@@ -133,7 +133,7 @@ bool RailsPeer::any_rail_left() const noexcept {
   return false;
 }
 
-// Its pieces and, where they are written, the announcement.
+// Calls `each` for the pieces of the tile and, where they are written, for the announcement.
 template <typename Each>
 void RailsPeer::for_each_part(std::uint64_t position, Each each) {
   const std::size_t slot = position % shape_.window;
@@ -141,7 +141,7 @@ void RailsPeer::for_each_part(std::uint64_t position, Each each) {
   if (out_[slot].by_write) each(part_of(slot, parts_per_slot_ - 1));
 }
 
-// What has left by that rail and is not known to have come leaves once more, by another one.
+// Retransmits on other rails the parts that left on that rail and are not known to have arrived.
 void RailsPeer::resend_from(std::size_t rail) {
   for (std::uint64_t p = peer_released_; p < taken_; ++p) {
     if (out_[p % shape_.window].arrived) continue;
@@ -152,9 +152,10 @@ void RailsPeer::resend_from(std::size_t rail) {
   if (!queue_.empty()) hub_.want_pump(*this);
 }
 
-// The tile came with a wrong check sum. What is under way has come, and leaves once more when it has completed.
+// Retransmits a tile that arrived with a wrong checksum. Its parts in flight have arrived, too, and are sent again when they
+// have completed.
 void RailsPeer::send_again(std::uint64_t position) {
-  if (position < peer_released_ || position >= taken_ || out_[position % shape_.window].arrived) return;  // said before
+  if (position < peer_released_ || position >= taken_ || out_[position % shape_.window].arrived) return;  // a repeated request
   for_each_part(position, [&](Part& part) {
     if (part.under_way) {
       part.again = true;
@@ -178,10 +179,10 @@ void RailsPeer::lose_rail(std::size_t rail, const std::string& why) {
   }
   if (!status_.ok() || !ending_.empty()) return;
   if (leaving_) {
-    said_goodbye_ = false;  // it may have left by that rail
+    said_goodbye_ = false;  // the close notice may have left on that rail
   } else {
     const Rail* lost = hub_.rail(rail);
-    fmt::print(stderr, "shoal: {}: rank {} is no longer reached by rail {} ({}): {}; going on without it\n", hub_.name(), peer_,
+    fmt::print(stderr, "shoal: {}: rank {} cannot be reached by rail {} ({}): {}; continuing without it\n", hub_.name(), peer_,
                rail, lost == nullptr ? "closed" : lost->traits().device, why);
   }
   resend_from(rail);
@@ -194,7 +195,7 @@ void RailsPeer::on_rail_closed(std::size_t rail, const std::string& why) {
     if (!part.under_way || part.rail != rail) continue;
     part.under_way = false;
     if (several_rails()) --rails_[rail].under_way;
-    --out_[part.slot].unfinished;  // resend_from() counts it again where it has not come
+    --out_[part.slot].unfinished;  // resend_from() counts it again where it has not arrived
   }
   const bool known = rails_[rail].lost;
   if (known) {
@@ -222,7 +223,7 @@ void RailsPeer::on_death(const std::string& why) {
 bool RailsPeer::watch(Clock::time_point now) {
   if (!status_.ok()) return false;
   if (!ending_.empty()) {
-    // Who has left by itself may have to notice that a rail is silent, and say once more what was lost there.
+    // A peer that has sent its close notice may still have to detect a silent rail, and retransmit what was lost there.
     const bool mends = several_rails() && goodbye_at_ && arrived_ < *goodbye_at_ && !peer_died_ && any_rail_left();
     if (now - ending_since_ >= (mends ? kMendingTime : kEndingPatience)) fail({StatusCode::peer_failed, ending_});
     return true;
@@ -246,7 +247,7 @@ bool RailsPeer::watch(Clock::time_point now) {
     want_word();
     if (heard && now - since >= kLostAfter) {
       hub_.close_rail(
-          r, fmt::format("nothing of what was sent to rank {} by it has come for {} ms, though the peer is heard by another",
+          r, fmt::format("nothing sent to rank {} on it has arrived for {} ms, although the peer answers on another rail",
                          peer_, std::chrono::duration_cast<milliseconds>(now - since).count()));
       return true;
     }
@@ -264,19 +265,20 @@ void RailsPeer::fail(Status status) {
 void RailsPeer::leave() {
   if (leaving_) return;
   leaving_ = true;
-  // Where more than the goodbye is to come the peer should be heard soon, be it by one rail: a silent one may take the goodbye.
+  // Where tiles are not acknowledged yet, asks the peer to answer on every rail: a silent rail may swallow the close notice.
   for (std::size_t r = 0; several_rails() && peer_arrived_ != taken_ && r < shape_.rails; ++r) {
     if (!rails_[r].lost) rails_to_ask_ |= 1U << r;
   }
   want_word();
 }
 
-// Completions are no proof: with check sums what was changed on the way is asked for again, and of several rails one may be
-// silent, which is noticed late. With one rail that is not told from a peer that does not look, and nothing could be done.
+// Completions do not prove arrival: with checksums the peer may request a damaged tile again, and one of several rails may be
+// silent, which is detected late. With one rail, a silent rail looks like a peer that makes no progress, and there is no
+// remedy.
 bool RailsPeer::confirms_end() const noexcept { return hub_.sums() || several_rails(); }
 
 bool RailsPeer::is_quiet() const noexcept {
-  // Who leaves may wait for the other's word.
+  // A peer that leaves may wait for this rank's control record.
   const bool owes_word = any_rail_left() && (word_under_way() || (word_due_ && status_.ok()));
   const bool awaited = confirms_end() && goodbye_at_ && owes_word;
   if (!status_.ok() || !ending_.empty()) return !awaited;

@@ -1,4 +1,4 @@
-// RailsPeer: both directions to one peer, over all rails: order, room, acknowledgements, and rails that are lost.
+// RailsPeer: both directions to one peer, over all rails: order, flow control, acknowledgements, and lost rails.
 #pragma once
 
 #include <array>
@@ -28,34 +28,35 @@ constexpr std::size_t round_up(std::size_t bytes) noexcept { return (bytes + kLi
 class Hub;
 using Clock = std::chrono::steady_clock;
 
-/// Who leaves tells a peer that answers what a rail has lost in the last moment: time to notice that it is silent, and more.
+/// Grace period at shutdown in which tiles lost on a failed rail are retransmitted. Longer than the time to detect a silent
+/// rail.
 inline constexpr std::chrono::milliseconds kMendingTime{2500};
 
-/// Sizes that both ends of a lane share.
+/// Sizes that both ends of a link agree on.
 struct LaneShape {
   std::size_t tile_bytes = 0;
-  std::size_t window = 0;       ///< tiles under way in one direction
+  std::size_t window = 0;       ///< tiles in flight in one direction
   std::size_t piece_bytes = 0;  ///< largest payload of a message; a multiple of 64
   std::size_t stripe_bytes = 0;
-  std::size_t write_from = 0;  ///< larger tiles are written into the peer's slots; 0 = none is
+  std::size_t write_from = 0;  ///< larger tiles are written into the peer's slots; 0 = none
   std::size_t max_write_bytes = 0;
   std::size_t rails = 1;
-  /// Pieces of a tile of so many bytes where so many rails carry it.
+  /// Number of pieces of a tile of `bytes` bytes that `alive` rails carry.
   [[nodiscard]] std::size_t pieces(std::size_t bytes, std::size_t alive) const noexcept;
   /// The most messages, without announcements, of a tile that is sent.
   [[nodiscard]] std::size_t max_sent_pieces() const noexcept;
   [[nodiscard]] std::size_t max_pieces() const noexcept;
-  /// What one peer can use up on that rail.
+  /// Number of receives that one peer can consume on that rail.
   [[nodiscard]] std::size_t receives(const RailTraits& rail) const noexcept;
-  /// The most completions of one peer's, in both directions, that can wait on that rail.
+  /// The highest number of completions of one peer, in both directions, that can wait on that rail.
   [[nodiscard]] std::size_t completions(const RailTraits& rail) const noexcept;
   [[nodiscard]] bool is_written(std::size_t bytes) const noexcept { return write_from > 0 && bytes > write_from; }
 };
 
-/// That of all lanes over these rails; piece_bytes is too small for a record where they take too little.
+/// The shape of all links over these rails; piece_bytes is too small for a record where the rails' messages are too small.
 [[nodiscard]] LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept;
 
-/// Parts that wait for room on a rail; each at most once, so that it never grows.
+/// Parts that wait for room on a rail; each part is in it at most once, so it never grows.
 class PartQueue {
  public:
   void make_room(std::size_t parts) { ring_.resize(parts + 1); }
@@ -84,14 +85,14 @@ class RailsPeer {
   RailsPeer(const RailsPeer&) = delete;
   RailsPeer& operator=(const RailsPeer&) = delete;
 
-  /// Takes and registers the memory. Errors: system_error.
+  /// Allocates and registers the memory. Errors: system_error.
   Status prepare();
   /// Ends the registrations.
   void dismiss() noexcept;
   [[nodiscard]] Memory& outbox() noexcept { return outbox_; }
   [[nodiscard]] Memory& slots() noexcept { return slots_; }
 
-  // What a Link offers ------------------------------------------------------------------------------------------------------
+  // Interface of Link -------------------------------------------------------------------------------------------------------
   [[nodiscard]] int peer() const noexcept { return peer_; }
   [[nodiscard]] const LaneShape& shape() const noexcept { return shape_; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, false); }
@@ -101,53 +102,53 @@ class RailsPeer {
   [[nodiscard]] const Arrival* peek() noexcept;
   void release() noexcept;
   [[nodiscard]] const Status& status() const noexcept { return status_; }
-  /// The user has left: says goodbye.
+  /// The caller has destroyed the link: sends the close notice.
   void leave();
 
-  // What the Hub tells ------------------------------------------------------------------------------------------------------
-  /// A message of this lane; true where the receive is held until the tile is released.
+  // Events from the Hub -----------------------------------------------------------------------------------------------------
+  /// A message of this link; true where the receive is held until the tile is released.
   bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
-  /// False where nothing is written to what it names.
+  /// False where no one-sided write to the tile that the mark names is expected.
   [[nodiscard]] bool on_written(const Mark& mark, std::size_t rail);
   void on_sent(Part& part, const Completion& completion);
   void on_word_sent(Short& word, const Completion& completion);
-  /// The rail is closed: what was under way on it is over.
+  /// The rail is closed: its operations in flight have ended.
   void on_rail_closed(std::size_t rail, const std::string& why);
-  /// The peer's process has ended. What it had sent still comes.
+  /// The peer's process has ended. Data that it had sent still arrives.
   void on_death(const std::string& why);
-  /// Looks at the clock; true where it wants to be called again soon.
+  /// Checks timeouts; true where it must be called again soon.
   bool watch(Clock::time_point now);
   /// Sends what can be sent; false where something is left because a queue was full.
   bool pump();
   void fail(Status status);
 
   [[nodiscard]] bool has_news() const noexcept { return arrived_ > released_ && shown_ <= released_; }
-  /// Everything has left, the goodbye too, and has come where that may be asked.
+  /// All data and the close notice have left, and have been acknowledged where confirms_end().
   [[nodiscard]] bool is_quiet() const noexcept;
-  /// This rank leaves, and the peer, which answers, does not have all yet.
+  /// This rank leaves; the peer answers, but has not acknowledged all tiles yet.
   [[nodiscard]] bool is_mending() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size() + checked_.size(); }
 
-  // What the two ends have told each other when they met
+  // State of the handshake
   // -----------------------------------------------------------------------
   struct Meeting {
     Nonce nonce{};
     std::optional<Nonce> peer_nonce;
     bool answered = false;    ///< the peer has answered
     bool answers = false;     ///< the peer waits for an answer
-    bool has_answer = false;  ///< ours has left
+    bool has_answer = false;  ///< this rank's answer has left
     int tries = 0;
     Clock::time_point next_hello{};
     Short hello;
     Short answer;
     std::string last_error;
     [[nodiscard]] bool done() const noexcept { return answered && has_answer; }
-    [[nodiscard]] bool proven() const noexcept { return peer_nonce.has_value(); }  ///< the peer has shown itself
+    [[nodiscard]] bool proven() const noexcept { return peer_nonce.has_value(); }  ///< the peer is authenticated
   };
   Meeting meeting;
-  std::uint16_t index = 0;       ///< as this end counts
-  std::uint16_t peer_index = 0;  ///< as the peer counts
+  std::uint16_t index = 0;       ///< number of this link at this end
+  std::uint16_t peer_index = 0;  ///< number of this link at the peer
   PacketKey key_out;
   PacketKey key_in;
   std::vector<std::uint64_t> addresses;               ///< of the peer, by rail
@@ -163,13 +164,13 @@ class RailsPeer {
     TileHeader tile;
     std::uint64_t position = 0;
     std::uint32_t pieces = 1;
-    std::uint32_t unfinished = 0;  ///< parts that are queued or under way
+    std::uint32_t unfinished = 0;  ///< parts that are queued or in flight
     bool by_write = false;
     bool summed = false;
     std::uint32_t sum = 0;
     bool arrived = true;
-    const std::byte* lent = nullptr;  ///< where it lies; null: in the outbox
-    bool may_move = false;            ///< the rail that carries what is lent can be told of a copy
+    const std::byte* lent = nullptr;  ///< the payload in the caller's memory; null: it is in the outbox
+    bool may_move = false;            ///< the rail can redirect the lent payload to a copy
     std::array<RegistrationCache::Entry*, kMaxRails> entries{};
   };
   struct Incoming {
@@ -178,7 +179,7 @@ class RailsPeer {
     bool complete = false;
     bool summed = false;
     std::uint32_t sum = 0;
-    std::uint32_t wrong = 0;  ///< so many times
+    std::uint32_t wrong = 0;  ///< number of wrong checksums in a row
     std::uint32_t pieces = 0;
     std::uint32_t got = 0;
     std::bitset<kMaxPieces> have;
@@ -187,9 +188,9 @@ class RailsPeer {
   };
   struct RailState {
     bool lost = false;
-    RailLoad load;                    ///< not known to have come
+    RailLoad load;                    ///< bytes that are not acknowledged
     std::uint32_t under_way = 0;      ///< operations that have not completed
-    Clock::time_point waits_since{};  ///< for the next of its pieces to come, or of its operations to complete
+    Clock::time_point waits_since{};  ///< start of the wait for the next arrival or completion
     Clock::time_point heard{};
   };
 
@@ -215,7 +216,7 @@ class RailsPeer {
   [[nodiscard]] double best_speed() const noexcept;
   int post(Part& part, std::size_t rail);
   int post_word();
-  /// The peer may soon wait for room that it has already.
+  /// The peer may soon wait for room that has been released already, but not reported.
   [[nodiscard]] bool owes_release() const noexcept {
     return released_ - told_released_ >= std::max<std::size_t>(1, shape_.window / 4);
   }
@@ -250,9 +251,9 @@ class RailsPeer {
   const int peer_;
   const LaneShape shape_;
   Status status_;
-  std::string ending_;  ///< why; not empty: nothing more is sent, and the lane fails when nothing more comes
+  std::string ending_;  ///< the reason; not empty: nothing more is sent, and the link fails when nothing more arrives
   Clock::time_point ending_since_{};
-  std::optional<std::uint64_t> goodbye_at_;  ///< the peer has sent so many tiles and left
+  std::optional<std::uint64_t> goodbye_at_;  ///< the peer has left after this many tiles
   bool peer_died_ = false;
 
   // Outgoing
@@ -268,27 +269,27 @@ class RailsPeer {
   std::uint64_t peer_arrived_ = 0;
   bool refused_ = false;
   std::array<RailState, kMaxRails> rails_{};
-  std::size_t last_rail_ = 0;  ///< by which the peer was heard
+  std::size_t last_rail_ = 0;  ///< on which the latest packet of the peer arrived
 
-  // Words
-  std::array<Word, kMaxRails> words_;  // one by each rail, so that a rail that swallows one holds up no others
+  // Control records
+  std::array<Word, kMaxRails> words_;  // one for each rail, so that a silent rail holds up only its own
   bool word_due_ = false;
   bool leaving_ = false;
-  bool answered_leaving_ = false;  ///< the peer was heard since
+  bool answered_leaving_ = false;  ///< a packet of the peer has arrived since
   bool said_goodbye_ = false;
-  std::uint32_t rails_lost_ = 0;       ///< bits: here
-  std::uint32_t peer_rails_lost_ = 0;  ///< there, and the peer has taken its slots from them
-  std::uint32_t rails_to_tell_ = 0;    ///< lost here, and the peer does not know
+  std::uint32_t rails_lost_ = 0;       ///< bits: lost at this end
+  std::uint32_t peer_rails_lost_ = 0;  ///< bits: lost at the peer, which has removed its slots from them
+  std::uint32_t rails_to_tell_ = 0;    ///< bits: lost at this end, not reported to the peer yet
   std::uint32_t rails_to_ask_ = 0;
   std::optional<std::size_t> answer_on_;
-  std::uint64_t slots_to_ask_ = 0;  ///< bits: what lay there was changed on the way, and the peer does not know
+  std::uint64_t slots_to_ask_ = 0;  ///< bits: slots of damaged tiles, not reported to the peer yet
 
   // Incoming
   Memory slots_;
-  Memory checked_;  // copies of what was written with a sum: by slot
+  Memory checked_;  // copies of written tiles with checksums: by slot
   std::size_t slot_stride_ = 0;
   std::vector<Incoming> in_;
-  std::array<std::uint32_t, kMaxRails> come_{};  ///< by rail: pieces and announcements that have come
+  std::array<std::uint32_t, kMaxRails> come_{};  ///< by rail: pieces and announcements that have arrived
   std::uint64_t released_ = 0;
   std::uint64_t arrived_ = 0;
   std::uint64_t shown_ = 0;

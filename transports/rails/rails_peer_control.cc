@@ -1,4 +1,4 @@
-// RailsPeer: what the two ends tell each other beside tiles.
+// RailsPeer: control records.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -9,7 +9,8 @@
 namespace shoal::rails {
 namespace {
 
-// Words leave by a rail on which the peer was heard within this time: by others they might vanish.
+// Control records leave on a rail on which a packet of the peer arrived within this time of the latest one: on other rails
+// they might be lost.
 constexpr std::chrono::milliseconds kHeardLately{50};
 
 }  // namespace
@@ -19,7 +20,7 @@ void RailsPeer::want_word() {
   hub_.want_pump(*this);
 }
 
-// Words wait behind what is on its way by their rail.
+// A control record waits behind the data in flight on its rail.
 std::size_t RailsPeer::soonest_word_rail() const noexcept {
   if (!several_rails()) return 0;
   const double otherwise = best_speed();
@@ -31,7 +32,7 @@ std::size_t RailsPeer::soonest_word_rail() const noexcept {
   return soonest;
 }
 
-// The rail that is wanted, or else any; -1 where each has a word under way.
+// The wanted rail, or else any other; -1 where each rail has a control record in flight.
 int RailsPeer::choose_word_rail(std::size_t wanted) const noexcept {
   for (std::size_t i = 0; i < shape_.rails; ++i) {
     const std::size_t r = (wanted + i) % shape_.rails;
@@ -60,7 +61,7 @@ int RailsPeer::post_word() {
     position = taken_;
   }
   const int chosen = choose_word_rail(wanted);
-  if (chosen < 0) return 0;  // the completion of one lets this one go
+  if (chosen < 0) return 0;  // the completion of another control record lets this one leave
   const auto rail = static_cast<std::size_t>(chosen);
   Word& word = words_[rail];
   Packet packet = front(kind);
@@ -91,7 +92,7 @@ int RailsPeer::post_word() {
   return 0;
 }
 
-// It has not left: what it says is said by another.
+// The control record has not left: another one carries its contents.
 void RailsPeer::take_back_word(Word& word) {
   word.under_way = false;
   if (word.kind == PacketKind::rail_lost) rails_to_tell_ |= 1U << word.position;
@@ -110,7 +111,7 @@ void RailsPeer::on_word_sent(Short& sent, const Completion& completion) {
   word.under_way = false;
   if (completion.error != 0) {
     take_back_word(word);
-    lose_rail(word.rail, hub_.rail(word.rail) != nullptr ? hub_.rail(word.rail)->describe(completion) : "it is closed");
+    lose_rail(word.rail, hub_.rail(word.rail) != nullptr ? hub_.rail(word.rail)->describe(completion) : "the rail is closed");
   }
   if (word_due_) hub_.want_pump(*this);
 }

@@ -1,4 +1,4 @@
-// RailsPeer: what arrives, and the tiles that it makes.
+// RailsPeer: packets and writes that arrive, and the tiles that they make up.
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
@@ -15,13 +15,13 @@
 namespace shoal::rails {
 namespace {
 
-constexpr std::uint64_t kMostMarks = 64;  // of a packet, which may be older than what has been sent since
-constexpr std::uint32_t kMostWrong = 16;  // what comes damaged so many times in a row comes so every time
+constexpr std::uint64_t kMostMarks = 64;  // bits of arrived_after; later tiles may lie beyond them, as a packet may be old
+constexpr std::uint32_t kMostWrong = 16;  // a tile that is damaged this often in a row will not arrive intact
 
 }  // namespace
 
 void RailsPeer::take_acknowledgements(const Packet& packet, std::size_t rail) {
-  if (packet.released > taken_ || packet.arrived > taken_) return;  // nonsense
+  if (packet.released > taken_ || packet.arrived > taken_) return;  // invalid
   peer_arrived_ = std::max(peer_arrived_, packet.arrived);
   answered_leaving_ |= leaving_;
   if (several_rails()) {
@@ -47,7 +47,7 @@ void RailsPeer::take_acknowledgements(const Packet& packet, std::size_t rail) {
 RailsPeer::Incoming* RailsPeer::incoming_for(std::uint64_t position) noexcept {
   if (position < released_ || position - released_ >= shape_.window) return nullptr;
   Incoming& incoming = in_[position % shape_.window];
-  return incoming.complete ? nullptr : &incoming;  // it comes once more
+  return incoming.complete ? nullptr : &incoming;  // a duplicate
 }
 
 void RailsPeer::finish_incoming(Incoming& incoming, std::uint64_t position) {
@@ -62,12 +62,12 @@ void RailsPeer::finish_incoming(Incoming& incoming, std::uint64_t position) {
     while (arrived_ - released_ < shape_.window && in_[arrived_ % shape_.window].complete) ++arrived_;
     hub_.note_move();
   }
-  // Whoever shares the load among rails wants to know what has come.
+  // The sender uses these acknowledgements to share the load among rails.
   if (several_rails() && position + 1 >= told_arrived_ + std::max<std::size_t>(1, shape_.window / 4)) want_word();
   end_if_all_came(false);
 }
 
-// A card may write a payload once more, and this time it may be damaged: what is shown is the copy that was checked.
+// A card may write a payload a second time, and that write may be damaged. So the link shows the copy that was checked.
 bool RailsPeer::is_sound(Incoming& incoming, std::size_t slot) {
   if (!incoming.announced) return crc32c(incoming.data) == incoming.sum;
   std::byte* const copy = checked_.data() + slot * slot_stride_;
@@ -75,24 +75,24 @@ bool RailsPeer::is_sound(Incoming& incoming, std::size_t slot) {
   return copy_with_crc32c(copy, written) == incoming.sum;
 }
 
-// What was changed on the way has not come.
+// Requests a damaged tile again: it counts as not arrived.
 void RailsPeer::ask_again(Incoming& incoming, std::uint64_t position) {
   const std::uint32_t wrong = incoming.wrong + 1;
   forget(incoming);
   incoming.wrong = wrong;
   if (wrong == kMostWrong) {
     return fail({StatusCode::peer_failed,
-                 fmt::format("rank {} sent tile {} with a wrong check sum, {} times in a row", peer_, position, wrong)});
+                 fmt::format("rank {} sent tile {} with a wrong checksum, {} times in a row", peer_, position, wrong)});
   }
   if (!std::exchange(said_damage_, true)) {
-    fmt::print(stderr, "shoal: {}: a tile from rank {} came with a wrong check sum and is sent again; this is said once\n",
+    fmt::print(stderr, "shoal: {}: a tile from rank {} arrived with a wrong checksum and is retransmitted (reported once)\n",
                hub_.name(), peer_);
   }
   slots_to_ask_ |= std::uint64_t{1} << position % shape_.window;
   want_word();
 }
 
-// The peer has left. It may wait to hear that nothing is wanted again.
+// The peer has left. It may wait for the acknowledgement that no tile is requested again.
 void RailsPeer::end_if_all_came(bool peer_knows) {
   if (!goodbye_at_ || arrived_ < *goodbye_at_) return;
   if (!confirms_end() || peer_knows) {
@@ -116,7 +116,7 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
       if (packet.position >= shape_.rails) return false;
       peer_rails_lost_ |= 1U << packet.position;
       if (std::exchange(refused_, false)) hub_.note_move();
-      lose_rail(packet.position, "the other end has lost it");
+      lose_rail(packet.position, "the peer has lost it");
       return false;
     case PacketKind::goodbye:
       goodbye_at_ = packet.position;
@@ -132,13 +132,13 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
   }
   const bool announces = packet.kind == PacketKind::announce;
   if (announces != shape_.is_written(packet.tile.size_bytes)) {  // both ends have agreed on which tiles are written
-    count_refusal(hub_.name(), announces ? "it announced a tile that is not written" : "it sent a tile that is to be written");
+    count_refusal(hub_.name(), announces ? "a tile that is not written was announced" : "a tile that is written was sent");
     return false;
   }
   ++come_[receive.rail];
   Incoming* incoming = incoming_for(packet.position);
   if (incoming == nullptr) {
-    if (several_rails()) want_word();  // the sender does not know that it has come
+    if (several_rails()) want_word();  // the sender does not know that the tile has arrived
     return false;
   }
   if (incoming->pieces == 0) {
@@ -146,7 +146,7 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
     incoming->tile = packet.tile;
     incoming->summed = packet.summed;
     incoming->sum = packet.sum;
-    // Pieces that the tile does not have were nobody's.
+    // Drops the bits of pieces that the tile does not have.
     incoming->have &= ~std::bitset<kMaxPieces>{} >> (kMaxPieces - (announces ? packet.pieces : 0));
     incoming->got = static_cast<std::uint32_t>(incoming->have.count());
   }
@@ -173,7 +173,7 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
   return held;
 }
 
-// The key of the slots is all that guards a write: its mark proves nothing. It may come before the announcement.
+// Only the key of the slots protects a write: its mark is not authenticated. A write may arrive before the announcement.
 bool RailsPeer::on_written(const Mark& mark, std::size_t rail) {
   if (!status_.ok()) return true;
   if (shape_.write_from == 0 || mark.piece >= shape_.max_pieces()) return false;
@@ -182,7 +182,7 @@ bool RailsPeer::on_written(const Mark& mark, std::size_t rail) {
   const bool known = incoming != nullptr && incoming->pieces != 0;
   if (known && (!incoming->announced || mark.piece >= incoming->pieces)) return false;
   ++come_[rail];
-  if (incoming == nullptr || incoming->have[mark.piece]) return true;  // once more
+  if (incoming == nullptr || incoming->have[mark.piece]) return true;  // a duplicate
   incoming->have[mark.piece] = true;
   ++incoming->got;
   finish_incoming(*incoming, released_ + ahead);

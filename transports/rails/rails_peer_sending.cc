@@ -1,4 +1,4 @@
-// RailsPeer: tiles on their way out, piece by piece.
+// RailsPeer: sending tiles, piece by piece.
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -15,7 +15,7 @@
 namespace shoal::rails {
 namespace {
 
-// Who gives up waits so long for rails that read what it has lent, before it closes them.
+// How long a sender that aborts waits for rails that still read lent memory, before it closes them.
 constexpr std::chrono::milliseconds kGivingUpTime{200};
 
 }  // namespace
@@ -26,12 +26,12 @@ std::uint32_t RailsPeer::pieces_of(std::size_t bytes) const noexcept {
   return static_cast<std::uint32_t>(shape_.pieces(bytes, alive));
 }
 
-// Should the sender give up, the rail can be told of a copy.
+// Whether any memory may be lent: if the sender aborts, the rail can be redirected to a copy.
 bool RailsPeer::may_lend_any() const noexcept {
   return pidfd >= 0 && !several_rails() && hub_.rail(0)->redirects(addresses[0]);
 }
 
-// Where that is not possible the tile is copied.
+// Prepares zero-copy. False where that is not possible: then the tile is copied.
 bool RailsPeer::register_lent(Outgoing& out, std::span<const std::byte> data) {
   if (!hub_.worth_lending(data)) return false;
   out.may_move = may_lend_any();
@@ -66,12 +66,13 @@ bool RailsPeer::take(const TileHeader& header, std::span<const std::byte> data, 
   if (!status_.ok() || !ending_.empty() || leaving_) return false;
   const std::size_t slot = taken_ % shape_.window;
   Outgoing& out = out_[slot];
-  // The second: a card may still read, or write once more, what the peer has released already.
+  // The second condition: a card may still read, or write a second time, a tile that the peer has released already.
   if (taken_ - peer_released_ == shape_.window || out.unfinished != 0) {
     refused_ = true;
     return false;
   }
-  // An operation that failed may still arrive: until the peer has closed its slots to a lost rail nothing new is written there.
+  // An operation that failed may still arrive. So nothing new is written until the peer has removed its slots from the lost
+  // rail.
   const bool by_write = shape_.is_written(data.size());
   if (by_write && (rails_lost_ & ~peer_rails_lost_) != 0) {
     refused_ = true;
@@ -79,7 +80,7 @@ bool RailsPeer::take(const TileHeader& header, std::span<const std::byte> data, 
   }
   unregister_lent(out);
   out.summed = hub_.sums();
-  if (out.summed) {  // what is wanted once more is still here
+  if (out.summed) {  // the copy serves retransmissions
     out.sum = copy_with_crc32c(payload_of(slot), data);
   } else if (lend && register_lent(out, data)) {
     out.lent = data.data();
@@ -98,7 +99,7 @@ bool RailsPeer::take(const TileHeader& header, std::span<const std::byte> data, 
   return true;
 }
 
-// From now on its parts leave from a copy. Those under way go on from there where the rail can be told.
+// From now on the tile's parts are sent from a copy. Parts in flight continue from the copy where the rail can be redirected.
 void RailsPeer::leave_lent(std::size_t slot) {
   Outgoing& out = out_[slot];
   std::memcpy(payload_of(slot), std::exchange(out.lent, nullptr), out.tile.size_bytes);
@@ -114,11 +115,12 @@ void RailsPeer::leave_lent(std::size_t slot) {
   if (!read) unregister_lent(out);
 }
 
-// A peer that is gone shows nobody what it gets.
+// A peer that has died or left shows no caller what still arrives there.
 bool RailsPeer::is_read(const Part& part) const noexcept { return part.under_way && part.lent && !peer_died_ && !goodbye_at_; }
 
-// What a rail goes on reading it may send as it lies there then, and the peer would take it for the tile: such a rail gets a
-// moment, and is closed. That alone ends it for sure, though it is for all peers; by others the tile leaves from the copy.
+// A rail that goes on reading lent memory may send its later contents, and the peer would take these for the tile. Such a
+// rail has kGivingUpTime to complete, and is then closed. Only closing ends the reads for certain, although it closes the
+// rail for all peers. On other rails the tile is sent from the copy.
 void RailsPeer::keep_copies() {
   for (std::uint64_t p = sent_; p < taken_; ++p) {
     if (out_[p % shape_.window].lent != nullptr) leave_lent(p % shape_.window);
@@ -133,13 +135,11 @@ void RailsPeer::keep_copies() {
   if (!any_read()) return;
   hub_.move_until([&] { return !any_read(); }, kGivingUpTime);
   for (std::size_t r = 0; r < shape_.rails; ++r) {
-    if (read(r))
-      hub_.close_rail(r,
-                      fmt::format("it was closed on this side, since rank {} did not take what was lent to it in time", peer_));
+    if (read(r)) hub_.close_rail(r, fmt::format("this rank closed it, because rank {} did not take lent tiles in time", peer_));
   }
 }
 
-// Until a rail is measured it counts as being as fast as the best.
+// A rail that is not measured counts as being as fast as the best one.
 double RailsPeer::best_speed() const noexcept {
   double best = 0;
   for (std::size_t r = 0; r < shape_.rails; ++r) best = std::max(best, rails_[r].load.last_bytes_per_us());
@@ -246,7 +246,7 @@ bool RailsPeer::pump() {
       queue_.pop();
     }
   }
-  // What has been released is told by a word only where no tile has told it on its way since.
+  // A control record reports releases only where no tile that was sent since has reported them.
   if ((word_due_ || owes_release()) && status_.ok()) return post_word() != kAgain;
   return true;
 }
@@ -267,7 +267,7 @@ void RailsPeer::count_sent() {
   while (sent_ < taken_) {
     Outgoing& out = out_[sent_ % shape_.window];
     if (out.unfinished != 0) return;
-    // What was lent may have to leave once more, by another rail, until it has come.
+    // A lent tile may have to be retransmitted on another rail until it has arrived.
     if (out.lent != nullptr && several_rails() && !out.arrived) return;
     unregister_lent(out);
     ++sent_;
@@ -279,27 +279,27 @@ void RailsPeer::drop_queue() {
   while (!queue_.empty()) {
     Part& part = queue_.front();
     queue_.pop();
-    // Not counted as sent: it was not.
+    // Does not count as sent: the part has not left.
     --out_[part.slot].unfinished;
   }
 }
 
 void RailsPeer::on_sent(Part& part, const Completion& completion) {
   part.under_way = false;
-  if (completion.error != 0) want_word();  // what its packet said of releases may not have come
+  if (completion.error != 0) want_word();  // the releases that its packet reported may not have arrived
   if (several_rails()) {
     --rails_[part.rail].under_way;
     rails_[part.rail].waits_since = hub_.now();
   }
   const Outgoing& out = out_[part.slot];
   const std::size_t rail = part.rail;
-  // What has left by a rail that is lost since may have met an end of it that the peer has closed.
+  // A part that left on a rail lost since then may have reached an end that the peer had closed.
   const bool may_be_gone = completion.error != 0 || (several_rails() && rails_[rail].lost);
   if (!(may_be_gone || part.again) || out.arrived || out.position < peer_released_) return finish_part(part);
   if (status_.ok() && ending_.empty()) {
     queue_.push(part);
     if (completion.error != 0 && !rails_[rail].lost)
-      lose_rail(rail, hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "it is closed");
+      lose_rail(rail, hub_.rail(rail) != nullptr ? hub_.rail(rail)->describe(completion) : "the rail is closed");
     hub_.want_pump(*this);
   } else {
     --out_[part.slot].unfinished;

@@ -28,7 +28,7 @@ bool RegistrationCache::make_room(std::size_t bytes) noexcept {
 }
 
 RegistrationCache::Entry* RegistrationCache::acquire(const std::byte* data, std::size_t bytes, std::uint64_t changes) {
-  const auto offset = static_cast<std::size_t>(data - lasting_.data());  // wraps where it lies before
+  const auto offset = static_cast<std::size_t>(data - lasting_.data());  // wraps where `data` lies before it
   if (lasting_.empty() || offset >= lasting_.size() || bytes > lasting_.size() - offset) return nullptr;
   if (changes != changes_) {
     changes_ = changes;

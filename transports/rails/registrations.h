@@ -1,4 +1,4 @@
-// Registrations of memory that lasts, kept for the next time: a cache with bounds.
+// A bounded cache of registrations of lasting memory.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +17,9 @@ struct RegistrationLimits {
   std::size_t entries = 256;
 };
 
-/// What one rail has registered of memory that stays mapped. Whole blocks of it, so that neighbouring tiles share one. Those
-/// that nobody uses go, the longest unused first, when there is no room, and all of them when pages may have changed behind
-/// them: a card goes on reading the old ones. Thread rule: that of the rail.
+/// Registrations of one rail, for memory that stays mapped. It registers whole blocks, so that neighbouring tiles share one.
+/// When there is no room, it drops registrations that are not in use, the least recently used first. When pages may have
+/// changed, it drops all: a card would go on reading the old pages. Thread rule: that of the rail.
 class RegistrationCache {
  public:
   struct Entry {
@@ -27,7 +27,7 @@ class RegistrationCache {
     Registration registration;
     std::uint32_t users = 0;
     std::uint64_t used_at = 0;
-    bool stale = false;  ///< goes with its last user
+    bool stale = false;  ///< dropped with its last user
   };
   static constexpr std::size_t kBlockBytes = std::size_t{2} << 20;
 
@@ -35,11 +35,11 @@ class RegistrationCache {
   RegistrationCache(const RegistrationCache&) = delete;
   RegistrationCache& operator=(const RegistrationCache&) = delete;
 
-  /// Null where [data, data + bytes) is not within the lasting memory, or there is no room beside what is in use, or the rail
-  /// refuses. `changes`: another number than the last time where pages have been given back since.
+  /// Null where [data, data + bytes) is not within the lasting memory, where entries in use leave no room, or where the rail
+  /// refuses. `changes`: differs from the previous call where pages have been given back to the system since.
   Entry* acquire(const std::byte* data, std::size_t bytes, std::uint64_t changes);
   void release(Entry& entry);
-  /// Ends all registrations; to be called before the rail goes. No entry is used afterwards.
+  /// Ends all registrations; to be called before the rail is destroyed. No entry may be used afterwards.
   void clear() noexcept;
 
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }

@@ -11,7 +11,7 @@ namespace shoal::rails {
 namespace {
 
 constexpr std::uint32_t kRecordMagic = 0x52494641;  // "AFIR" in the order of the bytes
-constexpr std::size_t kPreludeBytes = 8;            // of a record magic and check sum, of a packet its proof
+constexpr std::size_t kPreludeBytes = 8;            // record: magic and checksum; packet: its proof
 constexpr std::size_t kProvenBytes = kRecordBytes - sizeof(Proof);
 constexpr std::size_t kCacheLine = 64;
 
@@ -77,7 +77,7 @@ void each_record_field(R& record, Fields&& field) {
 constexpr std::size_t kRecordFields = 2 + 2 + 3 * 4 + 8 + 5 * 4 + 2 + 2 + 2 * 8 + 2 * 16 + kMaxRails * 16;
 static_assert(kPreludeBytes + kRecordFields <= kProvenBytes);
 
-// Folds whole 8-byte words: whatever changes in one of them changes the result.
+// Folds whole 8-byte words: a change in any of them changes the result.
 std::uint64_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
   std::uint64_t sum = 0x9e3779b97f4a7c15;
   for (std::size_t i = 0; i < count; i += 8) {
@@ -89,7 +89,7 @@ std::uint64_t sum_of(const std::byte* bytes, std::size_t count) noexcept {
   return sum;
 }
 
-// A check sum that only the two ends can make: 62 ns, where one that anybody can make takes 33.
+// A checksum that only the two ends can compute: 62 ns, instead of 33 ns for one without a key.
 static_assert(crypto_shorthash_BYTES == sizeof(std::uint64_t) && crypto_shorthash_KEYBYTES == sizeof(PacketKey::secret));
 std::uint64_t proof_of_packet(const std::byte* at, const PacketKey& key) noexcept {
   std::array<unsigned char, crypto_shorthash_BYTES> proof{};

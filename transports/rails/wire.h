@@ -1,4 +1,4 @@
-// What travels between two ofi transports: packets and the two records of the handshake, little-endian and of fixed size.
+// The wire format of rails transports: packets and the two handshake records, little-endian and of fixed size.
 #pragma once
 
 #include <array>
@@ -15,29 +15,29 @@ namespace shoal::rails {
 inline constexpr std::uint16_t kWireVersion = 4;
 inline constexpr std::size_t kMaxRails = 8;
 inline constexpr std::size_t kMaxPieces = 256;  ///< of one tile
-inline constexpr std::size_t kMaxWindow = 64;   ///< tiles under way on a link
+inline constexpr std::size_t kMaxWindow = 64;   ///< tiles in flight on a link
 
 enum class PacketKind : std::uint8_t {
   data = 1,       ///< a piece of a tile, or all of it
   announce = 2,   ///< the header of a tile whose pieces are written into the receiver's memory
-  note = 3,       ///< only what every packet says of the other direction
-  goodbye = 4,    ///< this end leaves in order; `position` tiles were sent
-  ask = 5,        ///< a note is wanted, on the rail by which this came
-  rail_lost = 6,  ///< this end uses its rail number `position` no more for this link, and lets nobody write by it
-  again = 7,      ///< the tile `position` came with a wrong check sum: all of it is wanted once more
+  note = 3,       ///< only the acknowledgements that every packet has
+  goodbye = 4,    ///< close notice: the sender leaves in order; it has sent `position` tiles
+  ask = 5,        ///< requests a note on the rail on which this packet arrived
+  rail_lost = 6,  ///< the sender no longer uses its rail `position` for this link, and lets no peer write by it
+  again = 7,      ///< the tile `position` arrived with a wrong checksum: requests all of it again
 };
 
-/// The front of every message between ranks that have met. `released`, `arrived`, `arrived_after` and `come` tell of the
-/// opposite direction of the link.
+/// The header of every message after the handshake. `released`, `arrived`, `arrived_after` and `come` are about the opposite
+/// direction of the link.
 struct Packet {
   PacketKind kind = PacketKind::data;
-  std::uint16_t link = 0;                       ///< as the receiver counts its links
-  std::uint64_t token = 0;                      ///< tells whose packet it is where the rest was changed on the way; no secret
-  std::uint64_t released = 0;                   ///< tiles below have been released: there is room for as many more
-  std::uint64_t arrived = 0;                    ///< tiles below have arrived
+  std::uint16_t link = 0;                       ///< number of the link at the receiver
+  std::uint64_t token = 0;                      ///< identifies the link where the other bytes are damaged; not secret
+  std::uint64_t released = 0;                   ///< tiles below this number are released: there is room for as many more
+  std::uint64_t arrived = 0;                    ///< tiles below this number have arrived
   std::uint64_t arrived_after = 0;              ///< bit i: tile arrived + 1 + i has arrived as well
-  std::array<std::uint32_t, kMaxRails> come{};  ///< by rail, modulo 2^32: pieces and announcements that have come by it
-  std::uint32_t sent_us = 0;                    ///< when that was so, by the sender's clock, modulo 2^32
+  std::array<std::uint32_t, kMaxRails> come{};  ///< by rail, modulo 2^32: pieces and announcements that have arrived on it
+  std::uint32_t sent_us = 0;                    ///< time of these counts by the sender's clock, in us, modulo 2^32
   std::uint64_t position = 0;                   ///< of the tile on its link
   TileHeader tile;
   std::uint32_t piece = 0;
@@ -49,23 +49,23 @@ struct Packet {
 };
 inline constexpr std::size_t kPacketBytes = 128;
 
-/// Of one direction of a link, made of what both ends said when they met.
+/// Key of one direction of a link, derived from the job's key and the nonces of the handshake.
 struct PacketKey {
   std::uint64_t token = 0;             ///< travels in the clear
-  std::array<std::byte, 16> secret{};  ///< proves each packet, its position included: SipHash-2-4 of all of it
+  std::array<std::byte, 16> secret{};  ///< authenticates each packet and its position: SipHash-2-4 over all of it
 };
-/// Who does not hold the job's key does not know it, and no other meeting has the same.
+/// Only holders of the job's key can compute it, and no other handshake has the same one.
 [[nodiscard]] PacketKey make_packet_key(const Key& key, const Nonce& sender, const Nonce& receiver) noexcept;
 
 void encode(const Packet& packet, const PacketKey& key, std::span<std::byte, kPacketBytes> bytes) noexcept;
-/// Empty where the bytes are no packet or make no sense: not proven by that key, a wrong kind, a piece or size out of range.
+/// Empty where the bytes are no valid packet: not authenticated by that key, a wrong kind, a piece or size out of range.
 [[nodiscard]] std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
                                                   std::size_t max_tile_bytes) noexcept;
-/// A packet of which one bit was changed on the way, as it was: all are tried. Empty where more was changed. Takes 0.1 ms: only
-/// for bytes that bear the token of a link, but for a bit.
+/// Repairs a packet in which one bit was flipped in transit, by trying all bits. Empty where more bits were flipped. Takes
+/// 0.1 ms: only for bytes that carry the token of a link, except for one bit.
 [[nodiscard]] std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
                                                 std::size_t max_tile_bytes) noexcept;
-/// What stands in the place of the link and of the token, whatever else the bytes are.
+/// The bytes at the positions of the link and of the token, unchecked.
 [[nodiscard]] std::uint16_t link_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
 [[nodiscard]] std::uint64_t token_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
 
@@ -88,11 +88,11 @@ inline constexpr std::uint64_t kMarkPositions = 4096;
 [[nodiscard]] Mark to_mark(std::uint32_t data) noexcept;
 
 enum class RecordKind : std::uint16_t {
-  hello = 1,   ///< a rank shows itself, until it is answered
-  answer = 2,  ///< made for that hello: it covers both nonces
+  hello = 1,   ///< sent until the peer answers
+  answer = 2,  ///< answers one hello: covers both nonces
 };
 
-/// How two ranks meet. Each side sends its own values; whether they fit is for the other side to judge.
+/// A handshake record. Each side sends its own values; the receiver checks whether they match its own.
 struct Record {
   RecordKind kind = RecordKind::hello;
   std::uint16_t version = kWireVersion;
@@ -103,14 +103,14 @@ struct Record {
   std::uint32_t tile_bytes = 0;
   std::uint32_t window = 0;
   std::uint32_t stripe_bytes = 0;
-  std::uint32_t piece_bytes = 0;  ///< largest payload that its receives have room for
-  std::uint32_t write_from = 0;   ///< larger tiles may be written to its slots; 0 = it has none
+  std::uint32_t piece_bytes = 0;  ///< largest payload for which its receives have room
+  std::uint32_t write_from = 0;   ///< larger tiles may be written to its slots; 0 = the sender has no slots
   std::uint16_t rails = 0;
-  std::uint16_t link = 0;  ///< as its sender counts the link
-  std::uint64_t host = 0;  ///< a number of host and process namespace
+  std::uint16_t link = 0;  ///< number of the link at the sender
+  std::uint64_t host = 0;  ///< identifies host and process namespace
   std::uint64_t process = 0;
   Nonce nonce{};
-  Nonce peer_nonce{};  ///< of an answer
+  Nonce peer_nonce{};  ///< in an answer: nonce of the receiver
   struct Slots {
     std::uint64_t base = 0;
     std::uint64_t key = 0;
@@ -124,10 +124,10 @@ inline constexpr std::size_t kRecordBytes = 288;
 using RecordBytes = std::array<std::byte, kRecordBytes>;
 
 [[nodiscard]] RecordBytes encode(const Record& record, const Key& key) noexcept;
-/// Empty where the bytes are no record. Neither version nor proof is judged.
+/// Empty where the bytes are no record. Checks neither version nor proof.
 [[nodiscard]] std::optional<Record> decode_record(std::span<const std::byte, kRecordBytes> bytes) noexcept;
 [[nodiscard]] bool is_proven(std::span<const std::byte, kRecordBytes> bytes, const Key& key) noexcept;
-/// Whether a message is meant to be a record, by its first bytes.
+/// Whether a message is a record, by its first bytes.
 [[nodiscard]] bool looks_like_record(std::span<const std::byte> message) noexcept;
 
 }  // namespace shoal::rails

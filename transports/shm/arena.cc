@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kLargePageBytes = std::size_t{2} << 20;
-// Only addresses: every rank of a host maps the arenas of all others, and there are 2^47 bytes of those.
-#ifdef SHOAL_TSAN  // has room for few
+// Costs address space only: every rank of a host maps the arenas of all its peers, and there are 2^47 bytes of address space.
+#ifdef SHOAL_TSAN  // its processes have little address space
 constexpr std::size_t kMaxArenaBytes = std::size_t{4} << 30;
 #else
 constexpr std::size_t kMaxArenaBytes = std::size_t{256} << 30;
@@ -56,13 +56,13 @@ Arena* Arena::instance() {
   static std::mutex mutex;
   static Arena* arena = nullptr;
   const std::scoped_lock lock(mutex);
-  // What a parent has handed out is not known to be free here, so a child starts with an arena of its own.
+  // A forked child does not know which pieces its parent has handed out, so it starts with an arena of its own.
   if (arena == nullptr || arena->owner_ != ::getpid()) arena = make();
   return arena->base_ == nullptr ? nullptr : arena;
 }
 
 Result<void*> Arena::allocate(std::size_t bytes) {
-  if (bytes == 0) return Status(StatusCode::invalid_argument, "shared memory: 0 bytes were asked for");
+  if (bytes == 0) return Status(StatusCode::invalid_argument, "shared memory: 0 bytes were requested");
   const std::size_t alignment = bytes >= kLargePageBytes ? kLargePageBytes : kPageBytes;
   const std::scoped_lock lock(mutex_);
   if (bytes <= size_bytes_) {
@@ -79,7 +79,7 @@ Result<void*> Arena::allocate(std::size_t bytes) {
     }
   }
   return Status(StatusCode::system_error, "shared memory: no room for " + std::to_string(bytes) + " bytes in an arena of " +
-                                              std::to_string(size_bytes_) + " bytes, of which " +
+                                              std::to_string(size_bytes_) + " bytes, in which " +
                                               std::to_string(in_use_.size()) + " pieces are in use");
 }
 
@@ -89,7 +89,7 @@ Status Arena::free(void* memory) {
   const auto piece = offset ? in_use_.find(*offset) : in_use_.end();
   if (piece == in_use_.end()) {
     return {StatusCode::invalid_argument,
-            "shared memory: what is to be freed was not allocated here, or has been freed before"};
+            "shared memory: the address to free was not allocated here, or has been freed already"};
   }
   auto [start, size] = *piece;
   in_use_.erase(piece);
@@ -123,7 +123,7 @@ ArenaView::~ArenaView() {
 
 Result<ArenaView> ArenaView::map(const Descriptor& file) {
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return system_error("shm: looking at a peer's memory", errno);
+  if (::fstat(file.get(), &info) != 0) return system_error("shm: fstat of a peer's memory", errno);
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
   if (info.st_size <= 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return Status(StatusCode::mismatch, "shm: a peer's memory is not sealed against shrinking");

@@ -1,4 +1,4 @@
-// Memory of one process that the other ranks of its host read where it lies.
+// Memory of one process that the other ranks of its host read in place.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@
 
 namespace shoal::shm {
 
-/// Hands out pieces of one unnamed, sparse file that this process has mapped and gives its peers to map: what lies here is sent
-/// by reference. Pages exist from the first write on and go back to the system when their piece is freed.
+/// Hands out pieces of one unnamed, sparse file that this process and its peers have mapped: payloads in it are sent by
+/// reference. Pages exist from the first write on and go back to the system when their piece is freed.
 /// Thread rule: any thread.
 class Arena {
  public:
-  /// That of this process, made when it is first asked for; lives for ever. A process made by fork gets its own. Null where the
-  /// system grants no such memory.
+  /// The arena of this process, created in the first call and never destroyed. A process made by fork gets its own one. Null
+  /// where the system grants no such memory.
   static Arena* instance();
 
   /// At least `bytes` bytes, zero, page-aligned. Errors: invalid_argument for 0; system_error where the arena is full.
@@ -31,13 +31,13 @@ class Arena {
   /// Gives a piece back. Errors: invalid_argument where `memory` is not what allocate() returned, or was freed before.
   Status free(void* memory);
 
-  /// Where in the file [data, data + bytes) lies; nothing where not all of it does. Cheap.
+  /// Offset of [data, data + bytes) in the file; nullopt where not all of it lies there. Cheap.
   [[nodiscard]] std::optional<std::uint64_t> offset_of(const void* data, std::size_t bytes) const noexcept {
     const auto offset = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - base_);  // wraps where data < base_
     if (offset >= size_bytes_ || bytes > size_bytes_ - offset) return std::nullopt;
     return offset;
   }
-  /// How often pieces have been freed: their pages are others when they are used again.
+  /// How often pieces have been freed: a piece has other pages when it is used again.
   [[nodiscard]] std::uint64_t frees() const noexcept { return frees_.load(std::memory_order_acquire); }
   [[nodiscard]] int file() const noexcept { return file_.get(); }
   [[nodiscard]] std::byte* base() const noexcept { return base_; }
@@ -53,8 +53,8 @@ class Arena {
   pid_t owner_ = 0;
   std::atomic<std::uint64_t> frees_ = 0;
   std::mutex mutex_;                           // guards the maps; never taken while a call runs
-  std::map<std::size_t, std::size_t> free_;    // offset -> bytes; no two touch
-  std::map<std::size_t, std::size_t> in_use_;  // likewise, by offset
+  std::map<std::size_t, std::size_t> free_;    // offset -> bytes; no two are adjacent
+  std::map<std::size_t, std::size_t> in_use_;  // offset -> bytes
 };
 
 /// A peer's arena, mapped for reading and writing. Moves; unmaps itself.
@@ -68,7 +68,7 @@ class ArenaView {
   /// Maps `file`. Errors: system_error; mismatch where it is no file of an arena.
   static Result<ArenaView> map(const Descriptor& file);
 
-  /// [offset, offset + bytes) of it; null where it does not reach so far.
+  /// The bytes [offset, offset + bytes) of the arena; null where it ends before.
   [[nodiscard]] std::byte* at(std::uint64_t offset, std::size_t bytes) const noexcept {
     return offset <= size_bytes_ && bytes <= size_bytes_ - offset ? base_ + offset : nullptr;
   }

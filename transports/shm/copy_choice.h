@@ -1,4 +1,4 @@
-// Which of two ways of copying into a ring suits the place of the two ranks at present.
+// Chooses the way of copying into a ring, by the distance of the two ranks' cores at present.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +13,19 @@ enum class CopyWay : std::uint8_t {
   streaming,  ///< stores past the cache: best where the slot's lines would have to come from a distant cache first
 };
 
-/// Tells near ranks from far ones by the time that a line takes which the peer has just written, again and again, because a
-/// hypervisor may move a virtual core to another cache at any time.
+/// Distinguishes near from distant ranks by the time of reading a cache line that the peer has just written. Measured again
+/// and again, because a hypervisor may move a virtual core to another cache at any time.
 ///
-/// A line from a core behind the same last-level cache takes 20 to 60 ns on the machines of today, one from another cache or
-/// socket 100 to 250. Single samples mislead both ways: an interrupt makes one longer, and a line that the processor fetched
-/// ahead shows as nothing; so the majority of kSamples counts. (Timing the two ways of copying themselves does not tell: the
-/// sender sees the cost of writing, but streaming moves cost to the reader.) Thread rule: one thread at a time.
+/// A line from a core behind the same last-level cache takes 20 to 60 ns on today's machines, one from another cache or
+/// socket 100 to 250 ns. Single samples mislead both ways: an interrupt makes one longer, and a prefetched line takes no
+/// time. So the majority of kSamples counts. (Timing the two ways of copying themselves would mislead: the sender sees the
+/// cost of writing, but streaming moves cost to the reader.) Thread rule: one thread at a time.
 class CopyChoice {
  public:
   static constexpr int kSamples = 9;
   static constexpr double kNearNs = 80;
 
-  /// A line that the peer had written took so long to read.
+  /// Records how long it took to read a line that the peer had written.
   void record(double fetch_ns) noexcept {
     if (fetch_ns > kNearNs) ++far_;
     if (++samples_ < kSamples) return;
@@ -42,7 +42,7 @@ class CopyChoice {
   int far_ = 0;
 };
 
-/// What two looks at the clock in a row differ by, in nanoseconds: to be taken off what is timed with it.
+/// The cost of reading the clock, in nanoseconds: to be subtracted from what is timed with it.
 inline double clock_cost_ns() noexcept {
   using Clock = std::chrono::steady_clock;
   auto quickest = Clock::duration::max();

@@ -35,7 +35,7 @@ Message make_refusal(const Status& status) {
 
 Status refusal_status(const Message& message) {
   std::string words(message.text.begin(), std::find(message.text.begin(), message.text.end(), '\0'));
-  // For a terminal: whoever refuses must not write its own lines or colours there.
+  // The text may go to a terminal: the peer must not be able to write lines or colours of its own there.
   std::replace_if(
       words.begin(), words.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   const bool known = message.code > static_cast<std::int32_t>(StatusCode::ok) &&
@@ -84,8 +84,9 @@ Received receive_message(int socket) {
     } while (size < 0 && errno == EINTR);
   };
   receive();
-  // The kernel says that the peer has closed also where it found nothing, and then the peer has sent its last message and
-  // closed; or, once, before what waits, where the peer closed without having read all.
+  // "Closed" may come before a message, so receive once more. The kernel may find the queue empty, and then the peer sends
+  // its last message and closes. Or the kernel reports ECONNRESET once, before the messages in the queue, where the peer
+  // closed without having read everything.
   if (size == 0 || (size < 0 && errno == ECONNRESET)) receive();
   if (size < 0) {
     received.outcome = errno == EAGAIN || errno == EWOULDBLOCK ? ReceiveOutcome::nothing : ReceiveOutcome::closed;

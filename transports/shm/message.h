@@ -19,24 +19,24 @@ namespace shoal::shm {
 
 enum class MessageKind : std::uint32_t { hello = 1, roster = 2, welcome = 3, member = 4, ready = 5, go = 6, refusal = 7 };
 
-/// One message; all kinds have the same layout and use what they need. Only processes of one host and one build read it, and
-/// the protocol version is checked first.
+/// One message. All kinds have the same layout, and use the fields that they need. Only processes of one host and one build
+/// read it, and the protocol version is checked first.
 struct Message {
   std::uint64_t magic = 0;
   std::uint32_t version = 0;
   MessageKind kind{};
   std::uint64_t job_id = 0;
   std::array<std::byte, 16> secret{};
-  std::int32_t rank = 0;                    ///< hello: who; member: whose descriptors
+  std::int32_t rank = 0;                    ///< hello: the sender; member: the owner of the descriptors
   std::int32_t code = 0;                    ///< refusal: StatusCode
   std::uint32_t has_life = 0;               ///< hello, member: a pidfd follows the eventfd
   std::uint32_t has_arena = 0;              ///< hello, member: the file of the arena comes last
-  ProcessMark mark;                         ///< hello, member: whose memory it is
+  ProcessMark mark;                         ///< hello, member: mark of that rank's memory
   std::uint64_t ranks_hash = 0;             ///< hello: of the sorted list of ranks
   std::uint64_t tile_bytes = 0;             ///< hello
   std::uint64_t slots = 0;                  ///< hello
   std::uint64_t window_bytes = 0;           ///< hello
-  std::array<std::uint8_t, 128> present{};  ///< roster: bit i = the i-th rank of the sorted list has come
+  std::array<std::uint8_t, 128> present{};  ///< roster: bit i = the i-th rank of the sorted list has joined
   std::array<char, 512> text{};             ///< refusal
 };
 static_assert(std::is_trivially_copyable_v<Message>);

@@ -19,7 +19,7 @@ int copy(Copier copier, pid_t pid, std::uint64_t address, std::byte* own, std::s
     const ssize_t copied = copier(pid, &here, 1, &there, 1, 0);
     if (copied < 0) return errno;
     if (copied == 0) return EFAULT;
-    // Less than was asked for ends where the other's memory does, or at a limit of the kernel: going on tells which.
+    // A short copy ends at the end of the peer's memory, or at a limit of the kernel: the next attempt shows which.
     own += copied;
     address += static_cast<std::uint64_t>(copied);
     bytes -= static_cast<std::size_t>(copied);
@@ -30,7 +30,7 @@ int copy(Copier copier, pid_t pid, std::uint64_t address, std::byte* own, std::s
 }  // namespace
 
 ProcessMark own_mark() noexcept {
-  static std::uint64_t word = [] {  // not const: peers write to it, always what it holds
+  static std::uint64_t word = [] {  // not const: peers write to it, always the value that it holds
     std::uint64_t drawn = 0;
     return ::getrandom(&drawn, sizeof drawn, 0) == static_cast<ssize_t>(sizeof drawn) ? drawn : 0;
   }();
@@ -43,7 +43,7 @@ bool reaches(const ProcessMark& mark) noexcept {
   std::uint64_t seen = 0;
   if (read_process(mark.pid, mark.address, reinterpret_cast<std::byte*>(&seen), sizeof seen) != 0 || seen != mark.value)
     return false;
-  // Writing may be forbidden where reading is not. The same value again: nobody notices.
+  // Writing may be forbidden where reading is not. The value stays the same, so the write has no effect.
   return write_process(mark.pid, mark.address, reinterpret_cast<const std::byte*>(&seen), sizeof seen) == 0;
 }
 

@@ -22,13 +22,13 @@ namespace {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Connections of which no hello has been seen yet. More than this at once are not ranks of ours: the oldest is dropped.
+/// Limit of connections that have not sent a hello. More at once cannot all be ranks of this job: the oldest is dropped.
 constexpr std::size_t kMaxUnknown = 64;
 constexpr const char* kOtherUser =
     "; the ranks of one host share memory only as one user: run all as the same user, or set SHOAL_TRANSPORTS=tcp on all ranks";
 constexpr auto kDescriptorPause = std::chrono::milliseconds(50);  // before accept is tried again after it failed
 
-/// address(): fixed size, then the name of the socket.
+/// The start of address(), of fixed size; the name of the socket follows.
 struct AddressHead {
   std::uint64_t magic = kSegmentMagic;
   std::uint32_t version = kProtocolVersion;
@@ -38,7 +38,7 @@ struct AddressHead {
 };
 static_assert(sizeof(AddressHead) == 40, "no padding: the bytes are compared and sent");
 
-/// Of the ranks of the group, so that two ranks with different ideas of the group notice.
+/// Hash of the ranks of the group, by which two ranks detect that their lists differ.
 std::uint64_t hash_ranks(const std::vector<int>& ranks) { return hash_of(std::as_bytes(std::span(ranks))); }
 
 std::string list_ranks(const std::vector<int>& ranks) {
@@ -54,11 +54,11 @@ bool same_user(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
 }
 
-/// Why a rank gives up; what the system said to it names nobody.
+/// The reason in a refusal. A text of the system names no rank, so the rank that sent it is added.
 Status told_by(int rank, const Message& refusal) {
   Status status = refusal_status(refusal);
   if (status.message().find("rank ") != std::string::npos) return status;
-  return {status.code(), "rank " + std::to_string(rank) + " has given up: " + status.message()};
+  return {status.code(), "rank " + std::to_string(rank) + " aborted: " + status.message()};
 }
 
 SegmentLayout layout_of(const GroupSettings& settings, std::size_t ranks) {
@@ -77,7 +77,7 @@ bool send_member(int socket, Message message, const Member& member) {
   return send_message(socket, message, {member.wake.get(), member.life.get(), member.arena.get()});
 }
 
-/// What send_member() sent; false where descriptors are missing.
+/// Takes the descriptors that send_member() sent; false where some are missing.
 bool take_member(Received& received, Member& member) {
   const Message& message = received.message;
   if (received.descriptors.size() != 1U + (message.has_life != 0) + (message.has_arena != 0)) return false;
@@ -89,14 +89,15 @@ bool take_member(Received& received, Member& member) {
   return true;
 }
 
-/// This process cannot take more descriptors: `what` failed. `ranks`: of the group, each of which hands out three.
+/// The error that this process has no room for descriptors: `what` failed. `ranks`: size of the group; each rank passes out
+/// three.
 Status no_room_for_descriptors(const std::string& what, std::size_t ranks) {
   rlimit limit{};
   (void)::getrlimit(RLIMIT_NOFILE, &limit);
   return {StatusCode::system_error, "shm: " + what + ": " + std::strerror(EMFILE) + "; this process may have " +
                                         std::to_string(limit.rlim_cur) + " open files, and the " + std::to_string(ranks) +
                                         " ranks of this host need " + std::to_string(3 * ranks + 1) +
-                                        " beside all others; raise the limit (ulimit -n)"};
+                                        " in addition; raise the limit (ulimit -n)"};
 }
 
 /// Polls one descriptor for input, at most until the deadline.
@@ -133,7 +134,7 @@ class Leader {
     broadcast(make_message(MessageKind::go));
     return std::move(group_);
   }
-  /// Of all who have come.
+  /// The connections of all ranks, and of peers without a hello.
   std::vector<Descriptor> take_sockets() {
     std::ranges::move(unknown_, std::back_inserter(sockets_));
     return std::move(sockets_);
@@ -150,11 +151,11 @@ class Leader {
 
   void broadcast(const Message& message) {
     for (const Descriptor& socket : sockets_) {
-      if (socket.valid()) send_message(socket.get(), message);  // one that is gone is noticed when its socket is read
+      if (socket.valid()) send_message(socket.get(), message);  // a rank that has ended is detected when its socket is read
     }
   }
 
-  /// Until every rank has said hello.
+  /// Waits until every rank has sent its hello.
   Status gather() {
     std::vector<pollfd> items;
     while (!missing().empty()) {
@@ -172,7 +173,7 @@ class Leader {
       if (count > 0 && (items[0].revents & POLLIN) != 0) {
         if (Status status = accept_one(); !status.ok()) return status;
       }
-      // However much there was to do: strangers may come faster than they are read.
+      // Checked in each pass: unauthenticated connections may arrive faster than they are read.
       if (missing().empty()) break;
       if (std::chrono::steady_clock::now() >= time_limit_.deadline()) return late();
       if (Status status = time_limit_.check(); !status.ok()) return status;
@@ -183,20 +184,20 @@ class Leader {
 
   [[nodiscard]] Status late() const {
     std::string text =
-        "shm: " + list_ranks(missing()) + " did not come to rank " + std::to_string(ranks_[0]) + " by the deadline";
+        "shm: " + list_ranks(missing()) + " did not connect to rank " + std::to_string(ranks_[0]) + " by the deadline";
     if (other_users_ > 0) text += kOtherUser;
-    if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " connections of strangers were dropped)";
+    if (strangers_ > 0) text += " (" + std::to_string(strangers_) + " unauthenticated connections were dropped)";
     return {StatusCode::timeout, text + note_};
   }
 
-  /// All ranks are there: whoever else has come, or still waits to be taken in, is none of them.
+  /// All ranks have joined: drops and counts all other connections, also those that wait to be accepted.
   void refuse_rest() {
     for (std::size_t i = 0; i < kMaxUnknown; ++i) {
       const Descriptor waiting(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!waiting.valid()) break;
-      count_stranger("all ranks had come");
+      count_stranger("all ranks had joined");
     }
-    for (std::size_t i = 0; i < unknown_.size(); ++i) count_stranger("all ranks had come");
+    for (std::size_t i = 0; i < unknown_.size(); ++i) count_stranger("all ranks had joined");
     unknown_.clear();
   }
 
@@ -205,7 +206,7 @@ class Leader {
     count_refusal("shm", why);
   }
 
-  /// In a time that does not tell how much of it is right.
+  /// Compares in constant time.
   [[nodiscard]] bool is_secret(const std::array<std::byte, 16>& said) const noexcept {
     std::byte difference{0};
     for (std::size_t i = 0; i < said.size(); ++i) difference |= said[i] ^ secret_[i];
@@ -215,10 +216,10 @@ class Leader {
   Status accept_one() {
     Descriptor socket(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
-      // It went away again, or it stays in the queue, and poll would report it over and over.
+      // Either the connection was closed meanwhile, or it stays in the queue, and poll would report it again and again.
       const int error = errno;
       if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM) return {};
-      // Without a connection to give up for it, a process at its own limit stays there.
+      // A process at its own limit that has no connection to drop cannot make room.
       if (error == EMFILE && unknown_.empty() && has_no_descriptors_left(listener_))
         return no_room_for_descriptors("accept a connection of " + list_ranks(missing()), ranks_.size());
       note_ = "; " + system_error("accept", error).message() + "; raise the limit of open files (ulimit -n)";
@@ -239,10 +240,11 @@ class Leader {
   void drop_oldest() {
     if (unknown_.empty()) return;
     unknown_.erase(unknown_.begin());
-    count_stranger("too many at a time");
+    count_stranger("there were too many connections at a time");
   }
 
-  /// Looks for hellos. A stranger's connection is closed and forgotten; only a rank of ours with other settings is an error.
+  /// Reads hellos. A connection that is not authenticated is dropped; only a rank of this job with other settings is an
+  /// error.
   Status read_unknown() {
     for (std::size_t i = 0; i < unknown_.size();) {
       Received received = receive_message(unknown_[i].get());
@@ -297,7 +299,7 @@ class Leader {
     broadcast(roster);
   }
 
-  /// Takes in what ranks that have come say: ready, or that they are gone.
+  /// Reads the messages of ranks that have joined: ready, refusal, or the end of the connection.
   Status read_members() {
     for (std::size_t i = 1; i < sockets_.size(); ++i) {
       if (!sockets_[i].valid()) continue;
@@ -312,7 +314,7 @@ class Leader {
         continue;
       }
       sockets_[i] = Descriptor();
-      return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " went away while the ranks were connecting"};
+      return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) + " closed its connection while connecting"};
     }
     return {};
   }
@@ -334,14 +336,14 @@ class Leader {
       if (!sent) {
         sockets_[i] = Descriptor();
         return {StatusCode::peer_failed, "shm: rank " + std::to_string(ranks_[i]) +
-                                             " went away or stopped reading while the ranks were "
+                                             " closed its connection or stopped reading while the ranks were "
                                              "connecting"};
       }
     }
     return {};
   }
 
-  /// A Unix socket queues only a few messages; waits for the reader, at most until the deadline.
+  /// A Unix socket queues only a few messages: waits for the reader, at most until the deadline.
   template <typename Send>
   bool send_patiently(int socket, Send send) const {
     while (!send()) {
@@ -385,7 +387,7 @@ class Leader {
   Deadline accept_again_;
   int strangers_ = 0;
   int other_users_ = 0;  ///< of these
-  std::string note_;     ///< what else was in the way
+  std::string note_;     ///< another obstacle, for the message
   Group group_;
 };
 
@@ -403,7 +405,7 @@ Result<Descriptor> dial(std::string_view name, int leader, Deadline deadline) {
       const int error = errno;
       return Status(StatusCode::peer_failed,
                     system_error("shm: connecting to rank " + std::to_string(leader), error).message() +
-                        " (has it ended, or does it live on another host or network namespace?)");
+                        " (has it ended, or is it on another host or in another network namespace?)");
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       return Status(StatusCode::timeout, "shm: rank " + std::to_string(leader) + " accepted no connection by the deadline");
@@ -458,12 +460,12 @@ Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uin
   const std::string leader_text = "rank " + std::to_string(leader);
   AddressHead head;
   if (bytes.size() <= sizeof(head) || bytes.size() > sizeof(head) + sizeof(sockaddr_un::sun_path)) {
-    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is no address of this transport");
+    return Status(StatusCode::invalid_argument, "shm: the address of " + leader_text + " is not an address of this transport");
   }
   std::memcpy(&head, bytes.data(), sizeof(head));
   if (head.magic != kSegmentMagic || head.version != kProtocolVersion) {
     return Status(StatusCode::invalid_argument,
-                  "shm: the address of " + leader_text + " is none of this version of the transport");
+                  "shm: the address of " + leader_text + " is of another version of this transport");
   }
   if (head.rank != leader || head.job_id != job_id) {
     return Status(StatusCode::mismatch, "shm: the address given for " + leader_text + " belongs to rank " +
@@ -500,7 +502,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
   hello.tile_bytes = settings.ring.tile_bytes;
   hello.slots = settings.ring.slots;
   hello.window_bytes = settings.window_bytes;
-  const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " went away while the ranks were connecting");
+  const Status gone(StatusCode::peer_failed, "shm: " + leader_text + " closed its connection while connecting");
   if (!send_member(socket, hello, self)) return gone;
 
   Group group;
@@ -513,10 +515,11 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
       Status vain = time_limit.check();
       if (std::chrono::steady_clock::now() >= time_limit.deadline()) {
         if (missing.empty()) missing.push_back(leader);
-        vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not come by the deadline"};
+        vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not connect by the deadline"};
       }
       if (!vain.ok()) {
-        send_message(socket, make_refusal(vain));  // so that the others name the same ranks, not the first that gave up
+        send_message(socket, make_refusal(vain));  // so that all ranks name the same missing ranks, not the first one that
+                                                   // aborted
         return vain;
       }
       wait_readable(socket, time_limit.next());

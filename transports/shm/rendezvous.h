@@ -1,10 +1,10 @@
-// How the ranks of a group find each other through a Unix socket and come to share memory and wake-up descriptors.
+// How the ranks of a group find each other through a Unix socket, and come to share memory and wake-up descriptors.
 //
 //   rank r > lowest                          lowest rank
 //   ---------------------------------------------------------------------------
 //   hello (rank, settings; its Member)   ->
-//                                         <- roster (who has come), whenever it changes
-//                                         <- welcome (memfd)                     when all have come
+//                                         <- roster (joined ranks), whenever it changes
+//                                         <- welcome (memfd)                     when all have joined
 //                                         <- member  (a Member)                  once for every rank
 //   ready                                 ->
 //                                         <- go                                  when all are ready
@@ -31,13 +31,13 @@ namespace shoal::shm {
 
 inline constexpr int kMaxRanks = 1024;
 
-/// What a rank gives to the others: by `wake` they wake it, by `life` they see it end, in `arena` they
-/// read, by `mark` they know its memory.
+/// What a rank passes to its peers: `wake` to wake it, `life` to see its end, `arena` to read its payloads, `mark` to
+/// identify its memory.
 struct Member {
   Descriptor wake;   ///< eventfd
   Descriptor life;   ///< pidfd; invalid where the kernel has none
   Descriptor arena;  ///< file of its arena (arena.h); invalid where it has none
-  ProcessMark mark;  ///< by which others find its memory
+  ProcessMark mark;  ///< identifies its memory for peers
 };
 
 /// What every rank holds when the group is complete.
@@ -46,7 +46,7 @@ struct Group {
   std::vector<Member> members;  ///< by position in the sorted list of ranks; this rank's own entry too
 };
 
-/// The settings that must agree.
+/// The settings that must be the same on all ranks.
 struct GroupSettings {
   std::uint64_t job_id = 0;
   RingShape ring;
@@ -58,31 +58,32 @@ class Listener {
  public:
   static Result<Listener> create(int rank, std::uint64_t job_id);
 
-  /// What connect needs to know: name, secret, rank and job.
+  /// The contents of Transport::address(): name, secret, rank and job.
   [[nodiscard]] std::string address() const;
 
  private:
   friend Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                                   ConnectDeadline time_limit);
   Descriptor socket_;
-  std::vector<Descriptor> refused_;  ///< those that have been told why there is no group: closed with this, not before
+  std::vector<Descriptor> refused_;  ///< connections that got a refusal: closed with this object, not before
   std::array<std::byte, 16> secret_{};
   std::string name_;
   std::int32_t rank_ = 0;
   std::uint64_t job_id_ = 0;
 };
 
-/// What Listener::address() tells, where the bytes are that of rank `leader` of this job.
+/// The contents of Listener::address() of rank `leader` of this job.
 struct LeaderAddress {
   std::string_view name;  ///< of the socket; a part of the bytes
   std::array<std::byte, 16> secret{};
 };
-/// Safe for any bytes. Errors: invalid_argument where they are no address of this version; mismatch, another rank's or job's.
+/// Safe for any bytes. Errors: invalid_argument for bytes that are no address of this version; mismatch for another rank or
+/// job.
 Result<LeaderAddress> parse_address(std::string_view bytes, int leader, std::uint64_t job_id);
 
-/// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the others, makes the memory, hands it out.
-/// Strangers that connect are dropped. Errors: timeout naming who did not come; mismatch naming whose settings differ;
-/// peer_failed; system_error.
+/// Run by the lowest rank of `ranks` (sorted, all of the group): waits for the other ranks, creates the memory and passes it
+/// out. Unauthenticated connections are dropped. Errors: timeout, naming the missing ranks; mismatch, naming the rank with
+/// other settings; peer_failed; system_error.
 Result<Group> lead_group(Listener& listener, const GroupSettings& settings, const std::vector<int>& ranks, Member self,
                          ConnectDeadline time_limit);
 

@@ -3,12 +3,12 @@
 //   Ring  = RingControl, then `slots` slots
 //   Slot  = one SlotLine, then room for one payload of tile_bytes, rounded up to whole cache lines
 //
-// The receiver polls the sequence word of the slot that comes next; the word shares its line with the header and with payloads
-// of up to 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where
-// SIMD loads are aligned.
+// The receiver polls the sequence word of the next slot. The word shares its line with the header and with payloads of up to
+// 32 bytes, so a small tile costs the transfer of one cache line. Larger payloads start on a line of their own, where SIMD
+// loads are aligned.
 //
-// A payload that lies in the sender's arena (arena.h) is not copied: the slot says where it is, and the receiver reads it
-// there.
+// A payload that lies in the sender's arena (arena.h) is not copied: the slot has its offset, and the receiver reads it in
+// place.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ inline constexpr std::size_t kStreamFromBytes = 4096;  ///< smaller payloads are
 constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 struct alignas(kLineBytes) SlotLine {
-  std::atomic<std::uint64_t> sequence;  ///< word_of(n, ...) once tile n stands here; written by the sender, last
+  std::atomic<std::uint64_t> sequence;  ///< word_of(n, ...) once tile n is in the slot; written by the sender, last
   TileHeader header;
   std::byte payload[kInlineBytes];
 };
@@ -46,12 +46,12 @@ constexpr std::uint64_t word_of(std::uint64_t tile, bool by_reference) { return 
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics must work between processes");
 
-/// The words beside the slots. Each has one writer and a cache line of its own.
+/// The counters beside the slots. Each has one writer, and each writer has a cache line of its own.
 struct RingControl {
-  alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< tiles given back; written by the receiver
+  alignas(kLineBytes) std::atomic<std::uint64_t> released;  ///< number of released tiles; written by the receiver
   alignas(kLineBytes)
-      std::atomic<std::uint32_t> sender_waits;  ///< 1 while the sender wants to hear of tiles given back; the sender's
-  std::atomic<std::uint64_t> taken_back;        ///< tiles before this one that refer to the arena are void; the sender's, too
+      std::atomic<std::uint32_t> sender_waits;  ///< 1 while the sender wants a wake-up when a tile is released; written by it
+  std::atomic<std::uint64_t> taken_back;        ///< references of tiles before this one are reclaimed; written by the sender
 };
 static_assert(sizeof(RingControl) == 2 * kLineBytes);
 
@@ -64,7 +64,7 @@ struct RingShape {
   [[nodiscard]] constexpr std::size_t ring_bytes() const { return sizeof(RingControl) + slots * slot_bytes(); }
 };
 
-/// What both ends share: where the words and slots of a ring lie.
+/// Addresses of the counters and slots of a ring, for both ends.
 class RingView {
  public:
   RingView(std::byte* memory, RingShape shape) noexcept
@@ -90,13 +90,13 @@ class RingView {
 
 /// The sending end. Thread rule: one thread at a time.
 ///
-/// The caller wakes a sleeping receiver after a successful try_send(). The publication is a sequentially consistent store and
-/// the look at who sleeps must be a sequentially consistent load: see Waiting in README.md.
+/// The caller wakes a sleeping receiver after a successful try_send(). The publication is a sequentially consistent store,
+/// and the check whether the receiver sleeps must be a sequentially consistent load: see Waiting in README.md.
 class RingSender {
  public:
   RingSender(std::byte* memory, RingShape shape) noexcept : ring_(memory, shape) {}
 
-  /// Copies the tile into the next slot, or, where `reference` is given, notes there where in the arena it lies, and publishes
+  /// Copies the tile into the next slot, or stores `reference` there, the offset of the payload in the arena. Then publishes
   /// it; false where all slots are taken.
   bool try_send(const TileHeader& header, std::span<const std::byte> data,
                 std::optional<std::uint64_t> reference = std::nullopt) noexcept {
@@ -125,9 +125,9 @@ class RingSender {
     return true;
   }
 
-  /// Whether a send found no room and none has been seen since.
+  /// Whether a send found no room, and take_releases() has seen none since.
   [[nodiscard]] bool waits_for_room() const noexcept { return wants_room_; }
-  /// True where tiles have been given back that a send waits for, or whose memory has thereby become free.
+  /// True where the receiver has released tiles, and a send waits for that room or memory has become free thereby.
   bool take_releases() noexcept {
     if (!waits_) return false;
     const std::uint64_t before = known_released_;
@@ -139,15 +139,15 @@ class RingSender {
   }
   /// Whether take_releases() would find something; ordered after this rank's `sleeping` word was set.
   [[nodiscard]] bool releases_before_sleep() const noexcept {
-    // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees the
-    // sleeper.
+    // Pairs with the seq_cst store in RingReceiver::release(): either this load sees the release, or the receiver sees that
+    // this rank sleeps.
     return waits_ && ring_.control().released.load(std::memory_order_seq_cst) != known_released_;
   }
 
-  /// How many tiles need their memory no longer, as far as take_releases() has seen.
+  /// How many tiles no longer need their memory, as far as take_releases() has seen.
   [[nodiscard]] std::uint64_t sent() const noexcept { return referring() ? std::max(free_before_, known_released_) : sent_; }
-  /// What tiles that have not been given back refer to is somebody else's from now on. The caller lets its later writes to it
-  /// be seen by nobody who does not see this.
+  /// Reclaims the memory to which tiles that are not released refer. The caller orders its later writes to that memory after
+  /// this store: a peer that sees such a write also sees the store.
   void take_back() noexcept {
     if (referring()) ring_.control().taken_back.store(sent_, std::memory_order_seq_cst);
   }
@@ -169,14 +169,14 @@ class RingSender {
     look_at_releases();
     return sent_ - known_released_ < ring_.slots();
   }
-  /// True where the receiver has given tiles back since the last look.
+  /// Reads the receiver's counter; true where tiles have been released since the last call.
   bool look_at_releases() noexcept {
     const auto start = Clock::now();
-    // Acquires the receiver's reads of the slots that it gave back (RingReceiver::release()) before they are overwritten.
+    // Acquires the receiver's reads of the slots that it released (RingReceiver::release()) before they are overwritten.
     const std::uint64_t released = ring_.control().released.load(std::memory_order_acquire);
     const bool changed = released != known_released_;
     known_released_ = released;
-    // Changed: the receiver wrote the line since we read it, so it had to come from there.
+    // Changed: the receiver has written the line since this rank's last read, so the line came from the receiver's cache.
     if (changed) choice_.record(std::chrono::duration<double, std::nano>(Clock::now() - start).count() - clock_cost_ns_);
     return changed;
   }
@@ -184,13 +184,13 @@ class RingSender {
     if (waits_) return;
     waits_ = true;
     // Read by RingReceiver::release(), which wakes the sender only where this is set. Ordered before this rank's `sleeping`
-    // word (both seq_cst), so that a receiver that sees the one sees the other.
+    // word (both seq_cst): a receiver that sees that word set sees this one set, too.
     ring_.control().sender_waits.store(1, std::memory_order_seq_cst);
   }
   void stop_waiting() noexcept {
     if (!waits_) return;
     waits_ = false;
-    // Nobody depends on when this is seen: a receiver that still reads 1 wakes the sender once for nothing.
+    // Correctness does not depend on when this is seen: a receiver that still reads 1 wakes the sender once for nothing.
     ring_.control().sender_waits.store(0, std::memory_order_relaxed);
   }
 
@@ -203,7 +203,7 @@ class RingSender {
   std::uint64_t known_released_ = 0;  ///< the last `released` read; saves the transfer of that line while there is room
   std::size_t position_ = 0;          ///< sent_ modulo slots
   std::uint64_t referred_ = 0;        ///< one more than the number of the last tile sent by reference; 0: none was
-  std::uint64_t free_before_ = 0;     ///< tiles before the oldest reference of an unbroken row of them
+  std::uint64_t free_before_ = 0;     ///< tiles before the first reference since no reference was open
   bool wants_room_ = false;
   bool waits_ = false;  ///< for room, or for the end of references
 };
@@ -220,7 +220,7 @@ class RingReceiver {
     SlotLine& slot = ring_.slot(position_);
     if (!visible(slot, released_)) return nullptr;
     arrival_.header = slot.header;
-    // The peer may have been killed by a stray write of its own: nothing that it wrote is used as a length unchecked.
+    // A stray write of the peer may have changed the slot: no value in it is used as a length unchecked.
     if (arrival_.header.size_bytes > ring_.tile_bytes()) {
       broken_ = true;
       return nullptr;
@@ -241,20 +241,20 @@ class RingReceiver {
     return &arrival_;
   }
 
-  /// Whether the sender has not taken back what peek() shows; ordered after the reads of it by the caller.
+  /// Whether the sender has not reclaimed the payload that peek() shows; ordered after the caller's reads of the payload.
   [[nodiscard]] bool intact() const noexcept {
     return !shown_ || !arrival_.lent || ring_.control().taken_back.load(std::memory_order_seq_cst) <= released_;
   }
 
-  /// Gives the slot of the tile shown by peek() back. True where the sender waits for room: the caller wakes it if it sleeps.
+  /// Releases the slot of the tile shown by peek(). True where the sender waits for that: the caller wakes it if it sleeps.
   bool release() noexcept {
     if (!shown_) return false;
     shown_ = false;
     position_ = ring_.next(position_);
     ++released_;
     if (arrived_ < released_) arrived_ = released_, arrived_position_ = position_;
-    // Orders our reads of the slot before the sender's next write to it (RingSender::has_room()). Sequentially consistent, so
-    // that neither the load below nor the caller's load of the sender's `sleeping` word can pass it.
+    // Orders this rank's reads of the slot before the sender's next write to it (RingSender::has_room()). Sequentially
+    // consistent, so that neither the load below nor the caller's load of the sender's `sleeping` word can pass it.
     ring_.control().released.store(released_, std::memory_order_seq_cst);
     return ring_.control().sender_waits.load(std::memory_order_seq_cst) != 0;
   }
@@ -277,7 +277,7 @@ class RingReceiver {
            (arrived_ - released_ < ring_.slots() && present(arrived_position_, arrived_));
   }
 
-  /// The sender wrote a size that does not fit a slot, or a place that is not in its arena.
+  /// The sender wrote a size that does not fit a slot, or a reference outside its arena.
   [[nodiscard]] bool broken() const noexcept { return broken_; }
 
  private:
@@ -286,7 +286,8 @@ class RingReceiver {
     return slot.sequence.load(std::memory_order_acquire) >> 1 == tile + 1;
   }
   [[nodiscard]] bool present(std::size_t position, std::uint64_t tile) const noexcept {
-    // Pairs with the seq_cst store in RingSender::try_send(): either this load sees the tile, or the sender sees the sleeper.
+    // Pairs with the seq_cst store in RingSender::try_send(): either this load sees the tile, or the sender sees that this
+    // rank sleeps.
     return ring_.slot(position).sequence.load(std::memory_order_seq_cst) >> 1 == tile + 1;
   }
 

@@ -25,8 +25,8 @@ Status Segment::map(const Descriptor& file) {
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (memory == MAP_FAILED) return system_error("shm: mapping " + std::to_string(bytes) + " bytes of shared memory", errno);
   memory_ = static_cast<std::byte*>(memory);
-  // Fewer TLB misses where the machine allows large pages in shared memory; refused elsewhere, which costs nothing. Not for the
-  // common memory: of what lies there little is ever touched.
+  // Fewer TLB misses where the machine allows large pages in shared memory; refused elsewhere, which costs nothing. Not for
+  // the common memory, of which only a small part is ever touched.
   ::madvise(memory, layout_.common_offset(), MADV_HUGEPAGE);
   return {};
 }
@@ -61,7 +61,7 @@ Result<Segment> Segment::attach(const SegmentLayout& layout, std::uint64_t job_i
   Segment segment;
   segment.layout_ = layout;
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return system_error("shm: looking at the received shared memory", errno);
+  if (::fstat(file.get(), &info) != 0) return system_error("shm: fstat of the received shared memory", errno);
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
   if (static_cast<std::size_t>(info.st_size) != layout.segment_bytes() || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status(StatusCode::mismatch, "shm: the received shared memory has " + std::to_string(info.st_size) +

@@ -1,8 +1,8 @@
-// The memory that a group shares: who may write what, and where it lies.
+// The memory that a group shares: its layout, and which rank writes which part.
 //
 //   SegmentHeader | RankBlock of each rank | window of each rank | ring of each ordered pair | common memory
 //
-// The file is sparse: pages exist from the first write on, so a pair that never talks costs nothing but addresses.
+// The file is sparse: pages exist from the first write on, so a pair that never communicates costs only address space.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace shoal::shm {
 inline constexpr std::uint64_t kSegmentMagic = 0x315f6d68735f6873;
 inline constexpr std::uint32_t kProtocolVersion = 5;
 
-/// First bytes of the segment; written by the creator before anybody else maps it, then only read (but `closures`).
+/// First bytes of the segment; written by the creator before any other rank maps it, then only read (except `closures`).
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint32_t version;
@@ -31,15 +31,15 @@ struct SegmentHeader {
   std::uint64_t window_bytes;
   std::uint64_t segment_bytes;
   alignas(kLineBytes)
-      std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() look at one word
+      std::atomic<std::uint32_t> closures;  ///< how many RankBlocks have `closed` set; lets progress() check one word
 };
 
-/// What one rank tells all others.
+/// The state of one rank that its peers read.
 struct alignas(kLineBytes) RankBlock {
-  std::atomic<std::uint32_t> sleeping;      ///< 1 while the rank may block; set by it, cleared by it or by the one who wakes it
-  std::atomic<std::uint32_t> closed;        ///< 1 when the rank has closed its end; set by it, once
-  std::atomic<std::uint32_t> reads_arenas;  ///< 1 when the rank has mapped the arenas of all others; set by it, once
-  std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all others; set by it, once
+  std::atomic<std::uint32_t> sleeping;        ///< 1 while the rank may block; cleared by it, or by the peer that wakes it
+  std::atomic<std::uint32_t> closed;          ///< 1 when the rank has closed its end; set by it, once
+  std::atomic<std::uint32_t> reads_arenas;    ///< 1 when the rank has mapped the arenas of all peers; set by it, once
+  std::atomic<std::uint32_t> reaches_memory;  ///< 1 when the rank has read and written memory of all peers; set by it, once
 };
 
 /// Where the parts lie. A value; every rank computes it from the same numbers.

@@ -27,8 +27,8 @@ namespace {
 
 using namespace shm;
 
-/// Idle calls of progress() between two looks at the descriptors that show dead processes: seldom enough to cost nothing,
-/// often enough to notice within a millisecond of spinning.
+/// Idle calls of progress() between two checks of the pidfds, which show dead processes: seldom enough to cost nothing, often
+/// enough to detect a death within a millisecond of spinning.
 constexpr unsigned kIdleCallsPerLifeCheck = 4096;
 /// What epoll reports for this rank's eventfd; peers are reported by their position in the group.
 constexpr std::uint64_t kOwnWake = ~std::uint64_t{0};
@@ -39,8 +39,8 @@ constexpr std::size_t kMaxTileBytes = std::size_t{64} << 20;
 constexpr int kMaxSlots = 4096;
 constexpr std::size_t kMaxWindowBytes = std::size_t{1} << 30;
 
-/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer knows no fences; it sees an atomic
-/// operation of the same ordering.
+/// Orders all earlier writes of this thread before its later reads. ThreadSanitizer does not support fences, so there it is
+/// an atomic operation of the same ordering.
 void full_fence() noexcept {
 #ifdef SHOAL_TSAN
   static std::atomic<int> word{0};
@@ -52,22 +52,22 @@ void full_fence() noexcept {
 
 /// Wakes the rank of `block` if it blocks or is about to.
 void wake_if_sleeping(RankBlock& block, int wake_fd) noexcept {
-  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before, so either this
-  // load sees the sleeper or the sleeper's last look sees what was published.
+  // Pairs with the store in ShmTransport::prepare_wait(): the caller has published something seq_cst before. So either this
+  // load sees that the rank sleeps, or that rank's last check sees what was published.
   if (block.sleeping.load(std::memory_order_seq_cst) == 0) return;
-  // The exchange lets one waker through. It acquires and releases nothing else that anybody depends on.
+  // The exchange lets only one peer write to the eventfd. It needs no ordering: nothing else depends on it.
   if (block.sleeping.exchange(0, std::memory_order_relaxed) == 0) return;
   ring_event(wake_fd);
 }
 
 class ShmLink;
 
-/// What a transport and its links hold together, so that either may be destroyed first.
+/// State that a transport shares with its links, so that either may be destroyed first.
 struct Session {
   Group group;
-  const Arena* arena = nullptr;   ///< this process's
+  const Arena* arena = nullptr;   ///< of this process
   std::vector<ArenaView> arenas;  ///< by position; empty views where a rank has none or it could not be mapped
-  std::vector<ShmLink*> links;    ///< those that live
+  std::vector<ShmLink*> links;    ///< links that exist
 };
 
 class ShmLink final : public Link {
@@ -126,7 +126,7 @@ class ShmLink final : public Link {
     return receiver_.news_before_sleep() || sender_.releases_before_sleep() || (receiver_.broken() && !broken_);
   }
   [[nodiscard]] bool peer_closed() const noexcept {
-    // Acquires the peer's last tiles: whoever sees the word set sees every tile sent before (ShmTransport's destructor).
+    // Acquires the peer's last tiles: a rank that sees the word set sees every tile sent before (ShmTransport's destructor).
     return peer_block_.closed.load(std::memory_order_acquire) != 0;
   }
   [[nodiscard]] bool broken() const noexcept { return broken_; }
@@ -144,10 +144,10 @@ class ShmLink final : public Link {
     wake_if_sleeping(peer_block_, peer_wake_fd_);
     return true;
   }
-  /// Where in this process's arena the peer can read `data`; nothing where it has to be copied.
+  /// Offset in this process's arena at which the peer can read `data`; nullopt where it has to be copied.
   [[nodiscard]] std::optional<std::uint64_t> reference_to(std::span<const std::byte> data) const noexcept {
     if (data.size() < kReferenceFromBytes || session_->arena == nullptr) return std::nullopt;
-    // Acquires nothing: it says only what the peer will be able to do with what is sent from now on.
+    // Needs no ordering: it only shows whether the peer can resolve references that are sent from now on.
     if (peer_block_.reads_arenas.load(std::memory_order_relaxed) == 0) return std::nullopt;
     return session_->arena->offset_of(data.data(), data.size());
   }
@@ -181,7 +181,7 @@ class ShmTransport final : public Transport {
     if (session_ == nullptr || ::getpid() != owner_) return;
     // Releases this rank's last tiles to ShmLink::peer_closed().
     segment().block(position_).closed.store(1, std::memory_order_release);
-    // Read by the peers' progress() and prepare_wait(); seq_cst, so that the looks at who sleeps that follow cannot pass it.
+    // Read by the peers' progress() and prepare_wait(); seq_cst, so that the later checks which peers sleep cannot pass it.
     segment().header().closures.fetch_add(1, std::memory_order_seq_cst);
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       if (i != position_) wake_if_sleeping(segment().block(i), session_->group.members[i].wake.get());
@@ -208,8 +208,8 @@ class ShmTransport final : public Transport {
       return join_group(addresses[static_cast<std::size_t>(leader)], options_.rank, settings, ranks_, std::move(self),
                         std::move(time_limit));
     }();
-    if (!group.ok()) return group.status();  // the listener stays: who comes now hears nothing before others say why
-    listener_ = Listener();                  // nobody else is expected
+    if (!group.ok()) return group.status();  // the listener stays open: late peers wait until other ranks report the cause
+    listener_ = Listener();                  // no more connections are expected
     session_ = std::make_shared<Session>();
     session_->group = std::move(group).value();
     if (Status status = watch_members(); !status.ok()) return status;
@@ -240,10 +240,10 @@ class ShmTransport final : public Transport {
 
   bool prepare_wait() override {
     if (session_ == nullptr) return true;
-    // Read by wake_if_sleeping() in the peers. Sequentially consistent, as are the looks below and what the peers publish: one
-    // of the two sides sees the other.
+    // Read by wake_if_sleeping() in the peers. Sequentially consistent, as are the checks below and the peers' stores: one of
+    // the two sides sees the other.
     segment().block(position_).sleeping.store(1, std::memory_order_seq_cst);
-    // For what the caller looks at next in the shared windows; pairs with the fence in notify_peers().
+    // Orders the caller's next reads of the shared windows; pairs with the fence in notify_peers().
     full_fence();
     bool news = broke_while_waiting_ || segment().header().closures.load(std::memory_order_seq_cst) != known_closures_;
     for (std::size_t i = 0; !news && i < session_->links.size(); ++i) news = session_->links[i]->news_before_sleep();
@@ -290,7 +290,7 @@ class ShmTransport final : public Transport {
     const std::size_t position = position_of(rank);
     const Member& member = session_->group.members[position];
     int error = read_process(member.mark.pid, address, target, bytes);
-    // Afterwards: its number may have been another process's while it was read.
+    // Checked after the read: the identifier may have belonged to another process meanwhile.
     if (error == 0 && has_ended(member)) error = ESRCH;
     return error == 0 ? Status() : memory_error("reading", position, bytes, error);
   }
@@ -303,7 +303,7 @@ class ShmTransport final : public Transport {
 
   void notify_peers() override {
     if (session_ == nullptr) return;
-    // Orders the caller's writes to its window before the looks at who sleeps; pairs with the fence in prepare_wait().
+    // Orders the caller's writes to its window before the checks which peers sleep; pairs with the fence in prepare_wait().
     full_fence();
     for (const ShmLink* link : session_->links) link->wake_peer();
   }
@@ -317,7 +317,7 @@ class ShmTransport final : public Transport {
     }
   }
 
-  /// This end's share of the segment: the rings that it receives from, its own window, and its part of the common memory.
+  /// This rank's share of the segment: the rings from which it receives, its own window, and its part of the common memory.
   [[nodiscard]] std::size_t memory_bytes() const noexcept override {
     if (session_ == nullptr) return 0;
     return (ranks_.size() - 1) * segment().layout().ring.ring_bytes() + segment().layout().window_bytes +
@@ -358,7 +358,7 @@ class ShmTransport final : public Transport {
     return {copy(member.wake), copy(member.life), copy(member.arena), member.mark};
   }
 
-  /// Lets wait_fd() show the end of peers; the own eventfd is there from the start.
+  /// Adds the peers' pidfds to wait_fd(); this rank's eventfd is there from the start.
   Status watch_members() {
     const std::vector<Member>& members = session_->group.members;
     for (std::size_t i = 0; i < members.size(); ++i) {
@@ -373,7 +373,7 @@ class ShmTransport final : public Transport {
     return {};
   }
 
-  /// Maps the peers' arenas. Where that fails they go on copying.
+  /// Maps the peers' arenas. Where that fails, the peers continue to copy.
   void map_arenas() {
     const std::vector<Member>& members = session_->group.members;
     session_->arena = Arena::instance();
@@ -388,38 +388,38 @@ class ShmTransport final : public Transport {
         all = false;
       }
     }
-    // Orders nothing: whoever reads it sends references through the ring, and it is this rank that looks them up.
+    // Needs no ordering: a peer that reads it sends references through the ring, and only this rank resolves them.
     if (all) segment().block(position_).reads_arenas.store(1, std::memory_order_relaxed);
   }
 
-  /// Finds out whether this rank may copy from and to the memory of all others. Without a descriptor of a process (pidfd) its
-  /// end is not noticed: its number could mean another process by then, which must not be written into.
+  /// Tests whether this rank may copy from and to the memory of all peers. Without a pidfd the end of a process is not
+  /// detected: its identifier could then mean another process, into which this rank must not write.
   void try_memory() {
     if (!options_.single_copy) return;
     const std::vector<Member>& members = session_->group.members;
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (i != position_ && (!members[i].life.valid() || !reaches(members[i].mark))) return;
     }
-    // Orders nothing: it says only what this rank can do with addresses that it is told from now on.
+    // Needs no ordering: it only shows what this rank can do with addresses that it receives from now on.
     segment().block(position_).reaches_memory.store(1, std::memory_order_relaxed);
   }
 
-  /// The peer at `position` and what the system says about its memory, in words.
+  /// The error for the memory of the peer at `position`, with the system's text.
   [[nodiscard]] Status memory_error(const char* what, std::size_t position, std::size_t bytes, int error) const {
     return {error == ESRCH || error == EFAULT ? StatusCode::peer_failed : StatusCode::system_error,
             "shm: " + std::string(what) + " " + std::to_string(bytes) + " bytes of the memory of rank " +
                 std::to_string(ranks_[position]) + ": " + std::strerror(error) +
-                "; SHOAL_SINGLE_COPY=0 does without such copies"};
+                "; SHOAL_SINGLE_COPY=0 switches such copies off"};
   }
 
-  /// Its process has ended, so its identifier may mean another one soon. Precondition: reaches_all_memory(), so that there is a
-  /// descriptor.
+  /// Whether the process has ended, so that its identifier may soon mean another one. Precondition: reaches_all_memory(), so
+  /// that there is a pidfd.
   [[nodiscard]] bool has_ended(const Member& member) const noexcept {
     pollfd life{member.life.get(), POLLIN, 0};
-    return ::poll(&life, 1, 0) != 0;  // an error tells nothing: as if it had ended
+    return ::poll(&life, 1, 0) != 0;  // an error counts as ended
   }
 
-  /// Every rank of the group has mapped the arenas of all others.
+  /// Whether every rank of the group has mapped the arenas of all its peers.
   [[nodiscard]] bool all_read_arenas() const noexcept {
     for (std::size_t i = 0; i < ranks_.size(); ++i) {
       // Acquires nothing: see map_arenas().
@@ -440,7 +440,7 @@ class ShmTransport final : public Transport {
     return any;
   }
 
-  /// Empties the eventfd and takes note of processes that have ended. True where a link broke.
+  /// Empties the eventfd, and breaks the links to processes that have ended. True where a link broke.
   bool drain_descriptors() {
     epoll_event events[16];
     const int count = ::epoll_wait(epoll_.get(), events, std::size(events), 0);
@@ -463,7 +463,7 @@ class ShmTransport final : public Transport {
   }
 
   void stop_sleeping() noexcept {
-    // Seen late by a waker, it costs a write to our eventfd, which ends one later wait early.
+    // A peer that sees this store late writes to the eventfd once more, which ends one later wait early.
     segment().block(position_).sleeping.store(0, std::memory_order_relaxed);
   }
 
@@ -479,7 +479,7 @@ class ShmTransport final : public Transport {
   std::vector<int> ranks_;  ///< the group, sorted
   std::size_t position_ = 0;
   std::shared_ptr<Session> session_;         ///< null until connected
-  mutable bool reaches_all_memory_ = false;  ///< what reaches_all_memory() has found
+  mutable bool reaches_all_memory_ = false;  ///< cached result of reaches_all_memory()
   std::uint32_t known_closures_ = 0;
   unsigned idle_calls_ = 0;
   bool broke_while_waiting_ = false;  ///< finish_wait() saw a link break; the next progress() reports it
@@ -505,7 +505,7 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
   Member self;
   self.wake = make_event();
   if (!self.wake.valid()) return system_error("shm: eventfd", errno);
-  // Without it (before Linux 5.3) a killed peer is noticed by the layers above only.
+  // Without a pidfd (before Linux 5.3), only the layers above detect that a peer was killed.
   self.life = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (const Arena* arena = Arena::instance()) self.arena = Descriptor(::fcntl(arena->file(), F_DUPFD_CLOEXEC, 0));
   Descriptor epoll(::epoll_create1(EPOLL_CLOEXEC));

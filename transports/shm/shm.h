@@ -11,18 +11,18 @@
 
 namespace shoal {
 
-/// How one rank takes part. Everything but `rank` must be the same on all ranks of the group; connect() checks it.
+/// Options of one rank. Everything but `rank` must be the same on all ranks of the group; connect() checks it.
 struct ShmOptions {
   int rank = 0;
   std::uint64_t job_id = 0;               ///< ranks of another job are refused
   std::size_t tile_bytes = 64 * 1024;     ///< largest payload of a tile: 1 byte .. 64 MiB
   int slots = 16;                         ///< tiles that fit between a sender and a receiver: 2 .. 4096
   std::size_t window_bytes = 200 * 1024;  ///< shared_window() of each rank, rounded up to a page; 0 = none; at most 1 GiB
-  bool single_copy = true;  ///< copy straight between the memories of processes where the system permits it; need not agree
+  bool single_copy = true;  ///< copy straight between the memories of processes where the system permits it; may differ
 };
 
-/// Makes this rank's end. The memory is an unnamed file (memfd) that the lowest rank of the group creates when all have come
-/// and hands out over a Unix socket, so neither the size of /dev/shm nor leftovers of dead jobs matter.
+/// Makes the transport of this rank. The memory is an unnamed file (memfd). The lowest rank of the group creates it when all
+/// ranks have joined, and passes it over a Unix socket. So neither the size of /dev/shm nor leftovers of dead jobs matter.
 ///
 /// The group may have up to 1024 ranks, all of one user, on one host and in one network namespace (abstract Unix sockets).
 /// Thread rule: that of Transport.

@@ -147,7 +147,7 @@ Result<std::vector<SocketAddress>> split_addresses(std::string_view text) {
 }
 
 Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address) {
-  // An address that is given is taken at its word; whether it is ours shows when it is bound.
+  // A numeric address is not looked up; bind() fails later if it is not one of this host.
   if (!interface_or_address.empty()) {
     const auto given = parse_host(interface_or_address);
     if (given.ok()) return std::vector<SocketAddress>{*given};

@@ -33,14 +33,14 @@ Result<SocketAddress> parse_host(std::string_view text);
 /// The inverse of SocketAddress::to_string.
 Result<SocketAddress> parse_address(std::string_view text);
 
-/// What Transport::address() carries: addresses by which one listener can be reached, best first, joined by commas.
+/// The contents of Transport::address(): addresses by which one listener can be reached, best first, joined by commas.
 [[nodiscard]] std::string join_addresses(std::span<const SocketAddress> addresses);
 /// invalid_argument for anything that join_addresses did not make.
 Result<std::vector<SocketAddress>> split_addresses(std::string_view text);
 
-/// The addresses of this host that `interface_or_address` stands for, with port 0; at most kMaxAdvertised. Empty text: all but
-/// loopback and link-local ones, IPv4 first, bridges of containers and virtual machines last; loopback where there is nothing
-/// else. The error lists what this host has.
+/// The addresses of this host for `interface_or_address`, with port 0; at most kMaxAdvertised. Empty text: all but loopback
+/// and link-local ones, IPv4 first, bridges of containers and virtual machines last; loopback where there are no others. The
+/// error lists the addresses of this host.
 Result<std::vector<SocketAddress>> local_addresses(std::string_view interface_or_address);
 inline constexpr std::size_t kMaxAdvertised = 8;
 

@@ -1,4 +1,4 @@
-// How fast a socket's bytes reach the other side.
+// How fast a socket's bytes reach the peer's kernel.
 #pragma once
 
 #include <algorithm>
@@ -7,21 +7,22 @@
 
 namespace shoal::tcp {
 
-/// Measured over times in which the socket never ran dry, since those in which it did say how much it was given. One that came
-/// out slow is given nothing while others are faster, and so never measured again, whatever its rate is by then: so it is tried
-/// with a tile after others have carried kFirstPatience bytes; after twice as many each time that it still is slow. A plain
-/// value.
+/// Measured over times in which the socket always had bytes to send; other times show only how much it was given. A socket
+/// with a low rate is given nothing while others are faster, and so would never be measured again, whatever its rate is by
+/// then. So it is tried with a tile after the other sockets have carried kFirstPatience bytes, and after twice as many each
+/// time that it is still slow. A plain value.
 class DrainRate {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// To be called each time before the socket is given more. `drained`: bytes that the other side's kernel has acknowledged,
-  /// since the socket exists; `waiting`: those that it has not.
+  /// To be called each time before the socket is given more bytes. `drained`: bytes that the peer's kernel has acknowledged
+  /// since the socket exists; `waiting`: bytes that it has not acknowledged.
   void look(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
     end_trial(now, drained, waiting);
     seen_ = now;
     const std::uint64_t bytes = drained - from_bytes_;
-    // The first bytes after a time without only start the clock: they may have passed faster than the wire goes on.
+    // The first bytes after an idle time only start the measurement: they may have passed faster than the network's steady
+    // rate.
     const bool starts = waiting == 0 || from_ == Clock::time_point{};
     if (starts || (warms_up_ && bytes >= kSampleBytes)) {
       warms_up_ = starts;
@@ -36,21 +37,21 @@ class DrainRate {
     from_bytes_ = drained;
   }
 
-  /// 0: not known.
+  /// 0: not measured.
   [[nodiscard]] double bytes_per_us() const noexcept { return bytes_per_us_; }
 
-  /// Another socket was given so many bytes while this one had nothing to do.
+  /// Another socket was given this many bytes while this one was idle.
   void passed_over(std::uint64_t bytes) noexcept { passed_over_ += bytes; }
-  /// Whether a tile should show what its rate is by now.
+  /// Whether a tile should measure the current rate.
   [[nodiscard]] bool trial_is_due() const noexcept { return passed_over_ >= time_limit_; }
-  /// It is given something and had nothing to do.
+  /// The socket was idle and is given bytes.
   void given(Clock::time_point now, std::uint64_t drained) noexcept {
     if (trial_is_due()) trial_ = {now, drained, bytes_per_us_};
     passed_over_ = 0;
   }
 
  private:
-  // Shorter ones show bursts and not the wire.
+  // Shorter samples show bursts and not the network's rate.
   static constexpr std::chrono::milliseconds kSample{5};
   static constexpr std::uint64_t kSampleBytes = 64 << 10;  // less than half of a tile: a slow socket has one at a time
   static constexpr double kWeight = 0.4;                   // of a new sample
@@ -59,13 +60,13 @@ class DrainRate {
   static constexpr std::uint64_t kMostPatience = 128 << 20;
 
   struct Trial {
-    Clock::time_point from{};  // none where zero
+    Clock::time_point from{};  // zero: no trial is running
     std::uint64_t from_bytes = 0;
     double rate_before = 0;
   };
 
-  // The bytes had come at the latest by now, and not yet when this was last looked at, which may be long ago: between messages
-  // nobody looks. Where the two tell neither a fast socket nor how slow it is, the rate stays what it was.
+  // The bytes arrived between the previous look() and now. The previous look() may be long ago, because there are no calls
+  // between messages. Where the two times show neither that the socket is fast nor how slow it is, the rate stays as it was.
   void end_trial(Clock::time_point now, std::uint64_t drained, std::uint64_t waiting) noexcept {
     if (trial_.from == Clock::time_point{} || waiting > 0 || drained == trial_.from_bytes) return;
     const double us = std::max(1.0, std::chrono::duration<double, std::micro>(now - trial_.from).count());
@@ -83,7 +84,7 @@ class DrainRate {
   std::uint64_t passed_over_ = 0;
   std::uint64_t time_limit_ = kFirstPatience;
   Trial trial_;
-  Clock::time_point seen_{};  // when it was last looked at
+  Clock::time_point seen_{};  // time of the latest look()
 };
 
 }  // namespace shoal::tcp

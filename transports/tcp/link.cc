@@ -20,17 +20,18 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// A host is silent that leaves so many retransmissions or probes unanswered.
+// A host counts as silent when it leaves this many retransmissions or probes unanswered.
 constexpr std::uint8_t kSilentTries = 3;
-// After this time a silent socket is given up, and another one tried again and again, by each address of the peer: the system
-// would try the old one less and less often, so that a link that was down for long would seem so for as long again.
+// After this time the link gives a silent socket up, and tries new connections at each address of the peer. The kernel would
+// retransmit on the old socket less and less often, so that a network that was down for long would seem down for as long
+// again.
 constexpr milliseconds kSilentPath{3000};
 constexpr milliseconds kSilentRail{1500};  // where another network may answer
 
-// Touched when the first packed tile comes.
+// Touched when the first packed tile arrives.
 std::size_t unpacked_lines(const LinkShape& shape) { return (shape.tile_bytes + sizeof(CacheLine) - 1) / sizeof(CacheLine); }
 
-// How often in a row the other side has answered nothing, and for how long; all zero where the system does not say.
+// Unanswered retransmissions and probes in a row, and the time since the last answer; all zero where the system reports none.
 tcp_info look_at(const Flow& flow) noexcept {
   tcp_info info{};
   socklen_t bytes = sizeof info;
@@ -52,7 +53,7 @@ TcpLink::TcpLink(std::shared_ptr<Reactor> reactor, int peer, std::string peer_ad
 Result<std::unique_ptr<TcpLink>> TcpLink::make(std::shared_ptr<Reactor> reactor, int peer, std::string peer_address,
                                                std::vector<Connection> connections, const LinkShape& shape) {
   std::unique_ptr<TcpLink> link(new TcpLink(std::move(reactor), peer, std::move(peer_address), shape));
-  link->closing_ = true;  // until it is whole: it has nothing to say, and no socket to say it on
+  link->closing_ = true;  // until the link is complete: it must not send a close notice before
   const std::size_t frame = frame_bytes(shape.tile_bytes);
   const std::size_t tile_flows = connections.size() - 1;
   auto memory = MirrorRing::make(tile_flows * std::max(kOpenBytes, kOpenTiles * frame));
@@ -81,17 +82,18 @@ void TcpLink::adopt(Flow& flow, Connection connection) {
   tune(flow.socket.get(), shape_.lost_after, shape_.sockets > 1);
   flow.taken_bytes = 0;
   flow.rate = {};
-  // A record is what a flow pulls at once, so that the other side's ring has room for it whatever lies there.
+  // An encrypted record holds what a flow pulls at once, at most the largest frame: the peer's ring has room for it in any
+  // case.
   if (connection.keys) flow.cipher = std::make_unique<RecordCipher>(*connection.keys, frame_bytes(shape_.tile_bytes));
 }
 
 TcpLink::~TcpLink() {
   reactor_->await_answers();
-  close(Status(StatusCode::aborted, "the link was closed on this side"));
+  close(Status(StatusCode::aborted, "this rank closed the link"));
   reactor_->remove(*this);
 }
 
-// A socket that is lost, and another in its place
+// Lost sockets, and their replacement
 // --------------------------------------------------------------------------------------------
 
 bool TcpLink::may_resume() const noexcept { return !closing_ && !left_ && !gone_ && reactor_->reconnects(); }
@@ -101,7 +103,7 @@ void TcpLink::hang_up(Flow& flow) {
   flow.readable = true;
   if (has_room(flow)) reactor_->enqueue(flow);
   if (closing_) return;
-  // While it is read to its end, a new one is looked for; where the peer is gone that is known before.
+  // While the old socket is read to its end, a new one is made. If the peer is gone, connecting shows that earlier.
   if (may_resume()) {
     reactor_->lost(*this, index_of(flow));
   } else if (!flow.words || !left_) {
@@ -112,8 +114,9 @@ void TcpLink::hang_up(Flow& flow) {
 void TcpLink::end_flow(Flow& flow, int error) {
   if (closing_error_ == 0) closing_error_ = error;
   if (may_resume()) {
-    // A host that has not answered for so long will not answer now. The system may lose its time limit before (tcp_retries2): a
-    // quarter of an hour, which TCP_USER_TIMEOUT would prolong only at the cost of a peer that is merely slow.
+    // A host that has not answered for `lost_after` counts as lost. The kernel may end the connection before that time: after
+    // a quarter of an hour (tcp_retries2). TCP_USER_TIMEOUT would prolong that, but would also end connections to a peer that
+    // is only slow.
     const milliseconds silent(error == ETIMEDOUT && !shape_.rails ? look_at(flow).tcpi_last_ack_recv : 0);
     return silent >= shape_.lost_after ? close(silent_for(silent)) : drop(flow);
   }
@@ -122,8 +125,8 @@ void TcpLink::end_flow(Flow& flow, int error) {
   if (std::all_of(tile_flows().begin(), tile_flows().end(), [](const Flow& f) { return f.ended; })) set_broken();
 }
 
-// Gives the socket up and has another one looked for. What has arrived stays: should the peer be gone, it is the last of it.
-// `silent`: for how long its host has been so.
+// Gives the socket up and requests a new one. What has arrived stays: if the peer is gone, nothing more arrives. `silent`:
+// how long the peer's host has been silent.
 void TcpLink::drop(Flow& flow, milliseconds silent) {
   if (!flow.down) {
     reactor_->forget(flow);
@@ -133,15 +136,15 @@ void TcpLink::drop(Flow& flow, milliseconds silent) {
     flow.first = flow.last = 0;
     flow.sent_of_first = 0;
     if (flow.words) words_got_ = words_due_ = 0;
-    if (pulled_ < taken_) reactor_->hold(*this);  // another socket may take what has waited for this one
+    if (pulled_ < taken_) reactor_->hold(*this);  // another socket may take the tiles that waited for this one
   }
-  // Where nothing was under way it may have been there until the first probe.
+  // Where nothing was in flight, the host may have been reachable until the first probe.
   const auto since = silent.count() == 0 ? Clock::time_point{} : Clock::now() - silent + std::chrono::seconds(kProbeAfterS);
   if (silent_since_ == Clock::time_point{}) silent_since_ = since;
   reactor_->lost(*this, index_of(flow), since);
 }
 
-// What has arrived beyond the front tile will come again, or cannot be used.
+// Discards what has arrived behind the front tile: it is retransmitted, or cannot be used.
 void TcpLink::cut_short(Flow& flow) noexcept {
   if (!flow.front_whole) flow.front.reset();
   flow.tail = flow.head + (flow.front_whole ? frame_bytes(*flow.front) : 0);
@@ -205,7 +208,7 @@ Status TcpLink::silent_for(milliseconds time) const {
 
 milliseconds TcpLink::silence_of(const Flow& flow) const noexcept {
   const tcp_info info = look_at(flow);
-  // Unlike TCP_USER_TIMEOUT this spares a peer that is only slow: it answers each probe of its closed window.
+  // Unlike TCP_USER_TIMEOUT, this does not affect a peer that is only slow: it answers each probe of its closed window.
   const bool silent = std::max(info.tcpi_retransmits, info.tcpi_probes) >= kSilentTries;
   return milliseconds(silent ? info.tcpi_last_ack_recv : 0);
 }
@@ -215,15 +218,15 @@ bool TcpLink::watch() {
   if (closing_) return watch_closing();
   bool moved = false;
   for (Flow& flow : flows_) {
-    // May find what an event is about to report. That event will then find nothing, so who is about to sleep must hear of it
-    // now.
+    // This may send what an event is about to report. That event will then find nothing to do, so the return value must show
+    // the move now, before the caller sleeps.
     if (flow.blocked) moved |= send_more(flow);
     if (flow.ended || flow.down) continue;
     const milliseconds silent = silence_of(flow);
     if (silent < (shape_.rails ? kSilentRail : kSilentPath)) continue;
     if (may_resume()) {
       if (shape_.rails) {
-        fmt::print(stderr, "shoal: tcp: rank {} has not answered on socket {} for {:.1f} s; going on without its network\n",
+        fmt::print(stderr, "shoal: tcp: rank {} has not answered on socket {} for {:.1f} s; continuing without that network\n",
                    peer_, index_of(flow), static_cast<double>(silent.count()) / 1e3);
       }
       drop(flow, silent);

@@ -1,4 +1,4 @@
-// TcpLink: what the two ends tell each other beside tiles.
+// TcpLink: control records.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,12 +17,12 @@ bool TcpLink::receive_words(Flow& flow) {
     const ssize_t got = read(flow, words_in_.data() + words_got_, room, room);
     flow.readable = false;
     if (got < 0 && errno == EBADMSG) {
-      distrust(flow, "sent words that were changed on the way");
+      distrust(flow, "sent control records that were damaged in transit");
       return true;
     }
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
-      flow.readable = true;  // nothing new will be reported
+      flow.readable = true;  // no event will report these bytes again
       break;
     }
     if (got <= 0) {
@@ -35,7 +35,7 @@ bool TcpLink::receive_words(Flow& flow) {
       const auto word =
           decode_control_record(std::span<const std::byte, kControlRecordBytes>(words_in_.data() + read, kControlRecordBytes));
       if (!word) {
-        distrust(flow, "sent a corrupt word");
+        distrust(flow, "sent a corrupt control record");
         return true;
       }
       hear(*word);
@@ -61,7 +61,7 @@ void TcpLink::hear(const ControlRecord& word) {
   }
 }
 
-// Tells the peer what it may forget.
+// Acknowledges what has arrived, so that the peer can free its memory.
 void TcpLink::tell_received() {
   for (std::size_t i = 0; i < tile_flows().size(); ++i) {
     Flow& flow = flows_[i];

@@ -1,4 +1,4 @@
-// TcpLink: how it ends, from the other side and from this one.
+// TcpLink: its end, caused by the peer or by this rank.
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -19,9 +19,10 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// A link that has everything, in its rings and the kernel, shows its end after this time to one who does not take it.
+// A link whose remaining bytes are all in its rings and the kernel reports its end after this time, even if the caller takes
+// none.
 constexpr milliseconds kUntakenPatience{300};
-// How often a goodbye is offered to a kernel that is out of memory.
+// How often the close notice is offered to a kernel that is out of memory.
 constexpr int kGoodbyeTries = 8;
 
 // What the kernel holds for the socket: SIOCINQ to be read, SIOCOUTQ for the other side to acknowledge.
@@ -32,7 +33,8 @@ std::size_t bytes_in_kernel(const Flow& flow, unsigned long which) noexcept {
 
 }  // namespace
 
-// Nobody makes a lost socket anew any more. Without that for words, no tile would ever be acknowledged.
+// For a time when lost sockets are not replaced any more. Without the socket for control records, no tile would be
+// acknowledged.
 bool TcpLink::is_ending() const noexcept {
   const auto lost = [](const Flow& flow) { return flow.hung_up || flow.down; };
   return std::any_of(flows_.begin(), flows_.end() - 1, lost) || (!left_ && lost(flows_.back()));
@@ -50,12 +52,12 @@ void TcpLink::start_closing() {
   reactor_->note_closing();
 }
 
-// The end of a socket says that it has brought everything. Until then what the network has lost may come again, after a time
-// that grows with that for which it is down; and of what nobody makes room for no end shows.
+// The end of a socket shows that it has delivered everything. Until then lost packets may be retransmitted, after a time that
+// grows with the length of the outage. Where the caller makes no room, the end does not show.
 bool TcpLink::watch_closing() {
   const auto now = Clock::now();
   std::size_t bytes = received_bytes_;
-  bool brings = false;  // something may still be on its way
+  bool brings = false;  // data may still be in flight
   bool full = false;
   bool silent = false;
   for (const Flow& flow : tile_flows()) {
@@ -98,8 +100,8 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
   if (flow.down) return;
   reactor_->forget(flow);
   if (!reactor_->in_owner()) return;
-  // Bytes left unread would turn the orderly end into a reset, which could overtake what this side has sent last. Not by
-  // MSG_TRUNC into nowhere: ThreadSanitizer takes that for a write to address 0 by every thread that does it.
+  // Unread bytes would turn the orderly end into a reset, which could overtake the last bytes that this rank has sent. Not by
+  // MSG_TRUNC without a buffer: ThreadSanitizer takes that for a write to address 0 by every thread that does it.
   std::array<char, 16 << 10> unread;
   while (::recv(flow.socket.get(), unread.data(), unread.size(), MSG_DONTWAIT) > 0) {
   }
@@ -107,10 +109,10 @@ void TcpLink::stop_flow(Flow& flow) noexcept {
 }
 
 void TcpLink::close(Status reason) {
-  if (!closing_ && reactor_->in_owner()) tell_received();  // so that the peer, which may leave as well, need not wait for it
+  if (!closing_ && reactor_->in_owner()) tell_received();  // a peer that leaves as well need not wait for the acknowledgement
   if (!closing_ && reactor_->in_owner() && words_due_ + kControlRecordBytes <= words_out_.size()) {
     say({ControlRecord::Kind::goodbye, 0, 0});
-    // The last chance: without it the peer takes the end for a cut. The kernel may be out of memory for a moment.
+    // Without the close notice the peer takes the end for a lost connection. The kernel may be out of memory for a moment.
     for (int i = 0; i < kGoodbyeTries && words_due_ > 0; ++i) flush_words();
   }
   closing_ = true;

@@ -1,4 +1,4 @@
-// TcpLink: bytes that arrive, and the tiles that they make.
+// TcpLink: bytes that arrive, and the tiles that they make up.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -66,10 +66,10 @@ bool TcpLink::receive(Flow& flow) {
   }
   if (got < 0 && errno == EBADMSG) {
     count_repaired_tile();
-    distrust(flow, "sent bytes that were changed on the way");
+    distrust(flow, "sent bytes that were damaged in transit");
     return true;
   }
-  // A record that waits for room is read on when there is.
+  // An encrypted record that waits for room is read when there is room.
   flow.readable = !has_room(flow);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
   if (got < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
@@ -80,7 +80,7 @@ bool TcpLink::receive(Flow& flow) {
   return true;
 }
 
-// Looks at the frame at the head of the flow: is its header sound, has it arrived whole, is it the one to deliver next?
+// Checks the frame at the head of the flow: is its header valid, has it arrived whole, is it the one to deliver next?
 void TcpLink::examine(Flow& flow) {
   if (flow.front_whole) return;
   const std::uint64_t arrived = flow.tail - flow.head;
@@ -93,7 +93,7 @@ void TcpLink::examine(Flow& flow) {
       return distrust(flow, "sent a corrupt tile header: " + describe_bad_frame(bytes, shape_.tile_bytes));
     }
     if (flow.front->position < std::max(next_, flow.received)) {
-      return distrust(flow, fmt::format("sent tile {} again, {} is due", flow.front->position, next_));
+      return distrust(flow, fmt::format("sent tile {} again, tile {} is due", flow.front->position, next_));
     }
   }
   const std::size_t whole = frame_bytes(*flow.front);
@@ -110,16 +110,16 @@ void TcpLink::examine(Flow& flow) {
   if (next_from_ == nullptr) find_next();
 }
 
-// A payload that was changed on its way is asked for again, by a new connection.
+// A damaged payload is retransmitted, over a new connection.
 bool TcpLink::is_sound(Flow& flow) {
   const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
   if (crc32c({payload, flow.front->wire_bytes()}) == flow.front->payload_sum) return true;
   count_repaired_tile();
-  distrust(flow, fmt::format("sent tile {} with a wrong check sum", flow.front->position));
+  distrust(flow, fmt::format("sent tile {} with a wrong checksum", flow.front->position));
   return false;
 }
 
-// At once, not when it is shown: what cannot be unpacked has not come.
+// Unpacks at once, not when the tile is shown: a tile that cannot be unpacked counts as not arrived.
 bool TcpLink::unpack_front(Flow& flow) {
   const std::byte* payload = flow.ring.data() + flow.head % flow.ring.size() + kFrameHeaderBytes;
   auto* unpacked = reinterpret_cast<std::byte*>(flow.unpacked.get());
@@ -132,7 +132,7 @@ bool TcpLink::unpack_front(Flow& flow) {
 void TcpLink::await_front(Flow& flow) noexcept {
   if (flow.ended || flow.down || flow.cipher != nullptr || flow.front_whole || !flow.front) return;
   const std::size_t missing = frame_bytes(*flow.front) - (flow.tail - flow.head);
-  // Not only where it rises: what was set for a rest that has come in part since then would let what is left wait.
+  // Also lowers the value: one that was set for a rest which has arrived in part since then would delay what is left.
   set_low_water(flow, missing >= kWorthwhileLowWater ? std::min(missing, kMaxLowWater) : 1);
 }
 
@@ -140,7 +140,7 @@ void TcpLink::set_low_water(Flow& flow, std::size_t bytes) noexcept {
   const int low_water = static_cast<int>(bytes);
   if (flow.low_water == low_water) return;
   flow.low_water = low_water;
-  // A refusal costs speed only.
+  // A failure costs only speed.
   ::setsockopt(flow.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof low_water);
 }
 
@@ -158,7 +158,7 @@ void TcpLink::find_next() {
     news_ = true;
     return;
   }
-  // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never come.
+  // Each socket brings its tiles in ascending order, so a tile that all of them have passed will never arrive.
   if (passed && status_.ok()) distrust(flows_.front(), fmt::format("left out tile {}", next_));
 }
 

@@ -1,4 +1,4 @@
-// TcpLink: tiles on their way out, over the sockets that pull them.
+// TcpLink: sending tiles, over the sockets that pull them.
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@
 
 namespace shoal::tcp {
 
-// How many bytes `data` takes at `target` when it is packed there; 0 where it is to leave as it is.
+// Packs `data` into `target`. Returns the packed size; 0 where the tile is to be sent unpacked.
 std::size_t TcpLink::try_to_pack(std::span<const std::byte> data, std::byte* target) noexcept {
   if (!packs_ || data.size() < kLeastPackable) return 0;
   if (unpackable_ >= kUnpackableTiles && ++unpackable_ % kUnpackableTiles != 0) return 0;
@@ -43,7 +43,7 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   std::byte* frame = memory_.data() + memory_end_ % memory_.size();
   std::byte* payload = frame + kFrameHeaderBytes;
   FrameHeader front{taken_, header, {}, static_cast<std::uint32_t>(try_to_pack(data, payload))};
-  // A sum, encryption and packing need every byte anyway.
+  // A checksum, encryption and packing touch every byte anyway.
   if (lend) {
     lend = data.size() >= shape_.lend_from_bytes && whole == kFrameHeaderBytes + data.size() && !sums_ &&
            flows_.front().cipher == nullptr && front.packed_bytes == 0;
@@ -70,7 +70,7 @@ bool TcpLink::take(const TileHeader& header, std::span<const std::byte> data, bo
   }
   memory_end_ += whole;
   ++taken_;
-  // A small tile waits for what follows it in the same pass of its sender: together they cost one system call and one packet.
+  // A small tile waits for further tiles of the same pass of the caller: together they cost one system call and one packet.
   if (small && taken_ - pulled_ < kPullTiles) {
     reactor_->hold(*this);
   } else {
@@ -94,8 +94,8 @@ Flow* TcpLink::first_idle_flow() noexcept {
   return nullptr;
 }
 
-// Large tiles go where they should have come first, by what is on its way there and how fast it goes; where that socket takes
-// nothing for now they wait for it, since by another one they would come later still.
+// A large tile goes to the socket on which it should arrive first, by the bytes in flight there and the measured rate. Where
+// that socket takes nothing now, the tile waits for it: on another one it would arrive later still.
 Flow* TcpLink::soonest_flow() noexcept {
   const std::span<Flow> flows = tile_flows();
   const auto now = DrainRate::Clock::now();
@@ -116,9 +116,9 @@ Flow* TcpLink::soonest_flow() noexcept {
   for (std::size_t i = 0; i < flows.size(); ++i) {
     Flow& flow = flows[i];
     const bool takes = flow.idle() && flow.again == flow.again_end;
-    // Of one that only takes nothing for now the kernel will tell when it does.
+    // A socket that only takes nothing now counts: the kernel will report when it takes bytes again.
     if (!takes && (flow.down || flow.hung_up || !flow.blocked)) continue;
-    // One that is not measured, or was long ago, counts as being as fast as the best.
+    // A socket that is not measured, or whose measurement is too old, counts as being as fast as the best one.
     const bool unknown = flow.rate.bytes_per_us() == 0 || (waiting[i] == 0 && flow.rate.trial_is_due());
     const double known = unknown ? fastest : flow.rate.bytes_per_us();
     const double time = static_cast<double>(waiting[i] + tile.bytes) / (known > 0 ? known : 1);
@@ -137,7 +137,7 @@ Flow* TcpLink::soonest_flow() noexcept {
   return chosen;
 }
 
-// Lets the flow pull the next tile that it has to send once more; false where there is none.
+// Lets the flow pull the next tile that it has to retransmit; false where there is none.
 bool TcpLink::pull_again(Flow& flow) noexcept {
   const std::size_t own = index_of(flow);
   for (flow.again = std::max(flow.again, forgotten_); flow.again < flow.again_end; ++flow.again) {
@@ -189,7 +189,7 @@ void TcpLink::write(Flow& flow) {
   }
 }
 
-// What is due up to the end of the first tile that was lent. True where the kernel has taken all of that.
+// Sends the due bytes up to the end of the first lent tile. True where the kernel has taken all of them.
 bool TcpLink::send_lent(Flow& flow, std::size_t& taken) {
   std::uint64_t at = flow.first;
   while (at != flow.last && outgoing(at).lent == nullptr) ++at;
@@ -242,7 +242,7 @@ void TcpLink::advance_sent() noexcept {
   while (sent_ < pulled_ && outgoing(sent_).in_kernel && outgoing(sent_).lent == nullptr) ++sent_;
 }
 
-// The payload may have to be sent again: from now on by the link's own copy.
+// Copies a lent payload into the link's memory, from which it can be retransmitted.
 void TcpLink::keep(Outgoing& tile) noexcept {
   if (tile.lent == nullptr) return;
   copy(memory_.data() + (tile.begin + kFrameHeaderBytes) % memory_.size(), {tile.lent, tile.bytes - kFrameHeaderBytes});
@@ -280,8 +280,8 @@ bool TcpLink::send_more(Flow& flow) {
   return flow.first != first || flow.sent_of_first != sent_of_first || closing_;
 }
 
-// The peer has the tiles of this flow that are below `received`: their memory is free. A peer that claims what has not left
-// this process is not believed.
+// The peer has the tiles of this flow below `received`: their memory is free. Acknowledgements of tiles that have not left
+// this process are ignored.
 void TcpLink::acknowledge(std::size_t flow, std::uint64_t received) noexcept {
   for (std::uint64_t i = forgotten_; i < std::min(received, pulled_); ++i) {
     Outgoing& tile = outgoing(i);

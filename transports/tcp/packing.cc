@@ -1,6 +1,6 @@
 // A packed payload: one byte with the width of its words (4 or 2), the bytes behind its last whole word, and blocks of 4096
-// bytes, the last one shorter. A block: the two bytes of its Window, the words without their exponents, the codes of these in
-// groups of 64 (filled up at the end), and the exponents that the codes do not tell.
+// bytes, the last one shorter. A block: the two bytes of its Window, the words without their exponents, the codes of the
+// exponents in groups of 64 (filled up at the end), and the escapes: exponents that have no code.
 #include "transports/tcp/packing.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr std::size_t kWindowBytes = 2;
 constexpr std::size_t kMostPercent = 94;
 static_assert(kLeastPackable * (100 - kMostPercent) / 100 > kSlack);
 
-// Samples: of a block about this many exponents, which decide on its window; of a payload so many words in a row in each place.
+// Samples. Of a block, about this many exponents decide on its window. Of a payload, this many words in a row in each place.
 constexpr std::size_t kBlockSamples = 64;
 constexpr std::size_t kPlaceWords = 64;
 constexpr std::size_t kPlaceEvery = 32 << 10;  // bytes
@@ -35,11 +35,11 @@ std::size_t fixed_bytes(std::size_t words, std::size_t word_bytes) {
 
 struct Choice {
   Window window;
-  std::size_t held = 0;  ///< of the exponents looked at, those that are no escapes
+  std::size_t held = 0;  ///< number of sampled exponents that are not escapes
 };
 
 /// The window that holds most of every `step`-th exponent; at most 255 of them. It begins above 0, which is the exponent of
-/// zeros: where there are many of these they are `other`. Loops without branches, which become vectors.
+/// zeros: where there are many zeros, that exponent is `other`. Loops without branches, which become vectors.
 Choice choose_window(const std::uint8_t* exponents, std::size_t count, std::size_t step) {
   std::array<std::uint8_t, 256 + kEscape> seen{};
   for (std::size_t i = 0; i < count; i += step) ++seen[exponents[i]];
@@ -60,11 +60,11 @@ Choice choose_window(const std::uint8_t* exponents, std::size_t count, std::size
           std::size_t{held[static_cast<std::size_t>(window)]} + seen[static_cast<std::size_t>(other)]};
 }
 
-/// Which words the payload looks like; null for neither.
+/// The words that the payload looks like; null for neither.
 const WordKernels* choose_words(const PackingKernels& kernels, std::span<const std::byte> payload) {
   const std::size_t places = std::min(kMostPlaces, 1 + payload.size() / kPlaceEvery);
   const WordKernels* best = nullptr;
-  // Of a million bits.
+  // Saved bits of a million.
   std::int64_t most_saved = (100 - static_cast<std::int64_t>(kMostPercent)) * 10'000;
   for (const WordKernels* words : {&kernels.words32, &kernels.words16}) {
     std::int64_t held = 0;

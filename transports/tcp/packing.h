@@ -1,4 +1,4 @@
-// Packing of payloads: the exponents of floats, which differ little, in three bits instead of eight, and nothing is lost.
+// Lossless packing of payloads: the exponents of floats, which differ little, take three bits instead of eight.
 #pragma once
 
 #include <cstddef>
@@ -6,15 +6,15 @@
 
 namespace shoal::tcp {
 
-/// Less is not worth a look.
+/// Smaller payloads are not worth packing.
 inline constexpr std::size_t kLeastPackable = 2048;
 
-/// Packs `payload` into `out`, which has room for as many bytes. How many it takes, at most 94 % of them; 0 where they would
-/// not do, and `out` holds nothing of use. It knows no data type: a sample of the bytes says whether they look like words of 32
-/// or 16 bits whose exponents are alike. The layout stands in packing.cc.
+/// Packs `payload` into `out`, which has room for as many bytes. Returns the packed size, at most 94 % of the payload; 0
+/// where that is not enough, and the contents of `out` are undefined then. The data type need not be known: a sample of the
+/// bytes shows whether they look like words of 32 or 16 bits with similar exponents. packing.cc has the layout.
 [[nodiscard]] std::size_t pack(std::span<const std::byte> payload, std::span<std::byte> out) noexcept;
 
-/// The other way, of bytes from anywhere; false where they are no packing of a payload of that size, which holds nothing of use
+/// The reverse, safe for any bytes; false where they are not a packed payload of that size, whose contents are undefined
 /// then.
 [[nodiscard]] bool unpack(std::span<const std::byte> packed, std::span<std::byte> payload) noexcept;
 

@@ -1,4 +1,4 @@
-// Words taken apart by shuffles of 16 bytes, and codes in bit planes, which the instruction sets make of comparisons.
+// Kernels of packing: shuffles of 16 bytes take words apart, and comparisons make the bit planes of codes.
 #include "transports/tcp/packing_kernels.h"
 
 // Those of src/device/targets.h: each costs build time.
@@ -14,25 +14,25 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::tcp::HWY_NAMESPACE {
 
-// One by one: what is left over of sixteen, and everything where there are no vectors.
-template <typename ControlRecord>
+// Word by word: for the rest of less than sixteen, and for all words where there are no vectors.
+template <typename Word>
 void split_each(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
-  constexpr std::size_t kRest = sizeof(ControlRecord) - 1;
+  constexpr std::size_t kRest = sizeof(Word) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    ControlRecord word;
+    Word word;
     std::memcpy(&word, words + i * sizeof word, sizeof word);
     word = std::rotl(word, 1);
     std::memcpy(rests + i * kRest, &word, kRest);
     exponents[i] = static_cast<std::uint8_t>(word >> (8 * kRest));
   }
 }
-template <typename ControlRecord>
+template <typename Word>
 void join_each(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words) {
-  constexpr std::size_t kRest = sizeof(ControlRecord) - 1;
+  constexpr std::size_t kRest = sizeof(Word) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    ControlRecord word = 0;
+    Word word = 0;
     std::memcpy(&word, rests + i * kRest, kRest);
-    word = std::rotr(static_cast<ControlRecord>(word | exponents[i] << (8 * kRest)), 1);
+    word = std::rotr(static_cast<Word>(word | exponents[i] << (8 * kRest)), 1);
     std::memcpy(words + i * sizeof word, &word, sizeof word);
   }
 }
@@ -79,7 +79,7 @@ constexpr std::size_t kAtOnce = 16;  // words
 constexpr std::uint8_t kNone = 0x80;
 alignas(16) constexpr std::uint8_t kRests[16] = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, kNone, kNone, kNone, kNone};
 alignas(16) constexpr std::uint8_t kFromRests[16] = {0, 1, 2, kNone, 3, 4, 5, kNone, 6, 7, 8, kNone, 9, 10, 11, kNone};
-// Of four words, the quarter of sixteen that they are.
+// For the k-th four of sixteen words.
 alignas(16) constexpr std::uint8_t kTops[4][16] = {
     {3, 7, 11, 15, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone},
     {kNone, kNone, kNone, kNone, 3, 7, 11, 15, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone},
@@ -188,14 +188,14 @@ class Coder {
   }
 
  private:
-  // Loading and storing bits may touch eight bytes, whatever they hold.
+  // Loading and storing mask bits may touch eight bytes, however many of them are used.
   static constexpr std::size_t kRoomyPlane = kPlaneBytes + 8;
   alignas(16) std::uint8_t meanings_[16] = {};
 };
 
 #endif
 
-// Which of a group are escapes.
+// A mask of the escapes in a group.
 HWY_INLINE std::uint64_t escapes_of(const std::uint8_t* planes) {
   static_assert(kEscape == 0b110);
   std::uint64_t bits[3];

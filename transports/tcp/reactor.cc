@@ -15,18 +15,18 @@
 namespace shoal::tcp {
 namespace {
 
-// Up to this many links it is cheaper to ask each one's first socket for bytes than to ask epoll which socket to ask.
+// Up to this many links, reading each one's first socket is cheaper than a call of epoll.
 constexpr std::size_t kDirectLinks = 2;
-// How often epoll is asked all the same: further sockets, and links that nobody looks at, report only there.
+// epoll is called at least once in this many calls: further sockets, and links without a peek(), report only there.
 constexpr unsigned kCollectEvery = 8;
-// Lent memory is copied, so that its owner goes on, when so many calls in a row have found nothing to do: until then the peer
-// may say that it has the tile.
+// Lent memory is copied, so that its owner can continue, when this many calls in a row have found nothing to do. Until then
+// the peer may acknowledge the tile.
 constexpr unsigned kIdleCalls = 4;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
-constexpr long kSoonMs = 10;  // for what the kernel had no memory for a moment ago
+constexpr long kSoonMs = 10;  // after the kernel was out of memory
 constexpr long kRejoiningWatchMs = 20;
-// How long a side that leaves stays for the sake of what is on its way or has been lost, and how often it looks at that.
+// How long a rank that leaves waits for data that is in flight or lost, and the longest pause between two checks.
 constexpr std::chrono::milliseconds kAnswerPatience{1000};
 constexpr int kMostPauseMs = 10;
 
@@ -160,7 +160,7 @@ void Reactor::await_answers() {
     const auto now = std::chrono::steady_clock::now();
     const bool waits = std::any_of(links_.begin(), links_.end(), [&](TcpLink* link) { return link->awaits_answer(now); });
     if (!waits || failed() || now - start >= kAnswerPatience) break;
-    // Unlike prepare_wait() this does not mind tiles that nobody will take any more.
+    // Unlike prepare_wait(), this ignores tiles that the caller will not take any more.
     pollfd waiting{epoll_.get(), POLLIN, 0};
     ::poll(&waiting, 1, pause_ms);
     collect();
@@ -172,7 +172,7 @@ void Reactor::close_all() {
   await_answers();
   const std::vector<TcpLink*> links = links_;
   for (TcpLink* link : links) {
-    link->close(Status(StatusCode::aborted, "the transport was closed on this side"));
+    link->close(Status(StatusCode::aborted, "this rank closed the transport"));
     remove(*link);
   }
   rendezvous_.reset();
@@ -319,12 +319,12 @@ bool Reactor::collect() {
     }
     if ((what & EPOLLOUT) != 0 && flow.blocked) moved |= flow.link->send_more(flow);
   }
-  if (rejoining) rejoin();  // last: the events above are those of the sockets that it may replace
+  if (rejoining) rejoin();  // last: the events above belong to the sockets that it may replace
   return moved;
 }
 
 bool Reactor::prepare_wait() {
-  forget_wanted();  // whoever is about to sleep looks at all links
+  forget_wanted();  // a caller that sleeps waits for all links
   news_ |= send_held();
   news_ |= keep_lent();
   if (!lost_.empty()) rejoin();
@@ -350,7 +350,7 @@ bool Reactor::watch_links() {
 }
 
 void Reactor::set_timer(long period_ms) noexcept {
-  if (period_ms == timer_period_ms_ || !in_owner()) return;  // a forked child shares it with its parent
+  if (period_ms == timer_period_ms_ || !in_owner()) return;  // a forked child shares the timer with its parent
   timer_period_ms_ = period_ms;
   itimerspec spec{};
   spec.it_interval = {period_ms / 1000, period_ms % 1000 * 1'000'000};

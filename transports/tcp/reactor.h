@@ -27,7 +27,7 @@ class Reactor final : private Rejoining {
  public:
   static Result<std::shared_ptr<Reactor>> make();
 
-  /// From now on lost sockets are made anew; without this a link ends with the first.
+  /// From now on lost sockets are replaced; without this a link ends with its first lost socket.
   Result<bool> reconnect_by(std::unique_ptr<Rendezvous> rendezvous);
   [[nodiscard]] bool reconnects() const noexcept { return rendezvous_ != nullptr; }
 
@@ -35,16 +35,16 @@ class Reactor final : private Rejoining {
   void remove(TcpLink& link) noexcept;
   /// Stops reports about one socket; to be called before it closes.
   void forget(Flow& flow) noexcept;
-  /// Reports about a socket again, which is new; false where the system does not.
+  /// Starts reports about a new socket; false where the system refuses.
   [[nodiscard]] bool watch(Flow& flow) noexcept;
-  /// The socket of this flow is lost, or about to be. `silent_since`: its host has said nothing from then on.
+  /// The socket of this flow is lost, or about to be. `silent_since`: start of the silence of its host.
   void lost(TcpLink& link, std::size_t flow, std::chrono::steady_clock::time_point silent_since = {});
-  /// The link is over: nothing is looked for any more.
+  /// The link has ended: its sockets are not replaced any more.
   void forget_lost(TcpLink& link);
   /// In a child of fork(): closes its copies of the sockets.
   void leave_to_parent() noexcept;
-  /// Before this side leaves: lets the peers say that all has come, and sends again what they have lost, which afterwards
-  /// nobody could. For a moment, and not where one of them is gone otherwise than in order.
+  /// Before this rank leaves: waits for the peers' acknowledgements, and retransmits what was lost, which would be impossible
+  /// afterwards. Waits a moment at most, and not where a peer is gone without a close notice.
   void await_answers();
   /// Ends all links from this side: their owner, the transport, is being destroyed.
   void close_all();
@@ -53,13 +53,13 @@ class Reactor final : private Rejoining {
   void enqueue(Flow& flow);
   /// The link has small tiles that the next progress() or prepare_wait() sends.
   void hold(TcpLink& link);
-  /// The link has been lent memory, which is to be free as soon as nothing else is to be done.
+  /// The link has lent tiles, whose memory is to be freed as soon as there is nothing else to do.
   void note_lent(TcpLink& link);
-  /// Somebody has looked for a tile of this link and found none: the next progress() asks its socket first.
+  /// A peek() of this link found no tile: the next progress() reads its socket first.
   void want(TcpLink& link);
-  /// A link breaks: look after it more often, and report it.
+  /// A link breaks: checks it more often, and reports it.
   void note_closing() noexcept;
-  /// The kernel had no memory for what a link has to send, and will not say when it has: watch() tries again soon.
+  /// The kernel had no memory for the data of a link, and will not report when it has: watch() tries again soon.
   void watch_soon() noexcept;
 
   bool progress();
@@ -109,7 +109,7 @@ class Reactor final : private Rejoining {
     std::size_t flow = 0;
     std::chrono::steady_clock::time_point silent_since{};
   };
-  std::vector<Lost> lost_;  // that the rendezvous does not know of yet
+  std::vector<Lost> lost_;  // not passed to the rendezvous yet
   bool news_ = false;
   unsigned calls_since_collect_ = 0;
   unsigned idle_calls_ = 0;  ///< of progress(), in a row

@@ -24,7 +24,7 @@ namespace shoal::tcp {
 inline constexpr std::chrono::milliseconds kFirstRetry{10};
 using MeetingTime = std::chrono::steady_clock::time_point;
 
-// One handshake record on its way in.
+// Receives one handshake record.
 struct RecordReader {
   HelloRecord bytes{};
   std::size_t got = 0;
@@ -43,49 +43,49 @@ struct RecordReader {
   }
 };
 
-// A connection that somebody made to this rank.
+// A connection to this rank that has not finished its handshake.
 struct Inbound {
   Descriptor socket;
   MeetingTime until;
   RecordReader reader;
   bool confirming = false;
-  std::string records;   // of its handshake; empty for a stranger
-  std::size_t peer = 0;  // once greeted
+  std::string records;   // of its handshake; empty before a valid greeting
+  std::size_t peer = 0;  // valid after the greeting
   std::size_t index = 0;
 };
 
 inline constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
 
-// A connection that this rank makes; as a knock it only shows whether the peer's process still listens.
+// A connection that this rank makes. A knock only shows whether the peer's process still listens.
 struct Outbound {
   enum class State { waiting, connecting, replying, accepting, knocking, done };
   std::size_t peer = 0;
   std::size_t index = 0;
   State state = State::waiting;
   Descriptor socket;
-  MeetingTime until;  // when to start (waiting) or to give up this try
+  MeetingTime until;  // when to start (waiting) or to end this try
   std::size_t poll_slot = kNotPolled;
   RecordReader reader;
   std::string records;  // of the handshake so far
   std::chrono::milliseconds retry = kFirstRetry;
   bool knock = false;
-  bool spoke = false;         // this knock
+  bool spoke = false;         // this knock has sent its byte
   bool reached = false;       // this try: the host has taken the connection
-  std::size_t hops = 0;       // rails that were left for the next
-  std::size_t place = 0;      // of this try: which of the peer's addresses
+  std::size_t hops = 0;       // number of rails that were left for the next one
+  std::size_t place = 0;      // of this try: index of the peer's address
   MeetingTime since;          // of this try
-  MeetingTime failing_since;  // of the first of the tries that failed in a row; zero: the last one did not
-  MeetingTime closed_since;   // of the first of those that were closed at once, none meeting silence; zero: there is none
+  MeetingTime failing_since;  // start of the first failed try in a row; zero: the last one did not fail
+  MeetingTime closed_since;   // start of the first try in a row that was closed at once; zero: none
 };
 
 struct Peer {
   PeerAddress where;
   bool over = false;
-  std::vector<bool> lost;  // by socket index, after the start
+  std::vector<bool> lost;  // by socket index, after startup
   PeerSockets sockets;
   std::size_t missing = 0;
-  std::size_t address = 0;   // the one in use
-  std::vector<bool> denied;  // by address: it leads to nobody, as tries since the last that met anything else say
+  std::size_t address = 0;   // index of the address in use
+  std::vector<bool> denied;  // by address: no process listens there, by all tries since the last other outcome
   std::string last_error;
 };
 
@@ -108,7 +108,7 @@ class RealRendezvous final : public Rendezvous {
   using Clock = std::chrono::steady_clock;
 
   Hello hello(HelloKind kind, int to_rank, std::size_t index) const noexcept;
-  // The start is over: sockets are only replaced.
+  // Startup has ended: sockets are only replaced.
   [[nodiscard]] bool rejoining() const noexcept { return links_ != nullptr; }
   [[nodiscard]] bool accepts_from(const Peer& peer) const noexcept;
   [[nodiscard]] std::size_t find(int rank) const noexcept;
@@ -131,7 +131,7 @@ class RealRendezvous final : public Rendezvous {
 
   // Connecting side: rendezvous_connecting.cc
   void start_outbounds();
-  /// This process has no descriptor for `what`; the limit, and how many connections are still to be made.
+  /// The error that this process has no descriptor for `what`: the limit, and how many connections are still to be made.
   [[nodiscard]] Status no_descriptors(int error, const std::string& what) const;
   [[nodiscard]] std::size_t place_of(const Outbound& outbound) const noexcept;
   void leave_address(Outbound& outbound) noexcept;
@@ -147,7 +147,7 @@ class RealRendezvous final : public Rendezvous {
   void serve_answering(Outbound& outbound, Clock::time_point now);
   void say_which_rail(const Outbound& outbound) const;
 
-  // Both
+  // Both sides
   bool send_next(int socket, const Hello& next, std::string& records) const;
   bool fill_in_received(Hello& hello, std::size_t index);
   Connection connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const;
@@ -158,17 +158,17 @@ class RealRendezvous final : public Rendezvous {
 
   static constexpr const char* kSilent = "it accepted the connection but did not answer";
   static constexpr const char* kClosed = "it closed the connection during the handshake (does it hold this job's key?)";
-  static constexpr const char* kUnconfirmed = "it greeted but could not prove that it holds the job's key";
+  static constexpr const char* kUnconfirmed = "it sent a greeting but could not prove that it holds the job's key";
 
   const Identity self_;
   const Key key_;
-  const std::vector<SocketAddress> rails_;  // own ends
+  const std::vector<SocketAddress> rails_;  // this rank's ends
   const std::chrono::milliseconds lost_after_;
   std::vector<Descriptor> listeners_;
   Descriptor epoll_;
   Clock::time_point start_;
   Clock::time_point deadline_;
-  Rejoining* links_ = nullptr;                            // during step()
+  Rejoining* links_ = nullptr;                            // set during step()
   std::vector<std::pair<int, std::string>> unreachable_;  // ranks, and why
   std::vector<Peer> peers_;
   std::list<Inbound> inbounds_;
@@ -177,7 +177,7 @@ class RealRendezvous final : public Rendezvous {
   std::size_t missing_ = 0;
   std::size_t inbound_limit_ = 0;
   Clock::time_point listen_after_;
-  bool paused_ = false;  // until then wait_fd() says nothing of the listeners
+  bool paused_ = false;  // until listen_after_, wait_fd() does not report the listeners
   bool may_accept_ = false;
   std::size_t strangers_ = 0;
   std::string stranger_;

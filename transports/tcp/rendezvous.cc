@@ -127,7 +127,7 @@ void RealRendezvous::step(Rejoining& links) {
     if (outbound.knock) return std::find(lost.begin(), lost.end(), true) == lost.end();
     return outbound.state == Outbound::State::done;
   });
-  // Last: the links answer by forgetting the peer.
+  // Last, because the links call forget() in turn.
   while (!unreachable_.empty()) {
     const auto [rank, why] = std::move(unreachable_.back());
     unreachable_.pop_back();
@@ -161,16 +161,16 @@ std::size_t RealRendezvous::find(int rank) const noexcept {
   return static_cast<std::size_t>(found - peers_.begin());
 }
 
-// Makes wait_fd() readable when the socket is. A socket that closes is forgotten by itself.
+// Makes wait_fd() readable when the socket is. epoll removes a closed socket by itself.
 void RealRendezvous::report(const Descriptor& socket, std::uint32_t events) noexcept {
-  if (!epoll_.valid()) return;  // at the start poll() waits
+  if (!epoll_.valid()) return;  // during startup poll() waits
   epoll_event event{};
   event.events = events;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event) != 0)
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket.get(), &event);
 }
 
-// The first socket looks for an address that works; the others follow it there.
+// The first socket finds an address that works; the other sockets use the same one.
 bool RealRendezvous::may_start(const Outbound& outbound) const noexcept {
   return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
 }
@@ -213,7 +213,7 @@ bool RealRendezvous::send_next(int socket, const Hello& next, std::string& recor
   return send_record(socket, record);
 }
 
-// What has come on the connection that is about to be replaced. False where its link is over.
+// Fills in what has arrived on the connection that is about to be replaced. False where its link has ended.
 bool RealRendezvous::fill_in_received(Hello& hello, std::size_t index) {
   if (!rejoining()) return true;
   const auto received = links_->give_up(static_cast<int>(hello.to_rank), index);
@@ -221,7 +221,7 @@ bool RealRendezvous::fill_in_received(Hello& hello, std::size_t index) {
   return received.has_value();
 }
 
-// `records`: greeting and reply first, of the handshake that has made the socket the peer's.
+// `records`: those of the handshake that authenticated the socket, greeting and reply first.
 Connection RealRendezvous::connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const {
   Connection made{std::move(socket), {}};
   const bool aes = (theirs.encryption & self_.encryption & kHasAes) != 0;
@@ -230,13 +230,13 @@ Connection RealRendezvous::connection(Descriptor socket, std::string_view record
   return made;
 }
 
-// A peer that did not hear that it was accepted proves itself once more; its new connection is the one it uses.
+// A peer that did not receive the acceptance repeats the handshake; it uses the new connection.
 void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
   report_no_more(made.socket);
   if (rejoining()) {
     peer.lost[index] = false;
     peer.denied.clear();
-    // Its host has been heard: what was silent before counts from now on.
+    // The peer's host has answered: its silence counts from now on.
     for (Outbound& other : outbounds_) {
       if (&peers_[other.peer] == &peer) other.failing_since = {};
     }
@@ -252,7 +252,7 @@ void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, st
   --missing_;
 }
 
-// Of the addresses of a peer that has connected, the one it came from is most likely to reach it.
+// Of the addresses of a peer that has connected, the one from which it came is most likely to work.
 void RealRendezvous::remember_address(Peer& peer, const Descriptor& socket) {
   SocketAddress from;
   socklen_t length = sizeof from.storage;
@@ -263,11 +263,11 @@ void RealRendezvous::remember_address(Peer& peer, const Descriptor& socket) {
   }
 }
 
-// Sets failure_ where a rank of the same job was started with other settings: waiting will not help.
+// Sets failure_ where a rank of the same job was started with other settings: waiting would not help.
 bool RealRendezvous::check_settings(const Hello& said) {
   const auto differ = [&](std::string_view what, auto theirs, auto ours) {
     if (theirs == ours) return false;
-    if (rejoining()) return true;  // cannot be: they were the same at the start
+    if (rejoining()) return true;  // cannot differ: they were the same at startup
     failure_ =
         Status(StatusCode::mismatch, fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
                                                  "same settings",
@@ -277,7 +277,7 @@ bool RealRendezvous::check_settings(const Hello& said) {
   return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
          !differ("sockets per peer:", said.sockets, self_.sockets) &&
          !differ("a tile size of", said.tile_bytes, self_.tile_bytes) &&
-         !differ("check sums (SHOAL_INTEGRITY):", said.integrity, self_.integrity) &&
+         !differ("checksums (SHOAL_INTEGRITY):", said.integrity, self_.integrity) &&
          !differ("encryption (SHOAL_ENCRYPTION):", said.encryption & kEncrypted, self_.encryption & kEncrypted);
 }
 
@@ -304,8 +304,8 @@ Status RealRendezvous::late() const {
   if (late_ranks > named) text += fmt::format("; and {} more ranks", late_ranks - named);
   if (!note_.empty()) text += fmt::format("; {}", note_);
   if (strangers_ > 0) {
-    text += fmt::format("; dropped {} connection{} from strangers, the last because {}", strangers_, strangers_ == 1 ? "" : "s",
-                        stranger_);
+    text += fmt::format("; dropped {} connection{} of unauthenticated peers, the last because {}", strangers_,
+                        strangers_ == 1 ? "" : "s", stranger_);
   }
   return {StatusCode::timeout, text};
 }

@@ -1,4 +1,4 @@
-// RealRendezvous: connections that others make to this rank, and telling peers from strangers.
+// RealRendezvous: accepting connections, and authenticating their peers.
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
@@ -14,12 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A stranger costs one descriptor for this long.
+// An unauthenticated connection takes a descriptor for at most this long.
 constexpr milliseconds kGreetTimeout{2000};
 constexpr milliseconds kConfirmTimeout{5000};
-// Beyond the connections that are expected so many others are heard at a time; one makes room for the next.
+// Beyond the expected connections, this many are served at a time; a further one replaces an old one.
 constexpr std::size_t kMaxStrangers = 64;
-constexpr std::size_t kMaxAcceptsInARow = 64;  // so that those who are known are heard in between
+constexpr std::size_t kMaxAcceptsInARow = 64;  // so that known connections are served in between
 constexpr milliseconds kDescriptorPause{50};
 
 }  // namespace
@@ -31,7 +31,7 @@ void RealRendezvous::accept_all() {
 
 void RealRendezvous::accept_from(int listener) {
   const std::size_t limit = inbound_limit_ + kMaxStrangers;
-  // All listeners together take less than half of that: who has just come is heard before it may have to make room.
+  // All listeners together take less than half of that: a new connection is served before it may have to make room.
   const std::size_t most = std::min(kMaxAcceptsInARow, limit / 4) / listeners_.size();
   for (std::size_t i = 0; i < std::max<std::size_t>(most, 1); ++i) {
     Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -39,13 +39,13 @@ void RealRendezvous::accept_from(int listener) {
       const int error = errno;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
         note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(error));
-        // Without a connection to give up for it, a process at its own limit stays there.
+        // A process at its own limit that has no connection to drop cannot make room.
         if (error == EMFILE && inbounds_.empty() && !rejoining() && has_no_descriptors_left(listener))
           failure_ = no_descriptors(error, "accept a connection");
         pause_listening();
         drop_inbound();
       }
-      return;  // the queue is empty, or a connection was gone before it was accepted: poll() will tell
+      return;  // the queue is empty, or a connection was gone before it was accepted: poll() will report
     }
     if (inbounds_.size() >= limit) drop_inbound();
     Inbound& inbound = inbounds_.emplace_back();
@@ -55,7 +55,8 @@ void RealRendezvous::accept_from(int listener) {
   }
 }
 
-// What nobody can accept would keep wait_fd() readable, and whoever waits for it awake, until there are descriptors again.
+// A connection that cannot be accepted would keep wait_fd() readable, and its caller awake, until there are descriptors
+// again.
 void RealRendezvous::pause_listening() {
   listen_after_ = Clock::now() + kDescriptorPause;
   if (std::exchange(paused_, true)) return;
@@ -68,14 +69,14 @@ void RealRendezvous::listen_again() {
   for (const Descriptor& listener : listeners_) report(listener, EPOLLIN);
 }
 
-// Of the kind that is more numerous, those who have said nothing or those whose greeting may be a recording, the oldest:
-// neither can fill the room of the other, and who comes is younger than half of them. A peer that is dropped all the same comes
-// again.
+// Drops the oldest connection of the more numerous kind: those without a greeting, or those whose greeting may be a
+// recording. So neither kind can take the room of the other, and a new connection is younger than half of them. A peer that
+// is dropped all the same connects again.
 void RealRendezvous::drop_inbound() {
   if (inbounds_.empty()) return;
   const auto greeted = std::count_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return i.confirming; });
   const bool confirming = 2 * static_cast<std::size_t>(greeted) > inbounds_.size();
-  count_stranger("too many at a time");
+  count_stranger("there were too many connections at a time");
   inbounds_.erase(
       std::find_if(inbounds_.begin(), inbounds_.end(), [=](const Inbound& i) { return i.confirming == confirming; }));
 }
@@ -93,16 +94,16 @@ void RealRendezvous::serve_inbounds() {
   }
 }
 
-// False where the connection is done with: it became a peer's, or was dropped.
+// False where the connection is finished: it became a peer's, or was dropped.
 bool RealRendezvous::serve(Inbound& inbound, Clock::time_point now) {
   int error = 0;
   switch (inbound.reader.read(inbound.socket.get(), error)) {
     case RecordReader::Outcome::more:
       if (now < inbound.until) return true;
-      count_stranger(inbound.confirming ? kUnconfirmed : "it did not introduce itself in time");
+      count_stranger(inbound.confirming ? kUnconfirmed : "it sent no greeting in time");
       return false;
     case RecordReader::Outcome::ended:
-      count_stranger(inbound.confirming ? kUnconfirmed : "it closed without introducing itself");
+      count_stranger(inbound.confirming ? kUnconfirmed : "it closed without a greeting");
       return false;
     case RecordReader::Outcome::whole:
       break;
@@ -117,12 +118,12 @@ bool RealRendezvous::greet(Inbound& inbound, const std::optional<Hello>& said) {
   if (!said || said->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
   if (said->job_id != self_.job_id) return refuse("it belongs to another job");
   if (!is_proven(inbound.reader.bytes, key_)) return refuse("it does not hold the job's key");
-  if (said->to_rank != self_.from_rank) return refuse(fmt::format("it looks for rank {}", said->to_rank));
+  if (said->to_rank != self_.from_rank) return refuse(fmt::format("it is for rank {}", said->to_rank));
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
     return p.sockets.rank == static_cast<int>(said->from_rank) && said->from_rank > self_.from_rank;
   });
   if (peer == peers_.end() || peer->over) return refuse(fmt::format("rank {} is not expected", said->from_rank));
-  // The reply goes out even where the settings differ, so that both sides can say why they part.
+  // The reply leaves even where the settings differ, so that both sides can report the difference.
   inbound.records = as_text(inbound.reader.bytes);
   Hello reply = hello(HelloKind::reply, peer->sockets.rank, said->socket_index);
   reply.nonce = random_nonce();
@@ -145,12 +146,12 @@ bool RealRendezvous::confirm(Inbound& inbound, const std::optional<Hello>& said)
   expected.socket_index = static_cast<std::uint16_t>(inbound.index);
   if (said) {
     expected.received = said->received;
-    expected.encryption = said->encryption;  // greeted with and judged; processors may differ
+    expected.encryption = said->encryption;  // checked in the greeting; processors may differ
   }
   if (said != expected || !is_proven(inbound.reader.bytes, key_, inbound.records)) return count_stranger(kUnconfirmed), false;
   inbound.records += as_text(inbound.reader.bytes);
   Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
-  // Only now: who confirms is the peer and no recording, so it has given the old connection up.
+  // Only now: a connection that confirms is the peer's and no recording, so the peer has given the old one up.
   if (!fill_in_received(accept, inbound.index)) return false;
   if (send_next(inbound.socket.get(), accept, inbound.records))
     complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *said), said->received);

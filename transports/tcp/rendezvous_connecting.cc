@@ -1,4 +1,4 @@
-// RealRendezvous: connections that this rank makes, at the start and again later, and knocking.
+// RealRendezvous: making connections, at startup and again later, and knocking.
 #include <netinet/in.h>
 #include <sys/resource.h>
 
@@ -21,27 +21,28 @@ constexpr milliseconds kLastRetry{200};
 // Where a peer has several addresses, a silent one is left for the next after this time.
 constexpr milliseconds kAddressTimeout{1000};
 constexpr milliseconds kReplyTimeout{3000};
-// Of a connection that is made again: how long one try may go unanswered by the peer's host, and for how long an address may
-// take connections and close them at once before it leads to nobody. A host that answers and whose rank is busy is waited for.
+// For a connection that is made again: how long one try may stay unanswered by the peer's host, and how long an address may
+// take connections and close them at once before it counts as one without the peer's process. A host that answers, but whose
+// rank is busy, is waited for.
 constexpr milliseconds kUnansweredTry{3000};
-// Where there are no rails to choose among, the next try comes before the system would send again for the second time (after
-// 3 s): a way that is open again is found at once.
+// Without several rails, the next try comes before the system's second retransmission (after 3 s): a route that works again
+// is found at once.
 constexpr milliseconds kSilentTry{1000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
-// A knock that has met nothing but silence for so long says something.
+// A knock that has met only silence for this long sends a byte.
 constexpr milliseconds kQuietKnock{100};
 
-// Somebody has said no, or closed (0). Anything else says nothing of the peer: the way there is closed, or this host is out of
-// something.
+// Whether a host has refused or closed the connection (0). Other errors do not concern the peer: there is no route to it, or
+// this host lacks a resource.
 bool is_answer(int error) noexcept {
   return error == 0 || error == ECONNREFUSED || error == ECONNRESET || error == ECONNABORTED || error == EPIPE;
 }
 
-// This host is out of something that the peer has nothing to do with.
+// Whether this host lacks a resource, which does not concern the peer.
 bool is_shortage(int error) noexcept { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
-// Makes the socket leave by the interface of that address where the system routes by it. The number of an error, or 0.
+// Makes the socket use the interface of that address where the system routes by source address. Returns an errno value, or 0.
 int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
   own.set_port(0);
   const int on = 1;  // the port is chosen when both addresses are known, so that they do not run out
@@ -69,7 +70,7 @@ void RealRendezvous::start_outbounds() {
   }
 }
 
-// Which of the peer's addresses it tries: each socket its own rail first, and then the others.
+// Index of the peer's address to try: each socket tries its own rail first, and then the next ones.
 std::size_t RealRendezvous::place_of(const Outbound& outbound) const noexcept {
   const Peer& peer = peers_[outbound.peer];
   return rails_.empty() ? peer.address : (outbound.index + outbound.hops) % peer.where.addresses.size();
@@ -97,16 +98,16 @@ void RealRendezvous::start(Outbound& outbound) {
     failure_ = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
     return;
   }
-  // Two rails may lie in one network, where a route by the target alone would lead both out by the same interface.
+  // Two rails may be in one network, where a route by the target alone would send both by the same interface.
   if (!rails_.empty() && rails_[place].family() == address.family()) {
     const int error = bind_to(outbound.socket, rails_[place]);
     if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
   }
-  // A rank that is busy may leave the handshake waiting for any time. Should its host vanish, the system has to say so.
+  // A busy rank may leave the handshake waiting for any time. If its host vanishes, the kernel has to report that.
   if (rejoining()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
   outbound.state = Outbound::State::connecting;
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
-  // At the start a rail that is left is left for good; later the others go on while one is silent.
+  // During startup, leaving a rail is final; later, the other rails continue while one is silent.
   const bool several_rails = rails_.size() > 1;
   if (rejoining() != several_rails) outbound.until = Clock::now() + (rejoining() ? kSilentTry : kUnansweredTry);
   // The last try ends when the host counts as lost.
@@ -120,7 +121,7 @@ void RealRendezvous::start(Outbound& outbound) {
   }
 }
 
-// `error`: a number of the system, or 0 where the peer has closed.
+// `error`: an errno value, or 0 where the peer has closed.
 void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   Peer& peer = peers_[outbound.peer];
   peer.last_error = std::move(why);
@@ -128,7 +129,7 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   outbound.reader.got = 0;
   outbound.state = Outbound::State::waiting;
   if (rejoining()) return retry_lost(outbound, error);
-  // Of a rail that has taken the connection nothing is known to be wrong.
+  // A rail whose host has taken the connection is not known to be faulty.
   const bool leaves = rails_.empty() ? outbound.index == 0 : !is_answer(error) || error == ECONNREFUSED;
   if (leaves) leave_address(outbound);
   const bool more_addresses = leaves && (rails_.empty() ? peer.address : outbound.hops % peer.where.addresses.size()) != 0;
@@ -138,27 +139,27 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
 }
 
-// Nothing was tried, so that nothing is known of the peer.
+// Nothing was tried, so nothing is known about the peer.
 void RealRendezvous::postpone(Outbound& outbound, std::string why) {
   peers_[outbound.peer].last_error = std::move(why);
   outbound.failing_since = {};
   outbound.until = Clock::now() + kLastRetry;
 }
 
-// For how long a host may be silent that has taken a connection: where another address may answer, as short as one that does
-// not.
+// How long a host that has taken a connection may be silent: where another address may answer, as short as for a host that
+// does not take it.
 milliseconds RealRendezvous::time_limit_for(const Peer& peer) const noexcept {
   return peer.where.addresses.size() > 1 ? kUnansweredTry : lost_after_;
 }
 
-// An address may be another host's too, or this one's, as those of bridges are: what one denies says nothing of the peer while
-// another is silent.
+// An address may also belong to another host, or to this one, as those of bridges do. So a refusal at one address does not
+// prove anything about the peer while another address is silent.
 void RealRendezvous::retry_lost(Outbound& outbound, int error) {
   Peer& peer = peers_[outbound.peer];
   const auto now = Clock::now();
   const bool refused = error == ECONNREFUSED;
   const bool silent = !is_answer(error);
-  const bool kept = !refused && !silent && now - outbound.since >= kLongEnough;  // by somebody who is there
+  const bool kept = !refused && !silent && now - outbound.since >= kLongEnough;  // by a process that is there
   const bool closed = !refused && !silent && !kept;
   if (kept || outbound.failing_since == Clock::time_point{}) {
     outbound.failing_since = kept ? now : outbound.since;
@@ -172,15 +173,15 @@ void RealRendezvous::retry_lost(Outbound& outbound, int error) {
   if (closed && outbound.closed_since == Clock::time_point{}) outbound.closed_since = outbound.since;
   const bool denied = refused || (closed && now - outbound.closed_since >= kClosedLimit);
   if (denied) deny(peer, outbound.place);
-  // Or will be before it can be tried again.
+  // Also where that time will have passed before the next try.
   if (now + outbound.retry - outbound.failing_since >= lost_after_) unreachable_.emplace_back(peer.where.rank, peer.last_error);
   if (denied || silent) leave_address(outbound);
   outbound.until = refused ? now : now + outbound.retry;
   outbound.retry = std::min(2 * outbound.retry, kLastRetry);
 }
 
-// Where nobody listens any more, at any of its addresses, there is no process. Whichever sockets were told so: they take turns
-// at the addresses, so that one alone need not come to all of them.
+// The peer's process is gone where no process listens at any of its addresses. The refusals of all sockets count together:
+// they take turns at the addresses, so that a single socket need not reach all of them.
 void RealRendezvous::deny(Peer& peer, std::size_t place) {
   peer.denied.resize(peer.where.addresses.size());
   peer.denied[place] = true;
@@ -227,9 +228,9 @@ void RealRendezvous::serve_connecting(Outbound& outbound, Clock::time_point now)
   outbound.until = elsewhere ? now + kReplyTimeout : deadline_;
 }
 
-// The peer closes what does not greet after a while, which is a sign of life; the system closes it when the peer has ended.
-// Not always: a listener that goes away in the moment of the knock may leave this end of the connection alone with nobody to
-// say so. A byte brings the answer that there is no such connection; to a peer it is one of a bad greeting.
+// The peer closes a connection that does not greet after a while, which is a sign of life; the kernel closes it when the peer
+// has ended. But if a listener goes away at the moment of the knock, this end of the connection may stay open without a
+// report. A byte makes the peer's host answer that there is no such connection; a living peer takes it for a bad greeting.
 void RealRendezvous::serve_knock(Outbound& outbound, Clock::time_point now) {
   std::byte byte{};
   const ssize_t got = ::recv(outbound.socket.get(), &byte, 1, MSG_DONTWAIT);
@@ -260,7 +261,7 @@ void RealRendezvous::serve_answering(Outbound& outbound, Clock::time_point now) 
   if (!said || said->kind != (replying ? HelloKind::reply : HelloKind::accept) || said->job_id != self_.job_id ||
       said->to_rank != self_.from_rank || said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
       said->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
-    return retry(outbound, 0, "whoever listens there is not this rank of this job");
+    return retry(outbound, 0, "the process that listens there is not this rank of this job");
   }
   if (!check_settings(*said)) return;
   if (replying) {
@@ -286,7 +287,7 @@ void RealRendezvous::say_which_rail(const Outbound& outbound) const {
   const std::size_t own = outbound.index % peer.where.addresses.size();
   const std::size_t taken = outbound.place;
   if (taken == own) return;
-  fmt::print(stderr, "shoal: tcp: socket {} to rank {} goes by rail {} ({}): rail {} does not answer ({})\n", outbound.index,
+  fmt::print(stderr, "shoal: tcp: socket {} to rank {} uses rail {} ({}): rail {} does not answer ({})\n", outbound.index,
              peer.sockets.rank, taken, peer.where.addresses[taken].to_string(), own, peer.last_error);
 }
 

@@ -1,4 +1,4 @@
-// How often the TCP transports of this process have put something right.
+// Counters of repairs by the TCP transports of this process.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@ namespace shoal::tcp {
 
 /// Since the process started, over all links.
 struct Repairs {
-  std::uint64_t tiles = 0;        ///< came with a wrong check sum and were sent again
-  std::uint64_t connections = 0;  ///< were lost and made anew
+  std::uint64_t tiles = 0;        ///< arrived with a wrong checksum and were retransmitted
+  std::uint64_t connections = 0;  ///< were lost and replaced
 };
 
 // Thread rule: any thread.

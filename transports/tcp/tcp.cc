@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kMinTileBytes = 64;
 constexpr std::size_t kMaxTileBytes = 16 << 20;
-constexpr std::chrono::seconds kMinLostAfter{5};  // three retransmissions or probes, and some
+constexpr std::chrono::seconds kMinLostAfter{5};  // three retransmissions or probes, and a reserve
 constexpr std::chrono::hours kMaxLostAfter{240};
 constexpr int kBacklog = 4096;
 
@@ -64,8 +64,8 @@ Result<Listeners> open_listeners(const TcpOptions& options) {
     address.set_port(options.port);
     auto socket = bind_and_listen(address);
     if (!socket.ok()) {
-      if (!options.rails.empty()) return socket.status();  // that one was asked for by name
-      failure = socket.status();  // an address that is about to go or to come must not keep the others from use
+      if (!options.rails.empty()) return socket.status();  // the user has named that address
+      failure = socket.status();  // an address that is being added or removed must not block the other ones
       continue;
     }
     SocketAddress bound;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t kHelloMagic = 0x4c4f4853;   // "SHOL" in the order of the bytes
 constexpr std::uint32_t kFrameMagic = 0x454c4954;   // "TILE"
-constexpr std::uint32_t kSummedMagic = 0x534c4954;  // "TILS": the payload has a sum
+constexpr std::uint32_t kSummedMagic = 0x534c4954;  // "TILS": the payload has a checksum
 constexpr std::uint32_t kWordMagic = 0x44524f57;    // "WORD"
 
 template <typename T>
@@ -33,13 +33,14 @@ T load(const std::byte* at) noexcept {
   return value;
 }
 
-// The sum below does not cover the magic: one changed bit must not turn one kind into the other.
+// The checksum below does not cover the magic: one changed bit must not turn one kind into the other.
 constexpr bool is_frame_magic(std::uint32_t magic) { return magic == kFrameMagic || magic == kSummedMagic; }
 static_assert(std::popcount(kFrameMagic ^ kSummedMagic) >= 2);
 
-// Folds whole 8-byte words. A changed bit changes the sum of 64 bits for certain, as each step is a bijection of the running
-// value, but not the 32 that are left of it: those of one change in four billion are the same. CRC-32C would be certain up to
-// five bits; even by the processor's instructions a tile would take 1,744 instead of 1,667 (tests/cost).
+// Folds whole 8-byte words. A changed bit always changes the sum of 64 bits, as each step is a bijection of the running
+// value. It changes the 32 bits that are left of it except in one case in four billion. CRC-32C would detect up to five
+// changed bits for certain, but a tile would take 1,744 instructions instead of 1,667 (tests/cost), even with the processor's
+// CRC instructions.
 std::uint32_t check_of(const std::byte* words, std::size_t count) noexcept {
   std::uint64_t sum = 0x9e3779b97f4a7c15;
   for (std::size_t i = 0; i < count; ++i) {
@@ -49,7 +50,7 @@ std::uint32_t check_of(const std::byte* words, std::size_t count) noexcept {
   return static_cast<std::uint32_t>(sum ^ (sum >> 32));
 }
 
-// Both records start with magic and check sum; the sum covers everything behind them.
+// All records start with magic and checksum; the checksum covers everything behind them.
 constexpr std::size_t kPreludeBytes = 8;
 
 std::uint32_t check_of_record(const std::byte* record, std::size_t bytes) noexcept {
@@ -82,7 +83,7 @@ HelloRecord encode(const Hello& hello, const Key& key, std::string_view before) 
   store(at + 36, hello.integrity);
   store(at + 38, hello.encryption);
   store(at + 40, hello.tile_bytes);
-  // One or the other: who has proven itself needs no nonce any more.
+  // Either of the two: a side that is authenticated needs no nonce any more.
   if (has_nonce(hello.kind)) {
     std::memcpy(at + 48, hello.nonce.data(), hello.nonce.size());
   } else {
@@ -174,7 +175,7 @@ std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> byt
   const std::byte* at = bytes.data();
   const auto magic = load<std::uint32_t>(at);
   if (!is_frame_magic(magic)) return fmt::format("magic {:#010x} instead of {:#010x}", magic, kFrameMagic);
-  if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the check sum does not fit";
+  if (load<std::uint32_t>(at + 4) != check_of_record(at, kFrameHeaderBytes)) return "the checksum is wrong";
   const auto size_bytes = load<std::uint32_t>(at + 28);
   if (size_bytes > max_payload_bytes)
     return fmt::format("a payload of {} bytes where at most {} are allowed", size_bytes, max_payload_bytes);

@@ -14,11 +14,12 @@ struct Interface {
   std::string address;
 };
 
-/// All of this host; one that has several addresses comes several times.
+/// All interfaces of this host; one with several addresses appears several times.
 std::vector<Interface> interfaces();
 
-/// UCX's names, joined by commas, for the one that has this name or address: "eth0", and for a card that the kernel describes
-/// there ("/sys") as one of verbs "eth0,mlx5_0:1". Errors: invalid_argument, naming what there is.
+/// UCX's device names, joined by commas, of the interface with this name or address: "eth0"; for a card that the kernel lists
+/// as a verbs device under `sysfs_root` ("/sys"), "eth0,mlx5_0:1". Errors: invalid_argument, naming the interfaces that
+/// exist.
 Result<std::string> net_devices(const std::string& interface_or_address, const std::vector<Interface>& there,
                                 const std::string& sysfs_root);
 

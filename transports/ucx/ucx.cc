@@ -88,7 +88,7 @@ Result<Library> load() {
   SHOAL_UCX_FUNCTIONS(SHOAL_FIND)
 #undef SHOAL_FIND
   find(library.status_string, "ucs_status_string");
-  if (missing != nullptr) return absent(fmt::format("it has no {} (version 1.13 has)", missing).c_str());
+  if (missing != nullptr) return absent(fmt::format("the library lacks {} (version 1.13 has it)", missing).c_str());
   return library;
 }
 
@@ -101,8 +101,8 @@ Status failed(const char* what, ucs_status_t status) {
   return {StatusCode::system_error, fmt::format("ucx: {}: {}", what, library()->status_string(status))};
 }
 
-/// Two pieces that UCX takes through these functions, at the time when it has room for them, so that until then they may lie
-/// anywhere: words 4 to 7 of an operation.
+/// Two pieces that UCX reads through these functions when it has room for them, so that their address may change until then.
+/// Stored in words 4 to 7 of an operation.
 struct Parts {
   struct Part {
     const std::byte* data;
@@ -131,17 +131,17 @@ struct Parts {
     return done;
   }
   static void finish(void*) noexcept {}
-  // Never called: nothing is received so.
+  // Never called: this data type is only sent.
   static void* no_receive(void*, void*, std::size_t) noexcept { return nullptr; }
   static ucs_status_t no_unpack(void*, std::size_t, const void*, std::size_t) noexcept { return UCS_ERR_UNSUPPORTED; }
 };
 static_assert(sizeof(Parts) <= 4 * sizeof(void*));
 
-/// One worker: UCX shares the load among network devices itself. What is posted is found again through the words that an
-/// Operation has for its provider.
+/// A rail on one UCX worker: UCX shares the load among network devices itself. The state of a posted operation is in the
+/// words that an Operation has for its provider.
 class UcxRail final : public Rail {
  public:
-  /// `devices`: UCX's names of those that it may use; empty: its choice.
+  /// `devices`: UCX's names of the devices that it may use; empty: UCX chooses.
   static Result<std::unique_ptr<Rail>> open(const std::string& devices) {
     const SignalsBlocked blocked;  // UCX starts a thread for its workers
     std::unique_ptr<UcxRail> rail(new UcxRail());
@@ -164,13 +164,14 @@ class UcxRail final : public Rail {
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     parameters.address = reinterpret_cast<const ucp_address_t*>(address.data());
     parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    // What was under way completes with the error; who sends next is told.
+    // Operations in flight complete with the error, and later sends return it.
     parameters.err_handler.cb = [](void*, ucp_ep_h, ucs_status_t) {};
-    const SignalsBlocked blocked;  // some of UCX's wires start theirs with the first peer
+    const SignalsBlocked blocked;  // some UCX transports start theirs with the first peer
     ucp_ep_h endpoint = nullptr;
     ucs_status_t status = library()->ucp_ep_create(worker_, &parameters, &endpoint);
     if (status == UCS_ERR_UNREACHABLE || status == UCS_ERR_UNSUPPORTED) {
-      // Wires that do not notice the end of a peer; its process is watched, and the engine hears of it.
+      // A UCX transport that does not detect the end of a peer. The Hub watches the peer's process, and control connections
+      // report its end.
       parameters.err_mode = UCP_ERR_HANDLING_MODE_NONE;
       status = library()->ucp_ep_create(worker_, &parameters, &endpoint);
     }
@@ -213,7 +214,7 @@ class UcxRail final : public Rail {
       data = &operation;
       count = 1;
     } else if (pieces.size() > 1) {
-      // Kept in the operation until it is over.
+      // Kept in the operation until it has completed.
       static_assert(2 * sizeof(ucp_dt_iov_t) <= 4 * sizeof(void*));
       auto* const parts = reinterpret_cast<ucp_dt_iov_t*>(&operation.provider[4]);
       for (std::size_t i = 0; i < 2; ++i) parts[i] = {const_cast<std::byte*>(pieces[i].data), pieces[i].bytes};
@@ -231,13 +232,13 @@ class UcxRail final : public Rail {
     return 0;
   }
 
-  // Over a network UCX may send from where the bytes lie, which it does not where they come by functions: 34 ms instead of 17
-  // for 16 MiB over TCP.
+  // Over a network UCX may send in place, but not through functions: that takes 34 ms instead of 17 for 16 MiB over TCP. So
+  // only peers over memory are redirected.
   [[nodiscard]] bool redirects(std::uint64_t peer) const noexcept override { return over_memory_[peer]; }
   void redirect(Operation& operation, const std::byte* data) noexcept override { Parts::of(operation).parts[1].data = data; }
 
   int post_write(Operation&, std::uint64_t, const Piece&, std::uint64_t, std::uint64_t, std::uint32_t) override {
-    return -EOPNOTSUPP;  // UCX has no writes that tell their target
+    return -EOPNOTSUPP;  // UCX has no one-sided writes that notify their target
   }
 
   int read(std::span<Completion> completions) override {
@@ -254,7 +255,7 @@ class UcxRail final : public Rail {
 
   void stop() noexcept override {
     if (worker_ == nullptr || std::exchange(stopped_, true)) return;
-    // What has completed may still lie in UCX's own memory.
+    // Data of completed sends may still be in UCX's own memory.
     const ucp_request_param_t plain{};
     finish(library()->ucp_worker_flush_nbx(worker_, &plain));
     ucp_request_param_t force{};
@@ -265,14 +266,14 @@ class UcxRail final : public Rail {
     while (first_ != nullptr) {
       Operation* const operation = first_;
       library()->ucp_request_cancel(worker_, operation->provider[1]);
-      if (first_ == operation) unlink(*operation);  // its callback has not come, and never will
+      if (first_ == operation) unlink(*operation);  // its callback was not called, and never will be
     }
     over_.clear();
   }
 
   [[nodiscard]] std::string describe(const Completion& failed) const override {
     if (failed.provider_error != 0) return library()->status_string(static_cast<ucs_status_t>(failed.provider_error));
-    return last_error_ != UCS_OK ? library()->status_string(last_error_) : "it failed";
+    return last_error_ != UCS_OK ? library()->status_string(last_error_) : "the operation failed";
   }
 
  private:
@@ -282,7 +283,8 @@ class UcxRail final : public Rail {
     ucp_config_t* configuration = nullptr;
     ucs_status_t status = library()->ucp_config_read(nullptr, nullptr, &configuration);
     if (status != UCS_OK) return failed("ucp_config_read (is a UCX_ variable malformed?)", status);
-    // Rendezvous costs each tile a round trip and, over TCP, a third of the rate of 1 Gbit/s; there is always a receive here.
+    // UCX's rendezvous costs each tile a round trip and, over TCP, a third of the rate of 1 Gbit/s. A receive is always
+    // posted here.
     if (std::getenv("UCX_RNDV_THRESH") == nullptr)
       static_cast<void>(library()->ucp_config_modify(configuration, "RNDV_THRESH", "inf"));
     if (!devices.empty()) {
@@ -318,7 +320,7 @@ class UcxRail final : public Rail {
     if (bytes > kMaxAddress) {
       return {StatusCode::unsupported,
               fmt::format("ucx: the address of this process has {} bytes, at most {} are possible; name fewer devices "
-                          "(UCX_NET_DEVICES) or wires (UCX_TLS)",
+                          "(UCX_NET_DEVICES) or transports (UCX_TLS)",
                           bytes, kMaxAddress)};
     }
     traits_.provider = "ucx";
@@ -328,7 +330,7 @@ class UcxRail final : public Rail {
     return {};
   }
 
-  // Until the request is over, but not for long: a peer may be gone.
+  // Waits until the request has completed, at most kFlushTime: the peer may have ended.
   void finish(ucs_status_ptr_t request) noexcept {
     if (request == nullptr || UCS_PTR_IS_ERR(request)) return;
     const auto until = std::chrono::steady_clock::now() + kFlushTime;
@@ -362,7 +364,7 @@ class UcxRail final : public Rail {
     library()->ucp_request_free(request);
   }
 
-  // The receives that are posted, to be cancelled in the end: a list through their operations' words 2 and 3.
+  // The posted receives, which stop() cancels: a list through words 2 and 3 of their operations.
   void link(Operation& operation) noexcept {
     operation.provider[0] = this;
     operation.provider[1] = nullptr;
@@ -389,7 +391,7 @@ class UcxRail final : public Rail {
   RailTraits traits_;
   std::string address_;
   std::vector<ucp_ep_h> endpoints_;
-  std::vector<bool> over_memory_;  // their wires
+  std::vector<bool> over_memory_;  // whether the endpoint has no error handling (UCX over memory)
   std::deque<Completion> over_;
   Operation* first_ = nullptr;
   ucs_status_t last_error_ = UCS_OK;

@@ -1,4 +1,4 @@
-// The ucx transport: ordered links over UCX, which chooses the wires (UCX_TLS, UCX_NET_DEVICES).
+// The ucx transport: ordered links over UCX, which chooses its transports (UCX_TLS, UCX_NET_DEVICES).
 #pragma once
 
 #include <memory>
@@ -11,19 +11,19 @@
 
 namespace shoal {
 
-/// What a ucx transport needs to know beside what all links over rails do.
+/// Options of a ucx transport beside those of all links over rails.
 struct UcxOptions : rails::Options {
-  /// The interface or address of this host that UCX's network devices are those of, unless UCX_NET_DEVICES says otherwise;
-  /// empty: UCX's choice. Wires within a host are used all the same.
+  /// The interface or address of this host whose network devices UCX uses, unless UCX_NET_DEVICES is set; empty: UCX chooses.
+  /// UCX's transports within a host are used in any case.
   std::string near;
 };
 
 /// Opens a ucx transport. See transport.h for its use and thread rule.
-/// Errors: invalid_argument for options out of range, and for an interface that is not there; unsupported where UCX is not
-/// there; system_error in its words.
+/// Errors: invalid_argument for options out of range, and for an interface that does not exist; unsupported where UCX is not
+/// installed; system_error with UCX's text.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 
-/// Its version, for `shoal doctor`. Errors: unsupported, saying why there is none.
+/// UCX's version, for `shoal doctor`. Errors: unsupported, with the reason.
 Result<std::string> ucx_version();
 
 }  // namespace shoal

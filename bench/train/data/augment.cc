@@ -23,7 +23,7 @@ void render(const Dataset& dataset, std::size_t index, const Augmentation& augme
         const int source_column = seen + augmentation.shift_columns;
         const bool inside = row_inside && source_column >= 0 && source_column < dataset.width;
         const int pixel = inside ? image[(channel * dataset.height + source_row) * dataset.width + source_column] : 0;
-        *output++ = (static_cast<float>(pixel) / 255.0F - mean) / deviation;  // not times 1 / deviation: PyTorch's bits
+        *output++ = (static_cast<float>(pixel) / 255.0F - mean) / deviation;  // not times 1 / deviation: equals PyTorch's bits
       }
     }
   }

@@ -1,4 +1,4 @@
-// From a stored image to what the network sees.
+// Converts a stored image to the network's input.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace shoal::data {
 
-/// Where an augmented image is cut out of the padded one, and whether it is mirrored.
+/// The position at which an augmented image is cut out of the padded one, and whether it is mirrored.
 struct Augmentation {
   int shift_rows = 0;     ///< -kPadPixels..kPadPixels
   int shift_columns = 0;  ///< -kPadPixels..kPadPixels
@@ -17,8 +17,8 @@ struct Augmentation {
 };
 inline constexpr int kPadPixels = 4;
 
-/// The usual augmentation of small images: pad by 4 with black, cut out the old size anywhere, mirror every other one.
-/// Source: Lee et al., "Deeply-Supervised Nets", AISTATS 2015, section 4.2.
+/// The usual augmentation of small images: pad by 4 with black, cut out the original size at a random position, mirror half
+/// of them. Source: Lee et al., "Deeply-Supervised Nets", AISTATS 2015, section 4.2.
 Augmentation draw_augmentation(SplitMix random);
 
 /// Writes image `index` as floats, (pixel / 255 - mean) / deviation per channel, to output[0 .. image_bytes).

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kPixelBytes = 3 * 32 * 32;
 constexpr std::size_t kRecordBytes = 1 + kPixelBytes;
-constexpr std::size_t kLimitBytes = 50'000 * kRecordBytes;  // as much as the whole official set, in one file
+constexpr std::size_t kLimitBytes = 50'000 * kRecordBytes;  // the size of the whole official set, for one file
 constexpr int kTrainFiles = 5;
 
 Status append(const std::string& path, Dataset& dataset) {

@@ -20,8 +20,8 @@ Result<std::string> read_file(const std::string& path, std::size_t limit_bytes) 
   while (true) {
     const int got = gzread(file, block, sizeof block);
     if (got > 0 && content.size() + static_cast<std::size_t>(got) > limit_bytes) {
-      failure = Status(StatusCode::invalid_argument,
-                       path + ": larger than the " + std::to_string(limit_bytes) + " bytes that it may have");
+      failure =
+          Status(StatusCode::invalid_argument, path + ": larger than the limit of " + std::to_string(limit_bytes) + " bytes");
       break;
     }
     if (got > 0) content.append(block, static_cast<std::size_t>(got));

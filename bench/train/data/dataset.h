@@ -1,4 +1,4 @@
-// Labelled images in memory, and the reading of files into them. Nothing here knows of torch.
+// Labelled images in memory, and reading files into them. Does not depend on torch.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace shoal::data {
 
-/// Side by side images of one shape with one label each. Pixels are bytes, image by image, channel by channel, row by row.
+/// Images of one shape with one label each. Pixels are bytes, image by image, channel by channel, row by row.
 struct Dataset {
   std::string name;  ///< "cifar10", "fashion_mnist", "synthetic"
   int classes = 10;
@@ -29,8 +29,8 @@ struct Dataset {
 /// Which half of a data set.
 enum class Split { train, test };
 
-/// The whole file, unpacked if it ends in ".gz".
-/// Errors: not_found; system_error when it is not readable, truncated or not gzip. `limit_bytes` bounds what is unpacked.
+/// The whole file, decompressed if it is in gzip format. Errors: not_found; system_error if it is not readable, truncated or
+/// not gzip. `limit_bytes` bounds the decompressed size.
 Result<std::string> read_file(const std::string& path, std::size_t limit_bytes);
 
 }  // namespace shoal::data

@@ -67,7 +67,7 @@ Result<Idx> read_idx(const std::string& plain_path, std::uint32_t magic) {
   }
   if (idx.bytes.size() != idx.header_bytes() + expected) {
     return Status(StatusCode::invalid_argument,
-                  idx.path + ": " + std::to_string(idx.bytes.size()) + " bytes, but its header promises " +
+                  idx.path + ": " + std::to_string(idx.bytes.size()) + " bytes, but its header requires " +
                       std::to_string(idx.header_bytes() + expected) + "; the file is truncated or corrupt");
   }
   return idx;
@@ -85,7 +85,7 @@ Status write_idx(const std::string& path, std::uint32_t magic, std::span<const s
   if (file == nullptr) return system_error("open " + path, errno);
   const bool written = gzwrite(file, header.data(), static_cast<unsigned>(header.size())) == static_cast<int>(header.size()) &&
                        gzwrite(file, content.data(), static_cast<unsigned>(content.size())) == static_cast<int>(content.size());
-  if (gzclose(file) != Z_OK || !written) return Status(StatusCode::system_error, path + ": cannot be written");
+  if (gzclose(file) != Z_OK || !written) return Status(StatusCode::system_error, path + ": could not be written");
   return {};
 }
 

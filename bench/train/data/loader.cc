@@ -45,7 +45,7 @@ Loader::~Loader() {
 }
 
 void Loader::work() {
-  // Yields to the trainer and to communication, which would lose more by waiting; when they starve for images they sleep.
+  // Lower priority than training and communication, which lose more by waiting; when they have no images left, they sleep.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
   std::unique_lock lock(mutex_);
   for (;;) {

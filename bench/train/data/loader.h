@@ -1,4 +1,4 @@
-// Batches, made ahead of time by threads.
+// Batches, prepared in advance by threads.
 #pragma once
 
 #include <condition_variable>
@@ -19,9 +19,9 @@ struct Batch {
   [[nodiscard]] std::size_t size() const { return labels.size(); }
 };
 
-/// What a loader gives out.
+/// The batches that a loader makes.
 struct LoaderOptions {
-  std::vector<std::size_t> order;  ///< indices into the data set, in the order to see them
+  std::vector<std::size_t> order;  ///< indices into the data set, in the order of use
   std::size_t batch = 1;           ///< images in a batch; the last one may have fewer
   bool augment = false;
   std::uint64_t seed = 0;   ///< of the augmentation
@@ -29,7 +29,7 @@ struct LoaderOptions {
   std::size_t workers = 1;  ///< threads, at least one
 };
 
-/// Gives out the batches of one epoch in order, the same whatever the number of workers, which stay a few batches ahead.
+/// Returns the batches of one epoch in order. They do not depend on the number of workers, which stay a few batches ahead.
 /// Thread rule: next() by one thread at a time. `dataset` must outlive the loader.
 class Loader {
  public:
@@ -50,14 +50,14 @@ class Loader {
   const LoaderOptions options_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::optional<Batch>> ready_;  // batch i at i modulo its size
+  std::vector<std::optional<Batch>> ready_;  // batch i at index i modulo the size
   std::size_t begun_ = 0;
   std::size_t taken_ = 0;
   bool stop_ = false;
   std::vector<std::thread> workers_;
 };
 
-/// One batch made in the calling thread: images order[first .. first+count) of the data set.
+/// One batch, made in the calling thread: images order[first .. first+count) of the data set.
 Batch make_batch(const Dataset& dataset, const LoaderOptions& options, std::size_t first, std::size_t count);
 
 }  // namespace shoal::data

@@ -42,7 +42,7 @@ std::string grouped(std::size_t number) {
   return digits;
 }
 
-/// The cache folder of the user, or nothing where there is no home.
+/// The user's cache folder, or nullopt if there is no home.
 std::optional<fs::path> cache_folder() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0')
     return fs::path(cache) / "shoal" / "data";
@@ -51,7 +51,7 @@ std::optional<fs::path> cache_folder() {
   return std::nullopt;
 }
 
-/// shared/data beside the checkout: the program stands in <checkout>/build/<preset>/bin.
+/// shared/data beside the checkout: the program is in <checkout>/build/<preset>/bin.
 std::optional<fs::path> shared_folder() {
   std::error_code failed;
   fs::path above = fs::read_symlink("/proc/self/exe", failed).parent_path();
@@ -62,8 +62,8 @@ std::optional<fs::path> shared_folder() {
   return std::nullopt;
 }
 
-/// Makes `target` (a folder that does not exist yet) once, however many processes ask at the same time: `make` fills a
-/// temporary folder that is then renamed.
+/// Makes `target` (a folder that does not exist yet) once, even if several processes call this at the same time: `make` fills
+/// a temporary folder that is then renamed.
 Status make_once(const fs::path& target, const std::function<Status(const fs::path&)>& make) {
   std::error_code failed;
   fs::create_directories(target.parent_path(), failed);
@@ -101,11 +101,11 @@ Status unpack(const fs::path& archive, const fs::path& folder) {
   while (waitpid(child, &outcome, 0) < 0) {
     if (errno != EINTR) return system_error("wait for tar", errno);
   }
-  if (outcome != 0) return Status(StatusCode::system_error, from + ": tar could not unpack it (it needs xz or gzip)");
+  if (outcome != 0) return Status(StatusCode::system_error, from + ": tar could not unpack it (is xz or gzip installed?)");
   return {};
 }
 
-/// The two halves, read from `folder`.
+/// Training and test images, read from `folder`.
 Result<Located> read_both(const std::string& dataset, const fs::path& folder) {
   const auto reader = dataset == "fashion_mnist" ? read_fashion_mnist : read_cifar10;
   Result<Dataset> train = reader(folder.string(), Split::train);
@@ -127,7 +127,7 @@ Result<Located> read_both(const std::string& dataset, const fs::path& folder) {
   return located;
 }
 
-/// The folder with the data set's files inside `base`, if there is one. Unpacks an archive found there into the cache.
+/// The folder inside `base` with the data set's files, if there is one. Unpacks an archive found there into the cache.
 Result<std::optional<fs::path>> find_in(const std::string& dataset, const fs::path& base) {
   const bool fashion = dataset == "fashion_mnist";
   const char* usual = fashion ? kFashionFolder : kCifarFolder;
@@ -158,7 +158,7 @@ Result<Located> synthetic(const std::string& format) {
   const std::optional<fs::path> cache = cache_folder();
   if (!cache.has_value())
     return Status(StatusCode::not_found,
-                  "no folder for a synthetic data set: neither XDG_CACHE_HOME nor HOME is set; give --data");
+                  "no folder for a synthetic data set: neither XDG_CACHE_HOME nor HOME is set; use --data");
   const bool fashion = format == "fashion_mnist";
   const fs::path folder = *cache / (fashion ? "synthetic-fashion-mnist" : "synthetic-cifar10");
   const Status status = make_once(folder, [fashion](const fs::path& into) {
@@ -217,7 +217,7 @@ std::string describe(const Located& images) {
     case Kind::other:
       break;
   }
-  return "other images than the official ones, as files of " + name + ", " + train + " for training and " + test +
+  return "images other than the official ones, as files of " + name + ", " + train + " for training and " + test +
          " for testing";
 }
 
@@ -233,7 +233,7 @@ Result<Located> locate(const std::string& dataset, const std::optional<std::stri
     Result<std::optional<fs::path>> found = find_in(dataset, *asked);
     if (!found.ok()) return found.status();
     if (found->has_value()) return read_both(dataset, **found);
-    return Status(StatusCode::not_found, *asked + ": holds no " + dataset + " files (looked for them there and in " +
+    return Status(StatusCode::not_found, *asked + ": contains no " + dataset + " files (searched there and in " +
                                              (dataset == "cifar10" ? kCifarFolder : kFashionFolder) + ")");
   }
   std::string searched;

@@ -40,7 +40,7 @@ Result<std::string> md5_of_file(const std::string& path) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> bytes;
   unsigned size = 0;
   good = good && EVP_DigestFinal_ex(digest.get(), bytes.data(), &size) == 1;
-  if (!good) return Status(StatusCode::system_error, path + ": OpenSSL gives no MD5 here");
+  if (!good) return Status(StatusCode::system_error, path + ": OpenSSL does not provide MD5 on this host");
   std::string text;
   for (unsigned i = 0; i < size; ++i) {
     std::array<char, 3> digits;

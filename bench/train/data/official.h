@@ -1,4 +1,4 @@
-// Files as their authors published them.
+// The data files as published by their authors.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace shoal::data {
 struct OfficialFile {
   const char* name;
   std::uintmax_t bytes;
-  const char* md5;  ///< 32 hexadecimal digits, against damage, not against malice
+  const char* md5;  ///< 32 hexadecimal digits; detects damage, not manipulation
 };
 
 /// Fashion-MNIST's four files: https://github.com/zalandoresearch/fashion-mnist, section "Get the Data".
@@ -23,8 +23,8 @@ OfficialFile official_cifar10();
 /// The MD5 of a file's bytes (RFC 1321), as hexadecimal digits. Errors: not_found, system_error.
 Result<std::string> md5_of_file(const std::string& path);
 
-/// Whether `folder` holds exactly these files. A file that has another size, or is missing, is another data set in the same
-/// layout. Errors: invalid_argument for one of the right size and other content: it is damaged; what md5_of_file says.
+/// Whether `folder` holds exactly these files. If a file is missing or has another size, it is another data set in the same
+/// format. Errors: invalid_argument for a file of the right size with other content, which is damaged; those of md5_of_file.
 Result<bool> holds_official(const std::string& folder, std::span<const OfficialFile> files);
 
 }  // namespace shoal::data

@@ -1,4 +1,4 @@
-// Random numbers that do not depend on who asks first: one short stream per thing that needs them.
+// Random numbers that do not depend on the order of use: one short stream for each consumer.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace shoal::data {
 class SplitMix {
  public:
   explicit SplitMix(std::uint64_t seed) : state_(seed) {}
-  /// The stream of one sample of one epoch, the same whichever rank or thread loads it.
+  /// The stream of one sample of one epoch, the same on any rank or thread.
   SplitMix(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) : state_(seed) {
     state_ = next() ^ epoch;
     state_ = next() ^ sample;

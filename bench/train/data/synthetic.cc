@@ -11,7 +11,7 @@ namespace shoal::data {
 namespace {
 
 constexpr int kWaves = 3;
-constexpr std::uint64_t kPatternSeed = 20101;  // patterns are the same for training and test images
+constexpr std::uint64_t kPatternSeed = 20101;  // the same patterns for training and test images
 
 /// A class and channel: a sum of plane waves of few periods per image.
 struct Pattern {

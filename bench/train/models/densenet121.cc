@@ -14,7 +14,7 @@ constexpr int kGrowth = 32;
 constexpr int kInnerWidth = 4 * kGrowth;
 constexpr std::array<int, 4> kLayers{6, 12, 24, 16};
 
-/// Normalise, ReLU, convolve: the other way round than elsewhere, because what comes in has many readers.
+/// Normalise, ReLU, convolve: the opposite order of the other networks, because several layers read the input.
 class NormConv : public nn::Module {
  public:
   NormConv(const ddp::Announcing& network, const ConvolutionShape& shape)

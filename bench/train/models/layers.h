@@ -1,4 +1,4 @@
-// What the networks are built of.
+// Building blocks of the networks.
 #pragma once
 
 #include <torch/torch.h>
@@ -19,7 +19,7 @@ struct ConvolutionShape {
 
 ::torch::nn::Conv2d make_convolution(const ConvolutionShape& shape);
 
-/// A convolution and the batch normalisation of its result; announced one by one.
+/// A convolution and the batch normalisation of its result; announced separately.
 class ConvNorm : public ::torch::nn::Module {
  public:
   /// `network` must outlive the object.
@@ -33,8 +33,8 @@ class ConvNorm : public ::torch::nn::Module {
   ::torch::nn::BatchNorm2d norm_;
 };
 
-/// Starts all convolutions of `network` at the scale that keeps the variance of gradients through ReLU. Source: He et al.,
-/// "Delving deep into rectifiers", ICCV 2015.
+/// Initialises all convolutions of `network` at the scale that keeps the variance of gradients through ReLU. Source: He et
+/// al., "Delving deep into rectifiers", ICCV 2015.
 void start_convolutions(::torch::nn::Module& network);
 
 /// The mean over the image: (N, channels, height, width) to (N, channels).

@@ -1,4 +1,4 @@
-// What every network of the suite is, and the list of them.
+// The interface of the networks, and the list of them.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +34,11 @@ const std::vector<ModelInfo>& all_models();
 /// The entry with this name. Errors: invalid_argument with the names that exist.
 Result<ModelInfo> find_model(const std::string& name);
 
-/// What training changes.
+/// The size of the trained parameters.
 struct ModelSize {
-  std::int64_t parameters = 0;  ///< numbers
-  std::int64_t tensors = 0;     ///< that hold them
-  std::int64_t bytes = 0;       ///< of them, and of their gradients
+  std::int64_t parameters = 0;  ///< number of elements
+  std::int64_t tensors = 0;     ///< number of parameter tensors
+  std::int64_t bytes = 0;       ///< of the parameters; their gradients have the same size
 };
 ModelSize measure(const ::torch::nn::Module& model);
 

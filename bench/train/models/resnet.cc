@@ -16,7 +16,7 @@ using Depths = std::array<int, 4>;  // blocks of each stage
 constexpr std::array<int, 4> kWidths{64, 128, 256, 512};
 constexpr int kBottleneckExpansion = 4;
 
-/// Convolutions beside a shortcut; the shortcut is a 1 x 1 convolution where the shape changes.
+/// Convolutions in parallel to a shortcut; the shortcut is a 1 x 1 convolution if the shape changes.
 class Block : public nn::Module {
  public:
   Block(const ddp::Announcing& network, const std::vector<ConvolutionShape>& path) {

@@ -35,7 +35,7 @@ class Vgg final : public ImageClassifier {
     Tensor x = std::move(images);
     for (const auto& stage : stages_) {
       for (const auto& layer : stage) x = layer->forward(x).relu_();
-      // Sides are rounded up, so that 28 pixels survive five halvings too; 32 pixels see no difference.
+      // Sides are rounded up, so that 28 pixels allow five halvings too; 32 pixels are not affected.
       x = ::torch::max_pool2d(x, /*kernel_size=*/2, /*stride=*/2, /*padding=*/0, /*dilation=*/1, /*ceil_mode=*/true);
     }
     return run(head_, mean_over_image(x));

@@ -1,4 +1,4 @@
-"""What the files of shoal_train must hold to be drawn. A complaint says where the file is wrong; None: it is good."""
+"""Checks of the files of shoal_train before they are drawn. A function returns the place and kind of the first fault, or None."""
 
 TEXT = ("text", lambda value: isinstance(value, str))
 WHOLE = ("a whole number", lambda value: type(value) is int)
@@ -11,7 +11,7 @@ def or_null(kind):
     return (f"{kind[0]} or null", lambda value: value is None or kind[1](value))
 
 
-# Null is what was not measured. Files of older versions lack what only later ones wrote.
+# Null: not measured. Files of older versions lack the fields that later versions added.
 ROW = {"backend": TEXT, "overlap": TEXT, "model": TEXT, "dataset": TEXT, "ranks": WHOLE, "nodes": WHOLE, "batch_per_rank": WHOLE, "steps": WHOLE,
        "seconds": NUMBER, "step_loss": LIST,
        **dict.fromkeys(("images_per_s", "comm_exposed_s", "comm_busy_s", "busbw_gbs", "accuracy", "loss", "cpu_percent", "gpu_percent"),
@@ -28,7 +28,7 @@ SPAN = {"pid": WHOLE, "tid": WHOLE, "cat": TEXT, "ts": NUMBER, "dur": NUMBER}
 
 def _object(where, value, needed, others=None):
     if not isinstance(value, dict):
-        return f"{where} is no object"
+        return f"{where} is not an object"
     for name, (kind, fits) in {**needed, **(others or {})}.items():
         if name not in value:
             if name in needed:
@@ -43,14 +43,14 @@ def _each(where, values, *fields):
 
 
 def of_results(document):
-    """Of what --json wrote, which has a list of results."""
+    """For a file of --json, which has a list of results."""
     return (_object("the file", document, {"results": LIST}, LATER_IN_FILE) or _object('"data"', document.get("data", {}), {}, LATER_IN_DATA) or
             _object('"study"', document.get("study", {}), {}, LATER_IN_STUDY) or
             _each("row", document["results"], ROW, LATER_IN_ROW) or _each("turn", document.get("turns", []), TURN, LATER_IN_TURN))
 
 
 def of_trace(document):
-    """Of what --trace wrote."""
+    """For a file of --trace."""
     found = (_object("the file", document, {"traceEvents": LIST}, {"otherData": OBJECT}) or
              _object('"otherData"', document.get("otherData", {}), {}, {"title": TEXT}))
     for number, event in enumerate([] if found else document["traceEvents"], 1):

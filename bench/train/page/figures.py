@@ -1,6 +1,6 @@
-"""The pictures of a training report. Each function takes rows of shoal_train's JSON and returns a figure, or None where there is nothing to draw.
+"""The pictures of a training report. Each function takes rows of shoal_train's JSON and returns a figure, or None if there is nothing to draw.
 
-Colours are Okabe and Ito's, which colour-blind people tell apart; text and axes take the colour of the page around them, light or dark.
+Colours are Okabe and Ito's, distinguishable by colour-blind readers; text and axes use the text colour of the page, light or dark.
 """
 import io
 
@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  after the choice of backend
 
-INK = "#010203"  # becomes the page's colour
+INK = "#010203"  # replaced by the page's text colour
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 HATCHES = ("", "//", "..", "xx", "\\\\", "--")  # for print without colours
 pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
@@ -18,7 +18,7 @@ pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 10, "axes.spines.to
 
 
 def to_svg(figure, name):
-    """The figure as an element for a page; its ink is the colour of the text around it. `name` keeps its identifiers apart from other figures'."""
+    """The figure as an element for a page, in the colour of the surrounding text. `name` makes its identifiers unique among the figures."""
     pyplot.rcParams["svg.hashsalt"] = name
     output = io.StringIO()
     figure.savefig(output, format="svg", transparent=True, metadata={"Date": None})
@@ -28,7 +28,7 @@ def to_svg(figure, name):
 
 
 KNOWN = ("shoal (next forward)", "gloo (backward)", "mpi (backward)", "nccl (backward)", "shoal (backward)", "gloo (next forward)")
-PER_LINE = 5  # settings that stand side by side
+PER_LINE = 5  # settings side by side
 
 
 def contestant(row):
@@ -36,13 +36,13 @@ def contestant(row):
 
 
 def _look(name):
-    """The same contestant looks the same in every picture."""
+    """Colour and hatching of a contestant, the same in every picture."""
     number = KNOWN.index(name) if name in KNOWN else len(KNOWN) - 1
     return COLOURS[number], HATCHES[number]
 
 
 def setting(row):
-    """What is compared side by side: everything but who carries the gradients."""
+    """What is compared side by side: all properties of a row except the backend."""
     hosts = f"{row['nodes']} hosts" if row["nodes"] > 1 else "1 host"
     where = f"{row['ranks']} ranks, {hosts}" if row["ranks"] > 1 else "1 rank"
     rate = f", {row['rate']}" if row.get("rate") and row["nodes"] > 1 else ""
@@ -54,13 +54,13 @@ def _last_epochs(rows):
 
 
 def _short(value):
-    """Three digits, and never a power of ten."""
+    """Three digits, without an exponent."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def _bars(rows, value, label, title, bottom=None, note=None):
-    """Groups of bars: a group a setting, a bar a contestant, a line of panels for every PER_LINE settings. With `bottom` a bar has two parts: what
-    training waited for, solid, and `value` above it, hatched. note(row, the value as text) is what stands over a bar."""
+    """Groups of bars: one group per setting, one bar per contestant, one line of panels for every PER_LINE settings. With `bottom` a bar has two
+    parts: the time that training waited, solid, and `value` above it, hatched. note(row, the value as text) is the text above a bar."""
     rows = [row for row in _last_epochs(rows) if value(row) is not None]
     if not rows:
         return None
@@ -89,7 +89,7 @@ def _bars(rows, value, label, title, bottom=None, note=None):
             axes.bar_label(bars, texts, fontsize=7)
         axes.set_xticks(range(len(shown)), shown, fontsize=8)
         axes.set_xlim(-0.6, columns - 0.4)
-        axes.margins(y=0.12 + 0.07 * lines_above)  # so that what stands over a bar stays below the title
+        axes.margins(y=0.12 + 0.07 * lines_above)  # keeps the text above a bar below the title
         axes.set_ylabel(label, fontsize=9)
     handles, _ = panels[0][0].get_legend_handles_labels()
     if bottom:
@@ -104,7 +104,7 @@ def throughput(rows):
 
 
 def overview(rows):
-    """A run in one picture: images/s, with the speed-up over one rank where that is known, and shoal's over the better other backend."""
+    """A run in one picture: images/s, with the speed-up over one rank if known, and that of shoal over the fastest other backend."""
     rates = {}
     for row in _last_epochs(rows):
         if row["images_per_s"]:
@@ -124,17 +124,17 @@ def overview(rows):
 
 
 def step_time(rows):
-    """Of the measured steps."""
+    """For the measured steps."""
     return _bars(rows, lambda row: 1e3 * row["seconds"] / row["steps"] if row["steps"] else None, "milliseconds per step", "Time of a step")
 
 
 def _is_whole(row):
-    """Every step of the epoch was made and measured."""
+    """Whether every step of the epoch was made and measured."""
     return row.get("epoch_steps") is not None and row["steps"] >= row["epoch_steps"]
 
 
 def epoch_time(rows):
-    """Measured where a whole epoch was, else projected: the images of an epoch, divided by images/s."""
+    """Measured if a whole epoch was, else projected: the images of an epoch, divided by images/s."""
     chosen = {}
     for row in rows:
         key = (setting(row), contestant(row))
@@ -159,7 +159,7 @@ def communication(rows):
             return None
         return max(0.0, 1e3 * row["comm_busy_s"] / row["steps"] - exposed(row))
 
-    return _bars(rows, hidden, "milliseconds per step", "Communication: what training waited for, and what went on beside it", bottom=exposed)
+    return _bars(rows, hidden, "milliseconds per step", "Communication: time that training waited, and time hidden behind training", bottom=exposed)
 
 
 def bandwidth(rows):
@@ -167,13 +167,13 @@ def bandwidth(rows):
 
 
 def speedup(rows):
-    """Over one rank, where that is known: see speedups.py."""
+    """Over one rank, if known: see speedups.py."""
     return _bars(rows, lambda row: row.get("speedup_vs_1") if row["ranks"] > 1 else None, "times the images/s of one rank",
                  "Speed-up over one rank with as many threads, on the same machine")
 
 
 def ratios(rows):
-    """shoal's images/s over that of the better other backend, setting by setting."""
+    """shoal's images/s divided by that of the fastest other backend, setting by setting."""
     found = {}
     for row in _last_epochs(rows):
         if row["images_per_s"] and row["ranks"] > 1:
@@ -198,7 +198,7 @@ def ratios(rows):
 
 
 def predictions(rows):
-    """Efficiency on many nodes: a panel a platform, a line a network."""
+    """Efficiency on many nodes: one panel per platform, one line per network."""
     if not rows:
         return None
     platforms = list(dict.fromkeys(row["platform"] for row in rows))
@@ -220,7 +220,7 @@ def predictions(rows):
 
 
 def accuracy(rows):
-    """On the test images against training time: a panel for each setting."""
+    """On the test images against training time: one panel for each setting."""
     panels = {}
     for row in rows:
         points = panels.setdefault(setting(row), {}).setdefault(contestant(row), [(0.0, None)])
@@ -251,7 +251,7 @@ def accuracy(rows):
 
 
 def utilisation(turns, title):
-    """Use of CPU, and of GPUs where they are, by the ranks over time: what their processes took in every turn."""
+    """CPU use, and GPU use if there are GPUs, of the ranks over time: measured over the processes in every turn."""
     turns = [turn for turn in turns if turn.get("seconds")]
     if not turns:
         return None
@@ -281,7 +281,7 @@ ROW_KINDS = (("training", ("load", "forward", "backward", "wait", "update")), ("
 
 
 def _levels(spans):
-    """([(begin, duration, level)], how many levels): what overlaps is drawn one below the other."""
+    """([(begin, duration, level)], number of levels): overlapping spans are drawn below each other."""
     placed, ends = [], []
     for begin, duration in sorted(spans):
         level = next((number for number, end in enumerate(ends) if end <= begin + 1e-3), len(ends))
@@ -291,7 +291,7 @@ def _levels(spans):
 
 
 def _merged(spans, gap):
-    """Spans (begin, duration) that lie no further than `gap` apart become one: layers of a network are too many to be seen one by one."""
+    """Merges spans (begin, duration) that are at most `gap` apart: a network has too many layers to show each one."""
     together = []
     for begin, duration in sorted(spans):
         if together and begin <= sum(together[-1]) + gap:
@@ -302,7 +302,7 @@ def _merged(spans, gap):
 
 
 def timeline(events, title):
-    """One step on every rank: training above, then averages while they are under way, and where they are recorded their stages."""
+    """One step on every rank: training above, then averages in flight and, if recorded, their stages."""
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     events = [event for event in events if event["ph"] == "X"]
     if not events:
@@ -327,7 +327,7 @@ def timeline(events, title):
     axes.set_yticks(range(len(lanes)), [f"{names.get(pid, pid)}: {row}" if row == "training" else row for pid, row, _ in lanes], fontsize=7)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlabel("milliseconds since the step began on this rank")
-    axes.set_title(f"One step, {title}: averages beside backward and the next forward", fontsize=11)
+    axes.set_title(f"One step, {title}: averages during backward and the next forward", fontsize=11)
     axes.legend(handles=[matplotlib.patches.Patch(facecolor=colour, edgecolor=INK, linewidth=0.3, label=WORDS.get(kind, kind))
                          for kind, colour in KINDS.items() if any(event["cat"] == kind for event in events)], fontsize=8, loc="upper left",
                 bbox_to_anchor=(1, 1))

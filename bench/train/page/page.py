@@ -1,8 +1,8 @@
-"""Writes the report of trainings as one page that needs nothing else, and its pictures: page.py [--out FOLDER] [--trace FILE] RESULTS.json...
-Or one picture alone: page.py --plot FILE.svg RESULTS.json...
+"""Writes the report of trainings as one self-contained page, and its pictures: page.py [--out FOLDER] [--trace FILE] RESULTS.json...
+Or only one picture: page.py --plot FILE.svg RESULTS.json...
 
-The results are those that shoal_train --json wrote, the trace what --trace did. `shoal_train report` runs this. bench/study adds tables and
-predictions; its results say which part of the study they are of, and each part has pictures of its own.
+The results are files of shoal_train --json, the trace is one of --trace. `shoal_train report` runs this. bench/study adds tables and
+predictions; its results name their part of the study, and each part has its own pictures.
 """
 import argparse
 import html
@@ -28,7 +28,7 @@ td.missed { font-weight: bold; white-space: nowrap; } td.missed::before { conten
 td.number { text-align: right; font-variant-numeric: tabular-nums; } code { overflow-wrap: anywhere; }
 @media print { body { max-width: none; margin: 0; } }
 """
-USUAL_NETWORK = "resnet18"  # whose run a part of a study shows as an example
+USUAL_NETWORK = "resnet18"  # its run is the example of a part of a study
 COLUMNS = (("backend", "backend", None), ("overlap", "overlap", None), ("network", "model", None), ("images", "dataset_shown", None),
            ("ranks", "ranks", "{}"), ("hosts", "nodes", "{}"), ("link", "rate", None), ("device", "device", None),
            ("threads per rank", "threads", "{}"), ("batch per rank", "batch_per_rank", "{}"), ("epoch", "epoch", "{}"),
@@ -45,7 +45,7 @@ def read(path, what, complaint_of=lambda document: None):
     except (OSError, ValueError, RecursionError) as error:
         sys.exit(f"{path}: cannot be read as {what}: {error}")
     if complaint := complaint_of(document):
-        sys.exit(f"{path}: holds no {what}: {complaint}")
+        sys.exit(f"{path}: does not contain {what}: {complaint}")
     return document
 
 
@@ -75,7 +75,7 @@ def table(rows):
 
 
 def machines(documents):
-    """Every machine with its versions, and the commands that ran on it."""
+    """Every machine with its versions, and the commands run on it."""
     commands = {}
     for document in documents:
         facts = document.get("machine", {}) | {"commit": document.get("study", {}).get("commit")}
@@ -85,7 +85,7 @@ def machines(documents):
 
 
 def images_of(documents):
-    """What was trained with, as the documents say it."""
+    """The training images, as the documents describe them."""
     said = dict.fromkeys(document["data"]["words"] for document in documents if "words" in document.get("data", {}))
     return f'<p class="note">Images: {html.escape("; ".join(said))}.</p>\n' if said else ""
 
@@ -103,7 +103,7 @@ def given_table(each):
 
 
 def parts_of(documents):
-    """{(part of a study, its title): its documents}; one part without a name for what is of none."""
+    """{(part of a study, its title): its documents}; documents outside a study form one part without a name."""
     parts = {}
     for document in documents:
         study = document.get("study", {})
@@ -116,7 +116,7 @@ def title_of(document):
 
 
 def example(documents):
-    """The document of a part whose use of the processor is drawn."""
+    """The document of a part whose processor use is drawn."""
     usual = [document for document in documents if document["results"] and document["results"][0]["model"] == USUAL_NETWORK]
     return (usual or documents)[0]
 
@@ -142,7 +142,7 @@ def draw(documents, traces, predicted):
 
 
 def write_picture(svg, path):
-    """As a file of its own: black on white, which needs no page around it."""
+    """As a separate file: black on white, independent of a page."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(svg.replace("<svg ", '<svg style="color:#000;background:#fff" ', 1).replace("currentColor", "#000000"))
@@ -153,18 +153,18 @@ def write_picture(svg, path):
 def plot(documents, path):
     figure = figures.overview([row for document in documents for row in document["results"]])
     if figure is None:
-        sys.exit(f"{path}: not drawn: no turn was measured (the first two steps are not)")
+        sys.exit(f"{path}: not drawn: no turn was measured (the first two steps are never measured)")
     write_picture(figures.to_svg(figure, "plot"), path)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="shoal_train report", description="Writes one HTML page and SVG pictures from result files.")
-    parser.add_argument("results", nargs="+", help="files that shoal_train --json wrote")
+    parser.add_argument("results", nargs="+", help="files of shoal_train --json")
     parser.add_argument("--out", default="training-report", help="folder for the page and the pictures (default: %(default)s)")
-    parser.add_argument("--trace", action="append", default=[], help="file that shoal_train --trace wrote; may be given again")
+    parser.add_argument("--trace", action="append", default=[], help="file of shoal_train --trace; may be repeated")
     parser.add_argument("--plot", metavar="FILE.svg", help="write only the picture of images/s and speed-ups, as this file")
-    parser.add_argument("--pictures", nargs="*", metavar="NAME", help="write only these as files of their own (default: all)")
-    parser.add_argument("--headline", default="Training, side by side", help="what the page begins with (default: %(default)s)")
+    parser.add_argument("--pictures", nargs="*", metavar="NAME", help="write only these as separate files (default: all)")
+    parser.add_argument("--headline", default="Training, side by side", help="heading of the page (default: %(default)s)")
     parser.add_argument("--tables", help="tables of bench/study")
     parser.add_argument("--predictions", help="predictions of bench/study")
     arguments = parser.parse_args()
@@ -181,7 +181,7 @@ def main():
     try:
         os.makedirs(arguments.out, exist_ok=True)
     except OSError as error:
-        sys.exit(f"{arguments.out}: cannot be made: {error.strerror}")
+        sys.exit(f"{arguments.out}: could not be created: {error.strerror}")
     content = ["\n".join(map(given_table, tables))]
     for heading, drawn in draw(documents, traces, predicted):
         if heading and drawn:
@@ -197,7 +197,7 @@ def main():
         file.write(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
                    f"<title>Training with shoal</title><style>{STYLE}</style></head><body>\n<h1>{html.escape(arguments.headline)}</h1>\n"
                    '<p class="note">Backends took turns in the same processes, from the same start, on the same images. Figures are means over '
-                   "the ranks; images/s is the median of the turns. &#9660; marks what misses its target.</p>\n" +
+                   "the ranks; images/s is the median of the turns. &#9660; marks a missed target.</p>\n" +
                    ("" if tables else images_of(documents)) +
                    "\n".join(content) +
                    "\n<h2>All rows</h2>\n" + table(rows) + "\n<h2>Machines, versions and commands</h2>\n" + machines(documents) +

@@ -1,9 +1,9 @@
-"""Speed-ups over one rank, from documents of shoal_train --json. Knows nothing of pictures, so that bench/study uses it without matplotlib."""
+"""Speed-ups over one rank, from documents of shoal_train --json. Does not depend on pictures, so that bench/study needs no matplotlib."""
 
 
 def _key(document, row):
-    """What must be the same but for the number of ranks. None where a document does not say how many threads computed: then nothing is compared. A
-    machine is told by its processor and kernel; the emulated hosts of one machine have the same."""
+    """The properties that must be equal apart from the number of ranks. None if a document does not state the number of threads: then nothing
+    is compared. A machine is identified by its processor and kernel, which the emulated hosts of one machine share."""
     if row.get("threads") is None:
         return None
     machine = document.get("machine", {})
@@ -11,8 +11,8 @@ def _key(document, row):
 
 
 def fill(documents):
-    """Fills speedup_vs_1 in the rows of `documents` where the run itself did not and a one-rank row of them fits; returns them. Of several that fit
-    the last one counts, of the same backend if there is one."""
+    """Fills speedup_vs_1 in the rows of `documents` if the run itself did not and a matching one-rank row exists; returns the documents. Among
+    several matching rows the last one counts, of the same backend if there is one."""
     alone = {}
     for document in documents:
         for row in document["results"]:

@@ -1,5 +1,5 @@
-"""Trains ResNet18 on CIFAR-10 as `shoal_train --overlap backward --no-augment` does, step for step. Only the name of the
-backend differs from a script for Gloo. Started by torchrun: train_resnet18.py FOLDER STEPS [BATCH [BACKEND]]"""
+"""Trains ResNet18 on CIFAR-10 with the same steps as `shoal_train --overlap backward --no-augment`. Only the name of the
+backend differs from a script for Gloo. Start it with torchrun: train_resnet18.py FOLDER STEPS [BATCH [BACKEND]]"""
 import sys
 import time
 

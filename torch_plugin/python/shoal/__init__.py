@@ -4,7 +4,7 @@
 
 An installed copy needs no `import shoal`: shoal_autoload registers the backend when torch is imported.
 
-Serves tensors on the CPU and on CUDA devices. Beside it a device may keep a backend of its own:
+Serves tensors on the CPU and on CUDA devices. A device may keep another backend beside it:
 init_process_group("cpu:shoal,cuda:nccl").
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Options", "ProcessGroupShoal", "dump_flight_recorder", "monitored_ba
 
 
 def _links_to_share(options):
-    """The world's group, if it is one of shoal's and in good order: new groups share its links instead of making their own."""
+    """The world's group, if it is an open group of shoal: new groups share its links instead of making their own."""
     if not _dist.is_initialized() or (options is not None and (options.algorithm or options.transports)):
         return None
     for device in _DEVICES:
@@ -48,7 +48,7 @@ def _create_backend(backend_options, group_options):
         backend_options.group_size,
         backend_options.timeout,
         backend_options.group_id,
-        # Empty for the world, where it is every rank.
+        # Empty for the world, which contains every rank.
         backend_options.global_ranks_in_group or list(range(backend_options.group_size)),
         group_options,
         _links_to_share(group_options),
@@ -56,9 +56,9 @@ def _create_backend(backend_options, group_options):
 
 
 def process_group(store, rank, size, timeout=_dist.default_pg_timeout, options=None):
-    """A ProcessGroup of the ranks that call this with one store, without init_process_group: torchft and others make their groups so.
+    """A ProcessGroup of the ranks that call this with one store, without init_process_group: for torchft and similar libraries.
 
-    `timeout` is a timedelta; the store must be one that no group has used before, such as a PrefixStore with a prefix of its own.
+    `timeout` is a timedelta; the store must not have served another group: for example a PrefixStore with a new prefix.
     """
     group = _dist.ProcessGroup(store, rank, size)
     kind = _dist.ProcessGroup.BackendType.CUSTOM
@@ -70,9 +70,9 @@ def process_group(store, rank, size, timeout=_dist.default_pg_timeout, options=N
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-    """As torch.distributed.monitored_barrier, which asks for a backend named gloo: names the ranks that do not come.
+    """As torch.distributed.monitored_barrier, which requires a backend named gloo: names the ranks that did not reach the barrier.
 
-    `timeout` is a timedelta; the group's own where it is None.
+    `timeout` is a timedelta; None: the group's own.
     """
     if _dist.get_rank(group) < 0:
         return
@@ -80,7 +80,7 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
     (group or _dist.group.WORLD).monitored_barrier(wait_all_ranks=wait_all_ranks, **limit)
 
 
-# Callbacks in Python must have run when the interpreter ends. A call ends at once when it is aborted, so that the limit is for
+# Callbacks in Python must have run when the interpreter ends. An aborted call ends at once, so the limit applies only to
 # callbacks that do not return.
 atexit.register(_end_calls_at_exit, timedelta(seconds=10))
 register()

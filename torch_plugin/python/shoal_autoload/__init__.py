@@ -1,8 +1,8 @@
 """Registers the backend "shoal" when torch is imported, so that a program can name it without `import shoal`.
 
 torch calls autoload() (entry point group torch.backends) at the end of `import torch`, in every program of the environment.
-So this package is cheap, loads no library, changes nothing for programs that never name "shoal", and raises nothing: an exception
-would make `import torch` fail. TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns the call off.
+So this package is cheap, loads no library and does not affect programs that never name "shoal". It raises no exception, because
+that would make `import torch` fail. TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns the call off.
 """
 import importlib.machinery
 import importlib.util
@@ -12,13 +12,13 @@ import warnings
 
 import torch
 
-DEVICES = ["cpu", "cuda"]  # what a group of backend "shoal" serves where the script does not say
+DEVICES = ["cpu", "cuda"]  # devices of a group of backend "shoal" if the script names none
 
 
 class _Plugins(dict):
-    """torch's table of backends, with shoal found by its name but not listed.
+    """torch's table of backends, in which shoal can be looked up by its name but is not listed.
 
-    torch 2.11 gives a group of backend "cpu:gloo,cuda:gloo" no default backend where any other backend is listed. Programs that use
+    torch 2.11 gives a group of backend "cpu:gloo,cuda:gloo" no default backend if any other backend is listed. Programs that use
     Gloo must not change because shoal is installed.
     """
 
@@ -37,26 +37,26 @@ class _Plugins(dict):
 
 def _create(backend_options, group_options):
     try:
-        import shoal  # here, since it loads the libraries
+        import shoal  # here, because it loads the libraries
     except ImportError as error:
         raise ImportError(_sentence(_installation_complaint() or str(error))) from error
     return shoal._create_backend(backend_options, group_options)
 
 
 def register():
-    """Makes the backend "shoal" known to torch.distributed. The libraries are loaded with the first group."""
+    """Registers the backend "shoal" in torch.distributed. The libraries are loaded with the first group."""
     dist = torch.distributed
     if not dist.is_available() or hasattr(dist.Backend, "SHOAL"):
         return
     dist.Backend.register_backend("shoal", _create, extended_api=True, devices=DEVICES)
-    listed = getattr(dist.Backend, "_plugins", {})  # private: another torch may keep its backends elsewhere
+    listed = getattr(dist.Backend, "_plugins", {})  # private: another torch may store its backends elsewhere
     if plugin := listed.pop("SHOAL", None):
         dist.Backend._plugins = _Plugins(listed, plugin)
 
 
 def _version_complaint():
-    """Why the package shoal does not fit this torch; None where it does."""
-    from ._build import TORCH  # here, so that autoload() sees a file that is missing
+    """The reason why the package shoal does not fit this torch, or None."""
+    from ._build import TORCH  # here, so that autoload() reports a missing file
 
     if torch.__version__.split("+")[0].split(".")[:2] == TORCH.split("."):
         return None
@@ -64,7 +64,7 @@ def _version_complaint():
 
 
 def _installation_complaint():
-    """What is wrong with the installation, as far as that is seen without loading it; None where it looks right."""
+    """The fault of the installation, as far as it shows without loading the package, or None."""
     spec = importlib.util.find_spec("shoal")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
@@ -76,7 +76,7 @@ def _installation_complaint():
 
 
 def require_fitting_torch():
-    """ImportError where the package shoal was built for another torch: loading it would crash."""
+    """Raises ImportError if the package shoal was built for another torch: loading it would crash."""
     if complaint := _version_complaint():
         raise ImportError(_sentence(complaint))
 
@@ -94,7 +94,7 @@ def _warn(complaint):
 
 
 def autoload():
-    """register() for torch's entry point: warns of an installation that cannot work, and never raises."""
+    """register() for torch's entry point: warns of an installation that does not work, and never raises."""
     try:
         register()
         complaint = _installation_complaint()
