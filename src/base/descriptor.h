@@ -32,8 +32,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// Whether this process has no descriptor left. A call that failed for want of one may have met a shortage that has passed.
-/// `open`: any descriptor of it.
+/// Whether this process has no descriptor left. A call may also have failed by a shortage of descriptors that has passed.
+/// `open`: any descriptor of this process.
 inline bool has_no_descriptors_left(int open) noexcept {
   const Descriptor another(::fcntl(open, F_DUPFD_CLOEXEC, 0));
   return !another.valid() && errno == EMFILE;

@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-/// Not valid where the process or the system has no descriptor left; errno says which.
+/// Not valid if the process or the system has no descriptor left; errno distinguishes the two.
 inline Descriptor make_event() noexcept { return Descriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)); }
 
 /// Makes `event` readable until drain_event(). Any thread.

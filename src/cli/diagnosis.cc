@@ -35,7 +35,7 @@ std::string which_process(const RankView& rank) {
   return fmt::format("rank {} (process {} on {})", rank.rank, rank.pid, rank.host);
 }
 
-/// Somebody who waits, and for whom.
+/// A rank that waits, and the communicator in which it waits.
 struct Waiter {
   const RankView* rank;
   const CommunicatorView* communicator;
@@ -49,12 +49,12 @@ std::vector<Waiter> waiters(const JobView& job, double patience_s) {
       if (each.wait && !each.cause && each.wait->seconds >= patience_s) all.push_back({&rank, &each});
     }
   }
-  // The longest wait has the best reason.
+  // The longest wait is closest to the cause.
   std::ranges::sort(all, std::greater{}, [](const Waiter& one) { return one.communicator->wait->seconds; });
   return all;
 }
 
-/// "; ranks 0 and 1 have waited for it for 20 s in call 12 (...)"; empty where nobody does.
+/// "; ranks 0 and 1 have waited for it for 20 s in call 12 (...)"; empty if no rank waits for `rank`.
 std::string who_waits_for(const std::vector<Waiter>& all, int rank) {
   std::set<int> ranks;
   const CommunicatorView* longest = nullptr;
@@ -81,14 +81,15 @@ Diagnosis the_dead(const JobView& job, const std::vector<Waiter>& all) {
   if (gone.empty()) return {};
   const RankView& first = *job.find(gone.front());
   if (gone.size() == 1) {
-    return {
-        fmt::format("{} ended without a word, {}{}", which_process(first), whereabouts(first), who_waits_for(all, first.rank)),
-        "look for why it ended: its own output, and dmesg for the kernel's out-of-memory killer"};
+    return {fmt::format("{} exited without closing its communicator, {}{}", which_process(first), whereabouts(first),
+                        who_waits_for(all, first.rank)),
+            "find out why it exited: see its output, and dmesg for the kernel's out-of-memory killer"};
   }
   const bool everybody = gone.size() == job.seen.size();
-  return {fmt::format("{}{} ended without a word; {} {}", everybody ? "all ranks of this host seen here, " : "",
-                      words_for_ranks(gone), which_process(first), whereabouts(first)),
-          "they were killed or ended their programs without destroying their communicators; look at the launcher's output"};
+  return {
+      fmt::format("{}{} exited without closing their communicators; {} {}", everybody ? "all ranks seen on this host, " : "",
+                  words_for_ranks(gone), which_process(first), whereabouts(first)),
+      "they were killed, or their programs ended without destroying the communicators; see the launcher's output"};
 }
 
 Diagnosis the_first_error(const JobView& job) {
@@ -100,8 +101,8 @@ Diagnosis the_first_error(const JobView& job) {
     }
   }
   if (where == nullptr) return {};
-  return {fmt::format("{} failed first of those seen here, with {}: {}", which_process(*who), to_string(where->cause->code),
-                      where->cause->text),
+  return {fmt::format("{} failed first of the ranks seen on this host, with {}: {}", which_process(*who),
+                      to_string(where->cause->code), where->cause->text),
           {}};
 }
 
@@ -112,13 +113,13 @@ Diagnosis the_stopped(const JobView& job, const std::vector<Waiter>& all) {
   }
   if (stopped.empty()) return {};
   const RankView& first = *job.find(stopped.front());
-  const std::string others = stopped.size() == 1 ? "" : fmt::format(" ({} are)", words_for_ranks(stopped));
+  const std::string others = stopped.size() == 1 ? "" : fmt::format(" ({} are stopped)", words_for_ranks(stopped));
   return {fmt::format("{} is stopped by a signal or a debugger{}, {}{}", which_process(first), others, whereabouts(first),
                       who_waits_for(all, first.rank)),
-          fmt::format("kill -CONT {} lets it go on", first.pid)};
+          fmt::format("kill -CONT {} continues it", first.pid)};
 }
 
-/// Two ranks that say different things of the same call.
+/// Finds two ranks that have recorded different signatures for the same call.
 Diagnosis the_different(const JobView& job, const std::vector<Waiter>& all) {
   for (const auto& [rank, communicator] : all) {
     if (communicator->wait->is_message) continue;
@@ -138,7 +139,7 @@ Diagnosis the_different(const JobView& job, const std::vector<Waiter>& all) {
   return {};
 }
 
-/// Follows those who wait to somebody who does not.
+/// Follows the waits from rank to rank, to a rank that does not wait.
 Diagnosis the_one_behind(const JobView& job, const std::vector<Waiter>& all) {
   if (all.empty()) return {};
   std::set<int> met;
@@ -151,11 +152,11 @@ Diagnosis the_one_behind(const JobView& job, const std::vector<Waiter>& all) {
     const std::string call =
         wait.is_message ? fmt::format("a {}", at.communicator->message) : words_for_call(*at.communicator, wait.sequence);
     if (awaited.empty()) {
-      return {fmt::format("{} has waited for {:.1f} s in {}, but does not say for whom: others have not taken its data",
+      return {fmt::format("{} has waited for {:.1f} s in {}, but names no rank: other ranks have not received its data",
                           which_process(*at.rank), wait.seconds, call),
-              "look at the other hosts of the job with shoal doctor"};
+              "run shoal doctor on the other hosts of the job"};
     }
-    // Of several the one that waits for nobody itself.
+    // Of several ranks, one that does not wait itself.
     int who = job_rank(*at.communicator, awaited.front());
     const Waiter* next = nullptr;
     for (const int each : awaited) {
@@ -180,12 +181,12 @@ Diagnosis the_one_behind(const JobView& job, const std::vector<Waiter>& all) {
                             : std::string();
       return {fmt::format("rank {}{}, which is not seen from this host, {} {}{}", who, node,
                           absent ? "is not in" : "has not sent its data of", call, who_waits_for(all, who)),
-              "look there with shoal doctor; where all is well there, at the network between the hosts"};
+              "run shoal doctor on its host; if it finds no problem there, check the network between the hosts"};
     }
     if (next != nullptr || !absent) {
-      return {
-          fmt::format("all those seen here are in their calls, but data of rank {} is missing{}", who, who_waits_for(all, who)),
-          "the network or the memory between the ranks is slow or stuck"};
+      return {fmt::format("all ranks seen on this host are in their calls, but data of rank {} is missing{}", who,
+                          who_waits_for(all, who)),
+              "the network or the memory between the ranks is slow or stuck"};
     }
     const char* does = seen->letter == 'R'   ? "computes"
                        : seen->letter == 'D' ? "waits for a disk"

@@ -1,4 +1,4 @@
-// Who holds a job up, and what to do about it.
+// Which rank holds a job up, and what to do about it.
 #pragma once
 
 #include <string>
@@ -7,23 +7,23 @@
 
 namespace shoal {
 
-/// What is wrong with a job.
+/// The problem of a job.
 struct Diagnosis {
-  std::string sentence;    ///< names the culprit; empty: nothing is wrong
+  std::string sentence;    ///< names the culprit; empty: no problem
   std::string suggestion;  ///< what to do; may be empty
 };
 
-/// Looks at what the ranks of this host say of themselves and of the others. A wait below `patience_s` is not worth a word.
+/// Examines the flight records of the ranks of this host. Waits shorter than `patience_s` are ignored.
 ///
-/// In this order, since each explains what comes after it: ranks that died without a word, the first error that a rank has
-/// written down, ranks that are stopped, calls that differ, the rank that is behind, data that does not come.
+/// In this order, because each cause explains the later ones: ranks that exited without closing their communicators, the first
+/// recorded error, ranks that are stopped, calls that differ, the rank that is behind, data that is missing.
 Diagnosis diagnose(const JobView& job, double patience_s);
 
-/// "call 12 (all_reduce float32 x 1000 sum)", with the group where it is not that of all ranks.
+/// "call 12 (all_reduce float32 x 1000 sum)", with the group unless it is that of all ranks.
 std::string words_for_call(const CommunicatorView& communicator, std::uint64_t sequence);
-/// "rank 3", "ranks 0, 1 and 4"; many are counted.
+/// "rank 3", "ranks 0, 1 and 4"; of many ranks the rest is only counted.
 std::string words_for_ranks(const std::vector<int>& ranks);
-/// The rank in the job of a rank of the communicator.
+/// Converts a rank of the communicator to a rank of the job.
 int job_rank(const CommunicatorView& communicator, int rank);
 
 }  // namespace shoal

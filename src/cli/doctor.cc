@@ -1,4 +1,4 @@
-// `shoal doctor`: what the jobs of this host are doing, who holds them up, and what to do; whether the machine is fit for one.
+// `shoal doctor`: what the jobs of this host are doing, which rank holds them up, and what to do; also checks the machine.
 #include <cerrno>
 #include <chrono>
 #include <ctime>
@@ -36,7 +36,7 @@ struct DoctorOptions {
   bool all = false;
   double patience_s = 1;
   bool machine = false;
-  std::string root;             // of another system's tree, for tests
+  std::string root;             // of another system's files, for tests
   std::string security_groups;  // file
 };
 
@@ -71,7 +71,7 @@ std::string waited_for(const CommunicatorView& communicator) {
   };
   const auto& wait = *communicator.wait;
   std::string text;
-  if (!wait.absent.empty()) text = names(wait.absent) + " to come";
+  if (!wait.absent.empty()) text = names(wait.absent) + " (absent)";
   if (!wait.slow.empty()) text += fmt::format("{}data of {}", text.empty() ? "" : "; ", names(wait.slow));
   return text.empty() ? "-" : text;
 }
@@ -113,11 +113,11 @@ int print_job(const JobView& job, const DoctorOptions& options) {
   for (const RankView& rank : job.seen) print_rank(rank);
   const Diagnosis found = diagnose(job, options.patience_s);
   if (found.sentence.empty()) {
-    fmt::print("nothing is wrong: no rank has waited for {:g} s\n", options.patience_s);
+    fmt::print("no problem found: no rank has waited for {:g} s\n", options.patience_s);
     return 0;
   }
   fmt::print("culprit: {}\n", found.sentence);
-  if (!found.suggestion.empty()) fmt::print("to do: {}\n", found.suggestion);
+  if (!found.suggestion.empty()) fmt::print("fix: {}\n", found.suggestion);
   return kExitFound;
 }
 
@@ -125,9 +125,9 @@ void list_jobs(const JobList& list, const DoctorOptions& options) {
   const auto row = [&](const JobView& job, const std::string& before) {
     const Diagnosis found = diagnose(job, options.patience_s);
     fmt::print("{:<34} {:<10} {:<20} {}{}\n", shown(job), fmt::format("{} of {}", job.seen.size(), job.ranks),
-               clock_time(job.started_ns), before, found.sentence.empty() ? "well" : found.sentence);
+               clock_time(job.started_ns), before, found.sentence.empty() ? "ok" : found.sentence);
   };
-  if (list.running.empty()) fmt::print("no job runs\n");
+  if (list.running.empty()) fmt::print("no job is running\n");
   if (!list.running.empty() || !list.ended.empty()) fmt::print("{:<34} {:<10} {:<20} {}\n", "job", "ranks", "started", "state");
   for (const JobView* job : list.running) row(*job, "");
   for (const JobView* job : list.ended)
@@ -139,13 +139,13 @@ int report_checks(const std::vector<MachineCheck>& checks) {
   int status = 0;
   for (const MachineCheck& check : checks) {
     fmt::print("{:<5} {:<24} {}\n", to_string(check.verdict), check.what, check.found);
-    if (!check.to_do.empty()) fmt::print("{:<5} {:<24} to do: {}\n", "", "", check.to_do);
+    if (!check.to_do.empty()) fmt::print("{:<5} {:<24} fix: {}\n", "", "", check.to_do);
     if (check.verdict == MachineCheck::Verdict::bad) status = kExitFound;
   }
   return status;
 }
 
-// One line for each library that transports need and this program does not bring along.
+// Prints one line for each library that transports load at run time.
 void print_transport_libraries() {
   const auto providers = ofi_providers();
   std::string line = providers.ok() ? "" : providers.status().message();
@@ -167,7 +167,7 @@ int examine_machine(const DoctorOptions& options) {
   const FoundMachine machine = detect_machine(*where);
   fmt::print("machine: {}\n", describe_type(machine));
   const int status = report_checks(check_machine(machine, options.root));
-  if (options.root.empty()) print_transport_libraries();  // of this machine, not of another's tree
+  if (options.root.empty()) print_transport_libraries();  // only for this machine
   return status;
 }
 
@@ -187,7 +187,7 @@ int run_doctor(const DoctorOptions& options) {
   }
   const std::string folder = options.folder.empty() ? ledger_folder() : options.folder;
   if (folder.empty()) {
-    fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; name the folder of the ledgers by --folder\n");
+    fmt::print(stderr, "shoal doctor: SHOAL_LEDGER is off; give the folder of the flight records with --folder\n");
     return kExitFound;
   }
   remove_old_ledgers(folder);
@@ -197,8 +197,8 @@ int run_doctor(const DoctorOptions& options) {
   if (options.job.empty()) {
     if (jobs.empty()) {
       fmt::print(
-          "no jobs: nothing is written down in {}. Jobs that ended in order leave nothing; SHOAL_LEDGER and XDG_RUNTIME_DIR "
-          "of the job say where it writes\n",
+          "no jobs: there are no flight records in {}. Jobs that ended in order leave none; SHOAL_LEDGER and XDG_RUNTIME_DIR "
+          "of the job determine its folder\n",
           folder);
     } else {
       const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -217,7 +217,7 @@ int run_doctor(const DoctorOptions& options) {
     status = std::max(status, print_job(job, options));
   }
   if (any) return status;
-  fmt::print(stderr, "shoal doctor: no job '{}' in {}; shoal doctor lists those that are there\n", options.job, folder);
+  fmt::print(stderr, "shoal doctor: no job '{}' in {}; run shoal doctor to list the jobs\n", options.job, folder);
   return kExitFound;
 }
 
@@ -227,20 +227,19 @@ void add_doctor_command(CLI::App& app, int* exit_status) {
   auto options = std::make_shared<DoctorOptions>();
   auto* command = app.add_subcommand(
       "doctor",
-      "Lists the jobs of this host that run and those that failed or were killed within the last hour, and what the transports "
-      "ofi and ucx and CUDA find here; "
-      "of one of them shows each rank's call, since "
-      "when and for whom it waits, and names the culprit. Exit status 1 where something is wrong");
-  command->add_option("--job", options->job, "id of the job (its first digits are enough) or the name that it was given");
+      "Lists the jobs of this host that run, or that failed or were killed within the last hour, and the libraries and devices "
+      "for ofi, ucx and CUDA. With --job, shows each rank's call, how long and for which ranks it waits, and names the "
+      "culprit. Exit status 1 if there is a problem");
+  command->add_option("--job", options->job, "id of the job (its first digits are enough) or its name");
   command->add_flag(
       "--machine", options->machine,
-      "look at the machine instead: EFA devices and driver, locked memory, huge pages, GPUs, GPUDirect, placement, libraries");
+      "check the machine instead: EFA devices and driver, locked memory, huge pages, GPUs, GPUDirect, placement, libraries");
   command->add_option("--security-groups", options->security_groups,
-                      "file of aws ec2 describe-security-groups: does a group let EFA through?");
+                      "file with the output of aws ec2 describe-security-groups: checks whether a group allows EFA traffic");
   command->add_option("--root", options->root, "folder that holds sys, proc, dev and opt of another machine")->group("");
-  command->add_flag("--all", options->all, "list what is left of jobs that ended earlier as well; after a day it is removed");
-  command->add_option("--folder", options->folder, "where the ledgers are, instead of what SHOAL_LEDGER says");
-  command->add_option("--patience", options->patience_s, "seconds that a rank may wait before something is wrong")
+  command->add_flag("--all", options->all, "also list jobs that ended earlier; their records are removed after a day");
+  command->add_option("--folder", options->folder, "folder of the flight records (default: as SHOAL_LEDGER)");
+  command->add_option("--patience", options->patience_s, "seconds that a rank may wait before it counts as a problem")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->callback([options, exit_status] { *exit_status = run_doctor(*options); });

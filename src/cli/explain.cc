@@ -36,7 +36,7 @@ void print_costs(const Topology& topology) {
   }
 }
 
-/// The table that counts, and what it knows of this call. Prints one line where there is one.
+/// The part of the table at `path` for `topology`. Prints one line about the table, if there is one.
 Result<std::optional<TunedShape>> consult_table(const std::string& path, const Topology& topology, CollectiveKind kind) {
   if (path.empty()) return std::optional<TunedShape>();
   const auto table = read_tuning_file(path);
@@ -44,14 +44,14 @@ Result<std::optional<TunedShape>> consult_table(const std::string& path, const T
   const std::string transports = transports_between(topology);
   const TunedShape* tuned = table->find(topology, transports);
   if (tuned == nullptr) {
-    fmt::print("  table {}: nothing of {} over {}; it has {}\n", path, topology.shape(), transports,
+    fmt::print("  table {}: no times for {} over {}; it has {}\n", path, topology.shape(), transports,
                table->shapes.empty() ? "nothing" : table->names());
     return std::optional<TunedShape>();
   }
   const auto range = measured_range(*tuned, kind);
   fmt::print("  table {}: {}, {}\n", path, tuned->name(),
              range ? fmt::format("{} of {} to {}", to_string(kind), format_bytes(range->first), format_bytes(range->second))
-                   : fmt::format("nothing of {}", to_string(kind)));
+                   : fmt::format("no times for {}", to_string(kind)));
   return std::optional<TunedShape>(*tuned);
 }
 
@@ -70,7 +70,7 @@ void print_candidates(const Explanation& explanation, const Topology& topology, 
       continue;
     }
     const PredictedTerms terms = predict_terms(*candidate.algorithm, topology, collective);
-    // A prediction cannot be held against a measurement.
+    // A prediction cannot be compared with a measurement.
     const bool comparable = candidate.measured_us.has_value() == measured && fastest.time_us() > 0;
     fmt::print("{} {:<{}}{} {:>11.1f} {:>8}   {:>11.1f} {:>11.1f} {:>11.1f}\n",
                candidate.algorithm == explanation.choice.algorithm ? "->" : "  ", candidate.algorithm->name, width,
@@ -78,10 +78,10 @@ void print_candidates(const Explanation& explanation, const Topology& topology, 
                candidate.predicted_us, comparable ? fmt::format("{:.2f}", candidate.time_us() / fastest.time_us()) : "-",
                terms.latency_us, terms.bytes_us, terms.arithmetic_us);
   }
-  if (!others.empty()) fmt::print("   cannot serve it: {}\n", others);
+  if (!others.empty()) fmt::print("   do not support this call: {}\n", others);
 }
 
-/// The platform to explain a call on, where one was named.
+/// The platform on which to explain a call, if one was named.
 struct ExplainedPlatform {
   std::string name;
   int nodes = 0;
@@ -89,15 +89,15 @@ struct ExplainedPlatform {
 };
 
 #ifdef SHOAL_HAVE_SIMGRID
-constexpr std::size_t kSimulated = 4;     // of the candidates, the model's fastest
-constexpr int kMostExplainedRanks = 512;  // seconds; for more there is shoal simulate, which shows how far it is
+constexpr std::size_t kSimulated = 4;     // candidates, the fastest by the model
+constexpr int kMostExplainedRanks = 512;  // takes seconds; for more ranks use shoal simulate, which shows its progress
 
-/// What the finer simulation says of the fastest candidates: it knows that a rank reaches only its own NICs.
+/// Prints the times of the fastest candidates by the finer simulation, in which a rank reaches only its own NICs.
 void print_simulated(const Explanation& explanation, const Topology& topology, const Collective& collective,
                      const Platform& platform) {
   if (topology.ranks() > kMostExplainedRanks) {
-    fmt::print("\n   {} ranks take a while on SimGrid: shoal simulate --platform {} --nodes {}\n", topology.ranks(),
-               platform.name, topology.nodes());
+    fmt::print("\n   {} ranks take long to simulate on SimGrid; run: shoal simulate --platform {} --nodes {}\n",
+               topology.ranks(), platform.name, topology.nodes());
     return;
   }
   std::vector<const Candidate*> chosen;
@@ -105,9 +105,9 @@ void print_simulated(const Explanation& explanation, const Topology& topology, c
     if (!candidate.status.ok()) continue;
     if (chosen.size() < kSimulated || candidate.algorithm == explanation.choice.algorithm) chosen.push_back(&candidate);
   }
-  fmt::print("\n   the fastest of them on SimGrid, with contention:\n");
+  fmt::print("\n   the fastest algorithms on SimGrid, with contention:\n");
   for (const Candidate* candidate : chosen) {
-    std::fflush(stdout);  // SimGrid runs in a child, which would print what is still in the buffer once more
+    std::fflush(stdout);  // SimGrid runs in a child process, which would print buffered text a second time
     const auto found = predict_at_scale(*candidate->algorithm, topology, collective, platform);
     if (found.ok()) {
       fmt::print("   {:<36} {:>12.1f} us {:>9.3g} GB/s of bus bandwidth ({})\n", found->algorithm, found->total_us,
@@ -122,7 +122,7 @@ void print_simulated(const Explanation& explanation, const Topology& topology, c
 void print_published(const Platform& platform, int nodes, const Topology& topology, const Collective& collective) {
   if (collective.kind != CollectiveKind::all_reduce) return;
   for (const PublishedResult* published : nearest_published(platform.name, nodes, collective.input_bytes())) {
-    std::string other;  // what is not as in this call
+    std::string other;  // the differences to this call
     if (published->nodes != nodes) other += fmt::format(" on {} node{}", published->nodes, published->nodes == 1 ? "" : "s");
     if (published->ranks * nodes != topology.ranks() * published->nodes)
       other += fmt::format(" with {} ranks a node", published->ranks / published->nodes);
@@ -134,11 +134,11 @@ void print_published(const Platform& platform, int nodes, const Topology& topolo
                published->note.empty() ? "" : "; ", published->note);
   }
   if (const double limit = wire_limit_gbyte_s(platform, nodes, topology.ranks()); limit > 0) {
-    fmt::print("the wires of a node would be full at {:.4g} GB/s of an all_reduce's bus bandwidth\n", limit);
+    fmt::print("the NICs of a node limit an all_reduce to {:.4g} GB/s of bus bandwidth\n", limit);
   }
 }
 
-/// The topology that was asked for, and the platform that it lies on where one was named.
+/// The topology of the options. Sets `platform` if one was named.
 Result<Topology> topology_for(const CLI::App& command, const ScheduleOptions& options, const ExplainedPlatform& wanted,
                               std::optional<Platform>& platform) {
   if (wanted.name.empty()) {
@@ -148,7 +148,7 @@ Result<Topology> topology_for(const CLI::App& command, const ScheduleOptions& op
   for (const char* other : {"--shape", "--ranks", "--network-latency-us", "--network-gbit-s", "--shared-latency-us",
                             "--shared-gbyte-s", "--cores"}) {
     if (command.count(other) > 0) {
-      return Status(StatusCode::invalid_argument, fmt::format("a platform has its own nodes and costs: leave out {}", other));
+      return Status(StatusCode::invalid_argument, fmt::format("a platform has its own nodes and costs: remove {}", other));
     }
   }
   auto found = find_platform(wanted.name);
@@ -170,7 +170,7 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
   if (!topology.ok()) return topology.status();
   const auto collective = options.collective();
   if (!collective.ok()) return collective.status();
-  // Before anything is printed: an error is one line.
+  // Checked before anything is printed, so that an error is one line.
   if (const auto choice = select(*topology, *collective, options.algorithm, nullptr, choice_costs()); !choice.ok())
     return choice.status();
   if (!table_path.empty()) {
@@ -178,7 +178,7 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
   }
 
   fmt::print("{} ({}{}) on {}\n", to_string(*collective), format_bytes(collective->input_bytes()),
-             deals_in_shares(collective->kind) ? " a share" : "", topology->shape());
+             deals_in_shares(collective->kind) ? " per share" : "", topology->shape());
   if (platform) fmt::print("  {}: {}\n  {}\n", platform->name, platform->hardware, platform->source);
   print_costs(*topology);
   const auto tuned = consult_table(table_path, *topology, collective->kind);
@@ -194,9 +194,8 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
   if (platform) {
     print_published(*platform, topology->nodes(), *topology, *collective);
     fmt::print(
-        "All of this is predicted. The model of the table, the Selector's, has a rank's own core move what stays in the node; "
-        "on "
-        "SimGrid\nthe hardware does. Neither has GPU kernels, PCIe between GPU and NIC, or congestion.\n");
+        "All times are predictions. In the table, the Selector's model, a rank's own core moves the data inside a node; on "
+        "SimGrid\nthe hardware does. Neither models GPU kernels, PCIe between GPU and NIC, or congestion.\n");
   }
   return {};
 }
@@ -205,7 +204,7 @@ Status run(const CLI::App& command, const ScheduleOptions& options, const Explai
 
 void add_explain_command(CLI::App& app, int* exit_status) {
   auto* command = app.add_subcommand(
-      "explain", "Says which algorithm a call would run, and why: shoal explain all_reduce 4MiB --shape 2x4");
+      "explain", "Shows which algorithm a call would run, and why: shoal explain all_reduce 4MiB --shape 2x4");
   const auto options = std::make_shared<ScheduleOptions>();
   const auto table_path = std::make_shared<std::string>(setting("SHOAL_TUNING"));
   command->add_option("collective", options->collective_name, "all_reduce, reduce_scatter, all_to_all, ...")

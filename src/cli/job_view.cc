@@ -24,7 +24,7 @@ template <std::size_t Room>
 std::string text_of(const std::array<char, Room>& room) {
   std::string text(room.data(), ::strnlen(room.data(), Room));
   for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) c = '?';  // ends up on a terminal
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';  // safe for a terminal
   }
   return text;
 }
@@ -50,7 +50,7 @@ CommunicatorView view_of(const FlightRecordPage& page, std::int64_t now_ns) {
   view.messages_open = page.messages.load() > page.messages_ended.load();
   const std::uint64_t since = page.waiting_since_ns.load();
   const bool is_message = page.waiting_is_message != 0;
-  // What has been written of a wait that is over stays there.
+  // The record of a wait stays in the file after the wait has ended.
   const bool call_waits = !is_message && page.waiting_sequence >= view.ended && page.waiting_sequence < view.started;
   if (since != 0 && (is_message ? view.messages_open && view.started == view.ended : call_waits)) {
     const auto now = static_cast<std::uint64_t>(now_ns);
@@ -70,7 +70,7 @@ CommunicatorView view_of(const FlightRecordPage& page, std::int64_t now_ns) {
   return view;
 }
 
-/// What the file itself tells of a rank beside what stands in it.
+/// Updates `job` and `rank` by the time and the lock of the file, which are not part of its contents.
 void look_at_file(const std::string& path, const std::string& bytes, JobView& job, RankView& rank) {
   struct stat found {};
   if (::stat(path.c_str(), &found) == 0)
@@ -81,7 +81,7 @@ void look_at_file(const std::string& path, const std::string& bytes, JobView& jo
   if (!process_lives(*header, path).value_or(true)) rank.life = RankView::Life::dead;
 }
 
-/// Its owner writes the magic last.
+/// Whether the file is still being created: its owner writes the magic number last.
 bool is_being_made(std::string_view file) {
   return file.substr(0, sizeof kFlightRecordMagic).find_first_not_of('\0') == std::string_view::npos;
 }
@@ -122,13 +122,14 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
   auto header = std::make_unique<LedgerHeader>();
-  if (file.size() < kFlightRecordHeaderBytes) return refuse("it is too short for a ledger");
+  if (file.size() < kFlightRecordHeaderBytes) return refuse("the file is too short for a flight record");
   std::memcpy(header.get(), file.data(), sizeof *header);
-  if (header->magic != kFlightRecordMagic) return refuse("it is no ledger");
+  if (header->magic != kFlightRecordMagic) return refuse("the file is not a flight record");
   if (header->version != kFlightRecordVersion || header->page_bytes != sizeof(FlightRecordPage) ||
       header->pages > kFlightRecordPages)
-    return refuse(fmt::format("it is of another version of shoal (form {})", header->version));
-  if (file.size() < kFlightRecordHeaderBytes + header->pages * sizeof(FlightRecordPage)) return refuse("its end is missing");
+    return refuse(fmt::format("the flight record is of another version of shoal (format {})", header->version));
+  if (file.size() < kFlightRecordHeaderBytes + header->pages * sizeof(FlightRecordPage))
+    return refuse("the flight record is truncated");
 
   job.id = ledger_job_name(header->job_id);
   job.name = text_of(header->job);

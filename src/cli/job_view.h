@@ -1,4 +1,4 @@
-// What the flight records of a host's ranks say of their jobs, read from outside.
+// The state of a host's jobs, read from the flight records of their ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -21,19 +21,19 @@ struct CommunicatorView {
   std::uint64_t name = 0;    ///< the same on all its ranks
   int rank = 0;
   int ranks = 0;
-  std::vector<int> members;    ///< ranks in the job, as far as they are written down
+  std::vector<int> members;    ///< ranks in the job, as far as they are recorded
   std::uint64_t started = 0;   ///< calls
-  std::uint64_t ended = 0;     ///< of them, well
+  std::uint64_t ended = 0;     ///< calls that ended without an error
   bool messages_open = false;  ///< a send or recv is in flight
-  std::string message;         ///< the oldest, once it has waited
+  std::string message;         ///< the oldest send or recv, once it has waited
 
-  /// The oldest call in flight, or message where no call is; set once it waits.
+  /// The oldest call in flight, or the oldest message if there is no call; set once it waits.
   struct Wait {
     std::uint64_t sequence = 0;
     bool is_message = false;
     double seconds = 0;
     std::vector<int> absent;  ///< ranks that are not in the call
-    std::vector<int> slow;    ///< ranks that are, but whose data is missing
+    std::vector<int> slow;    ///< ranks in the call whose data is missing
   };
   std::optional<Wait> wait;
   struct Cause {
@@ -41,13 +41,13 @@ struct CommunicatorView {
     std::int64_t at_ns = 0;  ///< system clock
     std::string text;
   };
-  std::optional<Cause> cause;        ///< it has failed
+  std::optional<Cause> cause;        ///< set once the communicator has failed
   std::vector<CallSignature> calls;  ///< the latest, the one with number started - 1 last
 
   /// The oldest call in flight, as far as can be seen from outside.
   [[nodiscard]] std::uint64_t current() const noexcept { return wait && !wait->is_message ? wait->sequence : ended; }
   [[nodiscard]] bool in_call() const noexcept { return started > ended && !cause; }
-  /// What the rank says of call `sequence`; nothing where it is not remembered.
+  /// The signature that the rank has recorded for call `sequence`; nothing if it is not recorded any more.
   [[nodiscard]] std::optional<CallSignature> call(std::uint64_t sequence) const noexcept;
 };
 
@@ -64,15 +64,15 @@ struct RankView {
 /// A job as seen from this host.
 struct JobView {
   std::string id;    ///< 16 hexadecimal digits
-  std::string name;  ///< what users call it; may be empty
+  std::string name;  ///< the user's name of the job; may be empty
   int ranks = 0;
   std::int64_t started_ns = 0;    ///< system clock
-  std::int64_t last_sign_ns = 0;  ///< system clock: when some rank of it has certainly lived, as far as is written down
+  std::int64_t last_sign_ns = 0;  ///< system clock: the last recorded time at which a rank was certainly alive
   std::vector<int> node_of_rank;
   std::vector<RankView> seen;  ///< ranks of this host, ascending
 
   [[nodiscard]] const RankView* find(int rank) const noexcept;
-  /// The processes of all ranks that are seen from this host have ended.
+  /// Whether the processes of all ranks that are seen from this host have ended.
   [[nodiscard]] bool has_ended() const noexcept;
 };
 
@@ -80,15 +80,15 @@ struct JobView {
 struct JobList {
   std::vector<const JobView*> running;
   std::vector<const JobView*> ended;
-  std::size_t left_out = 0;  ///< that ended more than an hour before `now_ns` (system clock), unless `all` are wanted
+  std::size_t left_out = 0;  ///< jobs that ended more than an hour before `now_ns` (system clock); 0 with `all`
 };
 JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all);
 
-/// A flight record's file. `now_ns`: the steady clock. Errors: invalid_argument for what is none, or one of another version;
-/// safe for any bytes.
+/// Reads the file of a flight record. `now_ns`: the steady clock. Errors: invalid_argument for another file, or another
+/// version; safe for any bytes.
 Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job);
 
-/// The jobs in `folder` (see ledger_folder()), the latest first. What cannot be read is left out, and said in `complaints`.
+/// The jobs in `folder` (see ledger_folder()), the latest first. Files that cannot be read are reported in `complaints`.
 std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::string>& complaints);
 
 }  // namespace shoal

@@ -1,11 +1,11 @@
-// The machine that something was measured on.
+// A description of the machine on which a measurement is made.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
 namespace shoal {
 
-/// {"cpu", "cores", "kernel", "memory_gib"} of this host; what cannot be found is null.
+/// {"cpu", "cores", "kernel", "memory_gib"} of this host; unknown values are null.
 nlohmann::ordered_json describe_machine();
 
 }  // namespace shoal

@@ -17,13 +17,13 @@ namespace {
 using Verdict = MachineCheck::Verdict;
 namespace fs = std::filesystem;
 
-constexpr long kEnoughFiles = 4096;  // sockets of a rank among a few hundred
+constexpr long kEnoughFiles = 4096;  // sockets of a rank in a job of a few hundred ranks
 
-/// Where things are, and what is known already.
+/// The machine to check, and the facts found so far.
 struct Patient {
   const FoundMachine& machine;
   std::string root;
-  int efa = 0;         // devices that are here
+  int efa = 0;         // devices found
   int efa_driven = 0;  // of those, with a driver
   bool wants_efa = false;
   bool wants_gpus = false;
@@ -43,7 +43,7 @@ bool exists(const std::string& path) {
   return fs::exists(path, error);
 }
 
-/// "Max locked memory   8388608   8388608   bytes" -> 8388608; -1 for unlimited, -2 where it is not found.
+/// "Max locked memory   8388608   8388608   bytes" -> 8388608; -1 for unlimited, -2 if not found.
 long soft_limit(const std::string& limits, const std::string& name) {
   std::ifstream file(limits);
   for (std::string line; std::getline(file, line);) {
@@ -63,7 +63,7 @@ MachineCheck check_efa(const Patient& patient) {
   MachineCheck check{"EFA devices", Verdict::good, fmt::format("{} of {}", patient.efa, expected), {}};
   if (patient.efa < expected) {
     check.verdict = patient.efa == 0 ? Verdict::bad : Verdict::note;
-    check.to_do = "launch with an EFA interface on each network card; let a container see them (vpc.amazonaws.com/efa)";
+    check.to_do = "launch with an EFA interface on each network card; expose them to containers (vpc.amazonaws.com/efa)";
   } else if (patient.efa_driven < patient.efa) {
     check.verdict = Verdict::bad;
     check.found += fmt::format(", {} without a driver", patient.efa - patient.efa_driven);
@@ -75,8 +75,8 @@ MachineCheck check_efa(const Patient& patient) {
 MachineCheck check_efa_driver(const Patient& patient) {
   const std::string version = read_line(patient.root + "/sys/module/efa/version");
   if (!version.empty()) return {"EFA driver", Verdict::good, version, {}};
-  if (exists(patient.root + "/sys/module/efa")) return {"EFA driver", Verdict::good, "loaded, of the kernel's version", {}};
-  return {"EFA driver", Verdict::bad, "not loaded", "modprobe efa, on the host where this is a container"};
+  if (exists(patient.root + "/sys/module/efa")) return {"EFA driver", Verdict::good, "loaded, version of the kernel", {}};
+  return {"EFA driver", Verdict::bad, "not loaded", "modprobe efa (for a container: on its host)"};
 }
 
 MachineCheck check_verbs(const Patient& patient) {
@@ -84,7 +84,7 @@ MachineCheck check_verbs(const Patient& patient) {
   MachineCheck check{"/dev/infiniband/uverbs*", Verdict::good, fmt::format("{} of {}", count, patient.efa), {}};
   if (static_cast<int>(count) < patient.efa) {
     check.verdict = Verdict::bad;
-    check.to_do = "give the container the devices: --device=/dev/infiniband, or vpc.amazonaws.com/efa in Kubernetes";
+    check.to_do = "pass the devices to the container: --device=/dev/infiniband, or vpc.amazonaws.com/efa in Kubernetes";
   }
   return check;
 }
@@ -98,31 +98,31 @@ MachineCheck check_libfabric(const Patient& patient) {
     return {"libfabric for EFA", Verdict::good, first.empty() ? path : first, {}};
   }
   return {"libfabric for EFA", Verdict::note, "not in /opt/amazon/efa",
-          "install it with aws-efa-installer; a distribution's libfabric may lack the provider (fi_info -p efa tells)"};
+          "install it with aws-efa-installer; a distribution's libfabric may lack the provider (check: fi_info -p efa)"};
 }
 
 MachineCheck check_locked_memory(const Patient& patient) {
   const long bytes = soft_limit(patient.root + "/proc/self/limits", "Max locked memory");
   MachineCheck check{"locked memory", Verdict::good, "unlimited", {}};
   if (bytes == -1) return check;
-  check.found = bytes < 0 ? "not known" : fmt::format("{} MiB", bytes >> 20);
+  check.found = bytes < 0 ? "unknown" : fmt::format("{} MiB", bytes >> 20);
   check.verdict = bytes < 0 ? Verdict::unknown : patient.wants_efa ? Verdict::bad : Verdict::note;
-  check.to_do = "memlock unlimited in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd, --ulimit memlock=-1 for Docker";
+  check.to_do =
+      "set memlock unlimited in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd, --ulimit memlock=-1 for Docker";
   if (!patient.wants_efa) check.to_do += "; needed for EFA only";
   return check;
 }
 
 MachineCheck check_huge_pages(const Patient& patient) {
   const std::string count = read_line(patient.root + "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
-  MachineCheck check{"huge pages of 2 MiB", Verdict::good, count.empty() ? "not known" : count, {}};
+  MachineCheck check{"huge pages of 2 MiB", Verdict::good, count.empty() ? "unknown" : count, {}};
   if (count.empty()) {
     check.verdict = Verdict::unknown;
   } else if (count == "0") {
     check.verdict = Verdict::note;
     check.to_do =
-        "libfabric takes them for EFA's buffers with FI_EFA_USE_HUGE_PAGE=1 (unset, shoal says 0: fork() fails where a child's "
-        "copy "
-        "finds none): sysctl vm.nr_hugepages=5128, as the EFA installer does";
+        "libfabric uses them for EFA's buffers with FI_EFA_USE_HUGE_PAGE=1 (if unset, shoal sets 0, because fork() fails if "
+        "none are left for the child's copy): sysctl vm.nr_hugepages=5128, as the EFA installer does";
   }
   return check;
 }
@@ -132,28 +132,28 @@ MachineCheck check_files(const Patient& patient) {
   MachineCheck check{"open files",
                      Verdict::good,
                      files == -1 ? "unlimited"
-                     : files < 0 ? "not known"
+                     : files < 0 ? "unknown"
                                  : std::to_string(files),
                      {}};
   if (files == -2) check.verdict = Verdict::unknown;
   if (files >= 0 && files < kEnoughFiles) {
     check.verdict = Verdict::note;
-    check.to_do = fmt::format("each rank has two sockets or more to each other one: ulimit -n {}", 16 * kEnoughFiles);
+    check.to_do = fmt::format("each rank has two or more sockets to every other rank: ulimit -n {}", 16 * kEnoughFiles);
   }
   return check;
 }
 
-// bbr paces a connection by what it got when it last shared the link: where hosts change partners it stays below the link's
-// rate. Measured on emulated hosts (bench/cluster --congestion): recursive_halving 1.15 to 1.27, direct 1.1 to 1.4 times what
-// reno takes.
+// bbr paces a connection by its rate when it last shared the link: if hosts change partners, the connection stays below the
+// link's rate. On emulated hosts (bench/cluster --congestion) recursive_halving takes 1.15 to 1.27 times, and direct 1.1 to 1.4
+// times the time with reno.
 MachineCheck check_congestion_control(const Patient& patient) {
   const std::string name = read_line(patient.root + "/proc/sys/net/ipv4/tcp_congestion_control");
-  MachineCheck check{"TCP congestion control", Verdict::good, name.empty() ? "not known" : name, {}};
+  MachineCheck check{"TCP congestion control", Verdict::good, name.empty() ? "unknown" : name, {}};
   if (name.empty()) check.verdict = Verdict::unknown;
   if (name.starts_with("bbr")) {
     check.verdict = Verdict::note;
     check.to_do =
-        "hosts that exchange with several others at a time may leave links idle; try Linux's default: sysctl "
+        "hosts that exchange data with several hosts at a time may not fill their links; try Linux's default: sysctl "
         "net.ipv4.tcp_congestion_control=cubic; matters for TCP only";
   }
   return check;
@@ -166,7 +166,7 @@ MachineCheck check_gpus(const Patient& patient) {
   if (version.empty()) {
     check.verdict = Verdict::bad;
     check.found = fmt::format("{}, NVIDIA's driver is not loaded", here);
-    check.to_do = "take an image with the driver, or install it; in a container it is the host's";
+    check.to_do = "use an image with the driver, or install it (for a container: on its host)";
   } else if (patient.machine.instance != nullptr && static_cast<int>(here) < patient.machine.instance->gpus) {
     check.verdict = Verdict::note;
     check.to_do = fmt::format("{} has {}", patient.machine.instance->name, patient.machine.instance->gpus);
@@ -178,7 +178,7 @@ MachineCheck check_gpudirect(const Patient& patient) {
   for (const char* module : {"nvidia_peermem", "nv_peer_mem", "efa_nv_peermem"}) {
     if (exists(patient.root + "/sys/module/" + module)) return {"GPUDirect RDMA", Verdict::good, std::string(module), {}};
   }
-  // The open kernel module exports GPU memory as DMA buffers, which EFA's driver takes.
+  // The open kernel module exports GPU memory as DMA buffers, which EFA's driver accepts.
   if (read_line(patient.root + "/proc/driver/nvidia/version").find("Open Kernel Module") != std::string::npos) {
     return {"GPUDirect RDMA", Verdict::good, "DMA buffers of the open kernel module", {}};
   }
@@ -188,20 +188,18 @@ MachineCheck check_gpudirect(const Patient& patient) {
       return {"GPUDirect RDMA", Verdict::good, "by the EFA driver", {}};
     }
   }
-  return {"GPUDirect RDMA", Verdict::note, "not seen",
+  return {"GPUDirect RDMA", Verdict::note, "not found",
           "without it GPU buffers go through host memory; load nvidia-peermem, or use NVIDIA's open kernel module with an EFA "
-          "driver "
-          "that takes DMA buffers"};
+          "driver that accepts DMA buffers"};
 }
 
 MachineCheck check_placement(const Patient& patient) {
   const auto& metadata = patient.machine.metadata;
-  if (metadata.empty())
-    return {"placement group", Verdict::unknown, "the metadata service was not asked or did not answer", {}};
+  if (metadata.empty()) return {"placement group", Verdict::unknown, "the metadata service was not used or did not answer", {}};
   const auto group = metadata.find("placement/group-name");
   if (group != metadata.end()) return {"placement group", Verdict::good, group->second, {}};
   return {"placement group", Verdict::note, "none",
-          "launch all instances into one cluster placement group (or a capacity block): latency doubles across them"};
+          "launch all instances in one cluster placement group (or a capacity block): latency doubles between groups"};
 }
 
 const nlohmann::json* array_in(const nlohmann::json& object, const char* key) {
@@ -249,8 +247,8 @@ std::vector<MachineCheck> check_machine(const FoundMachine& machine, const std::
   if (patient.wants_efa) {
     checks = {check_efa(patient), check_efa_driver(patient), check_verbs(patient), check_libfabric(patient)};
     checks.push_back(
-        {"security group", Verdict::unknown, "cannot be seen from inside",
-         "all traffic in and out, from and to the group itself: aws ec2 describe-security-groups --group-ids sg-... "
+        {"security group", Verdict::unknown, "cannot be checked from inside the instance",
+         "it must allow all traffic from and to itself; check: aws ec2 describe-security-groups --group-ids sg-... "
          "> sg.json, then shoal doctor --security-groups sg.json"});
     checks.push_back(check_placement(patient));
     checks.push_back(check_huge_pages(patient));
@@ -268,7 +266,7 @@ Result<MachineCheck> check_security_groups(std::string_view json) {
   const auto answer = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   const auto* groups = array_in(answer, "SecurityGroups");
   if (groups == nullptr || groups->empty()) {
-    return Status(StatusCode::invalid_argument, "no answer of aws ec2 describe-security-groups: no SecurityGroups in it");
+    return Status(StatusCode::invalid_argument, "not the output of aws ec2 describe-security-groups: no SecurityGroups in it");
   }
   std::string seen;
   for (const auto& group : *groups) {
@@ -277,8 +275,8 @@ Result<MachineCheck> check_security_groups(std::string_view json) {
     const auto id = found.get<std::string>();
     const bool in = lets_itself_through(group, "IpPermissions", id);
     const bool out = lets_itself_through(group, "IpPermissionsEgress", id);
-    if (in && out) return MachineCheck{"security group", Verdict::good, id + " lets itself through, in and out", {}};
-    seen += fmt::format("{}{} lets itself {}", seen.empty() ? "" : "; ", id,
+    if (in && out) return MachineCheck{"security group", Verdict::good, id + " allows its own traffic, in and out", {}};
+    seen += fmt::format("{}{} allows its own traffic {}", seen.empty() ? "" : "; ", id,
                         in    ? "in, not out"
                         : out ? "out, not in"
                               : "neither in nor out");

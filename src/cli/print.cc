@@ -16,7 +16,7 @@
 namespace shoal {
 namespace {
 
-constexpr std::size_t kMaxDrawnSteps = 20'000;  // more cannot be told apart in a picture
+constexpr std::size_t kMaxDrawnSteps = 20'000;  // more cannot be distinguished in a picture
 
 Status write_file(const std::string& path, const std::string& text) {
   std::FILE* file = std::fopen(path.c_str(), "w");
@@ -40,7 +40,7 @@ Status print(const ScheduleOptions& options, const std::string& format, const st
   for (const Program& program : schedule->programs) steps += program.steps.size();
   if (format != "text" && steps > kMaxDrawnSteps) {
     return {StatusCode::invalid_argument,
-            fmt::format("{} steps are too many for a picture (at most {}); take fewer ranks or a smaller message", steps,
+            fmt::format("{} steps are too many for a picture (at most {}); use fewer ranks or a smaller message", steps,
                         kMaxDrawnSteps)};
   }
   const std::string text = format == "text"  ? print_text(*schedule)

@@ -15,7 +15,7 @@ constexpr std::size_t kMaxSteps = 8'000'000;
 
 Status invalid(const std::string& message) { return {StatusCode::invalid_argument, message}; }
 
-/// A positive number that is all of `text`; 0 where it is not.
+/// `text` as a positive number; 0 for any other text.
 int parse_ranks(std::string_view text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -128,7 +128,7 @@ Result<Collective> ScheduleOptions::collective() const {
   if (!bytes.ok()) return bytes.status();
   const std::size_t element_bytes = size_of(*type);
   if (*bytes % element_bytes != 0) {
-    return invalid(fmt::format("size '{}' is no multiple of the {} bytes of a {}", size, element_bytes, to_string(*type)));
+    return invalid(fmt::format("size '{}' is not a multiple of the {} bytes of a {}", size, element_bytes, to_string(*type)));
   }
   return Collective{*kind, *kind == CollectiveKind::barrier ? 0 : *bytes / element_bytes, *type, *op, root_};
 }
@@ -139,7 +139,7 @@ Result<Schedule> build_schedule_of_bounded_size(const Algorithm& algorithm, cons
   if (!first.ok()) return first.status();
   const auto ranks = static_cast<std::size_t>(topology.ranks());
   if (first->steps.size() > kMaxSteps / ranks) {
-    return invalid(fmt::format("about {} steps are too many to work on at once; take fewer ranks or a smaller message",
+    return invalid(fmt::format("about {} steps are too many to process at once; use fewer ranks or a smaller message",
                                first->steps.size() * ranks));
   }
   return build_schedule(algorithm, topology, collective);

@@ -1,4 +1,4 @@
-// The options that the schedule tools share: on which machine, which collective, how large.
+// The options that the schedule tools share: the machine, the collective and its size.
 #pragma once
 
 #include <cstddef>
@@ -24,10 +24,10 @@ Result<std::size_t> parse_size(std::string_view text);
 /// "2x4" (nodes x ranks of each), "3+1+2" (ranks of each node), "8" (one node).
 /// Error: invalid_argument for anything else, and for more than kMaxRanks ranks.
 Result<Topology> parse_shape(std::string_view text);
-/// Of a tool that builds whole schedules; jobs may be larger (shoal/limits.h).
+/// The limit of tools that build whole schedules; jobs may be larger (shoal/limits.h).
 inline constexpr int kMaxRanks = 4096;
 
-/// What the library would go by: SHOAL_NUMERICS.
+/// The costs by which the library would choose: SHOAL_NUMERICS.
 inline ChoiceCosts choice_costs() {
   return setting("SHOAL_NUMERICS") == "measured" ? ChoiceCosts::exact : ChoiceCosts::classes;
 }
@@ -35,13 +35,14 @@ inline ChoiceCosts choice_costs() {
 /// "2 MiB", "1000 bytes".
 inline std::string format_size(std::size_t bytes) { return format_bytes(bytes); }
 
-/// What the user typed, and what it means.
+/// The options as the user gave them, and their meaning.
 class ScheduleOptions {
  public:
-  /// --ranks, --shape, --collective, --type, --op, --root, --algorithm, and --size where the size is no positional argument.
+  /// --ranks, --shape, --type, --op, --root, --algorithm.
   void add_to(CLI::App& command);
+  /// --collective and --size, for a command that does not take them as positional arguments.
   void add_size_to(CLI::App& command);
-  /// What the links cost: --network-latency-us, --network-gbit-s, --shared-latency-us, --shared-gbyte-s, --cores.
+  /// The costs of the links: --network-latency-us, --network-gbit-s, --shared-latency-us, --shared-gbyte-s, --cores.
   void add_costs_to(CLI::App& command);
 
   [[nodiscard]] Result<Topology> topology() const;
@@ -49,7 +50,7 @@ class ScheduleOptions {
 
   std::string collective_name = "all_reduce";
   std::string size = "1MiB";
-  std::string algorithm;  ///< empty where none was named
+  std::string algorithm;  ///< empty if none was named
 
  private:
   std::optional<int> ranks_;
@@ -62,8 +63,8 @@ class ScheduleOptions {
   std::optional<double> shared_gbyte_s_;
 };
 
-/// Every rank's Program, unless that would be more steps than fit in memory comfortably.
-/// Error: as build_schedule(); invalid_argument where it is too large.
+/// Every rank's Program, unless they have more steps than fit comfortably in memory.
+/// Error: as build_schedule(); invalid_argument if the schedule is too large.
 Result<Schedule> build_schedule_of_bounded_size(const Algorithm& algorithm, const Topology& topology,
                                                 const Collective& collective);
 

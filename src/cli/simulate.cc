@@ -46,7 +46,7 @@ Status run(const ScheduleOptions& options) {
     if (Status status = simulate_one(algorithm, *topology, *collective, table); !status.ok()) return status;
   }
   fmt::print("{} ({}{}) on {}, alpha-beta-gamma model\n", to_string(*collective), format_bytes(collective->input_bytes()),
-             deals_in_shares(collective->kind) ? " a share" : "", topology->shape());
+             deals_in_shares(collective->kind) ? " per share" : "", topology->shape());
   fmt::print("{:<24} {:>14} {:>11} {:>16} {:>9} {:>16} {:>9}\n{}", "algorithm", "time (us)", "algbw GB/s", "network bytes",
              "messages", "node bytes", "messages", table);
   return {};

@@ -26,14 +26,14 @@ namespace {
 constexpr int kMaxNodes = 4096;
 constexpr int kMaxSimulatedRanks = 65536;
 constexpr std::string_view kTableNodes = "2..4096";
-constexpr double kTie = 1.02;  // times closer than this are the same for such a model
+constexpr double kTie = 1.02;  // times within this ratio count as equal: the model is not more precise
 
 Status invalid(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// "512", "2,8,64" or "2..4096", which are the powers of two from the one to the other.
+/// "512", "2,8,64" or "2..4096" (the powers of two in this range).
 Result<std::vector<int>> parse_nodes(std::string_view text) {
   const Status error =
-      invalid(fmt::format("nodes '{}' are not like 512, 2,8,64 or 2..4096, of at most {} nodes", text, kMaxNodes));
+      invalid(fmt::format("nodes '{}' are not of the form 512, 2,8,64 or 2..4096, with at most {} nodes", text, kMaxNodes));
   const auto number = [](std::string_view part) {
     int value = 0;
     const auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), value);
@@ -63,7 +63,7 @@ std::string format_time(double us) {
   return fmt::format("{:.3g} s", us / 1e6);
 }
 
-/// Says on standard error what goes on, once that has lasted for more than a second.
+/// Shows the progress on standard error, if the work takes more than a second.
 class Progress {
  public:
   explicit Progress(std::size_t runs) : runs_(runs), on_terminal_(isatty(STDERR_FILENO) == 1) {}
@@ -101,11 +101,11 @@ class Progress {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(1);
 };
 
-/// One simulation, or why there is none.
+/// One simulation, or its error.
 struct Cell {
   int nodes = 0;
   int ranks = 0;
-  std::string algorithm;  // as asked for
+  std::string algorithm;  // as named by the user
   Result<ScalePrediction> prediction;
 };
 
@@ -131,8 +131,8 @@ std::vector<Crossover> crossovers_of(const std::vector<Cell>& cells, const std::
   std::vector<Crossover> crossovers;
   for (std::size_t a = 0; a < names.size(); ++a) {
     for (std::size_t b = a + 1; b < names.size(); ++b) {
-      int leader = 0;  // who was clearly ahead last, and where: -1 is a
-      int led_at = 0;
+      int leader = 0;  // the algorithm that was clearly faster last: -1 is a, 1 is b
+      int led_at = 0;  // on this number of nodes
       for (const int n : nodes) {
         const double time_a = time_us(names[a], n);
         const double time_b = time_us(names[b], n);
@@ -202,7 +202,7 @@ void print_table(const std::vector<Cell>& cells, const std::vector<int>& nodes, 
   fmt::print(
       "* fastest{}\n{}",
       one_for_all
-          ? "; ~ one node simulated, which stands for all: exact for rings, up to 12 % too fast for direct, 25 % for circulant"
+          ? "; ~ only one node simulated, for all nodes: exact for rings, up to 12 % too fast for direct, 25 % for circulant"
           : "",
       missing);
   for (const auto& [behind, ahead, from, to] : crossovers_of(cells, names)) {
@@ -248,7 +248,7 @@ Status write_json(const std::string& path, const Platform& platform, const Colle
   return {};
 }
 
-/// What others have measured of the same call.
+/// Prints the published result for the same call, if there is one.
 void print_published_beside(const Platform& platform, int nodes, int ranks, const Collective& collective) {
   if (collective.kind != CollectiveKind::all_reduce) return;
   const PublishedResult* published = find_published(platform.name, nodes, collective.input_bytes());
@@ -259,7 +259,7 @@ void print_published_beside(const Platform& platform, int nodes, int ranks, cons
              published->source);
 }
 
-/// The platform that was named, with the costs that the user has given instead.
+/// The platform `name`, with the costs that the user has given in place of its own.
 Result<Platform> platform_of(const CLI::App& command, const std::string& name) {
   auto platform = find_platform(name);
   if (!platform.ok()) return platform;
@@ -275,7 +275,7 @@ Result<Platform> platform_of(const CLI::App& command, const std::string& name) {
   return platform;
 }
 
-/// The algorithms to compare. A table has those that differ in what happens between the nodes.
+/// The algorithms to compare. A table has those that differ between the nodes.
 Result<std::vector<std::string>> names_of(const ScheduleOptions& schedule, const Collective& collective, bool table) {
   std::vector<std::string> names;
   if (!schedule.algorithm.empty()) {
@@ -308,7 +308,7 @@ void PlatformOptions::add_to(CLI::App& command) {
   command.add_option("--nodes,-N", nodes, "nodes of the platform: 512; 2,8,64; 2..4096 (powers of two)");
   command.add_option("--ranks-per-node,-L", ranks_per_node, "ranks of each node (default: the platform's)");
   command.add_flag("--table", table, fmt::format("compare the algorithms on {} nodes, or on --nodes", kTableNodes));
-  command.add_flag("--published", published, "print a table (Markdown) of predictions beside what others have published");
+  command.add_flag("--published", published, "print a table (Markdown) of predictions beside published results");
   command.add_option("--json", json, "write the predictions to this file, - for standard output");
 }
 
@@ -398,7 +398,7 @@ Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedul
         progress.begin(fmt::format("{} on {} nodes", name, n));
         auto found = predict_at_scale(**find_algorithm(name), topology, *collective, *platform,
                                       [&](double part) { progress.show(part); });
-        // A named algorithm that cannot is an error; of several one is left out.
+        // An unsupported call is an error for a single algorithm; among several, the algorithm is only left out.
         const bool left_out = found.ok() || found.status().code() == StatusCode::unsupported;
         if (!left_out || (!found.ok() && nodes->size() * names->size() == 1)) return found.status();
         cells.push_back({n, n * local, name, std::move(found)});

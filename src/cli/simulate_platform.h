@@ -12,7 +12,7 @@ class App;
 
 namespace shoal {
 
-/// What `shoal simulate` takes beside the ScheduleOptions to simulate a platform.
+/// The options of `shoal simulate` for platforms, in addition to ScheduleOptions.
 struct PlatformOptions {
   std::string platform;
   std::string nodes;
@@ -22,7 +22,7 @@ struct PlatformOptions {
   std::string json;
 
   void add_to(CLI::App& command);
-  /// Whether the engine on SimGrid was asked for. Error: where options lack the --platform that they are for.
+  /// Whether to simulate on SimGrid. Error: an option that needs a --platform without one.
   [[nodiscard]] Result<bool> wanted() const;
 };
 
@@ -30,7 +30,7 @@ struct PlatformOptions {
 /// Errors: as predict_at_scale().
 Status simulate_published();
 
-/// Prints the predictions. `command` tells which of the costs the user has given; they replace those of the platform.
+/// Prints the predictions. Costs that the user has given to `command` replace those of the platform.
 /// Errors: invalid_argument or not_found for bad input, system_error for a file that cannot be written.
 Status simulate_platform(const CLI::App& command, const ScheduleOptions& schedule, const PlatformOptions& options);
 

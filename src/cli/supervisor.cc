@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::array kHandledSignals = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 constexpr auto kTerminateWait = std::chrono::seconds(2);  // between SIGTERM and SIGKILL
 constexpr auto kAgentWait = std::chrono::seconds(5);  // the same for an agent on another host, which ends its ranks meanwhile
-constexpr std::size_t kLongestLineBytes = 64 << 10;   // a longer one is cut when it is tagged
+constexpr std::size_t kLongestLineBytes = 64 << 10;   // a longer line is split when it is tagged
 constexpr int kExitTimeout = 124;
 constexpr int kExitCannotRun = 127;
 constexpr int kExitSsh = 255;
@@ -57,7 +57,7 @@ void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;  // nobody reads any more
+    if (written <= 0) return;  // the reader is gone
     text.remove_prefix(static_cast<std::size_t>(written));
   }
 }
@@ -69,7 +69,7 @@ struct Stream {
   std::string prefix;
   std::string line;
 
-  /// False at its end.
+  /// Forwards the available output. False at the end of the stream.
   bool pump() {
     std::array<char, 16384> buffer;
     const ssize_t got = read(from, buffer.data(), buffer.size());
@@ -96,7 +96,7 @@ struct Running {
 [[noreturn]] void become(const JobProcess& process, int input, int output, int error, int report, pid_t parent) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // it died before the line above
+  if (getppid() != parent) _exit(1);  // the parent died before the line above
   for (const int signal : kHandledSignals) std::signal(signal, SIG_DFL);
   std::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
@@ -120,7 +120,7 @@ class Job {
   Job(const std::vector<JobProcess>& processes, const JobOptions& options) : processes_(processes), options_(options) {}
 
   int run() {
-    prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans of a rank come to us, so that their end can be waited for
+    prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphans of a rank become children of this process, which can wait for them
     const sigset_t signals = handled_signals();
     signals_ = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (options_.timeout_s > 0) deadline_ = Clock::now() + to_duration(options_.timeout_s);
@@ -152,7 +152,7 @@ class Job {
       return false;
     }
     if (pid == 0) become(process, input[0], output[1], error[1], report[1], parent);
-    setpgid(pid, pid);  // here too: whichever side comes first
+    setpgid(pid, pid);  // in both processes, because either may run first
     for (const int fd : {input[0], output[1], error[1], report[1]}) {
       if (fd >= 0) close(fd);
     }
@@ -174,13 +174,13 @@ class Job {
     return false;
   }
 
-  /// The job has failed or is to stop; the first reason gives the exit status.
+  /// Begins to end the job. The first call determines the exit status.
   void end_job(int status) {
     if (exit_ == 0) exit_ = status;
     if (!terminate_at_) terminate_at_ = Clock::now() + to_duration(options_.grace_s);
   }
 
-  /// An agent on another host takes the end of its input as the order to end; a signal would only end its ssh.
+  /// An agent on another host ends when its input is closed; a signal would only end its ssh.
   void signal_all(int signal) {
     for (Running& running : running_) {
       if (!running.process->input || signal == SIGKILL) {
@@ -239,7 +239,7 @@ class Job {
     signal_all(signal);
     if (!ends_job(signal)) return;
     if (std::exchange(stopped_, true)) {
-      signal_all(SIGKILL);  // asked twice
+      signal_all(SIGKILL);  // the second signal
     } else {
       end_job(128 + signal);
     }
@@ -250,7 +250,7 @@ class Job {
     if (deadline_ && exit_ == 0 && now >= *deadline_) {
       std::vector<std::string_view> labels;
       for (const Running& running : running_) labels.emplace_back(running.process->label);
-      say(fmt::format("ran into --timeout {} s; still running: {}", options_.timeout_s, fmt::join(labels, ", ")));
+      say(fmt::format("the job exceeded --timeout {} s; still running: {}", options_.timeout_s, fmt::join(labels, ", ")));
       end_job(kExitTimeout);
       terminate_at_ = now;
     }
@@ -267,7 +267,7 @@ class Job {
     while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0) {
       const pid_t pid = std::exchange(info.si_pid, 0);
       const auto running = std::find_if(running_.begin(), running_.end(), [pid](const Running& one) { return one.pid == pid; });
-      // While the leader is not yet waited for, its group's number cannot belong to anybody else.
+      // Until the leader has been waited for, the number of its group cannot be reused.
       if (running != running_.end()) kill(-pid, SIGKILL);
       int status = 0;
       waitpid(pid, &status, 0);
@@ -280,8 +280,8 @@ class Job {
         say(fmt::format("{} {}{}", process.label, describe(status),
                         running_.empty() ? "" : fmt::format("; still running: {}", running_.size())));
       } else if (exit_status(status) == kExitSsh) {
-        say(fmt::format("{}: '{}' ended with status 255: cannot reach it, or a rank there exited with 255", process.label,
-                        process.command[0]));
+        say(fmt::format("{}: '{}' exited with status 255: the host cannot be reached, or a rank there exited with 255",
+                        process.label, process.command[0]));
       }
       if (!options_.keep_going) {
         end_job(exit_status(status));
@@ -291,7 +291,7 @@ class Job {
     }
   }
 
-  /// What the ended processes have left in their pipes.
+  /// Forwards the rest of the output of ended processes.
   void drain() {
     for (Stream& stream : streams_) {
       pollfd polled{stream.from, POLLIN, 0};
@@ -311,15 +311,15 @@ class Job {
   bool stopped_ = false;       // by a signal
   bool input_closed_ = false;  // with ends_with_input
   std::optional<Clock::time_point> deadline_;
-  std::optional<Clock::time_point> terminate_at_;  // when everybody gets SIGTERM
-  std::optional<Clock::time_point> kill_at_;       // when everybody gets SIGKILL
+  std::optional<Clock::time_point> terminate_at_;  // when all processes get SIGTERM
+  std::optional<Clock::time_point> kill_at_;       // when all processes get SIGKILL
 };
 
 }  // namespace
 
 int run_job(const std::vector<JobProcess>& processes, const JobOptions& options) {
-  // The keeper, a child, starts and watches the processes. If this process dies, the keeper hears of it and ends the job in
-  // order; if the keeper dies, the kernel kills what it started. So that nothing is left, both would have to be killed at once.
+  // The keeper, a child process, starts and watches the processes. If this process dies, the keeper gets SIGTERM and ends the
+  // job in order; if the keeper dies, the kernel kills its children. Processes are left over only if both are killed at once.
   const sigset_t signals = handled_signals();
   sigset_t before;
   sigprocmask(SIG_BLOCK, &signals, &before);

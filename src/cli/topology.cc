@@ -1,4 +1,4 @@
-// `shoal topology`: which machine this is, and which GPU, NICs and cores each rank will use; hosts in the network's order.
+// `shoal topology`: the machine, and the GPU, NICs and cores that each rank will use; or hosts in the order of the network.
 #include <fmt/format.h>
 
 #include <shoal/limits.h>
@@ -32,7 +32,7 @@ struct TopologyOptions {
   std::string root;
   std::string instance;
   bool no_metadata = false;
-  bool metadata = false;  // whether or not this looks like EC2
+  bool metadata = false;  // request metadata even if this does not look like EC2
   bool json = false;
   std::string svg;
   int ranks = 0;
@@ -42,7 +42,7 @@ struct TopologyOptions {
 
 Status bad_option(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
-/// What the ranks may use: of another machine's tree all, of this one what this process may use.
+/// The cores that the ranks may use: of another machine's files all, of this machine those that this process may use.
 HostRanks ranks_of_host(const TopologyOptions& options, const Hardware& hardware, int ranks) {
   const bool here = options.root.empty() && setting("SHOAL_SYSFS_ROOT") == "/sys";
   const std::vector<int> cores = here ? affinity_cores() : hardware.cores();
@@ -50,15 +50,15 @@ HostRanks ranks_of_host(const TopologyOptions& options, const Hardware& hardware
           here ? allowed_cores() : static_cast<int>(cores.size())};
 }
 
-/// What NICs the ranks use instead of, or of, those that are near them.
+/// Notes on settings that decide which NICs the ranks use.
 std::vector<std::string> notes_on_rails(const Hardware& hardware) {
   const std::string named = setting("SHOAL_RAILS");
-  if (!named.empty()) return {fmt::format("SHOAL_RAILS={}: every rank uses these, whatever is near it", named)};
+  if (!named.empty()) return {fmt::format("SHOAL_RAILS={}: every rank uses these NICs, also if others are nearer", named)};
   const auto rails = network_rails(hardware);
   if (rails.size() < 2 || hardware.nics[static_cast<std::size_t>(rails.front())].kind != Nic::Kind::ethernet) return {};
   return {
-      "of Ethernet devices a rank uses the one that leads to the other hosts, or SHOAL_HOST_ADDRESS or SHOAL_SOCKET_IFNAME "
-      "names; several together only by SHOAL_RAILS"};
+      "of several Ethernet devices a rank uses the one that reaches the other hosts, or the one that SHOAL_HOST_ADDRESS or "
+      "SHOAL_SOCKET_IFNAME names; several together only with SHOAL_RAILS"};
 }
 
 std::string describe_instance(const Instance& row) {
@@ -90,7 +90,7 @@ void print_machine(const FoundMachine& machine, const std::vector<RankPlace>& pl
   if (machine.instance != nullptr) fmt::print("table    {}\n", describe_instance(*machine.instance));
   fmt::print("found    {}\n", describe_found(hardware));
   for (const NumaNode& node : hardware.numa_nodes) fmt::print("node {:<3} cores {}\n", node.id, format_cores(node.cores));
-  fmt::print("\n{:<5} {:<14} {:<5} {:<20} {:<20} {}\n", "rank", "GPU", "NUMA", "cores", "communication", "NICs");
+  fmt::print("\n{:<5} {:<14} {:<5} {:<20} {:<20} {}\n", "rank", "GPU", "NUMA", "cores", "progress thread", "NICs");
   for (std::size_t rank = 0; rank < places.size(); ++rank) {
     const RankPlace& place = places[rank];
     const int home = home_of(hardware, place);
@@ -178,20 +178,21 @@ Status write_text(const std::string& path, const std::string& text) {
   return std::fclose(file) == 0 && written ? Status() : system_error("write " + path, errno);
 }
 
-/// The hosts, one a line, as mpirun, torchrun's launchers and --hosts take them.
+/// Prints the hosts, one on each line, as mpirun, torchrun's launchers and --hosts take them.
 Status print_order(const TopologyOptions& options) {
-  if (options.hosts.empty()) return bad_option("--rank-order needs the --hosts that it is to order: a,b,c");
+  if (options.hosts.empty()) return bad_option("--rank-order needs the hosts to order: --hosts a,b,c");
   const auto tree = read_network_tree(options.rank_order);
   if (!tree.ok()) return tree.status();
   const HostOrder order = order_hosts(*tree, options.hosts);
   for (const std::size_t host : order.order) fmt::print("{}\n", options.hosts[host]);
-  for (const std::string& host : order.unknown) fmt::print(stderr, "shoal topology: the answer does not have {}\n", host);
+  for (const std::string& host : order.unknown)
+    fmt::print(stderr, "shoal topology: the rank order does not contain {}\n", host);
   return {};
 }
 
 Status run_topology(const TopologyOptions& options) {
   if (!options.rank_order.empty()) return print_order(options);
-  if (!options.hosts.empty()) return bad_option("--hosts needs the --rank-order by which to order them");
+  if (!options.hosts.empty()) return bad_option("--hosts needs --rank-order");
   auto where = detect_options();
   if (!where.ok()) return where.status();
   if (!options.root.empty()) where->sysfs_root = options.root;
@@ -209,7 +210,7 @@ Status run_topology(const TopologyOptions& options) {
     if (Status status = write_text(options.svg, draw_machine(machine, places)); !status.ok()) return status;
   }
   if (options.json) {
-    // Names come from the kernel and the service; what is no UTF-8 in them must not end the program.
+    // Names come from the kernel and the metadata service; invalid UTF-8 in them must not end the program.
     fmt::print("{}\n", machine_json(machine, places).dump(1, ' ', false, Json::error_handler_t::replace));
   } else {
     print_machine(machine, places);
@@ -221,21 +222,21 @@ Status run_topology(const TopologyOptions& options) {
 
 void add_topology_command(CLI::App& app, int* exit_status) {
   auto* command = app.add_subcommand(
-      "topology",
-      "Says which machine this is, and which GPU, NICs and cores each rank of it uses; or orders hosts (--rank-order)");
+      "topology", "Shows the machine, and the GPU, NICs and cores that each rank uses; or orders hosts (--rank-order)");
   const auto options = std::make_shared<TopologyOptions>();
   command->add_option("--ranks,-n", options->ranks, "ranks on this machine (default: one for each GPU, or one)")
       ->check(CLI::Range(1, kMaxHostRanks));
   command->add_flag("--json", options->json, "print JSON");
-  command->add_option("--svg", options->svg, "draw it into this file");
+  command->add_option("--svg", options->svg, "draw the machine into this file");
   command->add_option("--root", options->root, "folder like /sys to read instead (default: SHOAL_SYSFS_ROOT)");
   command->add_option("--instance", options->instance,
-                      "instance type, whatever the machine says (default: SHOAL_INSTANCE_TYPE)");
-  auto* const never = command->add_flag("--no-metadata", options->no_metadata, "do not ask the instance's metadata service");
-  command->add_flag("--metadata", options->metadata, "ask it, even where nothing says that this is EC2")->excludes(never);
+                      "instance type, overrides the detected type (default: SHOAL_INSTANCE_TYPE)");
+  auto* const never = command->add_flag("--no-metadata", options->no_metadata, "do not use the instance's metadata service");
+  command->add_flag("--metadata", options->metadata, "use it even if nothing indicates EC2")->excludes(never);
   command->add_option("--rank-order", options->rank_order,
-                      "print --hosts in the order of the network: the file that aws ec2 describe-instance-topology printed, "
-                      "perhaps ,FILE of describe-instances for the names of hosts, or |COMMAND that prints it");
+                      "print --hosts in the order of the network: a file with the output of aws ec2 "
+                      "describe-instance-topology, optionally with ,FILE of describe-instances for the names of hosts, or "
+                      "|COMMAND that prints it");
   command->add_option("--hosts", options->hosts, "hosts to order: a,b,c")->delimiter(',');
   command->callback([options, exit_status] {
     const Status status = run_topology(*options);

@@ -15,8 +15,8 @@ constexpr int kRow = 46;
 constexpr int kPanelHead = 30;
 constexpr int kTop = 96;
 
-// The picture brings its own paper, so that it does not depend on what surrounds it. No CSS variables: not every viewer has
-// them.
+// The picture has a background of its own, so that it does not depend on the page around it. It uses no CSS variables, because
+// not every viewer has them.
 constexpr const char* kStyle = R"svg(<style>
 svg{font-family:sans-serif;font-size:12px}
 .paper{fill:#fff}.panel{fill:none;stroke:#5f5f5f}text{fill:#1b1b1b}.faint{fill:#5f5f5f}
@@ -119,7 +119,7 @@ void draw_legend(std::string& svg, int y) {
   put_text(svg, 580, y + 12, "cores of the caller");
   put_box(svg, "core", 714, y, 40, 16, 0);
   svg += fmt::format("<rect x=\"714\" y=\"{}\" width=\"12\" height=\"16\" fill=\"url(#hatch)\"/>\n", y);
-  put_text(svg, 760, y + 12, "core of the communication thread");
+  put_text(svg, 760, y + 12, "core of the progress thread");
 }
 
 }  // namespace
@@ -136,7 +136,7 @@ std::string nic_names(const Hardware& hardware, const std::vector<int>& nics) {
 
 std::string describe_type(const FoundMachine& machine) {
   std::string words =
-      machine.type.empty() ? "a machine of no known type" : fmt::format("{} ({})", machine.type, machine.type_origin);
+      machine.type.empty() ? "a machine of unknown type" : fmt::format("{} ({})", machine.type, machine.type_origin);
   if (!machine.instance_id.empty()) words += ", " + machine.instance_id;
   const auto add = [&](const char* path, const char* name) {
     const auto found = machine.metadata.find(path);
@@ -166,7 +166,7 @@ std::string draw_machine(const FoundMachine& machine, const std::vector<RankPlac
     for (const NumaNode& each : hardware.numa_nodes) {
       if (each.id == node) cores = ": cores " + format_cores(each.cores);
     }
-    put_text(panels, 34, y + 20, node < 0 ? "NUMA node not known" : fmt::format("NUMA node {}{}", node, cores),
+    put_text(panels, 34, y + 20, node < 0 ? "unknown NUMA node" : fmt::format("NUMA node {}{}", node, cores),
              " class=\"faint\"");
     int row = y + kPanelHead + 4;
     for (std::size_t rank = 0; rank < shown; ++rank) {

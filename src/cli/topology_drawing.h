@@ -9,17 +9,17 @@
 
 namespace shoal {
 
-/// An SVG of its own, readable on light and dark pages and in print; kinds differ by shape, line and words, not by colour
-/// alone. Shows at most 64 ranks.
+/// A standalone SVG, readable on light and dark pages and in print; kinds differ by shape, line and words, not by colour alone.
+/// Shows at most 64 ranks.
 std::string draw_machine(const FoundMachine& machine, const std::vector<RankPlace>& places);
 
-/// "p5.48xlarge (DMI product name), i-0..., zone use1-az4, placement group train"; "a machine of no known type" without any.
+/// "p5.48xlarge (DMI product name), i-0..., zone use1-az4, placement group train"; "a machine of unknown type" without a type.
 std::string describe_type(const FoundMachine& machine);
 
 /// "rdmap79s0, rdmap80s0": the names of a rank's NICs; "none".
 std::string nic_names(const Hardware& hardware, const std::vector<int>& nics);
 
-/// The NUMA node that a rank's callers are on; -1 where it is not known.
+/// The NUMA node of a rank's callers; -1 if unknown.
 int home_of(const Hardware& hardware, const RankPlace& place);
 
 }  // namespace shoal

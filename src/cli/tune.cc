@@ -34,7 +34,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// What the user typed.
+/// The arguments of the command.
 struct Arguments {
   std::string output = "shoal-tuning.json";
   std::vector<std::string> collectives{"all_reduce", "broadcast", "all_gather"};
@@ -51,8 +51,8 @@ Result<TuneOptions> options_from(const Arguments& arguments) {
   for (const std::string& name : arguments.collectives) {
     const auto kind = parse_collective(name);
     if (!kind.ok()) return kind.status();
-    if (*kind == CollectiveKind::barrier) return invalid("a barrier is not tuned");
-    if (std::ranges::find(options.collectives, *kind) != options.collectives.end()) return invalid(name + " is there twice");
+    if (*kind == CollectiveKind::barrier) return invalid("a barrier cannot be tuned");
+    if (std::ranges::find(options.collectives, *kind) != options.collectives.end()) return invalid(name + " is named twice");
     options.collectives.push_back(*kind);
   }
   const auto least = parse_size(arguments.min_size);
@@ -60,7 +60,7 @@ Result<TuneOptions> options_from(const Arguments& arguments) {
   const auto most = parse_size(arguments.max_size);
   if (!most.ok()) return most.status();
   if (*least == 0 || *least % 4 != 0)
-    return invalid(fmt::format("--min-size {} is no multiple of 4 bytes", arguments.min_size));
+    return invalid(fmt::format("--min-size {} is not a multiple of 4 bytes", arguments.min_size));
   if (*most < *least)
     return invalid(fmt::format("--max-size {} is less than --min-size {}", arguments.max_size, arguments.min_size));
   if (*most > std::size_t{1} << 34) return invalid(fmt::format("--max-size {} is more than 16 GiB", arguments.max_size));
@@ -71,18 +71,18 @@ Result<TuneOptions> options_from(const Arguments& arguments) {
   return options;
 }
 
-/// The shapes that the file has already; none where it does not exist. They stay: one file may serve several shapes.
+/// The shapes that the file has already; none if it does not exist. They are kept, because one file may hold several shapes.
 Result<std::vector<Json>> known_shapes(const std::string& path) {
   if (!std::filesystem::exists(path)) return std::vector<Json>();
   if (const auto table = read_tuning_file(path); !table.ok()) {
     return Status(table.status().code(),
-                  fmt::format("{}; remove the file or name another by --output", table.status().message()));
+                  fmt::format("{}; remove the file or name another with --output", table.status().message()));
   }
   std::ifstream file(path);
   return Json::parse(file, nullptr, false)["shapes"].get<std::vector<Json>>();
 }
 
-/// One measurement a line: for people who look for one, and for diffs.
+/// One measurement on each line, for readers and for diffs.
 std::string text_of(const std::vector<Json>& shapes) {
   std::string text = tuning_file(shapes).dump();
   for (const std::string_view start : {"{\"collective\"", "{\"shape\"", "\"entries\""}) {
@@ -91,7 +91,7 @@ std::string text_of(const std::vector<Json>& shapes) {
   return text + "\n";
 }
 
-/// Under another name first, so that a reader sees the old file or the new one.
+/// Writes under another name first, so that a reader sees either the old file or the new one.
 Status write_file(const std::string& path, const std::string& text) {
   const std::string draft = path + ".new";
   errno = 0;
@@ -102,7 +102,7 @@ Status write_file(const std::string& path, const std::string& text) {
   return {};
 }
 
-/// Finds out before the work whether its result can be written.
+/// Checks before the measurements whether the result can be written.
 Status check_writable(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path();
   if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) return system_error(fmt::format("write {}", path), errno);
@@ -132,7 +132,7 @@ Json describe_costs(const Topology& topology) {
           {"one_copy_gain", topology.one_copy_gain}};
 }
 
-/// A line for each size; on a terminal also one, later overwritten, that says what is going on.
+/// Prints a line for each size; on a terminal also a temporary line with the current step.
 void show(const TuneStep& step, double budget_s) {
   const bool terminal = ::isatty(STDERR_FILENO) == 1;
   const std::string head =
@@ -154,7 +154,7 @@ void show(const TuneStep& step, double budget_s) {
 }
 
 Status run(const Arguments& arguments, const TuneOptions& options) {
-  // A table of an older version would be refused; it is what this command replaces.
+  // A table of an older version would be refused, although this command replaces it.
   ::unsetenv("SHOAL_TUNING");
   auto communicator = Communicator::create();
   if (!communicator.ok()) return communicator.status();
@@ -163,7 +163,7 @@ Status run(const Arguments& arguments, const TuneOptions& options) {
   const Topology& topology = inside.executor().topology();
 
   std::vector<Json> shapes;
-  // 0 = go on. All ranks end together where rank 0 cannot write.
+  // 0 = continue. If rank 0 cannot write the file, all ranks end together.
   int refused = 0;
   Status problem;
   if (leads) {
@@ -186,7 +186,7 @@ Status run(const Arguments& arguments, const TuneOptions& options) {
   if (!tuned.ok()) return tuned.status();
   if (!leads) return {};
   if (tuned->measurements.empty()) {
-    return {StatusCode::timeout, fmt::format("{:.1f} s are too few to measure anything; raise --budget", options.budget_s)};
+    return {StatusCode::timeout, fmt::format("{:.1f} s are too short to measure anything; raise --budget", options.budget_s)};
   }
 
   std::erase_if(shapes, [&](const Json& shape) {
@@ -214,23 +214,23 @@ void add_tune_command(CLI::App& app, int* exit_status) {
   auto* command = app.add_subcommand(
       "tune", "Measures the algorithms between the ranks of a job and writes a table: shoal run -n 4 -- shoal tune");
   const auto arguments = std::make_shared<Arguments>();
-  command->add_option("--output,-o", arguments->output, "file to write on rank 0; other shapes that it holds stay")
+  command->add_option("--output,-o", arguments->output, "file that rank 0 writes; other shapes in it are kept")
       ->capture_default_str();
-  command->add_option("--collectives,-c", arguments->collectives, "what to measure, in this order")
+  command->add_option("--collectives,-c", arguments->collectives, "collectives to measure, in this order")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--min-size", arguments->min_size, "smallest input of a rank")->capture_default_str();
   command->add_option("--max-size", arguments->max_size, "largest buffer of a rank")->capture_default_str();
-  command->add_option("--factor", arguments->factor, "from one size to the next: 2 or 4")
+  command->add_option("--factor", arguments->factor, "ratio of one size to the next: 2 or 4")
       ->check(CLI::IsMember({2, 4}))
       ->capture_default_str();
-  command->add_option("--budget", arguments->budget_s, "seconds after which no further size is begun")
+  command->add_option("--budget", arguments->budget_s, "seconds after which no further size is started")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->callback([arguments, exit_status] {
     const auto options = options_from(*arguments);
     if (!options.ok()) {
-      // The same on every rank; once is enough.
+      // The error is the same on every rank, so only rank 0 prints it.
       const auto launch = detect_launch([](const char* name) { return std::getenv(name); });
       *exit_status = launch.ok() && launch->rank > 0 ? 1 : report_error("tune", options.status());
       return;

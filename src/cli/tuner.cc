@@ -16,16 +16,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using internal::CommunicatorImpl;
 
-constexpr double kHopeless = 10;  // times the best prediction: not worth a look
-constexpr double kFarBehind = 3;  // times the best first look: measured a few times only
+constexpr double kHopeless = 10;  // times the best prediction: not measured
+constexpr double kFarBehind = 3;  // times the best first measurement: measured a few times only
 constexpr int kMinRounds = 5;     // enough for a median that one disturbance does not move
 constexpr int kMaxRounds = 21;    // more would not change a choice
-// Calls of one algorithm in a row, so that it keeps its wires as busy as a program would: a shaped or rented link lets the
-// first milliseconds through faster than it can go on.
+// A batch is calls of one algorithm in a row, so that it loads its links as a program would: a shaped or rented link lets the
+// first milliseconds through faster than its lasting rate.
 constexpr double kBatchUs = 10'000;
 constexpr double kMaxBatch = 200;
-constexpr std::size_t kCheapBytes = 256 << 10;  // up to here a first look may take several calls
-constexpr std::size_t kControlPlans = 64;       // for the calls that the tuner makes for itself
+constexpr std::size_t kCheapBytes = 256 << 10;  // up to this size the first measurement may take several calls
+constexpr std::size_t kControlPlans = 64;       // for the tuner's own calls
 
 double us_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
 
@@ -60,7 +60,7 @@ class Tuner {
   Result<TunedShape> run() {
     if (communicator_.size() < 2) {
       return Status(StatusCode::invalid_argument,
-                    "one rank has nothing to choose; start several, as in: shoal run -n 4 -- shoal tune");
+                    "one rank is not enough to measure anything; start several, as in: shoal run -n 4 -- shoal tune");
     }
     if (Status status = list_cells(); !status.ok()) return status;
     buffer_.assign(options_.max_bytes / sizeof(float) + 1, 0.0F);
@@ -82,7 +82,7 @@ class Tuner {
  private:
   [[nodiscard]] double elapsed_s() const { return us_since(start_) / 1e6; }
 
-  /// How often the size that is measured fits into the buffer: all shares, and two buffers where a call is not done in place.
+  /// How many times the measured size must fit into the buffer: all shares, and two buffers for a call that is not in place.
   [[nodiscard]] std::size_t parts_of(CollectiveKind kind) const {
     const std::size_t shares = deals_in_shares(kind) ? static_cast<std::size_t>(communicator_.size()) : 1;
     return kind == CollectiveKind::all_to_all ? 2 * shares : shares;
@@ -97,13 +97,13 @@ class Tuner {
         cells_.push_back({kind, bytes});
         plans += static_cast<std::size_t>(std::ranges::count_if(
             algorithms(), [&](const Algorithm& a) { return a.supports(topology_, collective(cells_.back())).ok(); }));
-        if (bytes > options_.max_bytes / 2) break;  // the next one might not fit in a number
+        if (bytes > options_.max_bytes / 2) break;  // the next size might overflow
       }
     }
     if (plans <= PlanCache::kCapacity) return {};
-    // Calls without a cached plan would make it again every time, and the making would be measured.
+    // A call without a cached Plan would make its Plan again every time, and this would be measured as well.
     return {StatusCode::invalid_argument,
-            fmt::format("{} sizes are too many; take fewer collectives or --factor 4", cells_.size())};
+            fmt::format("{} sizes are too many; use fewer collectives or --factor 4", cells_.size())};
   }
 
   [[nodiscard]] static Collective collective(const Cell& cell) {
@@ -140,12 +140,12 @@ class Tuner {
     }
   }
 
-  /// Rank 0's numbers go to everybody.
+  /// Broadcasts rank 0's numbers to all ranks.
   Status share(std::vector<double>& numbers) {
     return communicator_.broadcast(numbers.data(), numbers.size(), DataType::float64, 0);
   }
 
-  /// Who takes part; nobody where the time is used up.
+  /// The algorithms to measure; none if the time is used up.
   Result<std::vector<Replica>> choose_contestants(const Cell& cell) {
     std::vector<double> takes_part(algorithms().size(), 0);
     if (communicator_.rank() == 0) {
@@ -171,7 +171,7 @@ class Tuner {
     return replicas;
   }
 
-  /// Makes the plans, touches the memory, and finds out roughly how long a call takes.
+  /// Makes the Plans, touches the memory, and measures roughly how long a call takes.
   Status look(const Cell& cell, std::vector<Replica>& replicas) {
     const int calls = cell.bytes <= kCheapBytes ? 4 : 1;
     for (Replica& one : replicas) {
@@ -185,7 +185,7 @@ class Tuner {
     return {};
   }
 
-  /// Rank 0 shares the time that is left among the cells that are left.
+  /// Rank 0 divides the remaining time among the remaining cells.
   Status plan(const Cell& cell, std::size_t cells_left, std::vector<Replica>& replicas) {
     std::vector<double> decided;
     if (communicator_.rank() == 0) {
@@ -216,7 +216,7 @@ class Tuner {
     for (const Replica& one : replicas) rounds = std::max(rounds, one.rounds);
     for (int round = 0; round < rounds; ++round) {
       for (std::size_t i = 0; i < replicas.size(); ++i) {
-        // Another one goes first in every round: nobody always follows the same predecessor.
+        // Another algorithm goes first in each round, so that none always follows the same predecessor.
         Replica& one = replicas[(i + static_cast<std::size_t>(round)) % replicas.size()];
         if (round >= one.rounds) continue;
         if (Status status = communicator_.barrier(); !status.ok()) return status;
@@ -227,7 +227,7 @@ class Tuner {
         one.samples_us.push_back(us_since(start) / one.batch);
       }
     }
-    // A call is over when the slowest rank has its result.
+    // A call has ended when the slowest rank has its result.
     for (Replica& one : replicas) {
       Status status = communicator_.all_reduce(one.samples_us.data(), one.samples_us.data(), one.samples_us.size(),
                                                DataType::float64, ReduceOp::max);
@@ -250,7 +250,7 @@ class Tuner {
                          quantile(one.samples_us, 0.9), static_cast<int>(one.samples_us.size())});
     }
     std::ranges::stable_sort(results, {}, &Measurement::median_us);
-    // What the model is off by, so that the next size's first estimate is not: that decides whether there is time for it.
+    // Corrects the model's error in the estimate for the next size, which decides whether there is time for that size.
     model_error_ =
         std::max(results.front().median_us / predict_us(*results.front().algorithm, topology_, collective(cell)), 1e-3);
     return results;

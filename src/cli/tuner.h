@@ -1,4 +1,4 @@
-// Tuner: measures every sensible algorithm between the ranks of a job.
+// Tuner: measures all promising algorithms between the ranks of a job.
 #pragma once
 
 #include <cstddef>
@@ -22,26 +22,26 @@ struct TuneOptions {
   double budget_s = 120;  ///< after which no further size is begun
 };
 
-/// One collective of one size, about to be measured or done.
+/// One collective of one size, before or after its measurement.
 struct TuneStep {
   CollectiveKind kind = CollectiveKind::all_reduce;
   std::size_t bytes = 0;
   std::size_t number = 0;  ///< from 1
   std::size_t total = 0;
-  double elapsed_s = 0;              ///< since the start of it all
+  double elapsed_s = 0;              ///< since the start of tune()
   bool skipped = false;              ///< for lack of time
-  std::vector<Measurement> results;  ///< fastest first; empty before it is done
+  std::vector<Measurement> results;  ///< fastest first; empty before the measurement
 };
 
-/// Measures float32 sums in place (all_to_all: not), in buffers of ordinary memory; what has a root with rank 0. Algorithms
-/// take turns round by round, so that a disturbance hits all of them; a time is the slowest rank's; the result is the median
-/// with the 10th and 90th percentiles. An algorithm that the model puts far behind the best is left out, one that a first look
-/// finds far behind is measured a few times only. Small calls are timed in batches, except for those with a root, who would run
-/// ahead or behind.
+/// Measures float32 sums in place (except all_to_all), in buffers of ordinary memory; calls with a root use rank 0.
+/// Algorithms take turns round by round, so that a disturbance affects all of them. A time is that of the slowest rank; the
+/// result is the median with the 10th and 90th percentiles. An algorithm that the model predicts to be far behind the best is
+/// left out; one that is far behind in a first measurement is measured a few times only. Small calls are timed in batches,
+/// except calls with a root, in which some ranks would run ahead of the others.
 ///
-/// Collective over the ranks of `communicator`; options must be equal on all, rank 0 decides the rest. `progress` is called on
-/// rank 0, before and after each step. Every rank gets the same measurements.
-/// Errors: invalid_argument for one rank, or for more sizes than plans can be kept; else what the calls return.
+/// Collective over the ranks of `communicator`. Options must be equal on all ranks; rank 0 decides the rest. `progress` is
+/// called on rank 0, before and after each step. Every rank gets the same measurements. Errors: invalid_argument for one
+/// rank, or for more sizes than plans can be kept; else what the calls return.
 Result<TunedShape> tune(Communicator& communicator, const TuneOptions& options,
                         const std::function<void(const TuneStep&)>& progress);
 

@@ -30,7 +30,7 @@ std::vector<Topology> shapes_of(int ranks) {
   return shapes;
 }
 
-/// Proves one schedule. Errors are those of arguments; a schedule that is wrong is counted and described.
+/// Proves one schedule. Errors: those of the arguments; a wrong schedule is counted and described.
 Status verify_one(const Algorithm& algorithm, const Topology& topology, const Collective& collective, bool quiet,
                   Tally& tally) {
   const auto schedule = build_schedule_of_bounded_size(algorithm, topology, collective);
@@ -48,7 +48,7 @@ Status verify_one(const Algorithm& algorithm, const Topology& topology, const Co
   return {};
 }
 
-/// The algorithms that were asked for and serve `collective`. Error: where a named one does not.
+/// The algorithm `name`, or all that support `collective`. Error: not_found for an unknown name.
 Result<std::vector<const Algorithm*>> algorithms_for(std::string_view name, const Topology& topology,
                                                      const Collective& collective) {
   std::vector<const Algorithm*> chosen;
@@ -88,11 +88,11 @@ Status verify_all(const std::string& only, Tally& tally) {
     for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 24, 64}) {
       for (const Topology& topology : shapes_of(ranks)) {
         for (int kind = 0; kind < kCollectiveKindCount; ++kind) {
-          // An average: it also has to be divided, once.
+          // An average, because it must also be divided, exactly once.
           Collective collective{static_cast<CollectiveKind>(kind), 0, DataType::float32, ReduceOp::avg, 0};
           if (!algorithm.supports(topology, collective).ok()) continue;
           const std::vector<std::size_t> all_counts{0, 1, 1009, 5'000'011};
-          // A share is cut in the same way whatever its size.
+          // A share is divided in the same way for every size.
           const std::vector<std::size_t> counts = collective.kind == CollectiveKind::barrier ? std::vector<std::size_t>{0}
                                                   : deals_in_shares(collective.kind)         ? std::vector<std::size_t>{0, 7}
                                                                                              : all_counts;

@@ -40,7 +40,7 @@ constexpr int kPauseRoundTrips = 10;  // between single tiles
 constexpr double kPauseUs = 1'000;
 // A link lets a burst through if a single tile takes less than this part of the time of a tile in the longest stream.
 constexpr double kBurst = 0.5;
-constexpr std::size_t kSwapBytes = 512 << 10;  // larger than what always moves by one copy (peer_memory_moves.cc)
+constexpr std::size_t kSwapBytes = 512 << 10;  // larger than what always moves by one copy (peer_memory/moves)
 constexpr int kSwaps = 4;                      // of each kind; the first is a warm-up
 constexpr double kRoundTripsUs = 20'000;       // no new round trip after this time
 constexpr double kStreamUs = 50'000;           // no stream that would take longer

@@ -245,7 +245,7 @@ Status own_directory(const std::string& directory) {
   if (::mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST)
     return system_error(fmt::format("file store: create {}", directory), errno);
   struct stat found {};
-  if (::lstat(path.c_str(), &found) != 0) return system_error(fmt::format("file store: look at {}", directory), errno);
+  if (::lstat(path.c_str(), &found) != 0) return system_error(fmt::format("file store: inspect {}", directory), errno);
   const auto bad = [&](const std::string& why) {
     return Status(StatusCode::invalid_argument, fmt::format("file store: {} {}", directory, why));
   };

@@ -58,10 +58,10 @@ Result<std::vector<std::string>> StartupExchange::all_gather(std::string_view na
   said_ = true;
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) {
-    const auto value = hear(name, rank, key(rank));
+    const auto value = fetch(name, rank, key(rank));
     if (!value.ok()) return value.status();
     if (value->empty() || value->front() != kSays) {
-      if (rank == 0) hear_refusal();
+      if (rank == 0) acknowledge_refusal();
       hears_ = true;
       return parse_refusal(rank, *value);
     }
@@ -79,7 +79,7 @@ Status StartupExchange::finish() {
     return {};
   }
   for (int rank = 1; rank < size_; ++rank) {
-    const auto left = hear("left", rank, key(rank));
+    const auto left = fetch("left", rank, key(rank));
     if (!left.ok() && left.status().code() != StatusCode::peer_failed) return left.status();
   }
   return {};
@@ -122,7 +122,7 @@ Status StartupExchange::abort(const Status& why) {
 
 void StartupExchange::leave() {
   if (!told_) return;
-  rank_ == 0 ? wait_until_heard() : hear_refusal();  // a rank that aborts no longer needs rank 0
+  rank_ == 0 ? wait_for_acknowledgements() : acknowledge_refusal();  // a rank that aborts no longer needs rank 0
 }
 
 void StartupExchange::acknowledge_refusal() {
@@ -134,7 +134,7 @@ void StartupExchange::wait_for_acknowledgements() {
   // Ranks whose deadline passes at the same time must still receive the refusal.
   const auto now = std::chrono::steady_clock::now();
   const auto until = std::max(std::min(deadline_, now + kRefusalPatience), now + kLatePatience);
-  store_.leave();  // else get_from() would return at once: this rank has published kGivenUp itself
+  store_.leave();  // this rank aborts itself, so an abort of another rank must not end the waits below
   for (int rank = 1; rank < size_ && store_.get_from(rank, heard_by(rank), until).status().code() != StatusCode::timeout;
        ++rank) {
   }

@@ -148,7 +148,7 @@ std::size_t StoreSession::receive_sealed(std::string_view bytes, bool* set) {
     }
     received_.resize(before + length);
     if (length > cipher_->most_bytes() || !cipher_->open(std::as_writable_bytes(std::span(received_)).data() + before)) {
-      refused_ = "one of its records failed authentication: it was changed in transit";
+      refused_ = "a record failed authentication: it was changed in transit";
       end();
       break;
     }

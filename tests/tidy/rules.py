@@ -163,8 +163,8 @@ def function_complaints(path, text):
 
 
 # Names that code and prose had once; language.md of the project says what replaced them and why.
-RETIRED = re.compile(r"\b(?:WindowCalls|MeetingSlot|advance_meeting|Mesh|take_seat|leave_seat|RollCall|Patience|Sealing|WiredRanks|wire_up|Contestant|"
-                     r"shared_fold|shared_moves|ordinary_memory|first_share|kChangesPartners)\b")
+RETIRED = re.compile(r"\b(?:WindowCalls|MeetingSlot|advance_meeting|Mesh|take_seat|leave_seat|RollCall|Patience|Sealing|WiredRanks|wire_up|"
+                     r"Contestant|shared_fold|shared_moves|ordinary_memory|first_share|kChangesPartners)\b")
 
 
 def retired_complaints(path, text):
