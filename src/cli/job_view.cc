@@ -119,7 +119,7 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
   return list;
 }
 
-Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
+Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_t now_ns, JobView& job) {
   const auto refuse = [](std::string what) { return Status(StatusCode::invalid_argument, std::move(what)); };
   auto header = std::make_unique<LedgerHeader>();
   if (file.size() < kFlightRecordHeaderBytes) return refuse("the file is too short for a flight record");
@@ -172,7 +172,7 @@ std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::strin
       const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
       const auto now = std::chrono::steady_clock::now().time_since_epoch();
       auto rank =
-          read_ledger(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
+          read_flight_record(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
       if (rank.ok()) {
         look_at_file(file.path(), bytes, job, *rank);
         job.seen.push_back(std::move(rank).value());

@@ -86,7 +86,7 @@ JobList list_of(const std::vector<JobView>& jobs, std::int64_t now_ns, bool all)
 
 /// Reads the file of a flight record. `now_ns`: the steady clock. Errors: invalid_argument for another file, or another
 /// version; safe for any bytes.
-Result<RankView> read_ledger(std::span<const std::byte> file, std::int64_t now_ns, JobView& job);
+Result<RankView> read_flight_record(std::span<const std::byte> file, std::int64_t now_ns, JobView& job);
 
 /// The jobs in `folder` (see ledger_folder()), the latest first. Files that cannot be read are reported in `complaints`.
 std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::string>& complaints);

@@ -209,12 +209,12 @@ struct TransportSetup {
   std::string_view name;  ///< for messages
 };
 
-Result<std::vector<std::unique_ptr<Link>>> connect(TransportSetup& wiring, const std::vector<std::string>& addresses,
+Result<std::vector<std::unique_ptr<Link>>> connect(TransportSetup& setup, const std::vector<std::string>& addresses,
                                                    ConnectDeadline time_limit) {
   std::vector<std::string> theirs;
-  startup_waits_for(fmt::format("connections with {} ranks ({})", wiring.peers.size(), wiring.name));
-  for (const int peer : wiring.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
-  return wiring.transport->connect(wiring.peers, theirs, std::move(time_limit));
+  startup_waits_for(fmt::format("connections with {} ranks ({})", setup.peers.size(), setup.name));
+  for (const int peer : setup.peers) theirs.push_back(addresses[static_cast<std::size_t>(peer)]);
+  return setup.transport->connect(setup.peers, theirs, std::move(time_limit));
 }
 
 // Control and data links must not be confused with each other: they differ in their job number (`salt`) and in their key.
@@ -324,7 +324,7 @@ Result<milliseconds> begin(ProgressEngineParts& parts, int rank) {
   return time_setting("SHOAL_LOST_AFTER");
 }
 
-Result<ConnectedJob> wire_up_alone(const CommunicatorOptions& options) {
+Result<ConnectedJob> connect_alone(const CommunicatorOptions& options) {
   ProgressEngineParts parts;
   if (const auto lost_after = begin(parts, 0); !lost_after.ok()) return lost_after.status();
   const auto decision = decide(options);
@@ -344,179 +344,248 @@ struct Opened {
   TransportSetup network{{}, {}, "network"};
 };
 
-Result<ConnectedJob> wire_up_ranks(StartupExchange& exchange, Opened& opened, int rank, int size, const JobKey& key,
-                                   const std::string& job, CommunicatorOptions& options) {
-  ProgressEngineParts& parts = opened.parts;
-  const auto lost_after = begin(parts, rank);
-  if (!lost_after.ok()) return lost_after.status();
-  const auto decision = agree_on_config(exchange, rank, options, key.key);
-  if (!decision.ok()) return decision.status();
-  const JobConfig* config = &decision->config;
-  if (setting("SHOAL_ENCRYPTION") == "on" && !config->encryption) {
-    return Status(StatusCode::mismatch,
-                  fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; set the same value for all ranks", rank));
-  }
-  if (config->encryption && !key.secret) {
-    return Status(StatusCode::invalid_argument,
-                  "SHOAL_ENCRYPTION=on needs a secret job key, and this job has none: give all ranks the same "
-                  "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which create one");
-  }
-  const Key links = link_key(key.key, *config);
-  options.algorithm = config->algorithm;
+/// The steps by which the ranks of a job connect: the same ones in the same order on every rank.
+class JobStart {
+ public:
+  JobStart(StartupExchange& exchange, Opened& opened, int rank, int size, const JobKey& key, const std::string& job,
+           CommunicatorOptions& options)
+      : exchange_(exchange),
+        opened_(opened),
+        parts_(opened.parts),
+        rank_(rank),
+        size_(size),
+        key_(key),
+        job_(job),
+        options_(options) {}
 
-  const auto identities = exchange.all_gather("node", node_identity());
-  if (!identities.ok()) return identities.status();
-  parts.topology = topology_from(*identities);
-  if (config->encryption && key.told && parts.topology.nodes() > 1) {
-    return Status(StatusCode::invalid_argument,
-                  "SHOAL_ENCRYPTION=on between hosts cannot use the key that mpirun created, because mpirun's daemons transmit "
-                  "it unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE");
-  }
-  const auto masks = exchange.all_gather("cores", affinity_text());
-  if (!masks.ok()) return masks.status();
-  std::vector<std::string> local_masks;
-  HostRanks host;
-  for (const int local : parts.topology.ranks_of_node(parts.topology.node_of_rank[static_cast<std::size_t>(rank)])) {
-    local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
-    host.masks.push_back(cores_of_mask(local_masks.back()));
-  }
-  // Launchers bind ranks to cores of their own: the cores that count are those of all ranks of the node together.
-  parts.cores = node_cores(local_masks, quota_cores());
-  parts.topology.cores_per_node = parts.cores;
-  if (!setting("SHOAL_CORES").empty()) {
-    const auto cores = positive_setting("SHOAL_CORES", 1e6, "cores");
-    if (!cores.ok()) return cores.status();
-    parts.topology.cores_per_node = *cores;
-    parts.cores = static_cast<int>(*cores);
-  }
-  host.cores = parts.cores;
-  const bool takes_cards = config->network == Network::ofi && setting("SHOAL_RAILS").empty();
-  OwnPlace place = own_place(host, parts.topology.local_rank(rank), takes_cards);
-  if (!takes_cards) place.nics.clear();
-
-  auto flight_record =
-      FlightRecord::create({config->job_id, job, rank, parts.topology.node_of_rank}, parts.topology.local_rank(rank) == 0);
-  if (!flight_record.ok()) return flight_record.status();
-  parts.flight_record = std::move(flight_record).value();
-  parts.tile_bytes = config->tile_bytes;
-
-  TransportSetup& control = opened.control;
-  TransportSetup& shm = opened.shm;
-  TransportSetup& network = opened.network;
-  const int node = parts.topology.node_of_rank[static_cast<std::size_t>(rank)];
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == rank) continue;
-    control.peers.push_back(peer);
-    const bool same_node = parts.topology.node_of_rank[static_cast<std::size_t>(peer)] == node;
-    if (!(same_node && config->use_shm) && config->network == Network::none) {
-      return Status(StatusCode::unsupported, fmt::format("rank {} runs on another host, in another container or as another "
-                                                         "user, where shm cannot connect it; allow tcp, ofi or "
-                                                         "ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
-                                                         peer));
+  Result<ConnectedJob> run() {
+    using Step = Status (JobStart::*)();
+    for (const Step step : {&JobStart::agree, &JobStart::find_hosts, &JobStart::find_cores, &JobStart::open_flight_record,
+                            &JobStart::divide_peers, &JobStart::open_control, &JobStart::open_transports,
+                            &JobStart::connect_all, &JobStart::measure}) {
+      if (Status status = (this->*step)(); !status.ok()) return status;
     }
-    (same_node && config->use_shm ? shm : network).peers.push_back(peer);
+    return finish();
   }
 
-  TcpOptions control_options = tcp_options(*config, links, *lost_after, rank, size, "control", 0x636F6E74726F6C);
-  control_options.sockets_per_peer = 1;
-  control_options.tile_bytes = kControlTileBytes;
-  control_options.tiles_per_socket = 2;
-  control_options.integrity = config->integrity != Integrity::off;  // cheap, because control messages are small
-  // Control messages must survive the failure of a rail, as data does.
-  if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) control_options.rails = std::move(rails);
-  auto control_transport = make_tcp_transport(control_options);
-  if (!control_transport.ok() && config->network != Network::tcp) {
-    control_options.rails.clear();  // they may be NICs without an IP address
-    control_transport = make_tcp_transport(control_options);
+ private:
+  [[nodiscard]] const JobConfig& config() const noexcept { return decision_.config; }
+  [[nodiscard]] int node() const { return parts_.topology.node_of_rank[static_cast<std::size_t>(rank_)]; }
+  [[nodiscard]] ConnectDeadline time_limit() {
+    return ConnectDeadline(exchange_.deadline(), [this] { return exchange_.check(); });
   }
-  if (!control_transport.ok()) return control_transport.status();
-  control.transport = std::move(control_transport).value();
-  if (!shm.peers.empty()) {
-    ShmOptions shm_options;
-    shm_options.rank = rank;
-    shm_options.job_id = config->job_id;
-    shm_options.tile_bytes = config->tile_bytes;
-    shm_options.slots = ring_slots(shm.peers.size());
-    shm_options.single_copy = config->single_copy;
-    auto made = make_shm_transport(shm_options);
+
+  /// The settings that count, which are rank 0's.
+  Status agree() {
+    const auto lost_after = begin(parts_, rank_);
+    if (!lost_after.ok()) return lost_after.status();
+    lost_after_ = *lost_after;
+    auto decision = agree_on_config(exchange_, rank_, options_, key_.key);
+    if (!decision.ok()) return decision.status();
+    decision_ = std::move(decision).value();
+    if (setting("SHOAL_ENCRYPTION") == "on" && !config().encryption) {
+      return {StatusCode::mismatch,
+              fmt::format("SHOAL_ENCRYPTION is on for rank {} and off for rank 0; set the same value for all ranks", rank_)};
+    }
+    if (config().encryption && !key_.secret) {
+      return {StatusCode::invalid_argument,
+              "SHOAL_ENCRYPTION=on needs a secret job key, and this job has none: give all ranks the same "
+              "SHOAL_JOB_KEY_FILE (or SHOAL_JOB_KEY), or start them with 'shoal run' or mpirun, which create one"};
+    }
+    link_key_ = link_key(key_.key, config());
+    options_.algorithm = config().algorithm;
+    return {};
+  }
+
+  Status find_hosts() {
+    const auto identities = exchange_.all_gather("node", node_identity());
+    if (!identities.ok()) return identities.status();
+    parts_.topology = topology_from(*identities);
+    if (!config().encryption || !key_.told || parts_.topology.nodes() <= 1) return {};
+    return {StatusCode::invalid_argument,
+            "SHOAL_ENCRYPTION=on between hosts cannot use the key that mpirun created, because mpirun's daemons transmit "
+            "it unencrypted; give all ranks the same SHOAL_JOB_KEY_FILE"};
+  }
+
+  /// The cores of the host's ranks, and the place of this rank's progress thread.
+  Status find_cores() {
+    const auto masks = exchange_.all_gather("cores", affinity_text());
+    if (!masks.ok()) return masks.status();
+    std::vector<std::string> local_masks;
+    HostRanks host;
+    for (const int local : parts_.topology.ranks_of_node(node())) {
+      local_masks.push_back((*masks)[static_cast<std::size_t>(local)]);
+      host.masks.push_back(cores_of_mask(local_masks.back()));
+    }
+    // Launchers bind ranks to cores of their own: the cores that count are those of all ranks of the node together.
+    parts_.cores = node_cores(local_masks, quota_cores());
+    parts_.topology.cores_per_node = parts_.cores;
+    if (!setting("SHOAL_CORES").empty()) {
+      const auto cores = positive_setting("SHOAL_CORES", 1e6, "cores");
+      if (!cores.ok()) return cores.status();
+      parts_.topology.cores_per_node = *cores;
+      parts_.cores = static_cast<int>(*cores);
+    }
+    host.cores = parts_.cores;
+    const bool takes_cards = config().network == Network::ofi && setting("SHOAL_RAILS").empty();
+    place_ = own_place(host, parts_.topology.local_rank(rank_), takes_cards);
+    if (!takes_cards) place_.nics.clear();
+    return {};
+  }
+
+  Status open_flight_record() {
+    auto flight_record = FlightRecord::create({config().job_id, job_, rank_, parts_.topology.node_of_rank},
+                                              parts_.topology.local_rank(rank_) == 0);
+    if (!flight_record.ok()) return flight_record.status();
+    parts_.flight_record = std::move(flight_record).value();
+    parts_.tile_bytes = config().tile_bytes;
+    return {};
+  }
+
+  /// Which transport connects this rank with each peer.
+  Status divide_peers() {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      opened_.control.peers.push_back(peer);
+      const bool same_node = parts_.topology.node_of_rank[static_cast<std::size_t>(peer)] == node();
+      if (!(same_node && config().use_shm) && config().network == Network::none) {
+        return {StatusCode::unsupported, fmt::format("rank {} runs on another host, in another container or as another "
+                                                     "user, where shm cannot connect it; allow tcp, ofi or "
+                                                     "ucx as well (SHOAL_TRANSPORTS=shm,tcp)",
+                                                     peer)};
+      }
+      (same_node && config().use_shm ? opened_.shm : opened_.network).peers.push_back(peer);
+    }
+    return {};
+  }
+
+  Status open_control() {
+    TcpOptions options = tcp_options(config(), link_key_, lost_after_, rank_, size_, "control", 0x636F6E74726F6C);
+    options.sockets_per_peer = 1;
+    options.tile_bytes = kControlTileBytes;
+    options.tiles_per_socket = 2;
+    options.integrity = config().integrity != Integrity::off;  // cheap, because control messages are small
+    // Control messages must survive the failure of a rail, as data does.
+    if (auto rails = list_of(setting("SHOAL_RAILS")); rails.size() > 1) options.rails = std::move(rails);
+    auto transport = make_tcp_transport(options);
+    if (!transport.ok() && config().network != Network::tcp) {
+      options.rails.clear();  // they may be NICs without an IP address
+      transport = make_tcp_transport(options);
+    }
+    if (!transport.ok()) return transport.status();
+    opened_.control.transport = std::move(transport).value();
+    return {};
+  }
+
+  Status open_transports() {
+    if (!opened_.shm.peers.empty()) {
+      ShmOptions options;
+      options.rank = rank_;
+      options.job_id = config().job_id;
+      options.tile_bytes = config().tile_bytes;
+      options.slots = ring_slots(opened_.shm.peers.size());
+      options.single_copy = config().single_copy;
+      auto made = make_shm_transport(options);
+      if (!made.ok()) return made.status();
+      opened_.shm.transport = std::move(made).value();
+    }
+    if (config().network == Network::ofi) {
+      const auto rails = agree_on_rails(exchange_, place_.nics.size());
+      if (!rails.ok()) return rails.status();
+      place_.nics.resize(*rails);
+    }
+    if (opened_.network.peers.empty()) return {};
+    auto made = make_network(config(), link_key_, lost_after_, rank_, parts_.topology, place_.nics);
     if (!made.ok()) return made.status();
-    shm.transport = std::move(made).value();
-  }
-  if (config->network == Network::ofi) {
-    const auto rails = agree_on_rails(exchange, place.nics.size());
-    if (!rails.ok()) return rails.status();
-    place.nics.resize(*rails);
-  }
-  if (!network.peers.empty()) {
-    auto made = make_network(*config, links, *lost_after, rank, parts.topology, place.nics);
-    if (!made.ok()) return made.status();
-    network.transport = std::move(made).value();
+    opened_.network.transport = std::move(made).value();
+    return {};
   }
 
-  const auto address_of = [](const TransportSetup& wiring) {
-    return wiring.transport == nullptr ? std::string() : wiring.transport->address();
-  };
-  const auto control_addresses = exchange.all_gather("control", address_of(control));
-  if (!control_addresses.ok()) return control_addresses.status();
-  const auto shm_addresses = exchange.all_gather("shm", address_of(shm));
-  if (!shm_addresses.ok()) return shm_addresses.status();
-  const auto network_addresses = exchange.all_gather("network", address_of(network));
-  if (!network_addresses.ok()) return network_addresses.status();
+  Status connect_all() {
+    const auto address_of = [](const TransportSetup& setup) {
+      return setup.transport == nullptr ? std::string() : setup.transport->address();
+    };
+    const auto control_addresses = exchange_.all_gather("control", address_of(opened_.control));
+    if (!control_addresses.ok()) return control_addresses.status();
+    const auto shm_addresses = exchange_.all_gather("shm", address_of(opened_.shm));
+    if (!shm_addresses.ok()) return shm_addresses.status();
+    const auto network_addresses = exchange_.all_gather("network", address_of(opened_.network));
+    if (!network_addresses.ok()) return network_addresses.status();
 
-  const auto time_limit = [&] { return ConnectDeadline(exchange.deadline(), [&exchange] { return exchange.check(); }); };
-  auto control_links = connect(control, *control_addresses, time_limit());
-  if (!control_links.ok()) return control_links.status();
-  parts.control = std::make_unique<ControlPlane>(std::move(control.transport), std::move(control_links).value());
-  const auto add = [&](TransportSetup& wiring, const std::vector<std::string>& addresses) -> Status {
-    if (wiring.transport == nullptr) return {};
-    auto links = connect(wiring, addresses, time_limit());
+    auto control_links = connect(opened_.control, *control_addresses, time_limit());
+    if (!control_links.ok()) return control_links.status();
+    parts_.control = std::make_unique<ControlPlane>(std::move(opened_.control.transport), std::move(control_links).value());
+    if (Status status = add_links(opened_.shm, *shm_addresses); !status.ok()) return status;
+    return add_links(opened_.network, *network_addresses);
+  }
+
+  Status add_links(TransportSetup& setup, const std::vector<std::string>& addresses) {
+    if (setup.transport == nullptr) return {};
+    auto links = connect(setup, addresses, time_limit());
     if (!links.ok()) return links.status();
     for (auto& link : *links) {
-      parts.links.push_back(std::move(link));
-      parts.transport_of_link.push_back(static_cast<std::uint32_t>(parts.transports.size()));
+      parts_.links.push_back(std::move(link));
+      parts_.transport_of_link.push_back(static_cast<std::uint32_t>(parts_.transports.size()));
     }
-    parts.transports.push_back(std::move(wiring.transport));
+    parts_.transports.push_back(std::move(setup.transport));
     return {};
-  };
-  if (Status status = add(shm, *shm_addresses); !status.ok()) return status;
-  if (Status status = add(network, *network_addresses); !status.ok()) return status;
-
-  if (decision->single_copy_always)
-    parts.topology.one_copy_gain = std::numeric_limits<float>::max();  // set by the user, not measured
-  if (Status status = measure_costs(exchange, parts, config->probe); !status.ok()) return status;
-  // A link that was not measured may be slow or fast. Then only TCP gets checksums: its own checksums are weak, whereas NICs
-  // check what they carry.
-  const bool sums_pay = config->probe ? check_sums_cost_little(parts.topology) : config->network == Network::tcp;
-  if (config->integrity == Integrity::measured && sums_pay) {
-    for (const auto& transport : parts.transports) transport->use_check_sums();
-  }
-  if (config->compression == Compression::lossless ||
-      (config->compression == Compression::measured && packing_costs_little(parts.topology))) {
-    for (const auto& transport : parts.transports) transport->use_packing();
   }
 
-  ConnectedJob wired{{}, transports_between(parts.topology, config->use_shm, to_string(config->network)), config->numerics, {}};
-  if (config->tuned) {
-    auto tuned = agree_on_tuning(exchange, rank, decision->table, parts.topology, wired.transports);
-    if (!tuned.ok()) return tuned.status();
-    wired.tuned = std::move(tuned).value();
+  /// The costs of the links, and what depends on them.
+  Status measure() {
+    if (decision_.single_copy_always)
+      parts_.topology.one_copy_gain = std::numeric_limits<float>::max();  // set by the user, not measured
+    if (Status status = measure_costs(exchange_, parts_, config().probe); !status.ok()) return status;
+    // A link that was not measured may be slow or fast. Then only TCP gets checksums: its own checksums are weak, whereas NICs
+    // check what they carry.
+    const bool sums_pay = config().probe ? check_sums_cost_little(parts_.topology) : config().network == Network::tcp;
+    if (config().integrity == Integrity::measured && sums_pay) {
+      for (const auto& transport : parts_.transports) transport->use_check_sums();
+    }
+    if (config().compression == Compression::lossless ||
+        (config().compression == Compression::measured && packing_costs_little(parts_.topology))) {
+      for (const auto& transport : parts_.transports) transport->use_packing();
+    }
+    return {};
   }
 
-  const int local_size = static_cast<int>(parts.topology.ranks_of_node(node).size());
-  // Rank 0, which serves the store, must not close it while another rank still reads from it.
-  if (const auto ready = exchange.all_gather("ready", ""); !ready.ok()) return ready.status();
-  if (Status status = exchange.finish(); !status.ok()) return status;
-  auto executor = make_executor(std::move(parts), place.progress_cores, local_size);
-  if (!executor.ok()) return executor.status();
-  wired.executor = std::move(executor).value();
-  return wired;
-}
+  Result<ConnectedJob> finish() {
+    ConnectedJob job{
+        {}, transports_between(parts_.topology, config().use_shm, to_string(config().network)), config().numerics, {}};
+    if (config().tuned) {
+      auto tuned = agree_on_tuning(exchange_, rank_, decision_.table, parts_.topology, job.transports);
+      if (!tuned.ok()) return tuned.status();
+      job.tuned = std::move(tuned).value();
+    }
+    const int local_size = static_cast<int>(parts_.topology.ranks_of_node(node()).size());
+    // Rank 0, which serves the store, must not close it while another rank still reads from it.
+    if (const auto ready = exchange_.all_gather("ready", ""); !ready.ok()) return ready.status();
+    if (Status status = exchange_.finish(); !status.ok()) return status;
+    auto executor = make_executor(std::move(parts_), place_.progress_cores, local_size);
+    if (!executor.ok()) return executor.status();
+    job.executor = std::move(executor).value();
+    return job;
+  }
+
+  StartupExchange& exchange_;
+  Opened& opened_;
+  ProgressEngineParts& parts_;
+  const int rank_;
+  const int size_;
+  const JobKey& key_;
+  const std::string& job_;
+  CommunicatorOptions& options_;
+  std::chrono::milliseconds lost_after_{0};
+  Decision decision_;
+  Key link_key_{};
+  OwnPlace place_;
+};
 
 }  // namespace
 
 Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey& key, const std::string& job,
                                  CommunicatorOptions& options) {
-  if (size == 1) return wire_up_alone(options);
+  if (size == 1) return connect_alone(options);
   if (Status status = store->enter(rank, size); !status.ok()) {
     store->leave();
     return status;
@@ -524,12 +593,12 @@ Result<ConnectedJob> connect_job(Store* store, int rank, int size, const JobKey&
   const AbsentRanks absent([store, size] { return store->absent(size); });
   StartupExchange exchange(*store, rank, size, deadline_after(options.timeout));
   auto opened = std::make_unique<Opened>();
-  auto wired = wire_up_ranks(exchange, *opened, rank, size, key, job, options);
-  if (wired.ok()) {
+  auto connected = JobStart(exchange, *opened, rank, size, key, job, options).run();
+  if (connected.ok()) {
     store->leave();
-    return wired;
+    return connected;
   }
-  const Status cause = exchange.abort(wired.status());
+  const Status cause = exchange.abort(connected.status());
   // A rank that has already finished the exchange no longer reads the store, so the control connections carry the cause as
   // well.
   if (ControlPlane* const control = opened->parts.control.get(); control != nullptr) {

@@ -92,7 +92,7 @@ void remove_ledgers(const fs::path& job) {
 }
 
 /// Calls `look` with each page in use of the flight record at `path`. Returns its header; null where there is none.
-std::unique_ptr<LedgerHeader> read_ledger(const std::string& path, const std::function<void(const FlightRecordPage&)>& look) {
+std::unique_ptr<LedgerHeader> read_flight_record(const std::string& path, const std::function<void(const FlightRecordPage&)>& look) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
   const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
@@ -131,10 +131,10 @@ bool is_older(const fs::path& folder, std::int64_t limit_ns) {
   std::int64_t last = 0;
   std::error_code error;
   for (const auto& file : fs::directory_iterator(folder, error)) {
-    const auto header = read_ledger(file.path(), [](const FlightRecordPage&) {});
+    const auto header = read_flight_record(file.path(), [](const FlightRecordPage&) {});
     if (header == nullptr) continue;
     last = std::max(last, last_sign_ns(*header, nullptr));
-    read_ledger(file.path(), [&](const FlightRecordPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
+    read_flight_record(file.path(), [&](const FlightRecordPage& page) { last = std::max(last, last_sign_ns(*header, &page)); });
   }
   return last < limit_ns;
 }
@@ -315,7 +315,7 @@ std::string FlightRecord::path_of(int job_rank) const {
 std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
   std::string in_ours;
   std::string elsewhere;  // in a call of another communicator
-  const auto header = read_ledger(path_of(job_rank), [&](const FlightRecordPage& page) {
+  const auto header = read_flight_record(path_of(job_rank), [&](const FlightRecordPage& page) {
     const auto call = [&](std::uint64_t sequence) {
       return fmt::format("call {} ({})", sequence, to_string(page.calls[sequence % kFlightRecordCalls]));
     };
@@ -347,7 +347,7 @@ std::string FlightRecord::whereabouts(int job_rank, std::uint64_t name) const {
 
 std::optional<CallHistory> FlightRecord::calls_of(int job_rank, std::uint64_t name) const {
   std::optional<CallHistory> calls;
-  read_ledger(path_of(job_rank), [&](const FlightRecordPage& page) {
+  read_flight_record(path_of(job_rank), [&](const FlightRecordPage& page) {
     if (page.name == name) calls = latest_calls(page);
   });
   return calls;

@@ -58,7 +58,7 @@ Result<StoreConnection> introduce_to_store(Descriptor socket, std::string_view j
   }
   if (status.ok()) status = send_text(fd, as_text(store_client_proof(key, job, nonce, theirs)), deadline);
   if (!status.ok()) return no_answer(status);
-  return StoreConnection(std::move(socket), store_sealing(key, job, nonce, theirs, true));
+  return StoreConnection(std::move(socket), store_cipher(key, job, nonce, theirs, true));
 }
 
 Status StoreConnection::tell(std::string_view key, std::string_view value, StoreDeadline deadline) {

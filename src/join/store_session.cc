@@ -96,7 +96,7 @@ Proof store_client_proof(const Key& key, std::string_view job, const Nonce& clie
   return prove(key, "store client", {job, as_text(client), as_text(server)});
 }
 
-RecordCipher store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
+RecordCipher store_cipher(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client) {
   const std::string transcript = store_hello(job, client).append(as_text(server));
   return {derive_sealing_keys(key, "store traffic", transcript, is_client, false), kMaxStoreRecordBytes};
 }
@@ -208,7 +208,7 @@ bool StoreSession::handle_proof(std::string_view bytes, std::size_t* taken) {
   if (!proof) return false;
   if (!same(*proof, store_client_proof(table_.key, table_.job, theirs_, mine_)))
     return refuse("it does not hold the job's key"), false;
-  cipher_ = std::make_unique<RecordCipher>(store_sealing(table_.key, table_.job, theirs_, mine_, false));
+  cipher_ = std::make_unique<RecordCipher>(store_cipher(table_.key, table_.job, theirs_, mine_, false));
   state_ = State::trusted;
   *taken = parser.taken();
   return true;

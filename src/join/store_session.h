@@ -64,7 +64,7 @@ std::string store_hello(std::string_view job, const Nonce& nonce, std::uint32_t 
 Proof store_server_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 Proof store_client_proof(const Key& key, std::string_view job, const Nonce& client, const Nonce& server);
 /// The cipher for the rest of the connection. `is_client`: this end is the client.
-RecordCipher store_sealing(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
+RecordCipher store_cipher(const Key& key, std::string_view job, const Nonce& client, const Nonce& server, bool is_client);
 /// Appends `text`, encrypted, in as many records as needed.
 void append_sealed(std::string& out, RecordCipher& cipher, std::string_view text);
 

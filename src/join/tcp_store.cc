@@ -38,10 +38,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxStrangers = 256;  // unauthenticated connections; beyond it a new one displaces an old one
-constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxStrangers;
+constexpr std::size_t kMaxUnauthenticated = 256;  // unauthenticated connections; beyond it a new one displaces an old one
+constexpr std::size_t kMaxConnections = kMaxJobRanks + kMaxUnauthenticated;
 constexpr int kMaxReadsInARow = 16;  // so that one client does not delay the other ones
-constexpr auto kStrangerPatience = std::chrono::seconds(10);
+constexpr auto kUnauthenticatedTimeLimit = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::milliseconds(100);     // before a retry of what failed for lack of resources
 constexpr auto kFirstRetry = std::chrono::milliseconds(5);  // of a client whose connection was closed in the handshake
 constexpr auto kLastRetry = std::chrono::milliseconds(200);
@@ -111,7 +111,7 @@ class Server {
     bool died = false;
     clients_.remove_if([now, &died](Client& client) {
       const StoreSession& session = client.session;
-      if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kStrangerPatience)
+      if (client.lost.empty() && !session.trusted() && !session.over() && now - client.since > kUnauthenticatedTimeLimit)
         client.lost = "it did not complete the handshake in time";
       if (client.lost.empty() && !(session.over() && session.unsent.empty())) return false;
       if (!session.refused().empty())
@@ -132,7 +132,7 @@ class Server {
     auto strangers = static_cast<std::size_t>(
         std::count_if(clients_.begin(), clients_.end(), [](const Client& client) { return !client.session.trusted(); }));
     // A limited number at a time, so that clients of the job and new connections are served in between.
-    for (std::size_t i = 0; i < kMaxStrangers / 4; ++i) {
+    for (std::size_t i = 0; i < kMaxUnauthenticated / 4; ++i) {
       Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (socket.get() < 0) {
         if (!is_short_of_descriptors(errno)) return;
@@ -145,7 +145,7 @@ class Server {
         count_refusal("store", "too many connections at a time");
         continue;
       }
-      if (strangers >= kMaxStrangers)
+      if (strangers >= kMaxUnauthenticated)
         drop_stranger();
       else
         ++strangers;

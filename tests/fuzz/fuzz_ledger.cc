@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   JobView job;
   for (int copy = 0; copy < 2; ++copy) {
-    auto rank = read_ledger(file, 1'000'000'000'000, job);
+    auto rank = read_flight_record(file, 1'000'000'000'000, job);
     if (!rank.ok()) return 0;
     rank->life = static_cast<RankView::Life>(count % 4);
     job.seen.push_back(std::move(rank).value());

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
     session.receive(as_text(store_client_proof(key, "job", mine, theirs)));
     if (!session.trusted()) std::abort();
-    cipher.emplace(store_sealing(key, "job", mine, theirs, true));
+    cipher.emplace(store_cipher(key, "job", mine, theirs, true));
     session.unsent.clear();
   }
   std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     answers.push_back(static_cast<char>(StoreAnswer::challenge));
     append_block(answers, "job");
     answers.append(as_text(theirs)).append(as_text(store_server_proof(key, "job", mine, theirs)));
-    RecordCipher cipher = store_sealing(key, "job", mine, theirs, false);
+    RecordCipher cipher = store_cipher(key, "job", mine, theirs, false);
     if (seals) append_sealed(answers, cipher, said);
   }
   if (!seals) answers.append(said);

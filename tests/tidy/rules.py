@@ -144,21 +144,24 @@ def markdown_complaints(path, text):
             for number, line in enumerate(text.splitlines(), 1) if len(line) > MARKDOWN_COLUMNS]
 
 
-_FUNCTION = re.compile(r"^(?!namespace|struct|class|enum|extern|union|inline namespace|\}|const )\S.*\{$")
+# The first line of a definition, at column 0: not of a namespace or a type, no comment, no directive.
+_DEFINITION = re.compile(r"^(?!namespace|struct|class|enum|extern|union|inline namespace|using|typedef|//|#|\}|\{|template)\S.*")
 
 
 def function_complaints(path, text):
-    """Functions outside of classes, in files as clang-format writes them: from a line that ends in an opening brace to a lone closing one."""
-    complaints, start = [], None
+    """Functions outside of classes, in files as clang-format writes them: from the first line at column 0 to a lone closing brace."""
+    complaints, first, inside = [], None, False
     for number, line in enumerate(text.splitlines(), 1):
-        if start is None and _FUNCTION.match(line):
-            start = number
-        elif line == "}" and start is not None:
-            if number - start + 1 > FUNCTION_LINES:
-                complaints.append(f"{path}:{start} is a function of {number - start + 1} lines, {FUNCTION_LINES} are allowed")
-            start = None
-        elif line.startswith("};"):
-            start = None
+        if inside:
+            if line == "}" and number - first + 1 > FUNCTION_LINES:
+                complaints.append(f"{path}:{first} is a function of {number - first + 1} lines, {FUNCTION_LINES} are allowed")
+            inside = not line.startswith("}")
+            continue
+        if _DEFINITION.match(line):
+            first = number if "(" in line else None
+        inside = first is not None and line.endswith("{")
+        if line.endswith((";", "}")):
+            first = None
     return complaints
 
 

@@ -96,7 +96,7 @@ inline std::optional<Entered> enter(const Descriptor& socket, const std::string&
   }
   const Proof own = store_client_proof(key, job, mine, theirs);
   if (prove_it && !send_all(socket.get(), own.data(), own.size(), in(kTimeLimit)).ok()) return std::nullopt;
-  return Entered{words + std::string(as_text(own)), store_sealing(key, job, mine, theirs, true)};
+  return Entered{words + std::string(as_text(own)), store_cipher(key, job, mine, theirs, true)};
 }
 
 }  // namespace shoal

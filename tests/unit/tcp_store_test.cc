@@ -116,7 +116,7 @@ TEST_F(TcpStore, HandshakeAndRequestsInOnePieceAreToldApart) {
   Nonce theirs;
   std::memcpy(theirs.data(), session.unsent.data() + 1 + 4 + 3, theirs.size());
   std::string rest(as_text(store_client_proof(kNoKey, "job", mine, theirs)));
-  RecordCipher cipher = store_sealing(kNoKey, "job", mine, theirs, true);
+  RecordCipher cipher = store_cipher(kNoKey, "job", mine, theirs, true);
   append_sealed(rest, cipher, '\x01' + block("key") + block(std::string(100'000, 'v')) + '\x01' + block("next") + block("w"));
   EXPECT_TRUE(session.receive(rest));
   EXPECT_EQ(table.values["key"], std::string(100'000, 'v'));

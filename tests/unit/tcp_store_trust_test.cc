@@ -350,7 +350,7 @@ TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
   Nonce other{};
   other[0] = std::byte{1};
   const auto opens = [](RecordCipher reader) {
-    RecordCipher writer = store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true);
+    RecordCipher writer = store_cipher(kNoKey, "job", Nonce{}, Nonce{}, true);
     std::string record;
     append_sealed(record, writer, "text");
     std::memcpy(reader.room().data(), record.data(), record.size());
@@ -358,12 +358,12 @@ TEST(StoreSealing, NoOtherConnectionHasItsKeys) {
     std::array<std::byte, 4> text;
     return reader.waiting_bytes() == text.size() && reader.open(text.data());
   };
-  EXPECT_TRUE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, false)));
-  EXPECT_FALSE(opens(store_sealing(key_from_text("another"), "job", Nonce{}, Nonce{}, false)));
-  EXPECT_FALSE(opens(store_sealing(kNoKey, "other", Nonce{}, Nonce{}, false)));
-  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", other, Nonce{}, false)));
-  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, other, false)));
-  EXPECT_FALSE(opens(store_sealing(kNoKey, "job", Nonce{}, Nonce{}, true)));
+  EXPECT_TRUE(opens(store_cipher(kNoKey, "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_cipher(key_from_text("another"), "job", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_cipher(kNoKey, "other", Nonce{}, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_cipher(kNoKey, "job", other, Nonce{}, false)));
+  EXPECT_FALSE(opens(store_cipher(kNoKey, "job", Nonce{}, other, false)));
+  EXPECT_FALSE(opens(store_cipher(kNoKey, "job", Nonce{}, Nonce{}, true)));
 }
 
 TEST_F(StoreTrust, WhatWasRecordedIsNotSaidASecondTime) {

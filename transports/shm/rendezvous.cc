@@ -518,8 +518,7 @@ Result<Group> join_group(const std::string& leader_address, int rank, const Grou
         vain = {StatusCode::timeout, "shm: " + list_ranks(missing) + " did not connect by the deadline"};
       }
       if (!vain.ok()) {
-        send_message(socket, make_refusal(vain));  // so that all ranks name the same missing ranks, not the first one that
-                                                   // aborted
+        send_message(socket, make_refusal(vain));  // so that all ranks name the same missing ranks
         return vain;
       }
       wait_readable(socket, time_limit.next());

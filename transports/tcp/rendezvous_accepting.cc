@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kGreetTimeout{2000};
 constexpr milliseconds kConfirmTimeout{5000};
 // Beyond the expected connections, this many are served at a time; a further one replaces an old one.
-constexpr std::size_t kMaxStrangers = 64;
+constexpr std::size_t kMaxUnauthenticated = 64;
 constexpr std::size_t kMaxAcceptsInARow = 64;  // so that known connections are served in between
 constexpr milliseconds kDescriptorPause{50};
 
@@ -30,7 +30,7 @@ void RealRendezvous::accept_all() {
 }
 
 void RealRendezvous::accept_from(int listener) {
-  const std::size_t limit = inbound_limit_ + kMaxStrangers;
+  const std::size_t limit = inbound_limit_ + kMaxUnauthenticated;
   // All listeners together take less than half of that: a new connection is served before it may have to make room.
   const std::size_t most = std::min(kMaxAcceptsInARow, limit / 4) / listeners_.size();
   for (std::size_t i = 0; i < std::max<std::size_t>(most, 1); ++i) {
