@@ -7,7 +7,7 @@ import pytest
 
 import support
 
-sys.path[:0] = [os.path.join(support.REPOSITORY, "bench"), os.path.join(support.REPOSITORY, "torch_plugin", "train", "page")]
+sys.path[:0] = [os.path.join(support.REPOSITORY, "bench"), os.path.join(support.REPOSITORY, "bench", "train", "page")]
 import report
 
 

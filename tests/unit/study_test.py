@@ -10,7 +10,7 @@ import support
 sys.path.insert(0, os.path.join(support.REPOSITORY, "bench"))
 from training import profile, rates, rows, scaling, tables
 
-sys.path.insert(0, os.path.join(support.REPOSITORY, "torch_plugin", "train", "page"))
+sys.path.insert(0, os.path.join(support.REPOSITORY, "bench", "train", "page"))
 import speedups
 
 
