@@ -171,8 +171,8 @@ std::vector<JobView> read_jobs(const std::string& folder, std::vector<std::strin
       std::ifstream in(file.path(), std::ios::binary);
       const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
       const auto now = std::chrono::steady_clock::now().time_since_epoch();
-      auto rank =
-          read_flight_record(std::as_bytes(std::span(bytes)), std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
+      auto rank = read_flight_record(std::as_bytes(std::span(bytes)),
+                                     std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(), job);
       if (rank.ok()) {
         look_at_file(file.path(), bytes, job, *rank);
         job.seen.push_back(std::move(rank).value());

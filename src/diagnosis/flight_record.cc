@@ -92,7 +92,8 @@ void remove_ledgers(const fs::path& job) {
 }
 
 /// Calls `look` with each page in use of the flight record at `path`. Returns its header; null where there is none.
-std::unique_ptr<LedgerHeader> read_flight_record(const std::string& path, const std::function<void(const FlightRecordPage&)>& look) {
+std::unique_ptr<LedgerHeader> read_flight_record(const std::string& path,
+                                                 const std::function<void(const FlightRecordPage&)>& look) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return nullptr;
   const auto read = [fd](std::size_t at, void* to, std::size_t bytes) {
