@@ -253,7 +253,7 @@ class Executor final : public ProgressClient, public std::enable_shared_from_thi
   std::atomic<std::uint64_t> next_message_{0};
 
   // The driver's state.
-  std::vector<internal::Operation*> waiting_;  // posted, their turn has not come
+  std::vector<internal::Operation*> waiting_;  // posted; an earlier call has not started
   RingQueue<internal::Operation*> active_;     // started, by sequence
   std::size_t calls_on_links_ = 0;             // active calls that use links
   std::vector<const std::byte*> operands_;     // of the fold in progress: never more than there are ranks

@@ -62,7 +62,7 @@ class Messages {
   [[nodiscard]] bool has_bound(int peer) const noexcept { return peers_[static_cast<std::size_t>(peer)].bound; }
   /// Started, the oldest first.
   [[nodiscard]] const std::list<internal::Operation*>& live() const noexcept { return live_; }
-  /// Not started, as their turn has not come; in no order.
+  /// Not started, because an earlier message has not started; in no order.
   [[nodiscard]] const std::vector<internal::Operation*>& waiting() const noexcept { return waiting_; }
   /// Unmatched messages of one sender that a rank keeps.
   static constexpr std::size_t kMostUnmatched = std::size_t{1} << 18;

@@ -233,7 +233,7 @@ TEST_P(Lifecycle, SignalsAreTheProgramsOwn) {
       ::pthread_sigmask(SIG_BLOCK, &wanted, nullptr);  // by now the library's threads run
       ::kill(::getpid(), SIGTERM);
       const timespec time_limit{5, 0};
-      if (::sigtimedwait(&wanted, nullptr, &time_limit) != SIGTERM) return "the signal has not come";
+      if (::sigtimedwait(&wanted, nullptr, &time_limit) != SIGTERM) return "the signal did not arrive";
       ::pthread_sigmask(SIG_UNBLOCK, &wanted, nullptr);
       if (const Status status = work->wait(); !status.ok()) return status.to_string();
     }

@@ -340,8 +340,8 @@ TEST_P(MismatchOfRoots, WhereNobodyTakesItselfForTheRootIsAnErrorToo) {
   EXPECT_EQ(done, 2U * 6 * static_cast<unsigned>(times));
 }
 
-// Rank 1 only sends in call 0, which is another one than rank 0's, and in call 1, and computes then: as on another host, it
-// neither hears a question nor has a flight record. Who waits is told what is known.
+// Rank 1 makes another call 0 than rank 0, and only sends in it and in call 1. Then it computes: as on another host, it neither
+// receives control messages nor has a flight record. The error of rank 0 names the call in which the two ranks differ.
 TEST(MismatchWithoutLedgers, OfARankThatComputesIsToldSoonByTheCallInWhichItWasMet) {
   Victims job(
       kRanks, "tcp", std::chrono::seconds(20),

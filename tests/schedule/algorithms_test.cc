@@ -51,7 +51,7 @@ TEST_P(EveryAlgorithm, IsProvenOnEveryShape) {
       }
     }
   }
-  EXPECT_GT(proven, 90);
+  EXPECT_GT(proven, 100);
 }
 
 TEST_P(EveryAlgorithm, IsProvenWithUnevenShares) {

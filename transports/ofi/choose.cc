@@ -119,7 +119,7 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
   for (const std::size_t i : usable) {
     if (is_called(candidates[i], request.near)) return std::vector{i};
   }
-  // A user who has named the interface for the traffic gets no other one. Providers with addresses of their own have no
+  // If the user has named an interface, no other one is used. Providers with an address format of their own have no
   // interface.
   const bool has_addresses = std::any_of(usable.begin(), usable.end(), [&](auto i) { return !candidates[i].address.empty(); });
   if (!request.near.empty() && has_addresses) {
