@@ -9,8 +9,7 @@
 
 namespace shoal {
 
-bool Waiter::look_again() noexcept {
-  const auto now = Clock::now();
+Waiter::Next Waiter::next(Clock::time_point now) noexcept {
   end_yield(now);
   if (!waiting_) {
     waiting_ = true;
@@ -19,23 +18,30 @@ bool Waiter::look_again() noexcept {
   }
   const auto waited = now - since_ - others_;
   const auto pause = cores_to_spare_ ? pause_budget_ : std::chrono::nanoseconds(0);
-  if (waited < pause) {
-    cpu_relax();
-    return true;
-  }
+  if (waited < pause) return Next::kPoll;
   if (yields_ && waits_without_yield_ == 0 && others_ < kLostSlice && waited < pause + yield_budget_) {
     yielding_ = true;
     yielded_at_ = now;
-    ::sched_yield();
-    return true;
+    return Next::kYield;
   }
-  return false;
+  return Next::kBlock;
+}
+
+bool Waiter::look_again() noexcept {
+  const Next next_step = next(Clock::now());
+  if (next_step == Next::kPoll) cpu_relax();
+  if (next_step == Next::kYield) ::sched_yield();
+  return next_step != Next::kBlock;
 }
 
 void Waiter::moved() noexcept {
+  if (waiting_) moved(yielding_ ? Clock::now() : since_);
+}
+
+void Waiter::moved(Clock::time_point now) noexcept {
   if (!waiting_) return;
   if (yielding_) {
-    end_yield(Clock::now());
+    end_yield(now);
     if (++waits_since_loss_ >= kForgets) next_pause_of_yields_ = kFewWaits;
   }
   waiting_ = false;
@@ -60,10 +66,10 @@ void Waiter::slept(std::chrono::nanoseconds duration) noexcept {
 
 std::chrono::nanoseconds Waiter::max_yield() const noexcept { return std::max(kMaxYield, std::min(2 * sleep_cost_, kMaxLook)); }
 
-void Waiter::woken() noexcept {
+void Waiter::woken(Clock::time_point now) noexcept {
   if (std::exchange(measured_, false)) return;
   // A longer poll would have saved most of the sleep.
-  if (Clock::now() - since_ <= 2 * max_yield()) {
+  if (now - since_ <= 2 * max_yield()) {
     look_longer();
   } else {
     pause_budget_ = std::max(pause_budget_ / 2, kMinPause);

@@ -24,17 +24,25 @@ namespace shoal {
 /// whereas it wakes a sleeping thread at once. So after that the Waiter blocks instead of yielding for a few waits, and for
 /// twice as many each time that this happens again.
 ///
+/// Each function that needs the time has a form that takes it: the decisions are a function of what it is told.
+///
 /// Thread rule: one thread.
 class Waiter {
  public:
+  using Clock = std::chrono::steady_clock;
+  enum class Next { kPoll, kYield, kBlock };
+
   /// `yields`: whether to yield between polling and blocking. Not for the progress thread, which no caller waits for: each
   /// further poll would take time from threads that compute.
   explicit Waiter(bool cores_to_spare, bool yields = true) noexcept : cores_to_spare_(cores_to_spare), yields_(yields) {}
 
-  /// False: block now. True: a pause or a yield was spent; poll again.
+  /// What to do after a poll that found nothing.
+  Next next(Clock::time_point now) noexcept;
+  /// Does it. False: block now. True: a pause or a yield was spent; poll again.
   bool look_again() noexcept;
   /// Data moved: the wait has ended.
   void moved() noexcept;
+  void moved(Clock::time_point now) noexcept;
   /// To be called before blocking.
   void blocking() noexcept;
   /// The longest time to block, mostly without a limit; a short one measures what a sleep costs.
@@ -42,12 +50,12 @@ class Waiter {
   /// To be called where a limited sleep ended by its timeout, after `duration`.
   void slept(std::chrono::nanoseconds duration) noexcept;
   /// To be called after blocking.
-  void woken() noexcept;
-  /// A yield lasted for `duration`; look_again() calls this for its own yields.
+  void woken() noexcept { woken(Clock::now()); }
+  void woken(Clock::time_point now) noexcept;
+  /// A yield lasted for `duration`; next() calls this for the yields that it asked for.
   void yielded(std::chrono::nanoseconds duration) noexcept;
 
  private:
-  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::nanoseconds kMaxPause{2'000};
   static constexpr std::chrono::nanoseconds kMinPause{500};
   static constexpr std::chrono::nanoseconds kMaxYield{50'000};

@@ -38,6 +38,7 @@ using Clock = std::chrono::steady_clock;
 struct SharedPage {
   pthread_barrier_t barrier;
   std::atomic<bool> announced;
+  std::atomic<int> connected;
   std::size_t address_bytes[kMaxRanks];
   char address[kMaxRanks][kMaxAddress];
 };
@@ -97,7 +98,11 @@ void Rank::meet() { pthread_barrier_wait(&page_.barrier); }
 void Rank::announce() { page_.announced.store(true); }
 
 void Rank::await_announcement() {
-  while (!page_.announced.load()) {
+  drive_until([this] { return page_.announced.load(); });
+}
+
+void Rank::drive_until(const std::function<bool()>& done) {
+  while (!done()) {
     transport_->progress();
     ::sched_yield();
   }
@@ -176,6 +181,9 @@ void run_rank(const TransportKind& kind, const MakeEnd& make_end, Rank& rank, bo
     const Status status = rank.connect(Clock::now() + kTimeLimit);
     EXPECT_TRUE(status.ok()) << "rank " << rank.rank_ << ": " << status.to_string();
     if (!status.ok()) std::abort();
+    // Our last message to a rank that still connects may need to be sent again, which only this rank can do.
+    ++rank.page_.connected;
+    rank.drive_until([&] { return rank.page_.connected.load() == rank.size_; });
   }
   body(rank);
 }

@@ -58,6 +58,8 @@ class Rank {
  private:
   friend void run_rank(const TransportKind&, const MakeEnd&, Rank&, bool, const std::function<void(Rank&)>&);
   bool wait(const std::function<bool()>& done, bool look_before_blocking);
+  /// For what other ranks do outside the transport, which wakes nobody up: polls.
+  void drive_until(const std::function<bool()>& done);
 
   int rank_;
   int size_;

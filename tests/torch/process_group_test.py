@@ -607,8 +607,9 @@ def splits(rank, size):
 
 
 def late_rank(rank, size):
+    store = dist.distributed_c10d._get_default_store()
     if rank == size - 1:
-        time.sleep(4)
+        store.wait([f"timed out {r}" for r in range(size - 1)])
         return None
     started = time.monotonic()
     tensor = torch.ones(10)
@@ -620,6 +621,7 @@ def late_rank(rank, size):
         future = work.get_future()
         work.wait()
     except dist.DistBackendError as error:
+        store.set(f"timed out {rank}", "")
         check(future.done(), "the future has ended too")
         expect(RuntimeError, "shoal all_reduce", future.wait)
         expect(dist.DistBackendError, "shoal", lambda: dist.all_reduce(tensor))  # the group is closed

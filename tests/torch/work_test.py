@@ -56,13 +56,23 @@ def a_wait_with_a_timeout(rank, size):
     check(torch.equal(tensor, torch.full((3,), float(size))), "the result of the operation")
 
 
+def tell_timeout(rank):
+    dist.distributed_c10d._get_default_store().set(f"timed out {rank}", "")
+
+
+def stay_until_timeout(ranks):
+    """A rank that makes no call must not leave before the others have waited for it in vain."""
+    dist.distributed_c10d._get_default_store().wait([f"timed out {rank}" for rank in ranks])
+
+
 def a_timeout_of_the_group(rank, size):
     backend().set_timeout(timedelta(milliseconds=300))
     if rank == size - 1:
-        time.sleep(1.5)
+        stay_until_timeout(range(size - 1))
         return
     work = dist.all_reduce(torch.ones(3), async_op=True)
     expect(dist.DistBackendError, "all_reduce: Timed out", work.wait)
+    tell_timeout(rank)
     check(work.get_future_result().wait() == TIMEOUT, "the result is a timeout")
     check(not work.is_success(), "no success")
 
@@ -203,11 +213,12 @@ def recorded(rank, size):
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=300)
         expect(dist.DistBackendError, "all_reduce: Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        tell_timeout(rank)
         with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}", "rb") as file:
             last = pickle.load(file)["entries"][-1]
         check(last["state"] == "started" and last["retired"], f"the call that hung: {last}")
     else:
-        time.sleep(1)
+        stay_until_timeout([0])
     return shoal.dump_flight_recorder()
 
 
@@ -219,10 +230,11 @@ def recorded_unwritable(rank, size):
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=300)
         expect(dist.DistBackendError, "all_reduce: Timed out", lambda: backend().allreduce([torch.ones(9)], options).wait())
+        tell_timeout(rank)
         check(not os.path.exists(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0"), "the trace could be written")
         check(pickle.loads(shoal.dump_flight_recorder())["entries"][-1]["state"] == "started", "the recorder still has the call")
     else:
-        time.sleep(1)
+        stay_until_timeout([0])
 
 
 def test_ends_of_a_work():

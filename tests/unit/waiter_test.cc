@@ -1,9 +1,7 @@
-// When a Waiter looks again and when it blocks.
+// When a Waiter polls, yields and blocks, on a clock that the test moves.
 #include <gtest/gtest.h>
 
 #include <chrono>
-
-#include <unistd.h>
 
 #include "src/progress/waiter.h"
 
@@ -11,124 +9,126 @@ namespace shoal {
 namespace {
 
 using namespace std::chrono_literals;
+using std::chrono::nanoseconds;
 
-// Whether a wait that starts now looks again at least once before it blocks.
-bool looks_again(Waiter& waiter) {
-  const bool looks = waiter.look_again();
-  for (int looked = 0; looked < 1'000'000 && waiter.look_again(); ++looked) {
+constexpr bool kCoresToSpare = true;
+constexpr bool kNoCoresToSpare = false;
+
+/// A Waiter whose polls and yields take as long as the test says.
+struct Timed {
+  explicit Timed(bool cores_to_spare, bool yields = true) : waiter(cores_to_spare, yields) {}
+
+  /// Polls until the Waiter says that it would block; how long that took.
+  nanoseconds poll_until_block(nanoseconds poll = 100ns, nanoseconds yield = 500ns) {
+    const auto start = now;
+    for (;;) {
+      const Waiter::Next next = waiter.next(now);
+      if (next == Waiter::Next::kBlock) return now - start;
+      now += next == Waiter::Next::kPoll ? poll : yield;
+    }
   }
-  waiter.blocking();
-  waiter.woken();
-  return looks;
-}
-
-// How long it looks before it blocks; the sleep that follows lasts for `sleep`.
-std::chrono::nanoseconds looks_for(Waiter& waiter, std::chrono::microseconds sleep) {
-  const auto start = std::chrono::steady_clock::now();
-  while (waiter.look_again()) {
+  /// A wait that polls in vain and then blocks for `sleep`; how long it polled.
+  nanoseconds wait(nanoseconds sleep) {
+    const nanoseconds polled = poll_until_block();
+    waiter.blocking();
+    now += sleep;
+    waiter.woken(now);
+    return polled;
   }
-  const auto looked = std::chrono::steady_clock::now() - start;
-  waiter.blocking();
-  if (sleep.count() > 0) ::usleep(static_cast<useconds_t>(sleep.count()));
-  waiter.woken();
-  return looked;
-}
-
-// Waits that block at once, after a yield that cost a slice.
-int waits_without_yield(Waiter& waiter) {
-  waiter.yielded(3ms);
-  int waits = 0;
-  while (waits < 10'000 && !looks_again(waiter)) ++waits;
-  return waits;
-}
-
-/// Not every time: others may have the core. So for a quarter of a minute.
-template <typename Attempt>
-bool once(Attempt attempt) {
-  const auto until = std::chrono::steady_clock::now() + 15s;
-  while (std::chrono::steady_clock::now() < until) {
-    if (attempt()) return true;
+  /// The same, several times; how long the last one polled.
+  nanoseconds waits(int count, nanoseconds sleep) {
+    nanoseconds last{};
+    for (int i = 0; i < count; ++i) last = wait(sleep);
+    return last;
   }
-  return false;
+  /// The waits that block at once after a yield that cost a slice.
+  int waits_without_yield() {
+    waiter.yielded(3ms);
+    int count = 0;
+    while (count < 10'000 && wait(1ms) == 0ns) ++count;
+    return count;
+  }
+  /// A wait that one yield ends.
+  void good_wait() {
+    waiter.next(now);
+    now += 500ns;
+    waiter.moved(now);
+  }
+
+  Waiter waiter;
+  Waiter::Clock::time_point now{1h};
+};
+
+TEST(Waiter, PollsThenYieldsThenBlocksWhereCoresAreToSpare) {
+  Timed timed(kCoresToSpare);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kPoll);
+  timed.now += 3us;
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kYield);
+  for (int yield = 0; yield < 60; ++yield) timed.waiter.next(timed.now += 1us);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kBlock);
 }
 
-// A wait that ends well after one yield.
-void good_wait(Waiter& waiter) {
-  waiter.look_again();
-  waiter.moved();
-}
-
-TEST(Waiter, LooksAgainBeforeItBlocks) {
-  Waiter crowded(/*cores_to_spare=*/false);
-  Waiter alone(/*cores_to_spare=*/true);
-  EXPECT_TRUE(looks_again(crowded));
-  EXPECT_TRUE(looks_again(alone));
+TEST(Waiter, YieldsAtOnceWithoutCoresToSpare) {
+  Timed timed(kNoCoresToSpare);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kYield);
 }
 
 TEST(Waiter, BlocksAtOnceWhereItMustNotYield) {
-  Waiter beside(/*cores_to_spare=*/false, /*yields=*/false);
-  EXPECT_FALSE(looks_again(beside));
+  Timed timed(kNoCoresToSpare, /*yields=*/false);
+  EXPECT_EQ(timed.waiter.next(timed.now), Waiter::Next::kBlock);
+}
+
+TEST(Waiter, LookAgainDoesWhatNextSays) {
+  Waiter polls(kCoresToSpare);
+  EXPECT_TRUE(polls.look_again());
+  Waiter blocks(kNoCoresToSpare, /*yields=*/false);
+  EXPECT_FALSE(blocks.look_again());
 }
 
 TEST(Waiter, BlocksAtOnceAfterAYieldThatCostASlice) {
-  Waiter waiter(/*cores_to_spare=*/false);
-  waiter.yielded(3ms);
-  EXPECT_FALSE(looks_again(waiter));
-  EXPECT_FALSE(looks_again(waiter));
+  Timed timed(kNoCoresToSpare);
+  timed.waiter.yielded(3ms);
+  EXPECT_EQ(timed.wait(1ms), 0ns);
+  EXPECT_EQ(timed.wait(1ms), 0ns);
 }
 
-TEST(Waiter, ShortYieldsGoOn) {
-  Waiter waiter(/*cores_to_spare=*/false);
-  waiter.yielded(5us);
-  EXPECT_TRUE(looks_again(waiter));
+TEST(Waiter, YieldsOnAfterAShortYield) {
+  Timed timed(kNoCoresToSpare);
+  timed.waiter.yielded(5us);
+  EXPECT_GT(timed.wait(1ms), 0ns);
 }
 
-// Yields of 20 us each, for ten times as long as it would look again by itself.
-TEST(Waiter, TheTimeOfOthersIsNotItsOwn) {
-  EXPECT_TRUE(once([] {
-    Waiter waiter(/*cores_to_spare=*/false);
-    const auto start = std::chrono::steady_clock::now();
-    while (waiter.look_again()) {
-      const auto until = std::chrono::steady_clock::now() + 20us;
-      while (std::chrono::steady_clock::now() < until) {
-      }
-    }
-    const auto took = std::chrono::steady_clock::now() - start;
-    return took > 500us && took < 4ms;
-  }));
+// It would yield for 50 us of its own time. Yields of 20 us each are nearly all time of others.
+TEST(Waiter, CountsOnlyItsOwnTime) {
+  Timed timed(kNoCoresToSpare);
+  const nanoseconds polled = timed.poll_until_block(100ns, 20us);
+  EXPECT_GT(polled, 900us);
+  EXPECT_LT(polled, 1200us);
 }
 
 // Else two ranks that answer each other at once would go on sleeping, since each must wait until the other has woken up.
-TEST(Waiter, ShortSleepsTeachItToLookLonger) {
-  EXPECT_TRUE(once([] {
-    Waiter waiter(/*cores_to_spare=*/false);
-    std::chrono::nanoseconds after_long{};
-    std::chrono::nanoseconds after_short{};
-    for (int i = 0; i < 8; ++i) after_long = looks_for(waiter, 300us);
-    for (int i = 0; i < 8; ++i) after_short = looks_for(waiter, 0us);
-    return after_long < 10us && after_short > 30us;
-  }));
+TEST(Waiter, PollsForLongerAfterShortSleeps) {
+  Timed timed(kNoCoresToSpare);
+  EXPECT_LT(timed.waits(8, 300us), 10us);
+  EXPECT_GE(timed.waits(8, 1us), 50us);
 }
 
-TEST(Waiter, LooksForAsLongAsASleepCosts) {
-  EXPECT_TRUE(once([] {
-    Waiter waiter(/*cores_to_spare=*/true);
-    const auto cheap = looks_for(waiter, 0us);
-    for (int i = 0; i < 16; ++i) waiter.slept(50us + 50us + 200us);
-    waiter.woken();
-    std::chrono::nanoseconds dear{};
-    for (int i = 0; i < 8; ++i) dear = looks_for(waiter, 100us);
-    for (int i = 0; i < 16; ++i) waiter.slept(70us);
-    waiter.woken();
-    std::chrono::nanoseconds cheap_again{};
-    for (int i = 0; i < 8; ++i) cheap_again = looks_for(waiter, 0us);
-    return cheap < 100us && dear > 300us && dear < 1ms && cheap_again < 100us;
-  }));
+TEST(Waiter, PollsForAsLongAsASleepCosts) {
+  Timed timed(kCoresToSpare);
+  EXPECT_LT(timed.waits(8, 1us), 100us);
+  for (int i = 0; i < 16; ++i) timed.waiter.slept(50us + 50us + 200us);
+  timed.waiter.woken(timed.now);
+  const nanoseconds dear = timed.waits(8, 100us);
+  EXPECT_GT(dear, 350us);
+  EXPECT_LT(dear, 450us);
+  for (int i = 0; i < 16; ++i) timed.waiter.slept(70us);
+  timed.waiter.woken(timed.now);
+  EXPECT_LT(timed.waits(8, 1us), 100us);
 }
 
 TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
-  Waiter alone(/*cores_to_spare=*/true);
-  Waiter crowded(/*cores_to_spare=*/false);
+  Waiter alone(kCoresToSpare);
+  Waiter crowded(kNoCoresToSpare);
   int short_sleeps = 0;
   for (int i = 0; i < 160; ++i) {
     short_sleeps += alone.longest_sleep() < 1ms ? 1 : 0;
@@ -137,26 +137,23 @@ TEST(Waiter, MeasuresASleepNowAndThenWhereItMaySpin) {
   EXPECT_EQ(short_sleeps, 10);
 }
 
-// Not every time: a yield of the test itself may cost a slice.
-TEST(Waiter, EachLostSliceKeepsItLongerFromYields) {
-  EXPECT_TRUE(once([] {
-    Waiter waiter(/*cores_to_spare=*/false);
-    const int first = waits_without_yield(waiter);
-    const int second = waits_without_yield(waiter);
-    for (int loss = 0; loss < 20; ++loss) waits_without_yield(waiter);
-    const int last = waits_without_yield(waiter);
-    return first < 10 && second == 2 * first && last > 100 && last < 1000;
-  }));
+TEST(Waiter, KeepsFromYieldsForTwiceAsLongAfterEachLostSlice) {
+  Timed timed(kNoCoresToSpare);
+  const int first = timed.waits_without_yield();
+  EXPECT_LT(first, 10);
+  EXPECT_EQ(timed.waits_without_yield(), 2 * first);
+  for (int loss = 0; loss < 20; ++loss) timed.waits_without_yield();
+  const int last = timed.waits_without_yield();
+  EXPECT_GT(last, 100);
+  EXPECT_LT(last, 1000);
 }
 
 TEST(Waiter, ForgetsLostSlicesWhereYieldsEndWell) {
-  EXPECT_TRUE(once([] {
-    Waiter waiter(/*cores_to_spare=*/false);
-    const int first = waits_without_yield(waiter);
-    for (int loss = 0; loss < 8; ++loss) waits_without_yield(waiter);
-    for (int wait = 0; wait < 100; ++wait) good_wait(waiter);
-    return waits_without_yield(waiter) == first;
-  }));
+  Timed timed(kNoCoresToSpare);
+  const int first = timed.waits_without_yield();
+  for (int loss = 0; loss < 8; ++loss) timed.waits_without_yield();
+  for (int wait = 0; wait < 100; ++wait) timed.good_wait();
+  EXPECT_EQ(timed.waits_without_yield(), first);
 }
 
 }  // namespace
