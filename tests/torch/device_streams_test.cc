@@ -3,6 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -360,6 +365,36 @@ TEST_F(DeviceStreamsTest, WithoutCudaTensorsGoThroughHostMemory) {
     EXPECT_EQ(said.find("shoal: ", once + 1), std::string::npos) << "said twice: " << said;
   }
   EXPECT_NE(warnings[0].text.find("the test's device lacks something"), std::string::npos) << warnings[0].text;
+}
+
+/// Of this process's threads with `name`: how many there are, and how many block SIGTERM.
+std::pair<int, int> threads_that_block_sigterm(const std::string& name) {
+  int all = 0, blocking = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "status");
+    std::map<std::string, std::string> status;
+    for (std::string key, value; std::getline(file, key, ':') && std::getline(file >> std::ws, value);) status[key] = value;
+    if (status["Name"] != name) continue;
+    ++all;
+    blocking += static_cast<int>(std::stoull(status["SigBlk"], nullptr, 16) >> (SIGTERM - 1) & 1);
+  }
+  return {all, blocking};
+}
+
+TEST_F(DeviceStreamsTest, ItsThreadsTakeNoSignals) {
+  on_ranks(2, [](const Rank& self) {
+    Tensors tensors{self.mine()};
+    self.group->allreduce(tensors)->wait();
+    std::pair<int, int> threads;
+    const auto until = Clock::now() + 20s;
+    do {  // a thread names itself when it first runs
+      threads = threads_that_block_sigterm("shoal-streams");
+    } while (threads.first < self.size && Clock::now() < until);
+    EXPECT_EQ(threads.first, self.size);
+    EXPECT_EQ(threads.second, threads.first);
+    tensors = {self.mine()};
+    self.group->allreduce(tensors)->wait();  // no rank ends its threads while another counts
+  });
 }
 
 TEST_F(DeviceStreamsTest, CaptureIntoAGraphIsRefused) {

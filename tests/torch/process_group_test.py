@@ -494,6 +494,35 @@ def modes_of_the_caller(rank, size):
     check([t[0].item() for t in made_there] == [float(r) for r in range(size)], "tensors made in inference mode, outside of it")
 
 
+def function_transforms(rank, size):
+    """Inside torch.func's transforms, tensors may be wrappers without memory, also in the lists of lists that PyTorch does not unwrap."""
+    def loss(x):
+        for number, (work, is_right) in enumerate(calls_that_unpack(rank, size)):
+            if work is not None:
+                work.wait()
+            check(is_right(), f"call {number}")
+        outputs = [[torch.zeros(4)] for _ in range(size)]
+        dist.group.WORLD.allgather_coalesced(outputs, [x.detach()]).wait()
+        check([t[0][0].item() for t in outputs] == [1.0] * size, "allgather_coalesced")
+        return weighted(x)
+
+    def weighted(x):
+        gathered = [torch.zeros(4) for _ in range(size)]
+        dist.all_gather(gathered, x)
+        return (torch.stack(gathered).sum() * x).sum()
+
+    x = torch.ones(4)
+    total = torch.full((4,), 4.0 * size)
+    check(torch.equal(torch.func.grad(loss)(x), total), "grad")
+    check(torch.equal(torch.func.grad(lambda x: torch.func.grad(loss)(x).sum() + loss(x))(x), total), "grad of grad")
+    check(torch.func.vjp(loss, x)[0].item() == 16.0 * size, "vjp")
+    check(torch.func.jvp(loss, (x,), (torch.ones(4),))[0].item() == 16.0 * size, "jvp")
+    check(torch.func.functionalize(weighted)(x).item() == 16.0 * size, "functionalize")  # takes no lists of inputs (Gloo: neither)
+    # There is no rule for collectives in vmap: an error, on every rank and before anything is sent.
+    expect(RuntimeError, "[Bb]atching rule", lambda: torch.func.vmap(loss)(torch.ones(2, 4)))
+    dist.barrier()
+
+
 def bad_arguments(rank, size):
     group = dist.group.WORLD._get_backend(torch.device("cpu"))
     check(isinstance(group, shoal.ProcessGroupShoal) and group.name() == "shoal", "the backend's name")
@@ -817,6 +846,10 @@ def test_barrier(size):
 @pytest.mark.parametrize("size", (2, 3))
 def test_modes_of_the_caller(size):
     run_ranks(size, modes_of_the_caller)
+
+
+def test_function_transforms():
+    run_ranks(2, function_transforms)
 
 
 @pytest.mark.parametrize("size", (1, 2))

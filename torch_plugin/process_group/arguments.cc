@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/functorch/TensorWrapper.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
@@ -22,6 +23,10 @@ void check_tensor(const char* call, const Tensor& tensor) {
   if (!tensor.defined()) refuse(call, "undefined tensor");
   if (tensor.layout() != at::kStrided) refuse(call, "only supports dense tensors; convert this sparse one with to_dense()");
   if (tensor.is_meta()) refuse(call, "only supports tensors with memory; this one is on " + tensor.device().str());
+  if (!tensor.has_storage())
+    refuse(call,
+           "only supports tensors with memory; this one is a wrapper of others (a tensor subclass or torch.func.vmap): pass "
+           "those");
 }
 
 const Tensor& only_tensor(const char* call, const std::vector<Tensor>& tensors) {
@@ -32,14 +37,20 @@ const Tensor& only_tensor(const char* call, const std::vector<Tensor>& tensors) 
   return tensors[0];
 }
 
-const std::vector<Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<Tensor>>& lists,
-                                     int size) {
+std::vector<Tensor> unwrapped(std::vector<Tensor> tensors) {
+  for (Tensor& tensor : tensors) {
+    while (auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) tensor = Tensor(wrapper->value());
+  }
+  return tensors;
+}
+
+std::vector<Tensor> only_list(const char* call, const char* which, const std::vector<std::vector<Tensor>>& lists, int size) {
   if (lists.size() != 1)
     refuse(call, std::string("requires a single-element ") + which + " list; this one has " + std::to_string(lists.size()));
   if (lists[0].size() != static_cast<std::size_t>(size))
     refuse(call, std::string("incorrect ") + which + " list size " + std::to_string(lists[0].size()) +
                      ", should be the size of the group, " + std::to_string(size));
-  return lists[0];
+  return unwrapped(lists[0]);
 }
 
 void check_device(const char* call, const Tensor& tensor, std::size_t index, const Tensor& like) {
@@ -130,7 +141,7 @@ std::vector<Tensor> list_of_root(const char* call, const char* which, const std:
     if (!lists.empty()) refuse(call, std::string("requires empty ") + which + " on non-root");
     return {};
   }
-  const std::vector<Tensor>& list = only_list(call, which, lists, size);
+  std::vector<Tensor> list = only_list(call, which, lists, size);
   check_parts(call, list, rank, own);
   return list;
 }

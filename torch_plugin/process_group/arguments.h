@@ -14,15 +14,19 @@ namespace shoal::torch {
 /// Throws c10::ValueError "shoal <call>: <complaint>". Nothing was started: the group stays usable.
 [[noreturn]] void refuse(const char* call, const std::string& complaint);
 
-/// Refuses a tensor that is undefined, sparse or without memory (meta).
+/// Refuses a tensor that is undefined, sparse or without memory (meta, wrappers).
 void check_tensor(const char* call, const at::Tensor& tensor);
 
 /// The tensor of a list that must hold exactly one; checked.
 const at::Tensor& only_tensor(const char* call, const std::vector<at::Tensor>& tensors);
 
-/// The single list of a list of lists ("input" or "output" names it), with `size` tensors; refuses anything else.
-const std::vector<at::Tensor>& only_list(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
-                                         int size);
+/// The tensors that torch.func.grad, vjp and jvp have wrapped, without their wrappers. PyTorch removes the wrappers of tensors
+/// and lists of tensors before it calls a backend, but not those in lists of lists.
+std::vector<at::Tensor> unwrapped(std::vector<at::Tensor> tensors);
+
+/// The single list of a list of lists ("input" or "output" names it), with `size` tensors, unwrapped; refuses anything else.
+std::vector<at::Tensor> only_list(const char* call, const char* which, const std::vector<std::vector<at::Tensor>>& lists,
+                                  int size);
 
 /// Refuses a tensor that lies on another device than `like`: the tensors of a call share one.
 void check_device(const char* call, const at::Tensor& tensor, std::size_t index, const at::Tensor& like);

@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather(std::vector<std::vec
                                                             std::vector<Tensor>& inputs,
                                                             const c10d::AllgatherOptions& options) {
   const Tensor& input = only_tensor("all_gather", inputs);
-  const std::vector<Tensor>& parts = only_list("all_gather", "output", outputs, getSize());
+  const std::vector<Tensor> parts = only_list("all_gather", "output", outputs, getSize());
   check_parts("all_gather", parts, getRank(), input);
   return all_gather(parts, input, options, "shoal:all_gather");
 }
@@ -103,6 +103,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::allgather_coalesced(std::vecto
   std::vector<std::vector<Tensor>> parts_of(inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     for (const std::vector<Tensor>& of_rank : outputs) parts_of[i].push_back(of_rank[i]);
+    parts_of[i] = unwrapped(std::move(parts_of[i]));
     check_tensor(kCall, inputs[i]);
     check_device(kCall, inputs[i], i, inputs[0]);
     check_parts(kCall, parts_of[i], getRank(), inputs[i]);

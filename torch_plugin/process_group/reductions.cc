@@ -70,7 +70,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupShoal::reduce_scatter(std::vector<Ten
                                                                  std::vector<std::vector<Tensor>>& inputs,
                                                                  const c10d::ReduceScatterOptions& options) {
   const Tensor& output = only_tensor("reduce_scatter", outputs);
-  const std::vector<Tensor>& parts = only_list("reduce_scatter", "input", inputs, getSize());
+  const std::vector<Tensor> parts = only_list("reduce_scatter", "input", inputs, getSize());
   check_same_type("reduce_scatter", parts);
   check_like("reduce_scatter", output, 0, parts[static_cast<std::size_t>(getRank())]);
   const Reduction reduction = to_reduction("reduce_scatter", output, options.reduceOp);

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ParallelGuard.h>
 
 #include "torch_plugin/process_group/call_scope.h"
@@ -154,8 +155,11 @@ void WorkShoal::complete(const Status& status, const InFlight& in_flight) {
 
 void WorkShoal::write_outputs() {
   const c10::InferenceMode mode(inference_);  // outside it, a tensor made in inference mode cannot be written
-  const at::NoGradGuard no_grad;              // an output may be a leaf that requires a gradient
-  const c10::ParallelGuard serial(true);      // this is shoal's thread: avoids a second team of OpenMP threads
+  // A caller that waits inside a transform of torch.func: the outputs are below it, as PyTorch gave them to the call.
+  const c10::impl::ExcludeDispatchKeyGuard no_transform(
+      c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  const at::NoGradGuard no_grad;          // an output may be a leaf that requires a gradient
+  const c10::ParallelGuard serial(true);  // this is shoal's thread: avoids a second team of OpenMP threads
   if (device_result_) {
     streams_.push_back(device_result_->write(outputs_, unpack_));
   } else {
