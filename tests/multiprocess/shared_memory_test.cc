@@ -33,7 +33,7 @@ void fill(TestBuffer<float>& buffer, std::uint64_t call, int rank) {
 // Every call twice, once with what the ranks bring and once with ordinary buffers: the results must be equal bit for bit.
 std::string compare(Communicator& c, int calls) {
   std::mt19937_64 plan(7);  // all ranks draw the same
-  const std::size_t counts[] = {1, 3, 1000, 4097, 30'000, 100'003, 1 << 19, (1 << 21) + 5};
+  const std::size_t counts[] = {1, 3, 1000, 4097, 30'000, 100'003, 1 << 18, (1 << 20) + 5};
   const ReduceOp ops[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::max};
   for (int call = 0; call < calls; ++call) {
     const std::size_t count = counts[plan() % std::size(counts)];

@@ -111,7 +111,7 @@ std::string make_calls(Communicator& c) {
   std::mt19937_64 random(11);  // all ranks draw the same
   const auto ranks = static_cast<std::size_t>(c.size());
   std::uint64_t id = 0;
-  for (const std::size_t share : {std::size_t{4095}, std::size_t{9'001}, std::size_t{16'384}, std::size_t{200'000}}) {
+  for (const std::size_t share : {std::size_t{4095}, std::size_t{9'001}, std::size_t{16'384}, std::size_t{90'000}}) {
     for (const CollectiveKind kind : kAllKinds) {
       for (const bool in_place : {false, true}) {
         if (in_place && (kind == CollectiveKind::all_to_all || kind == CollectiveKind::broadcast)) continue;
