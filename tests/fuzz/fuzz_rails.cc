@@ -119,7 +119,7 @@ class End {
     peer_->holds = false;
     peer_->complete();
     Packet packet;
-    packet.kind = PacketKind::goodbye;
+    packet.kind = PacketKind::close_notice;
     end_->progress();
     for (std::size_t r = 0; r < peer_->wires.size(); ++r) peer_->send(r, packet);
     link_.reset();
@@ -150,7 +150,7 @@ class End {
         return;
       }
       case 5: {  // changed on the way
-        auto message = peer_->sealed(made_packet());
+        auto message = peer_->encoded(made_packet());
         for (int bits = choice / 32 % 2 + 1; bits > 0; --bits) {
           const std::size_t bit = input_.byte() + 256U * input_.byte();
           message[bit / 8 % message.size()] ^= std::byte{1} << bit % 8;
@@ -212,9 +212,9 @@ class End {
     packet.pieces = (how & 64) != 0 ? input_.byte() + 1U : 1 + input_.byte() % 4U;
     packet.piece = input_.byte();
     if ((how & 128) != 0) {
-      packet.summed = true;
-      packet.sum = crc32c(std::vector<std::byte>(packet.tile.size_bytes, std::byte{7}));
-      for (auto& come : packet.come) come = input_.byte();
+      packet.has_checksum = true;
+      packet.checksum = crc32c(std::vector<std::byte>(packet.tile.size_bytes, std::byte{7}));
+      for (auto& count : packet.arrivals) count = input_.byte();
     }
     return packet;
   }
@@ -230,7 +230,7 @@ class End {
   }
 
   void record(std::size_t rail, std::uint8_t choice) {
-    if (!peer_->was_greeted()) return;  // there is nothing that fits
+    if (!peer_->has_hello()) return;  // there is nothing that fits
     Record record = peer_->record((choice & 32) != 0 ? RecordKind::answer : RecordKind::hello);
     const std::uint8_t changes = input_.byte();
     if ((changes & 1) != 0) record.kind = static_cast<RecordKind>(input_.byte() % 4);
@@ -294,7 +294,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::uint16_t bit = 0;
     field(49, bit);
     sealed[bit / 8 % sealed.size()] ^= std::byte{1} << bit % 8;
-    if (mend_packet(sealed, packet_key, kMostTile) != whole) std::abort();
+    if (repair_packet(sealed, packet_key, kMostTile) != whole) std::abort();
   }
 
   RecordBytes record{};
@@ -311,6 +311,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   std::uint32_t mark = 0;
   field(0, mark);
-  if (to_data(to_mark(mark)) != mark) std::abort();
+  if (to_bits(to_immediate(mark)) != mark) std::abort();
   return 0;
 }

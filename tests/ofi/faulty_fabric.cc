@@ -40,10 +40,10 @@ class FaultyRail final : public Rail {
     if (peer.ok()) addresses_[*peer] = address;
     return peer;
   }
-  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
-    return inner_->enroll(memory, for_peers);
+  Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) override {
+    return inner_->register_memory(memory, for_peers);
   }
-  void dismiss(Registration& registration) noexcept override { inner_->dismiss(registration); }
+  void deregister(Registration& registration) noexcept override { inner_->deregister(registration); }
 
   int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) override {
     return refuses() ? kAgain : count(inner_->post_receive(operation, memory, descriptor));
@@ -112,7 +112,7 @@ class FaultyRail final : public Rail {
     const std::lock_guard lock(state_->mutex_);
     job.number = ++state_->last_write_;
     state_->writes_[job.number] = {data, job.segments.size()};
-    ++under_way_;
+    ++in_flight_;
     return 0;
   }
 
@@ -120,7 +120,7 @@ class FaultyRail final : public Rail {
     const int shown = show(completions);
     const std::lock_guard lock(state_->mutex_);
     std::size_t& written = state_->written_to_[own_address_];
-    const std::size_t waiting = under_way_ + written;
+    const std::size_t waiting = in_flight_ + written;
     auto& [most, room] = state_->fullest_;
     if (waiting * room > most * entries_) state_->fullest_ = {waiting, entries_};
     if (waiting > entries_ && state_->overrun_.empty()) {
@@ -129,7 +129,7 @@ class FaultyRail final : public Rail {
     }
     for (int i = 0; i < shown; ++i) {
       const Completion& each = completions[static_cast<std::size_t>(i)];
-      std::size_t& ended = each.kind == Completion::Kind::written && each.operation == nullptr ? written : under_way_;
+      std::size_t& ended = each.kind == Completion::Kind::written && each.operation == nullptr ? written : in_flight_;
       ended -= std::min<std::size_t>(ended, 1);  // segments of a write may fail one by one
     }
     return shown;
@@ -193,7 +193,7 @@ class FaultyRail final : public Rail {
       const auto bit = draws_.below(8 * bytes.size());
       bytes[bit / 8] ^= std::byte{1} << bit % 8;
     }
-    auto registration = inner_->enroll(bytes, false);
+    auto registration = inner_->register_memory(bytes, false);
     if (!registration.ok()) return -ENOMEM;
     const Piece changed{bytes.data(), bytes.size(), registration->descriptor};
     copies_.emplace(&operation, Copy{std::move(bytes), *registration});
@@ -206,7 +206,7 @@ class FaultyRail final : public Rail {
   void forget_copy(Operation* operation) {
     const auto copy = copies_.find(operation);
     if (copy == copies_.end()) return;
-    inner_->dismiss(copy->second.registration);
+    inner_->deregister(copy->second.registration);
     copies_.erase(copy);
   }
 
@@ -251,7 +251,7 @@ class FaultyRail final : public Rail {
   }
 
   int count(int result) {
-    if (result == 0) ++under_way_;
+    if (result == 0) ++in_flight_;
     return result;
   }
 
@@ -325,7 +325,7 @@ class FaultyRail final : public Rail {
   const std::string own_address_ = inner_->address();
   std::map<std::uint64_t, std::string> addresses_;  // addresses of the peers
   std::size_t entries_ = 1;                         // size of the completion queue
-  std::size_t under_way_ = 0;                       // operations that occupy, or will occupy, an entry of it
+  std::size_t in_flight_ = 0;                       // operations that occupy, or will occupy, an entry of it
   Draws draws_;
   RailTraits traits_;
   std::vector<Completion> held_;

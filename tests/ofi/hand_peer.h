@@ -69,7 +69,7 @@ class HandPeer {
     return true;
   }
   /// The bytes of a packet of this link, authenticated with its key.
-  [[nodiscard]] std::vector<std::byte> sealed(Packet packet, std::size_t payload_bytes = 0) const {
+  [[nodiscard]] std::vector<std::byte> encoded(Packet packet, std::size_t payload_bytes = 0) const {
     std::vector<std::byte> message(kPacketBytes + payload_bytes, std::byte{7});
     packet.link = hello_ ? hello_->link : 0;
     packet.token = key.token;
@@ -77,11 +77,11 @@ class HandPeer {
     return message;
   }
   bool send(std::size_t rail, const Packet& packet, std::size_t payload_bytes = 0) {
-    return deliver(rail, sealed(packet, payload_bytes));
+    return deliver(rail, encoded(packet, payload_bytes));
   }
   /// Sends a handshake record of this rank, proven with the job's key.
-  void greet(std::size_t rail, const Record& record) { deliver(rail, encode(record, options_.key)); }
-  [[nodiscard]] bool was_greeted() const { return hello_.has_value(); }
+  void send_handshake(std::size_t rail, const Record& record) { deliver(rail, encode(record, options_.key)); }
+  [[nodiscard]] bool has_hello() const { return hello_.has_value(); }
   /// A valid record of this kind; only after the transport's hello.
   [[nodiscard]] Record record(RecordKind kind) const {
     Record made = *hello_;
@@ -89,13 +89,13 @@ class HandPeer {
     std::swap(made.from_rank, made.to_rank);
     made.link = 0;
     made.host = made.process = 0;
-    if (beside) made.host = hello_->host, made.process = static_cast<std::uint64_t>(::getppid());
+    if (on_same_host) made.host = hello_->host, made.process = static_cast<std::uint64_t>(::getppid());
     made.nonce = nonce;
     made.peer_nonce = hello_->nonce;
     return made;
   }
   /// A write arrives. Without bytes it is a mark alone, for which cards need no key.
-  void write(std::size_t rail, const Mark& mark, std::size_t offset = 0, std::size_t bytes = 0) {
+  void write(std::size_t rail, const Immediate& mark, std::size_t offset = 0, std::size_t bytes = 0) {
     Wire& wire = *wires[rail];
     if (!wire.open || bytes > wire.slots.size() || offset > wire.slots.size() - bytes) return;
     if (bytes > 0) std::memset(wire.slots.data() + offset, 7, bytes);
@@ -104,16 +104,16 @@ class HandPeer {
       operation = wire.receives.front().first;
       wire.receives.pop_front();
     }
-    wire.over.push_back({Completion::Kind::written, operation, bytes, to_data(mark), 0, 0});
+    wire.over.push_back({Completion::Kind::written, operation, bytes, to_bits(mark), 0, 0});
   }
 
   std::vector<std::shared_ptr<Wire>> wires;
-  bool answers = true;     ///< answers the transport's hello
-  bool holds = false;      ///< as Wire::holds, for all rails
-  int refuses = 0;         ///< result of all posts; 0 = they are accepted
-  bool beside = false;     ///< its records name another process of this host, one that outlives the test
-  bool redirects = false;  ///< result of Rail::redirects()
-  bool remembers = false;  ///< records payloads
+  bool answers = true;        ///< answers the transport's hello
+  bool holds = false;         ///< as Wire::holds, for all rails
+  int refuses = 0;            ///< result of all posts; 0 = they are accepted
+  bool on_same_host = false;  ///< its records name another process of this host, one that outlives the test
+  bool redirects = false;     ///< result of Rail::redirects()
+  bool remembers = false;     ///< records payloads
   Nonce nonce{};
   PacketKey key;  ///< of what this rank sends
   std::uint64_t sent = 0;
@@ -143,8 +143,8 @@ class HandPeer {
     hello_ = said;
     key = make_packet_key(options_.key, nonce, said->nonce);
     if (!answers) return;
-    greet(rail, record(RecordKind::hello));
-    greet(rail, record(RecordKind::answer));
+    send_handshake(rail, record(RecordKind::hello));
+    send_handshake(rail, record(RecordKind::answer));
   }
 
   const Options& options_;
@@ -161,11 +161,11 @@ class HandRail final : public Rail {
   [[nodiscard]] const RailTraits& traits() const noexcept override { return peer_.traits_; }
   [[nodiscard]] std::string address() const override { return std::to_string(number_); }
   Result<std::uint64_t> add_peer(std::string_view) override { return std::uint64_t{0}; }
-  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
+  Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) override {
     if (for_peers) wire_->slots = memory;
     return Registration{memory.data(), nullptr, 1, 0};
   }
-  void dismiss(Registration& registration) noexcept override {
+  void deregister(Registration& registration) noexcept override {
     if (registration.handle != nullptr && registration.handle == wire_->slots.data()) wire_->slots = {};
     registration = {};
   }

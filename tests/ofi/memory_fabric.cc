@@ -33,14 +33,14 @@ class MemoryRail final : public Rail {
     std::from_chars(address.data(), address.data() + address.size(), peer);
     return peer;
   }
-  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
+  Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) override {
     const std::lock_guard lock(network_->mutex_);
     const std::uint64_t key = ++last_key_;
     regions_[key] = {memory, for_peers};
     // Descriptors are keys, and peers address the first byte by an arbitrary number.
     return Registration{reinterpret_cast<void*>(key), reinterpret_cast<void*>(key), key, key << 40};
   }
-  void dismiss(Registration& registration) noexcept override {
+  void deregister(Registration& registration) noexcept override {
     const std::lock_guard lock(network_->mutex_);
     regions_.erase(registration.key);
     registration = {};

@@ -15,10 +15,10 @@ class PacedRail final : public Rail {
   [[nodiscard]] const RailTraits& traits() const noexcept override { return inner_->traits(); }
   [[nodiscard]] std::string address() const override { return inner_->address(); }
   Result<std::uint64_t> add_peer(std::string_view address) override { return inner_->add_peer(address); }
-  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
-    return inner_->enroll(memory, for_peers);
+  Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) override {
+    return inner_->register_memory(memory, for_peers);
   }
-  void dismiss(Registration& registration) noexcept override { inner_->dismiss(registration); }
+  void deregister(Registration& registration) noexcept override { inner_->deregister(registration); }
   int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) override {
     return inner_->post_receive(operation, memory, descriptor);
   }

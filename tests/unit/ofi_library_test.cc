@@ -88,7 +88,7 @@ std::string open_card(const FakeLibfabric& library) {
                                    : traits.emulated_writes    ? "emulated writes"
                                                                : "writes",
                                    control().gets, control().set_after_enable ? ", too late" : "");
-    if (traits.neighbours_read) text += ", neighbours read";
+    if (traits.local_peers_read) text += ", neighbours read";
     for (int i = 0; i < control().sets; ++i) {
       const auto& set = control().set[static_cast<std::size_t>(i)];
       text += fmt::format(", {}={}/{}", set.option, set.value, set.bytes);
@@ -133,7 +133,7 @@ std::string keys_of(const FakeLibfabric& library, int count) {
     std::array<std::byte, 64> memory{};
     std::string text;
     for (int i = 0; i < count; ++i) {
-      const auto made = rails->front()->enroll(memory, true);
+      const auto made = rails->front()->register_memory(memory, true);
       if (!made.ok()) return made.status().to_string();
       text += fmt::format("{} ", made->key);
     }
@@ -185,13 +185,14 @@ TEST(OfiLibrary, AnOldProviderEmulates) {
 }
 
 TEST(OfiLibrary, WhatIsSentIsReadByNeighboursWhereThatIsNotKnownToBeOtherwise) {
-  const auto neighbours_read = [](const char* provider) {
+  const auto local_peers_read = [](const char* provider) {
     FakeLibfabric library = of_version(version(1, 22));
     library.provider = provider;
     return open_card(library).find("neighbours read") != std::string::npos;
   };
-  for (const char* const provider : {"shm", "psm3", "opx"}) EXPECT_TRUE(neighbours_read(provider)) << provider;
-  for (const char* const provider : {"efa", "verbs", "tcp;ofi_rxm", "net"}) EXPECT_FALSE(neighbours_read(provider)) << provider;
+  for (const char* const provider : {"shm", "psm3", "opx"}) EXPECT_TRUE(local_peers_read(provider)) << provider;
+  for (const char* const provider : {"efa", "verbs", "tcp;ofi_rxm", "net"})
+    EXPECT_FALSE(local_peers_read(provider)) << provider;
 }
 
 TEST(OfiLibrary, OtherProvidersAreNotAskedForEfasOptions) {

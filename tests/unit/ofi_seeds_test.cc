@@ -175,7 +175,7 @@ class Replay {
     std::unique_ptr<Transport> transport;
     std::vector<std::unique_ptr<Link>> links;
     std::vector<Direction> directions;
-    std::vector<std::byte> memory;  // of all tiles, which lasts
+    std::vector<std::byte> memory;  // of all tiles, which stays mapped
     int tiles = 0;
 
     [[nodiscard]] std::span<std::byte> memory_of(std::size_t link, int tile, std::size_t tile_bytes) {

@@ -19,11 +19,12 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HandPeer;
 
-/// A sender whose tiles lie in memory that lasts, and who gives up. The rails read them where they lie, and late.
+/// A sender whose tiles lie in lasting memory, and that aborts. The rails read the tiles there, and late.
 class GivingUp {
  public:
-  /// `beside`: the peer is another process of this host, where the rail redirects, or lets it read what was sent by itself.
-  explicit GivingUp(std::size_t rails, bool written = false, bool beside = false, bool redirects = false) {
+  /// `on_same_host`: the peer is another process of this host, where the rail redirects, or lets it read what was sent by
+  /// itself.
+  explicit GivingUp(std::size_t rails, bool written = false, bool on_same_host = false, bool redirects = false) {
     memory_.resize(kTiles * kBytes);
     for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<std::byte>(1 + i / kBytes);
     options_.size = 2;
@@ -37,9 +38,9 @@ class GivingUp {
     traits.max_message_bytes = traits.max_write_bytes = 1 << 20;
     traits.receives = 1024;
     traits.local_registration = !redirects;
-    traits.neighbours_read = beside && !redirects;
+    traits.local_peers_read = on_same_host && !redirects;
     peer = std::make_unique<HandPeer>(options_, traits, rails);
-    peer->beside = beside;
+    peer->on_same_host = on_same_host;
     peer->redirects = redirects;
     auto made = make_transport(options_, peer->rails());
     EXPECT_TRUE(made.ok()) << made.status().to_string();

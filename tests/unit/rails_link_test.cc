@@ -71,7 +71,7 @@ TEST(RailsLink, MessagesWithoutTheTokenAndJunkAreDroppedAndCounted) {
   Stranger stranger(pair.network);
   const auto before = refusals().count;
   Packet packet;
-  packet.kind = PacketKind::goodbye;  // would end the link
+  packet.kind = PacketKind::close_notice;  // would end the link
   packet.token = 12345;
   std::array<std::byte, kPacketBytes> bytes{};
   encode(packet, PacketKey{12345, {}}, bytes);
@@ -125,7 +125,7 @@ class ByHand {
   }
   [[nodiscard]] static Packet goodbye() {
     Packet packet;
-    packet.kind = PacketKind::goodbye;
+    packet.kind = PacketKind::close_notice;
     return packet;
   }
   /// An announcement, or a piece, of a tile of 4000 bytes with a check sum.
@@ -136,8 +136,8 @@ class ByHand {
     packet.tile.size_bytes = 4000;
     packet.pieces = pieces;
     packet.piece = piece;
-    packet.summed = true;
-    packet.sum = crc32c(std::vector<std::byte>(4000, std::byte{7}));
+    packet.has_checksum = true;
+    packet.checksum = crc32c(std::vector<std::byte>(4000, std::byte{7}));
     return packet;
   }
   ~ByHand() {
@@ -157,11 +157,11 @@ TEST(RailsLink, APacketWithARecordedTokenAndWithoutTheKeyIsRefused) {
   for (const bool integrity : {false, true}) {
     ByHand hand(0, integrity);
     ASSERT_TRUE(hand.connect().ok());
-    const auto good = hand.peer->sealed(ByHand::goodbye());
+    const auto good = hand.peer->encoded(ByHand::goodbye());
     EXPECT_EQ(hand.refused(), 0U);
     // The token and the link are read off the wire; the rest is new.
     const PacketKey key = std::exchange(hand.peer->key, PacketKey{hand.peer->key.token, {}});
-    const auto forged = hand.peer->sealed(ByHand::goodbye());
+    const auto forged = hand.peer->encoded(ByHand::goodbye());
     EXPECT_EQ(token_in(std::span(forged).first<kPacketBytes>()), key.token);
     EXPECT_NE(forged, good);
     hand.peer->deliver(0, forged);
@@ -177,7 +177,7 @@ TEST(RailsLink, APacketWithARecordedTokenAndWithoutTheKeyIsRefused) {
 TEST(RailsLink, ARecordedPacketThatIsChangedIsRefused) {
   ByHand hand(0);
   ASSERT_TRUE(hand.connect().ok());
-  const auto recorded = hand.peer->sealed(Packet());
+  const auto recorded = hand.peer->encoded(Packet());
   for (std::size_t bit = 0; bit < 8 * kPacketBytes; ++bit) {  // its position, kind, token: anything
     auto changed = recorded;
     changed[bit / 8] ^= std::byte{1} << bit % 8;

@@ -27,10 +27,10 @@ Packet sample_packet() {
   packet.tile = {1, 2, 3, 4000, 5};
   packet.piece = 3;
   packet.pieces = 256;
-  packet.summed = true;
-  packet.sum = 0xe3069283;
+  packet.has_checksum = true;
+  packet.checksum = 0xe3069283;
   packet.sent_us = 0xfffffffe;
-  packet.come = {1, 2, 3, 4, 5, 6, 7, ~std::uint32_t{0}};
+  packet.arrivals = {1, 2, 3, 4, 5, 6, 7, ~std::uint32_t{0}};
   return packet;
 }
 
@@ -52,7 +52,7 @@ TEST(RailsWire, EveryChangedBitOfAPacketIsSeen) {
     auto bytes = good;
     bytes[bit / 8] ^= std::byte{1} << bit % 8;
     EXPECT_FALSE(decode_packet(bytes, sample_key(), 4000).has_value()) << "bit " << bit;
-    EXPECT_EQ(mend_packet(bytes, sample_key(), 4000), sample_packet()) << "bit " << bit;
+    EXPECT_EQ(repair_packet(bytes, sample_key(), 4000), sample_packet()) << "bit " << bit;
   }
 }
 
@@ -62,7 +62,7 @@ TEST(RailsWire, TwoChangedBitsOfAPacketAreSeenAndNotPutRight) {
     auto bytes = good;
     for (const std::size_t each : {bit, (bit * bit + 1) % (8 * good.size())}) bytes[each / 8] ^= std::byte{1} << each % 8;
     if (bytes == good) continue;
-    EXPECT_FALSE(mend_packet(bytes, sample_key(), 4000).has_value()) << "bit " << bit;
+    EXPECT_FALSE(repair_packet(bytes, sample_key(), 4000).has_value()) << "bit " << bit;
   }
 }
 
@@ -105,8 +105,8 @@ TEST(RailsWire, PiecesAreTheTileWithoutGapsAndOverlaps) {
 }
 
 TEST(RailsWire, MarksSurviveTheRoundTrip) {
-  for (const Mark& mark : {Mark{0, 0, 0}, Mark{4095, 4095, 255}, Mark{1, 2, 3}, Mark{2048, 1, 128}}) {
-    const Mark read = to_mark(to_data(mark));
+  for (const Immediate& mark : {Immediate{0, 0, 0}, Immediate{4095, 4095, 255}, Immediate{1, 2, 3}, Immediate{2048, 1, 128}}) {
+    const Immediate read = to_immediate(to_bits(mark));
     EXPECT_EQ(read.link, mark.link);
     EXPECT_EQ(read.position, mark.position);
     EXPECT_EQ(read.piece, mark.piece);

@@ -10,11 +10,11 @@
 namespace shoal::ofi {
 namespace {
 
-bool is_called(const Candidate& candidate, const std::string& text) {
+bool has_name(const Candidate& candidate, const std::string& text) {
   return candidate.device == text || (!candidate.address.empty() && candidate.address == text);
 }
 
-std::string what_there_is(const std::vector<Candidate>& candidates) {
+std::string list_of(const std::vector<Candidate>& candidates) {
   std::string text;
   std::set<std::string> named;
   for (const Candidate& each : candidates) {
@@ -80,7 +80,7 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
     if (wanted) usable.push_back(i);
   }
   const auto refuse = [&](const std::string& what) {
-    return Status(StatusCode::unsupported, fmt::format("ofi: {}; available: {}", what, what_there_is(candidates)));
+    return Status(StatusCode::unsupported, fmt::format("ofi: {}; available: {}", what, list_of(candidates)));
   };
   if (usable.empty()) {
     return refuse(request.provider.empty()
@@ -100,7 +100,7 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
       std::vector<std::size_t> chosen;
       for (const std::string& device : request.devices) {
         for (const std::size_t i : usable) {
-          if (candidates[i].provider != candidates[first].provider || !is_called(candidates[i], device)) continue;
+          if (candidates[i].provider != candidates[first].provider || !has_name(candidates[i], device)) continue;
           chosen.push_back(i);
           break;
         }
@@ -117,7 +117,7 @@ Result<std::vector<std::size_t>> choose(const std::vector<Candidate>& candidates
     return named.empty() ? share_of(cards, request.share, request.shares) : named;
   }
   for (const std::size_t i : usable) {
-    if (is_called(candidates[i], request.near)) return std::vector{i};
+    if (has_name(candidates[i], request.near)) return std::vector{i};
   }
   // If the user has named an interface, no other one is used. Providers with an address format of their own have no
   // interface.

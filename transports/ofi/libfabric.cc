@@ -120,10 +120,10 @@ const Result<Library>& library() {
   return loaded;
 }
 
-std::string words_of(int error) { return fmt::format("{} ({})", library()->strerror(error), error); }
+std::string error_text(int error) { return fmt::format("{} ({})", library()->strerror(error), error); }
 
 Status failed(const std::string& what, int result) {
-  return {StatusCode::system_error, fmt::format("ofi: {}: {}", what, words_of(-result))};
+  return {StatusCode::system_error, fmt::format("ofi: {}: {}", what, error_text(-result))};
 }
 
 struct FreeInfo {
@@ -213,7 +213,7 @@ bool writes_are_emulated(const fi_info& info, fid_ep* endpoint) {
 /// Whether peers on this host may read a message in the sender's memory even after the sender has closed its endpoint, as
 /// with provider "shm". Sockets, and cards that also serve peers on this host, no longer access a message after their
 /// endpoint is closed.
-bool neighbours_read(const fi_info& info) {
+bool local_peers_read(const fi_info& info) {
   const std::string_view name(info.fabric_attr->prov_name);
   const auto others = {"tcp", "net", "sockets", "udp", "verbs", "cxi"};
   return std::none_of(others.begin(), others.end(), [name](const char* each) { return name.starts_with(each); });
@@ -265,7 +265,7 @@ class LibfabricRail final : public Rail {
     return peer;
   }
 
-  Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) override {
+  Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) override {
     const std::uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | (for_peers ? FI_REMOTE_WRITE : 0);
     const int mode = info_->domain_attr->mr_mode;
     fid_mr* region = nullptr;
@@ -293,7 +293,7 @@ class LibfabricRail final : public Rail {
     return made;
   }
 
-  void dismiss(Registration& registration) noexcept override {
+  void deregister(Registration& registration) noexcept override {
     if (registration.handle != nullptr) {
       ::fi_close(&static_cast<fid_mr*>(registration.handle)->fid);
       keys_.erase(registration.key);
@@ -347,7 +347,7 @@ class LibfabricRail final : public Rail {
   }
 
   [[nodiscard]] std::string describe(const Completion& failed) const override {
-    std::string text = words_of(failed.error);
+    std::string text = error_text(failed.error);
     std::array<char, 256> buffer{};
     const char* more = failed.provider_error == 0
                            ? nullptr
@@ -444,7 +444,7 @@ class LibfabricRail final : public Rail {
     if (result = set_unique_name(endpoint, *info_); result != 0) return failed("fi_setname", result);
     if (result = ::fi_enable(endpoint); result != 0) return failed("fi_enable", result);
     traits_ = traits_of(*info_);
-    traits_.neighbours_read = neighbours_read(*info_) && !(is_efa(*info_) && no_shared_memory);
+    traits_.local_peers_read = local_peers_read(*info_) && !(is_efa(*info_) && no_shared_memory);
     traits_.emulated_writes = writes_are_emulated(*info_, endpoint);
     return {};
   }

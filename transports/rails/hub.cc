@@ -28,9 +28,9 @@ constexpr milliseconds kWatchPeriod{50};
 constexpr microseconds kShortestPause{20};
 constexpr microseconds kLongestPause{1000};
 constexpr milliseconds kCloseTime{500};
-constexpr unsigned kLooksBetweenEvents = 1024;
+constexpr unsigned kPollsBetweenEvents = 1024;
 
-LaneShape shape_over(const Options& options, const std::vector<std::unique_ptr<Rail>>& rails) {
+LinkShape shape_over(const Options& options, const std::vector<std::unique_ptr<Rail>>& rails) {
   std::vector<RailTraits> traits;
   for (const auto& rail : rails) traits.push_back(rail->traits());
   return shape_of(options, traits);
@@ -42,10 +42,10 @@ Hub::Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails)
     : options_(options),
       rails_(std::move(rails)),
       shape_(shape_over(options_, rails_)),
-      lane_of_rank_(static_cast<std::size_t>(options.size), -1),
+      index_of_rank_(static_cast<std::size_t>(options.size), -1),
       pools_(rails_.size()),
       registered_(rails_.size()),
-      sums_(options.integrity),
+      checksums_(options.integrity),
       owner_pid_(::getpid()) {}
 
 Result<std::shared_ptr<Hub>> Hub::make(const Options& options, std::vector<std::unique_ptr<Rail>> rails) {
@@ -62,12 +62,12 @@ Hub::~Hub() {
 
 Status Hub::open() {
   for (const auto& rail : rails_) rail_addresses_.push_back(rail->address());
-  const LaneShape& lane = shape_;
-  if (lane.piece_bytes < kRecordBytes || lane.max_pieces() > kMaxPieces) {
+  const LinkShape& shape = shape_;
+  if (shape.piece_bytes < kRecordBytes || shape.max_pieces() > kMaxPieces) {
     return {
         StatusCode::unsupported,
         fmt::format("{}: {} takes messages of {} bytes, too small for tiles of {} bytes; use smaller tiles (SHOAL_TILE_BYTES)",
-                    options_.transport, rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, lane.tile_bytes)};
+                    options_.transport, rails_[0]->traits().provider, rails_[0]->traits().max_message_bytes, shape.tile_bytes)};
   }
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   timer_ = Descriptor(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
@@ -88,25 +88,25 @@ Status Hub::open() {
   const auto peers = static_cast<std::size_t>(options_.size - 1);
   records_ = Memory(std::max<std::size_t>(peers, 1) * 2 * round_up(kRecordBytes));
   if (records_.data() == nullptr) return {StatusCode::system_error, options_.transport + ": no memory for the handshake"};
-  if (Status status = enroll(records_, false, true); !status.ok()) return status;
+  if (Status status = register_memory(records_, false, true); !status.ok()) return status;
   return make_receives(peers);
 }
 
 Status Hub::make_receives(std::size_t peers) {
-  const LaneShape& lane = shape_;
+  const LinkShape& shape = shape_;
   // Payloads start on cache lines, so each buffer starts kPacketBytes before one.
   const std::size_t skew = round_up(kPacketBytes) - kPacketBytes;
-  const std::size_t stride = round_up(kPacketBytes) + lane.piece_bytes;
+  const std::size_t stride = round_up(kPacketBytes) + shape.piece_bytes;
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     Pool& pool = pools_[r];
-    const std::size_t count = std::max<std::size_t>(peers, 1) * lane.receives(rails_[r]->traits());
+    const std::size_t count = std::max<std::size_t>(peers, 1) * shape.receives(rails_[r]->traits());
     pool.memory = Memory(count * stride);
     if (pool.memory.data() == nullptr)
       return {StatusCode::system_error,
               fmt::format("{}: no memory for {} receives of {} bytes", options_.transport, count, stride)};
     if (rails_[r]->traits().local_registration) {
       pool.memory.registrations.resize(rails_.size());
-      auto made = rails_[r]->enroll({pool.memory.data(), pool.memory.size()}, false);
+      auto made = rails_[r]->register_memory({pool.memory.data(), pool.memory.size()}, false);
       if (!made.ok()) return made.status();
       pool.memory.registrations[r] = *made;
     }
@@ -116,7 +116,7 @@ Status Hub::make_receives(std::size_t peers) {
       Receive& receive = pool.receives[count - 1 - i];
       receive.role = Posted::Role::receive;
       receive.rail = static_cast<std::uint8_t>(r);
-      receive.memory = {pool.memory.data() + (count - 1 - i) * stride + skew, kPacketBytes + lane.piece_bytes};
+      receive.memory = {pool.memory.data() + (count - 1 - i) * stride + skew, kPacketBytes + shape.piece_bytes};
       pool.unposted.push_back(&receive);
     }
     if (const int result = post_receives(r); result != 0 && result != kAgain) {
@@ -129,35 +129,35 @@ Status Hub::make_receives(std::size_t peers) {
   return {};
 }
 
-Status Hub::enroll(Memory& memory, bool for_peers, bool needed_locally) {
+Status Hub::register_memory(Memory& memory, bool for_peers, bool needed_locally) {
   memory.registrations.resize(rails_.size());
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     if (rails_[r] == nullptr || !(for_peers || (needed_locally && rails_[r]->traits().local_registration))) continue;
-    auto made = rails_[r]->enroll({memory.data(), memory.size()}, for_peers);
+    auto made = rails_[r]->register_memory({memory.data(), memory.size()}, for_peers);
     if (!made.ok()) return made.status();
     memory.registrations[r] = *made;
   }
   return {};
 }
 
-void Hub::dismiss(Memory& memory) noexcept {
+void Hub::deregister(Memory& memory) noexcept {
   for (std::size_t r = 0; r < memory.registrations.size(); ++r) {
-    if (rails_[r] != nullptr) rails_[r]->dismiss(memory.registrations[r]);
+    if (rails_[r] != nullptr) rails_[r]->deregister(memory.registrations[r]);
   }
 }
 
-void Hub::dismiss_one(Memory& memory, std::size_t rail) noexcept {
-  if (rail < memory.registrations.size() && rails_[rail] != nullptr) rails_[rail]->dismiss(memory.registrations[rail]);
+void Hub::deregister_on(Memory& memory, std::size_t rail) noexcept {
+  if (rail < memory.registrations.size() && rails_[rail] != nullptr) rails_[rail]->deregister(memory.registrations[rail]);
 }
 
 std::size_t Hub::memory_bytes() const noexcept {
   std::size_t sum = records_.size();
   for (const Pool& pool : pools_) sum += pool.memory.size();
-  for (const auto& lane : lanes_) sum += lane->memory_bytes();
+  for (const auto& peer : peers_) sum += peer->memory_bytes();
   return sum;
 }
 
-bool Hub::lasts(std::span<const std::byte> data) const noexcept {
+bool Hub::in_lasting_memory(std::span<const std::byte> data) const noexcept {
   const auto offset = static_cast<std::size_t>(data.data() - options_.lasting_memory.data());  // wraps where data lies before
   return offset < options_.lasting_memory.size() && data.size() <= options_.lasting_memory.size() - offset;
 }
@@ -171,29 +171,29 @@ int Hub::post_receives(std::size_t rail) {
     Receive& receive = *pool.unposted.back();
     const int result = rails_[rail]->post_receive(receive, receive.memory, pool.memory.descriptor(rail));
     if (result != 0) return result;
-    receive.under_way = true;
+    receive.in_flight = true;
     pool.unposted.pop_back();
   }
   return 0;
 }
 
-void Hub::take_back(Receive& receive) {
+void Hub::repost(Receive& receive) {
   if (rails_[receive.rail] == nullptr) return;
   pools_[receive.rail].unposted.push_back(&receive);
   post_receives(receive.rail);
 }
 
-void Hub::want_pump(RailsPeer& lane) {
-  if (std::exchange(lane.queued_for_pump, true)) return;
-  to_pump_.push_back(&lane);
+void Hub::want_pump(RailsPeer& peer) {
+  if (std::exchange(peer.queued_for_pump, true)) return;
+  to_pump_.push_back(&peer);
 }
 
-void Hub::pump_lanes() {
+void Hub::pump_peers() {
   if (to_pump_.empty()) return;
   pumped_.swap(to_pump_);
-  for (RailsPeer* lane : pumped_) {
-    lane->queued_for_pump = false;
-    if (!lane->pump()) want_pump(*lane);
+  for (RailsPeer* peer : pumped_) {
+    peer->queued_for_pump = false;
+    if (!peer->pump()) want_pump(*peer);
   }
   pumped_.clear();
 }
@@ -221,52 +221,52 @@ bool Hub::read_rail(std::size_t index) {
 void Hub::handle(std::size_t rail, const Completion& completion) {
   auto* const posted = static_cast<Posted*>(completion.operation);
   if (completion.kind == Completion::Kind::written && completion.error == 0) {
-    const Mark mark = to_mark(completion.data);
-    RailsPeer* const lane = met_lane(mark.link);
-    if (lane == nullptr || !lane->on_written(mark, rail)) {
-      ++strangers_;
+    const Immediate immediate = to_immediate(completion.data);
+    RailsPeer* const peer = authenticated_peer(immediate.link);
+    if (peer == nullptr || !peer->on_written(immediate, rail)) {
+      ++rejected_;
       count_refusal(options_.transport,
-                    lane == nullptr ? "a write names a link that does not exist" : "a write was not expected");
+                    peer == nullptr ? "a write names a link that does not exist" : "a write was not expected");
     }
     if (!rails_[rail]->traits().writes_take_receives || posted == nullptr || posted->role != Posted::Role::receive) return;
-    posted->under_way = false;
-    return take_back(*static_cast<Receive*>(posted));
+    posted->in_flight = false;
+    return repost(*static_cast<Receive*>(posted));
   }
   if (posted == nullptr) return;
   switch (posted->role) {
     case Posted::Role::receive: {
       auto& receive = *static_cast<Receive*>(posted);
-      receive.under_way = false;
+      receive.in_flight = false;
       if (completion.error == 0) return on_message(receive, completion.bytes);
       count_refusal(options_.transport, "a message is not one of this job: " + rails_[rail]->describe(completion));
-      return take_back(receive);
+      return repost(receive);
     }
     case Posted::Role::part:
-      return posted->lane->on_sent(*static_cast<Part*>(posted), completion);
-    case Posted::Role::word:
-      return posted->lane->on_word_sent(*static_cast<Short*>(posted), completion);
+      return posted->peer->on_sent(*static_cast<Part*>(posted), completion);
+    case Posted::Role::control:
+      return posted->peer->on_word_sent(*static_cast<ShortMessage*>(posted), completion);
     case Posted::Role::record:
-      return on_record_sent(*static_cast<Short*>(posted), completion);
+      return on_record_sent(*static_cast<ShortMessage*>(posted), completion);
   }
 }
 
 void Hub::on_message(Receive& receive, std::size_t bytes) {
   const std::span<const std::byte> message = receive.memory.first(std::min(bytes, receive.memory.size()));
   bool held = false;
-  const auto [lane, packet] = read_packet(message);
+  const auto [peer, packet] = read_packet(message);
   if (packet) {
-    held = lane->on_packet(*packet, receive, message.subspan(kPacketBytes));
+    held = peer->on_packet(*packet, receive, message.subspan(kPacketBytes));
   } else if (looks_like_record(message)) {
     on_record(message.first<kRecordBytes>());
   } else {
-    ++strangers_;
-    count_refusal(options_.transport, lane == nullptr ? "a message is malformed" : "a message is not authenticated");
+    ++rejected_;
+    count_refusal(options_.transport, peer == nullptr ? "a message is malformed" : "a message is not authenticated");
   }
-  if (!held) take_back(receive);
+  if (!held) repost(receive);
 }
 
-RailsPeer* Hub::met_lane(std::size_t index) const noexcept {
-  return index < lanes_.size() && lanes_[index]->meeting.proven() ? lanes_[index].get() : nullptr;
+RailsPeer* Hub::authenticated_peer(std::size_t index) const noexcept {
+  return index < peers_.size() && peers_[index]->handshake.proven() ? peers_[index].get() : nullptr;
 }
 
 // With checksums, a packet header in which one bit was flipped is repaired. With more flipped bits the link ends, because the
@@ -275,41 +275,41 @@ RailsPeer* Hub::met_lane(std::size_t index) const noexcept {
 std::pair<RailsPeer*, std::optional<Packet>> Hub::read_packet(std::span<const std::byte> message) {
   if (message.size() < kPacketBytes) return {};
   const auto front = message.first<kPacketBytes>();
-  RailsPeer* const named = met_lane(link_in(front));
+  RailsPeer* const named = authenticated_peer(link_in(front));
   auto packet = named == nullptr ? std::nullopt : decode_packet(front, named->key_in, options_.tile_bytes);
-  if (packet || !sums_) return {named, packet};
+  if (packet || !checksums_) return {named, packet};
   const std::uint64_t token = token_in(front);
-  const auto lane = std::find_if(lanes_.begin(), lanes_.end(), [token](const auto& each) {
-    return each->meeting.proven() && std::popcount(each->key_in.token ^ token) <= 1;
+  const auto peer = std::find_if(peers_.begin(), peers_.end(), [token](const auto& each) {
+    return each->handshake.proven() && std::popcount(each->key_in.token ^ token) <= 1;
   });
-  if (lane == lanes_.end()) return {named, {}};
-  packet = mend_packet(front, (*lane)->key_in, options_.tile_bytes);
+  if (peer == peers_.end()) return {named, {}};
+  packet = repair_packet(front, (*peer)->key_in, options_.tile_bytes);
   if (!packet) {
-    (*lane)->fail({StatusCode::peer_failed,
-                   fmt::format("rank {} sent a message that was damaged in transit and cannot be repaired", (*lane)->peer())});
+    (*peer)->fail({StatusCode::peer_failed,
+                   fmt::format("rank {} sent a message that was damaged in transit and cannot be repaired", (*peer)->rank())});
   }
-  return {lane->get(), packet};
+  return {peer->get(), packet};
 }
 
 bool Hub::progress() {
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     if (rails_[r] != nullptr) read_rail(r);
   }
-  pump_lanes();
-  look_at_clock();
-  if (moved_) pause_ = {};
-  return std::exchange(moved_, false);
+  pump_peers();
+  check_timeouts();
+  if (progressed_) pause_ = {};
+  return std::exchange(progressed_, false);
 }
 
 // Detects what no completion reports: links that end, silent rails, processes that have ended.
-void Hub::look_at_clock() {
-  if (++looks_ % kLooksBetweenEvents == 0) serve_events();
+void Hub::check_timeouts() {
+  if (++polls_ % kPollsBetweenEvents == 0) serve_events();
   if (!watching_ && rails_.size() == 1) return;
   const Clock::time_point now = this->now();
   if (now - last_watch_ < kWatchPeriod) return;
   last_watch_ = now;
   watching_ = false;
-  for (const auto& lane : lanes_) watching_ |= lane->watch(now);
+  for (const auto& peer : peers_) watching_ |= peer->watch(now);
 }
 
 void Hub::close_rail(std::size_t index, const std::string& why) {
@@ -318,22 +318,22 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   if (closing.wait_fd() >= 0) static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, closing.wait_fd(), nullptr));
   closing.stop();
   const auto dismiss_here = [&](Memory& memory) {
-    if (index < memory.registrations.size()) closing.dismiss(memory.registrations[index]);
+    if (index < memory.registrations.size()) closing.deregister(memory.registrations[index]);
   };
-  for (const auto& lane : lanes_) {
-    dismiss_here(lane->outbox());
-    dismiss_here(lane->slots());
+  for (const auto& peer : peers_) {
+    dismiss_here(peer->outbox());
+    dismiss_here(peer->slots());
   }
   dismiss_here(records_);
   dismiss_here(pools_[index].memory);
   if (registered_[index] != nullptr) registered_[index]->clear();
   rails_[index].reset();
-  for (const auto& lane : lanes_) lane->on_rail_closed(index, why);
-  moved_ = true;
+  for (const auto& peer : peers_) peer->on_rail_closed(index, why);
+  progressed_ = true;
 }
 
 // By the system's clock, not by options_.clock: the loop must end.
-void Hub::move_until(const std::function<bool()>& done, milliseconds limit) {
+void Hub::progress_until(const std::function<bool()>& done, milliseconds limit) {
   const Clock::time_point until = Clock::now() + limit;
   while (!done() && Clock::now() < until) {
     if (progress() || done()) continue;
@@ -341,36 +341,36 @@ void Hub::move_until(const std::function<bool()>& done, milliseconds limit) {
     pollfd item{epoll_.get(), POLLIN, 0};
     finish_wait(!sleeps || ::poll(&item, 1, 10) != 0);
   }
-  moved_ = true;
+  progressed_ = true;
 }
 
 void Hub::close() {
   if (left_to_parent_ || !in_owner()) return;
-  for (const auto& lane : lanes_) lane->leave();
+  for (const auto& peer : peers_) peer->leave();
   const auto all = [&](auto is) {
-    return std::all_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) { return is(*lane); });
+    return std::all_of(peers_.begin(), peers_.end(), [&](const auto& peer) { return is(*peer); });
   };
   const Clock::time_point until = Clock::now() + kCloseTime;
-  move_until(
+  progress_until(
       [&] {
-        if (all([](const RailsPeer& lane) { return lane.is_quiet(); })) return true;
-        return Clock::now() >= until && all([](const RailsPeer& lane) { return !lane.is_mending(); });
+        if (all([](const RailsPeer& peer) { return peer.is_quiet(); })) return true;
+        return Clock::now() >= until && all([](const RailsPeer& peer) { return !peer.is_repairing(); });
       },
-      kMendingTime);
+      kRepairTime);
   for (const auto& rail : rails_) {
     if (rail != nullptr) rail->stop();
   }
-  for (const auto& lane : lanes_) lane->dismiss();
-  dismiss(records_);
+  for (const auto& peer : peers_) peer->deregister();
+  deregister(records_);
   for (auto& cache : registered_) {
     if (cache != nullptr) cache->clear();
   }
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     if (rails_[r] != nullptr && r < pools_[r].memory.registrations.size())
-      rails_[r]->dismiss(pools_[r].memory.registrations[r]);
+      rails_[r]->deregister(pools_[r].memory.registrations[r]);
     rails_[r].reset();
   }
-  for (const auto& lane : lanes_) lane->fail({StatusCode::aborted, "this rank closed the transport"});
+  for (const auto& peer : peers_) peer->fail({StatusCode::aborted, "this rank closed the transport"});
 }
 
 bool Hub::in_owner() const noexcept { return ::getpid() == owner_pid_; }
@@ -396,8 +396,8 @@ void Hub::set_timer(microseconds delay) {
 
 bool Hub::prepare_wait() {
   if (progress()) return false;
-  for (const auto& lane : lanes_) {
-    if (lane->has_news()) return false;
+  for (const auto& peer : peers_) {
+    if (peer->has_news()) return false;
   }
   bool wakes = true;  // all rails have a descriptor to wait on
   for (const auto& rail : rails_) {
@@ -411,7 +411,7 @@ bool Hub::prepare_wait() {
   if (!wakes || !to_pump_.empty()) {
     pause_ = std::clamp(2 * pause_, kShortestPause, kLongestPause);
     set_timer(pause_);
-  } else if (watching_ || (rails_.size() > 1 && !lanes_.empty())) {
+  } else if (watching_ || (rails_.size() > 1 && !peers_.empty())) {
     set_timer(kWatchPeriod);
   } else {
     set_timer({});
@@ -434,11 +434,11 @@ void Hub::serve_events() {
       timer_set_ = false;
       continue;
     }
-    for (const auto& lane : lanes_) {
-      if (lane->pidfd != fd) continue;
+    for (const auto& peer : peers_) {
+      if (peer->pidfd != fd) continue;
       static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-      lane->pidfd = -1;
-      lane->on_death("its process exited or was killed");
+      peer->pidfd = -1;
+      peer->on_process_ended("its process exited or was killed");
     }
   }
 }

@@ -43,7 +43,7 @@ class Hub {
   bool prepare_wait();
   void finish_wait(bool readable);
   [[nodiscard]] std::size_t memory_bytes() const noexcept;
-  void use_check_sums() noexcept { sums_ = true; }
+  void use_check_sums() noexcept { checksums_ = true; }
   /// Sends the close notices, waits a moment for operations in flight, and closes the rails.
   void close();
   /// In a child of fork(): the rails belong to the parent and are not touched.
@@ -57,31 +57,31 @@ class Hub {
   /// Closes a rail that has failed, for all links.
   void close_rail(std::size_t index, const std::string& why);
   /// A link needs calls of its watch().
-  void begin_watching() noexcept { watching_ = true; }
+  void request_watch() noexcept { watching_ = true; }
   /// Ends the registration of that memory on this rail: peers cannot reach it on the rail any more.
-  void dismiss_one(Memory& memory, std::size_t rail) noexcept;
+  void deregister_on(Memory& memory, std::size_t rail) noexcept;
   /// The next progress() returns true.
-  void note_move() noexcept { moved_ = true; }
+  void note_progress() noexcept { progressed_ = true; }
   /// Makes progress, and sleeps in between, until `done` returns true or `limit` has passed. The next progress() returns
   /// true.
-  void move_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
+  void progress_until(const std::function<bool()>& done, std::chrono::milliseconds limit);
   /// The link has something to send in the next progress() or prepare_wait().
-  void want_pump(RailsPeer& lane);
+  void want_pump(RailsPeer& peer);
   [[nodiscard]] Clock::time_point now() const { return options_.clock ? options_.clock() : Clock::now(); }
   /// Whether tiles are sent with checksums from now on.
-  [[nodiscard]] bool sums() const noexcept { return sums_; }
+  [[nodiscard]] bool uses_checksums() const noexcept { return checksums_; }
   /// Whether the payload is large enough for zero-copy.
   [[nodiscard]] bool worth_lending(std::span<const std::byte> data) const noexcept {
     return data.size() >= options_.lend_from_bytes;
   }
   /// Whether `data` lies in the lasting memory of the options.
-  [[nodiscard]] bool lasts(std::span<const std::byte> data) const noexcept;
+  [[nodiscard]] bool in_lasting_memory(std::span<const std::byte> data) const noexcept;
   /// The registration cache of a rail; null where the rail needs no registrations.
   [[nodiscard]] RegistrationCache* registrations(std::size_t rail) const noexcept { return registered_[rail].get(); }
   [[nodiscard]] std::uint64_t lasting_changes() const { return options_.lasting_changes ? options_.lasting_changes() : 0; }
-  void take_back(Receive& receive);
-  Status enroll(Memory& memory, bool for_peers, bool needed_locally);
-  void dismiss(Memory& memory) noexcept;
+  void repost(Receive& receive);
+  Status register_memory(Memory& memory, bool for_peers, bool needed_locally);
+  void deregister(Memory& memory) noexcept;
 
  private:
   Hub(const Options& options, std::vector<std::unique_ptr<Rail>> rails);
@@ -92,31 +92,31 @@ class Hub {
   void handle(std::size_t rail, const Completion& completion);
   void on_message(Receive& receive, std::size_t bytes);
   /// The link with that number; null where there is none, or its peer is not authenticated.
-  [[nodiscard]] RailsPeer* met_lane(std::size_t index) const noexcept;
+  [[nodiscard]] RailsPeer* authenticated_peer(std::size_t index) const noexcept;
   std::pair<RailsPeer*, std::optional<Packet>> read_packet(std::span<const std::byte> message);
-  void pump_lanes();
+  void pump_peers();
   int post_receives(std::size_t rail);
-  void look_at_clock();
+  void check_timeouts();
   void set_timer(std::chrono::microseconds delay);
   void serve_events();
 
-  // Handshake: meeting.cc
-  Status add_peer(int peer, const std::string& address);
-  void greet(RailsPeer& lane, Clock::time_point now);
-  void send_record(RailsPeer& lane, Short& record, RecordKind kind);
+  // Handshake: handshake.cc
+  Status add_peer(int rank, const std::string& address);
+  void send_handshake(RailsPeer& peer, Clock::time_point now);
+  void send_record(RailsPeer& peer, ShortMessage& record, RecordKind kind);
   void on_record(std::span<const std::byte, kRecordBytes> bytes);
-  void on_record_sent(Short& record, const Completion& completion);
-  [[nodiscard]] Record own_record(const RailsPeer& lane, RecordKind kind) const;
+  void on_record_sent(ShortMessage& record, const Completion& completion);
+  [[nodiscard]] Record own_record(const RailsPeer& peer, RecordKind kind) const;
   [[nodiscard]] bool check_settings(const Record& record);
-  [[nodiscard]] Status late(Clock::time_point start, Clock::time_point deadline) const;
-  void watch_process(RailsPeer& lane, const Record& record);
+  [[nodiscard]] Status timeout_status(Clock::time_point start, Clock::time_point deadline) const;
+  void watch_process(RailsPeer& peer, const Record& record);
 
   const Options options_;
   std::vector<std::unique_ptr<Rail>> rails_;
-  const LaneShape shape_;  // of all links
+  const LinkShape shape_;  // of all links
   std::vector<std::string> rail_addresses_;
-  std::vector<std::unique_ptr<RailsPeer>> lanes_;
-  std::vector<int> lane_of_rank_;
+  std::vector<std::unique_ptr<RailsPeer>> peers_;
+  std::vector<int> index_of_rank_;
 
   struct Pool {
     Memory memory;
@@ -135,13 +135,13 @@ class Hub {
   bool timer_set_ = false;
   std::chrono::microseconds pause_{0};  // between polls, where no descriptor wakes this thread
   Clock::time_point last_watch_{};
-  unsigned looks_ = 0;
+  unsigned polls_ = 0;
   bool watching_ = false;
-  bool moved_ = false;
-  bool sums_;
+  bool progressed_ = false;
+  bool checksums_;
   bool left_to_parent_ = false;
   int owner_pid_ = 0;
-  std::size_t strangers_ = 0;
+  std::size_t rejected_ = 0;
   Status failure_;  // of connect()
 };
 

@@ -17,11 +17,11 @@ class RailsPeer;
 
 /// Base of every operation of a rails transport: leads from a completion to the object that posted the operation.
 struct Posted : Operation {
-  enum class Role : std::uint8_t { part, word, record, receive };
+  enum class Role : std::uint8_t { part, control, record, receive };
   Role role = Role::part;
   std::uint8_t rail = 0;
-  bool under_way = false;
-  RailsPeer* lane = nullptr;  ///< null for a receive
+  bool in_flight = false;
+  RailsPeer* peer = nullptr;  ///< null for a receive
 };
 
 /// A piece of a tile, or the announcement of one whose pieces are written.
@@ -35,7 +35,7 @@ struct Part : Posted {
 };
 
 /// A short message from memory of its own.
-struct Short : Posted {
+struct ShortMessage : Posted {
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
 };

@@ -35,7 +35,7 @@ struct Completion {
   int provider_error = 0;          ///< the provider's own error number
 };
 
-/// Memory that is registered with a rail. A plain value; Rail::dismiss() ends the registration.
+/// Memory that is registered with a rail. A plain value; Rail::deregister() ends the registration.
 struct Registration {
   void* handle = nullptr;
   void* descriptor = nullptr;  ///< for local use
@@ -48,7 +48,7 @@ struct Piece {
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
   void* descriptor = nullptr;
-  bool may_move = false;  ///< Rail::redirect() may follow
+  bool may_redirect = false;  ///< Rail::redirect() may follow
 };
 
 /// Properties and limits of the provider.
@@ -62,7 +62,7 @@ struct RailTraits {
   bool local_registration = false;    ///< memory must be registered before it is sent from or received into
   bool writes_take_receives = false;  ///< each write consumes a posted receive of its target
   /// Peers on this host may read messages in this end's memory, even after this end has closed: no zero-copy for such peers.
-  bool neighbours_read = false;
+  bool local_peers_read = false;
 };
 
 /// A post did not happen because a queue is full: read completions, then try again. All posts return 0, this, or -errno.
@@ -84,9 +84,9 @@ class Rail {
   virtual Result<std::uint64_t> add_peer(std::string_view address) = 0;
 
   /// Registers memory for sends and receives; with `for_peers`, also for writes by peers.
-  virtual Result<Registration> enroll(std::span<std::byte> memory, bool for_peers) = 0;
+  virtual Result<Registration> register_memory(std::span<std::byte> memory, bool for_peers) = 0;
   /// Ends a registration: afterwards no peer can reach that memory.
-  virtual void dismiss(Registration& registration) noexcept = 0;
+  virtual void deregister(Registration& registration) noexcept = 0;
 
   virtual int post_receive(Operation& operation, std::span<std::byte> memory, void* descriptor) = 0;
   /// At most two pieces, which leave as one message.
@@ -97,7 +97,7 @@ class Rail {
     static_cast<void>(peer);
     return false;
   }
-  /// Moves the second piece of a posted send, one with `may_move`, to `data`, which holds the same bytes. Only where
+  /// Moves the second piece of a posted send, one with `may_redirect`, to `data`, which holds the same bytes. Only where
   /// redirects().
   virtual void redirect(Operation& operation, const std::byte* data) noexcept {
     static_cast<void>(operation), static_cast<void>(data);
@@ -112,7 +112,7 @@ class Rail {
   [[nodiscard]] virtual int wait_fd() const noexcept = 0;
   /// To be called before waiting on wait_fd(); false where read() must be called instead.
   virtual bool may_wait() = 0;
-  /// Ends all operations in flight, without completions; afterwards only dismiss() and the destructor are called.
+  /// Ends all operations in flight, without completions; afterwards only deregister() and the destructor are called.
   virtual void stop() noexcept = 0;
   /// Text for an error: the cause, and what to do where that is known.
   [[nodiscard]] virtual std::string describe(const Completion& failed) const = 0;

@@ -14,23 +14,23 @@ namespace {
 /// The Link that a caller holds for a RailsPeer.
 class RailsLink final : public Link {
  public:
-  RailsLink(std::shared_ptr<Hub> hub, RailsPeer& lane) : hub_(std::move(hub)), lane_(lane) {}
+  RailsLink(std::shared_ptr<Hub> hub, RailsPeer& peer) : hub_(std::move(hub)), peer_(peer) {}
   ~RailsLink() override {
-    if (hub_->in_owner()) lane_.leave();
+    if (hub_->in_owner()) peer_.leave();
   }
-  [[nodiscard]] int peer() const noexcept override { return lane_.peer(); }
-  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return lane_.shape().tile_bytes; }
-  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_send(header, data); }
-  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return lane_.try_lend(header, data); }
-  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return lane_.sent(); }
-  void keep_copies() override { lane_.keep_copies(); }
-  [[nodiscard]] const Arrival* peek() noexcept override { return lane_.peek(); }
-  void release() noexcept override { lane_.release(); }
-  [[nodiscard]] const Status& status() const noexcept override { return lane_.status(); }
+  [[nodiscard]] int peer() const noexcept override { return peer_.rank(); }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return peer_.shape().tile_bytes; }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return peer_.try_send(header, data); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return peer_.try_lend(header, data); }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return peer_.sent(); }
+  void keep_copies() override { peer_.keep_copies(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return peer_.peek(); }
+  void release() noexcept override { peer_.release(); }
+  [[nodiscard]] const Status& status() const noexcept override { return peer_.status(); }
 
  private:
   const std::shared_ptr<Hub> hub_;
-  RailsPeer& lane_;
+  RailsPeer& peer_;
 };
 
 class RailsTransport final : public Transport {
@@ -42,10 +42,10 @@ class RailsTransport final : public Transport {
   [[nodiscard]] std::string address() const override { return hub_->address(); }
   Result<std::vector<std::unique_ptr<Link>>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                                      ConnectDeadline time_limit) override {
-    auto lanes = hub_->connect(peers, addresses, std::move(time_limit));
-    if (!lanes.ok()) return lanes.status();
+    auto connected = hub_->connect(peers, addresses, std::move(time_limit));
+    if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;
-    for (RailsPeer* lane : *lanes) links.push_back(std::make_unique<RailsLink>(hub_, *lane));
+    for (RailsPeer* peer : *connected) links.push_back(std::make_unique<RailsLink>(hub_, *peer));
     return links;
   }
   bool progress() override { return hub_->progress(); }
@@ -85,9 +85,9 @@ std::size_t operations_of(const Options& options, std::span<const RailTraits> ra
   for (RailTraits& each : sending) each.max_write_bytes = 0;
   std::size_t most = 0;
   for (const std::span<const RailTraits> each : {rails, std::span<const RailTraits>(sending)}) {
-    const LaneShape lane = shape_of(options, each);
-    if (lane.piece_bytes < kRecordBytes) continue;  // no transport can use these rails
-    for (const RailTraits& rail : each) most = std::max(most, peers * lane.completions(rail));
+    const LinkShape shape = shape_of(options, each);
+    if (shape.piece_bytes < kRecordBytes) continue;  // no transport can use these rails
+    for (const RailTraits& rail : each) most = std::max(most, peers * shape.completions(rail));
   }
   return most;
 }

@@ -27,34 +27,34 @@ constexpr std::size_t parts_for(std::size_t bytes, std::size_t each) noexcept { 
 
 }  // namespace
 
-std::size_t LaneShape::pieces(std::size_t bytes, std::size_t alive) const noexcept {
+std::size_t LinkShape::pieces(std::size_t bytes, std::size_t alive) const noexcept {
   const std::size_t least = std::max<std::size_t>(1, parts_for(bytes, is_written(bytes) ? max_write_bytes : piece_bytes));
   if (rails == 1 || bytes <= stripe_bytes) return least;
   return std::max(least, std::min({kStripesPerRail * alive, 2 * bytes / stripe_bytes, kMaxPieces}));
 }
 
-std::size_t LaneShape::max_sent_pieces() const noexcept { return pieces(write_from > 0 ? write_from : tile_bytes, rails); }
+std::size_t LinkShape::max_sent_pieces() const noexcept { return pieces(write_from > 0 ? write_from : tile_bytes, rails); }
 
-std::size_t LaneShape::max_pieces() const noexcept { return std::max(max_sent_pieces(), pieces(tile_bytes, rails)); }
+std::size_t LinkShape::max_pieces() const noexcept { return std::max(max_sent_pieces(), pieces(tile_bytes, rails)); }
 
-std::size_t LaneShape::receives(const RailTraits& rail) const noexcept {
+std::size_t LinkShape::receives(const RailTraits& rail) const noexcept {
   const std::size_t messages = window * (max_sent_pieces() + (write_from > 0 ? 1 : 0)) + kSpareReceives;
   return messages + (rail.writes_take_receives ? window * max_pieces() : 0);
 }
 
 // Each piece of each tile, and the tile's announcement, may be in flight on the same rail, once.
-std::size_t LaneShape::completions(const RailTraits& rail) const noexcept {
+std::size_t LinkShape::completions(const RailTraits& rail) const noexcept {
   const std::size_t written_here = write_from > 0 && !rail.writes_take_receives ? window * max_pieces() : 0;
   return receives(rail) + written_here + window * (max_pieces() + 1) + kWordsAndRecords;
 }
 
-LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept {
-  LaneShape lane;
-  lane.tile_bytes = options.tile_bytes;
+LinkShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept {
+  LinkShape shape;
+  shape.tile_bytes = options.tile_bytes;
   // Each rail has a bandwidth-delay product of its own.
-  lane.window = std::min(kMaxWindow, options.tiles_per_peer * rails.size());
-  lane.stripe_bytes = options.stripe_bytes;
-  lane.rails = rails.size();
+  shape.window = std::min(kMaxWindow, options.tiles_per_peer * rails.size());
+  shape.stripe_bytes = options.stripe_bytes;
+  shape.rails = rails.size();
   std::size_t message = ~std::size_t{0};
   std::size_t write = ~std::size_t{0};
   for (const RailTraits& rail : rails) {
@@ -62,15 +62,15 @@ LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) no
     write = std::min(write, rail.emulated_writes ? 0 : rail.max_write_bytes);
   }
   const bool writes = write >= 4096 && options.write_from_bytes > 0 && options.write_from_bytes < options.tile_bytes &&
-                      static_cast<std::size_t>(options.size) <= kMaxMarkedLinks;
-  lane.write_from = writes ? options.write_from_bytes : 0;
-  lane.max_write_bytes = std::min(write, round_up(lane.tile_bytes)) / kLine * kLine;
-  const std::size_t largest = round_up(std::max(kRecordBytes, writes ? lane.write_from : lane.tile_bytes));
-  lane.piece_bytes = message < kPacketBytes ? 0 : std::min(largest, (message - kPacketBytes) / kLine * kLine);
-  return lane;
+                      static_cast<std::size_t>(options.size) <= kMaxImmediateLinks;
+  shape.write_from = writes ? options.write_from_bytes : 0;
+  shape.max_write_bytes = std::min(write, round_up(shape.tile_bytes)) / kLine * kLine;
+  const std::size_t largest = round_up(std::max(kRecordBytes, writes ? shape.write_from : shape.tile_bytes));
+  shape.piece_bytes = message < kPacketBytes ? 0 : std::min(largest, (message - kPacketBytes) / kLine * kLine);
+  return shape;
 }
 
-RailsPeer::RailsPeer(Hub& hub, int peer, std::uint16_t own_index, const LaneShape& shape)
+RailsPeer::RailsPeer(Hub& hub, int peer, std::uint16_t own_index, const LinkShape& shape)
     : index(own_index), hub_(hub), peer_(peer), shape_(shape) {}
 
 Status RailsPeer::prepare() {
@@ -85,15 +85,15 @@ Status RailsPeer::prepare() {
   const bool has_slots = slots_.data() != nullptr || (pieces == 1 && !writes);
   if (outbox_.data() == nullptr || !has_slots || (writes && checked_.data() == nullptr))
     return {StatusCode::system_error, fmt::format("{}: no memory for the link to rank {}", hub_.name(), peer_)};
-  if (Status status = hub_.enroll(outbox_, false, true); !status.ok()) return status;
+  if (Status status = hub_.register_memory(outbox_, false, true); !status.ok()) return status;
   if (writes) {
-    if (Status status = hub_.enroll(slots_, true, false); !status.ok()) return status;
+    if (Status status = hub_.register_memory(slots_, true, false); !status.ok()) return status;
   }
   out_.resize(shape_.window);
   in_.resize(shape_.window);
   parts_ = std::vector<Part>(shape_.window * parts_per_slot_);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    parts_[i].lane = this;
+    parts_[i].peer = this;
     parts_[i].slot = static_cast<std::uint32_t>(i / parts_per_slot_);
     parts_[i].piece = static_cast<std::uint32_t>(i % parts_per_slot_);
     parts_[i].announces = i % parts_per_slot_ == pieces;
@@ -101,17 +101,17 @@ Status RailsPeer::prepare() {
   queue_.make_room(parts_.size());
   for (std::size_t r = 0; several_rails() && r < shape_.rails; ++r) rails_[r].load.make_room(parts_.size());
   for (std::size_t r = 0; r < shape_.rails; ++r) {
-    words_[r].role = Posted::Role::word;
-    words_[r].lane = this;
+    words_[r].role = Posted::Role::control;
+    words_[r].peer = this;
     words_[r].memory = outbox_.data() + shape_.window * out_stride_ + r * round_up(kPacketBytes);
     words_[r].bytes = kPacketBytes;
   }
   return {};
 }
 
-void RailsPeer::dismiss() noexcept {
-  hub_.dismiss(outbox_);
-  hub_.dismiss(slots_);
+void RailsPeer::deregister() noexcept {
+  hub_.deregister(outbox_);
+  hub_.deregister(slots_);
 }
 
 Record::Slots RailsPeer::own_slots(std::size_t rail) const noexcept {
@@ -146,7 +146,7 @@ void RailsPeer::resend_from(std::size_t rail) {
   for (std::uint64_t p = peer_released_; p < taken_; ++p) {
     if (out_[p % shape_.window].arrived) continue;
     for_each_part(p, [&](Part& part) {
-      if (part.rail == rail && !part.queued && !part.under_way) queue(part);
+      if (part.rail == rail && !part.queued && !part.in_flight) queue(part);
     });
   }
   if (!queue_.empty()) hub_.want_pump(*this);
@@ -157,7 +157,7 @@ void RailsPeer::resend_from(std::size_t rail) {
 void RailsPeer::send_again(std::uint64_t position) {
   if (position < peer_released_ || position >= taken_ || out_[position % shape_.window].arrived) return;  // a repeated request
   for_each_part(position, [&](Part& part) {
-    if (part.under_way) {
+    if (part.in_flight) {
       part.again = true;
     } else if (!part.queued) {
       queue(part);
@@ -172,7 +172,7 @@ void RailsPeer::lose_rail(std::size_t rail, const std::string& why) {
   rails_[rail].load.drop();
   rails_lost_ |= 1U << rail;
   rails_to_tell_ |= 1U << rail;
-  hub_.dismiss_one(slots_, rail);
+  hub_.deregister_on(slots_, rail);
   if (!any_rail_left()) {
     begin_end(fmt::format("rank {} cannot be reached: {}", peer_, why));
     return;
@@ -190,11 +190,11 @@ void RailsPeer::lose_rail(std::size_t rail, const std::string& why) {
 }
 
 void RailsPeer::on_rail_closed(std::size_t rail, const std::string& why) {
-  if (words_[rail].under_way) take_back_word(words_[rail]);
+  if (words_[rail].in_flight) take_back_word(words_[rail]);
   for (Part& part : parts_) {
-    if (!part.under_way || part.rail != rail) continue;
-    part.under_way = false;
-    if (several_rails()) --rails_[rail].under_way;
+    if (!part.in_flight || part.rail != rail) continue;
+    part.in_flight = false;
+    if (several_rails()) --rails_[rail].in_flight;
     --out_[part.slot].unfinished;  // resend_from() counts it again where it has not arrived
   }
   const bool known = rails_[rail].lost;
@@ -211,12 +211,12 @@ void RailsPeer::begin_end(std::string why) {
   if (!ending_.empty() || !status_.ok()) return;
   ending_ = std::move(why);
   ending_since_ = hub_.now();
-  hub_.begin_watching();
+  hub_.request_watch();
   drop_queue();
 }
 
-void RailsPeer::on_death(const std::string& why) {
-  peer_died_ = true;
+void RailsPeer::on_process_ended(const std::string& why) {
+  process_ended_ = true;
   begin_end(fmt::format("rank {} ended: {}", peer_, why));
 }
 
@@ -224,8 +224,8 @@ bool RailsPeer::watch(Clock::time_point now) {
   if (!status_.ok()) return false;
   if (!ending_.empty()) {
     // A peer that has sent its close notice may still have to detect a silent rail, and retransmit what was lost there.
-    const bool mends = several_rails() && goodbye_at_ && arrived_ < *goodbye_at_ && !peer_died_ && any_rail_left();
-    if (now - ending_since_ >= (mends ? kMendingTime : kEndingPatience)) fail({StatusCode::peer_failed, ending_});
+    const bool mends = several_rails() && goodbye_at_ && arrived_ < *goodbye_at_ && !process_ended_ && any_rail_left();
+    if (now - ending_since_ >= (mends ? kRepairTime : kEndingPatience)) fail({StatusCode::peer_failed, ending_});
     return true;
   }
   if (!several_rails()) return false;
@@ -233,8 +233,8 @@ bool RailsPeer::watch(Clock::time_point now) {
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     RailState& state = rails_[r];
     state.load.forget_speed_of_idle(now);
-    const bool has_parts = state.load.bytes() != 0 || state.under_way != 0;
-    if (hub_.rail(r) == nullptr || (!has_parts && !words_[r].under_way)) continue;
+    const bool has_parts = state.load.bytes() != 0 || state.in_flight != 0;
+    if (hub_.rail(r) == nullptr || (!has_parts && !words_[r].in_flight)) continue;
     waits = true;
     const Clock::time_point since = has_parts ? state.waits_since : words_[r].since;
     if (now - since < kAskAfter) continue;
@@ -259,7 +259,7 @@ void RailsPeer::fail(Status status) {
   if (!status_.ok()) return;
   status_ = std::move(status);
   drop_queue();
-  hub_.note_move();
+  hub_.note_progress();
 }
 
 void RailsPeer::leave() {
@@ -275,7 +275,7 @@ void RailsPeer::leave() {
 // Completions do not prove arrival: with checksums the peer may request a damaged tile again, and one of several rails may be
 // silent, which is detected late. With one rail, a silent rail looks like a peer that makes no progress, and there is no
 // remedy.
-bool RailsPeer::confirms_end() const noexcept { return hub_.sums() || several_rails(); }
+bool RailsPeer::confirms_end() const noexcept { return hub_.uses_checksums() || several_rails(); }
 
 bool RailsPeer::is_quiet() const noexcept {
   // A peer that leaves may wait for this rank's control record.
@@ -287,7 +287,7 @@ bool RailsPeer::is_quiet() const noexcept {
   return queue_.empty() && all_left && all_came && said_goodbye_ && !word_under_way();
 }
 
-bool RailsPeer::is_mending() const noexcept {
+bool RailsPeer::is_repairing() const noexcept {
   return several_rails() && answered_leaving_ && peer_arrived_ != taken_ && status_.ok() && ending_.empty();
 }
 

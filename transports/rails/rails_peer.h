@@ -30,10 +30,10 @@ using Clock = std::chrono::steady_clock;
 
 /// Grace period at shutdown in which tiles lost on a failed rail are retransmitted. Longer than the time to detect a silent
 /// rail.
-inline constexpr std::chrono::milliseconds kMendingTime{2500};
+inline constexpr std::chrono::milliseconds kRepairTime{2500};
 
 /// Sizes that both ends of a link agree on.
-struct LaneShape {
+struct LinkShape {
   std::size_t tile_bytes = 0;
   std::size_t window = 0;       ///< tiles in flight in one direction
   std::size_t piece_bytes = 0;  ///< largest payload of a message; a multiple of 64
@@ -54,7 +54,7 @@ struct LaneShape {
 };
 
 /// The shape of all links over these rails; piece_bytes is too small for a record where the rails' messages are too small.
-[[nodiscard]] LaneShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept;
+[[nodiscard]] LinkShape shape_of(const Options& options, std::span<const RailTraits> rails) noexcept;
 
 /// Parts that wait for room on a rail; each part is in it at most once, so it never grows.
 class PartQueue {
@@ -81,20 +81,20 @@ class PartQueue {
 /// Owned by the Hub, which outlives the operations. Thread rule: that of the transport.
 class RailsPeer {
  public:
-  RailsPeer(Hub& hub, int peer, std::uint16_t index, const LaneShape& shape);
+  RailsPeer(Hub& hub, int peer, std::uint16_t index, const LinkShape& shape);
   RailsPeer(const RailsPeer&) = delete;
   RailsPeer& operator=(const RailsPeer&) = delete;
 
   /// Allocates and registers the memory. Errors: system_error.
   Status prepare();
   /// Ends the registrations.
-  void dismiss() noexcept;
+  void deregister() noexcept;
   [[nodiscard]] Memory& outbox() noexcept { return outbox_; }
   [[nodiscard]] Memory& slots() noexcept { return slots_; }
 
   // Interface of Link -------------------------------------------------------------------------------------------------------
-  [[nodiscard]] int peer() const noexcept { return peer_; }
-  [[nodiscard]] const LaneShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] int rank() const noexcept { return peer_; }
+  [[nodiscard]] const LinkShape& shape() const noexcept { return shape_; }
   bool try_send(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, false); }
   bool try_lend(const TileHeader& header, std::span<const std::byte> data) { return take(header, data, true); }
   [[nodiscard]] std::uint64_t sent() const noexcept { return sent_; }
@@ -109,13 +109,13 @@ class RailsPeer {
   /// A message of this link; true where the receive is held until the tile is released.
   bool on_packet(const Packet& packet, Receive& receive, std::span<const std::byte> payload);
   /// False where no one-sided write to the tile that the mark names is expected.
-  [[nodiscard]] bool on_written(const Mark& mark, std::size_t rail);
+  [[nodiscard]] bool on_written(const Immediate& immediate, std::size_t rail);
   void on_sent(Part& part, const Completion& completion);
-  void on_word_sent(Short& word, const Completion& completion);
+  void on_word_sent(ShortMessage& word, const Completion& completion);
   /// The rail is closed: its operations in flight have ended.
   void on_rail_closed(std::size_t rail, const std::string& why);
   /// The peer's process has ended. Data that it had sent still arrives.
-  void on_death(const std::string& why);
+  void on_process_ended(const std::string& why);
   /// Checks timeouts; true where it must be called again soon.
   bool watch(Clock::time_point now);
   /// Sends what can be sent; false where something is left because a queue was full.
@@ -126,27 +126,27 @@ class RailsPeer {
   /// All data and the close notice have left, and have been acknowledged where confirms_end().
   [[nodiscard]] bool is_quiet() const noexcept;
   /// This rank leaves; the peer answers, but has not acknowledged all tiles yet.
-  [[nodiscard]] bool is_mending() const noexcept;
+  [[nodiscard]] bool is_repairing() const noexcept;
   [[nodiscard]] bool is_over() const noexcept { return !status_.ok(); }
   [[nodiscard]] std::size_t memory_bytes() const noexcept { return outbox_.size() + slots_.size() + checked_.size(); }
 
   // State of the handshake
   // -----------------------------------------------------------------------
-  struct Meeting {
+  struct Handshake {
     Nonce nonce{};
     std::optional<Nonce> peer_nonce;
-    bool answered = false;    ///< the peer has answered
-    bool answers = false;     ///< the peer waits for an answer
-    bool has_answer = false;  ///< this rank's answer has left
+    bool peer_answered = false;  ///< the peer has answered
+    bool owes_answer = false;    ///< the peer waits for an answer
+    bool answer_sent = false;    ///< this rank's answer has left
     int tries = 0;
     Clock::time_point next_hello{};
-    Short hello;
-    Short answer;
+    ShortMessage hello;
+    ShortMessage answer;
     std::string last_error;
-    [[nodiscard]] bool done() const noexcept { return answered && has_answer; }
+    [[nodiscard]] bool done() const noexcept { return peer_answered && answer_sent; }
     [[nodiscard]] bool proven() const noexcept { return peer_nonce.has_value(); }  ///< the peer is authenticated
   };
-  Meeting meeting;
+  Handshake handshake;
   std::uint16_t index = 0;       ///< number of this link at this end
   std::uint16_t peer_index = 0;  ///< number of this link at the peer
   PacketKey key_out;
@@ -155,7 +155,7 @@ class RailsPeer {
   std::array<Record::Slots, kMaxRails> peer_slots{};  ///< where to write, by rail
   std::size_t peer_write_from = 0;
   int pidfd = -1;
-  bool is_neighbour = false;  ///< on this host, as far as is known
+  bool on_this_host = false;  ///< on this host, as far as is known
   bool queued_for_pump = false;
   [[nodiscard]] Record::Slots own_slots(std::size_t rail) const noexcept;
 
@@ -166,19 +166,19 @@ class RailsPeer {
     std::uint32_t pieces = 1;
     std::uint32_t unfinished = 0;  ///< parts that are queued or in flight
     bool by_write = false;
-    bool summed = false;
-    std::uint32_t sum = 0;
+    bool has_checksum = false;
+    std::uint32_t checksum = 0;
     bool arrived = true;
     const std::byte* lent = nullptr;  ///< the payload in the caller's memory; null: it is in the outbox
-    bool may_move = false;            ///< the rail can redirect the lent payload to a copy
+    bool may_redirect = false;        ///< the rail can redirect the lent payload to a copy
     std::array<RegistrationCache::Entry*, kMaxRails> entries{};
   };
   struct Incoming {
     TileHeader tile;
     bool announced = false;
     bool complete = false;
-    bool summed = false;
-    std::uint32_t sum = 0;
+    bool has_checksum = false;
+    std::uint32_t checksum = 0;
     std::uint32_t wrong = 0;  ///< number of wrong checksums in a row
     std::uint32_t pieces = 0;
     std::uint32_t got = 0;
@@ -189,12 +189,12 @@ class RailsPeer {
   struct RailState {
     bool lost = false;
     RailLoad load;                    ///< bytes that are not acknowledged
-    std::uint32_t under_way = 0;      ///< operations that have not completed
+    std::uint32_t in_flight = 0;      ///< operations that have not completed
     Clock::time_point waits_since{};  ///< start of the wait for the next arrival or completion
     Clock::time_point heard{};
   };
 
-  struct Word : Short {
+  struct Word : ShortMessage {
     PacketKind kind = PacketKind::note;
     std::uint64_t position = 0;
     Clock::time_point since{};
@@ -249,12 +249,12 @@ class RailsPeer {
 
   Hub& hub_;
   const int peer_;
-  const LaneShape shape_;
+  const LinkShape shape_;
   Status status_;
   std::string ending_;  ///< the reason; not empty: nothing more is sent, and the link fails when nothing more arrives
   Clock::time_point ending_since_{};
   std::optional<std::uint64_t> goodbye_at_;  ///< the peer has left after this many tiles
-  bool peer_died_ = false;
+  bool process_ended_ = false;
 
   // Outgoing
   std::size_t parts_per_slot_ = 0;

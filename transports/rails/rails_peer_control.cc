@@ -36,7 +36,7 @@ std::size_t RailsPeer::soonest_word_rail() const noexcept {
 int RailsPeer::choose_word_rail(std::size_t wanted) const noexcept {
   for (std::size_t i = 0; i < shape_.rails; ++i) {
     const std::size_t r = (wanted + i) % shape_.rails;
-    if (!rails_[r].lost && hub_.rail(r) != nullptr && !words_[r].under_way) return static_cast<int>(r);
+    if (!rails_[r].lost && hub_.rail(r) != nullptr && !words_[r].in_flight) return static_cast<int>(r);
   }
   return -1;
 }
@@ -50,14 +50,14 @@ int RailsPeer::post_word() {
     kind = PacketKind::rail_lost;
     position = static_cast<std::uint64_t>(__builtin_ctz(rails_to_tell_));
   } else if (slots_to_ask_ != 0) {
-    kind = PacketKind::again;
+    kind = PacketKind::retransmit;
     const auto slot = static_cast<std::size_t>(__builtin_ctzll(slots_to_ask_));
     position = released_ + (slot + shape_.window - released_ % shape_.window) % shape_.window;
   } else if (rails_to_ask_ != 0) {
-    kind = PacketKind::ask;
+    kind = PacketKind::probe;
     wanted = static_cast<std::size_t>(__builtin_ctz(rails_to_ask_));
   } else if (leaving_ && !said_goodbye_) {
-    kind = PacketKind::goodbye;
+    kind = PacketKind::close_notice;
     position = taken_;
   }
   const int chosen = choose_word_rail(wanted);
@@ -77,15 +77,15 @@ int RailsPeer::post_word() {
     return result;
   }
   word.rail = static_cast<std::uint8_t>(rail);
-  word.under_way = true;
+  word.in_flight = true;
   word.kind = kind;
   word.position = position;
   if (several_rails()) word.since = hub_.now();
   answer_on_.reset();
   if (kind == PacketKind::rail_lost) rails_to_tell_ &= rails_to_tell_ - 1;
-  if (kind == PacketKind::again) slots_to_ask_ &= slots_to_ask_ - 1;
-  if (kind == PacketKind::ask) rails_to_ask_ &= rails_to_ask_ - 1;
-  if (kind == PacketKind::goodbye) said_goodbye_ = true;
+  if (kind == PacketKind::retransmit) slots_to_ask_ &= slots_to_ask_ - 1;
+  if (kind == PacketKind::probe) rails_to_ask_ &= rails_to_ask_ - 1;
+  if (kind == PacketKind::close_notice) said_goodbye_ = true;
   word_due_ = rails_to_tell_ != 0 || slots_to_ask_ != 0 || rails_to_ask_ != 0 || (leaving_ && !said_goodbye_);
   if (word_due_) hub_.want_pump(*this);
   end_if_all_came(true);
@@ -94,21 +94,21 @@ int RailsPeer::post_word() {
 
 // The control record has not left: another one carries its contents.
 void RailsPeer::take_back_word(Word& word) {
-  word.under_way = false;
+  word.in_flight = false;
   if (word.kind == PacketKind::rail_lost) rails_to_tell_ |= 1U << word.position;
-  if (word.kind == PacketKind::again) slots_to_ask_ |= std::uint64_t{1} << word.position % shape_.window;
-  if (word.kind == PacketKind::goodbye) said_goodbye_ = false;
+  if (word.kind == PacketKind::retransmit) slots_to_ask_ |= std::uint64_t{1} << word.position % shape_.window;
+  if (word.kind == PacketKind::close_notice) said_goodbye_ = false;
   word_due_ = true;
 }
 
 bool RailsPeer::word_under_way() const noexcept {
   return std::any_of(words_.begin(), words_.end(),
-                     [](const Word& word) { return word.under_way && word.kind != PacketKind::ask; });
+                     [](const Word& word) { return word.in_flight && word.kind != PacketKind::probe; });
 }
 
-void RailsPeer::on_word_sent(Short& sent, const Completion& completion) {
+void RailsPeer::on_word_sent(ShortMessage& sent, const Completion& completion) {
   auto& word = static_cast<Word&>(sent);
-  word.under_way = false;
+  word.in_flight = false;
   if (completion.error != 0) {
     take_back_word(word);
     lose_rail(word.rail, hub_.rail(word.rail) != nullptr ? hub_.rail(word.rail)->describe(completion) : "the rail is closed");

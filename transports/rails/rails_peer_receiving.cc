@@ -29,7 +29,7 @@ void RailsPeer::take_acknowledgements(const Packet& packet, std::size_t rail) {
     rails_[rail].heard = now;
     last_rail_ = rail;
     for (std::size_t r = 0; r < shape_.rails; ++r) {
-      if (!rails_[r].lost && rails_[r].load.come(packet.come[r], packet.sent_us, now)) rails_[r].waits_since = now;
+      if (!rails_[r].lost && rails_[r].load.come(packet.arrivals[r], packet.sent_us, now)) rails_[r].waits_since = now;
     }
     for (std::uint64_t p = peer_released_; p < taken_; ++p) {
       const bool come = p < packet.released || p < packet.arrived ||
@@ -41,7 +41,7 @@ void RailsPeer::take_acknowledgements(const Packet& packet, std::size_t rail) {
   }
   if (packet.released <= peer_released_) return;
   peer_released_ = packet.released;
-  if (std::exchange(refused_, false)) hub_.note_move();
+  if (std::exchange(refused_, false)) hub_.note_progress();
 }
 
 RailsPeer::Incoming* RailsPeer::incoming_for(std::uint64_t position) noexcept {
@@ -56,11 +56,11 @@ void RailsPeer::finish_incoming(Incoming& incoming, std::uint64_t position) {
   if (!all) return;
   const std::size_t slot = position % shape_.window;
   if (incoming.held == nullptr) incoming.data = {slot_memory(slot), incoming.tile.size_bytes};
-  if (incoming.summed && !is_sound(incoming, slot)) return ask_again(incoming, position);
+  if (incoming.has_checksum && !is_sound(incoming, slot)) return ask_again(incoming, position);
   incoming.complete = true;
   if (position == arrived_) {
     while (arrived_ - released_ < shape_.window && in_[arrived_ % shape_.window].complete) ++arrived_;
-    hub_.note_move();
+    hub_.note_progress();
   }
   // The sender uses these acknowledgements to share the load among rails.
   if (several_rails() && position + 1 >= told_arrived_ + std::max<std::size_t>(1, shape_.window / 4)) want_word();
@@ -69,10 +69,10 @@ void RailsPeer::finish_incoming(Incoming& incoming, std::uint64_t position) {
 
 // A card may write a payload a second time, and that write may be damaged. So the link shows the copy that was checked.
 bool RailsPeer::is_sound(Incoming& incoming, std::size_t slot) {
-  if (!incoming.announced) return crc32c(incoming.data) == incoming.sum;
+  if (!incoming.announced) return crc32c(incoming.data) == incoming.checksum;
   std::byte* const copy = checked_.data() + slot * slot_stride_;
   const std::span<const std::byte> written = std::exchange(incoming.data, {copy, incoming.data.size()});
-  return copy_with_crc32c(copy, written) == incoming.sum;
+  return copy_with_crc32c(copy, written) == incoming.checksum;
 }
 
 // Requests a damaged tile again: it counts as not arrived.
@@ -108,22 +108,22 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
   switch (packet.kind) {
     case PacketKind::note:
       return false;
-    case PacketKind::ask:
+    case PacketKind::probe:
       answer_on_ = receive.rail;
       want_word();
       return false;
     case PacketKind::rail_lost:
       if (packet.position >= shape_.rails) return false;
       peer_rails_lost_ |= 1U << packet.position;
-      if (std::exchange(refused_, false)) hub_.note_move();
+      if (std::exchange(refused_, false)) hub_.note_progress();
       lose_rail(packet.position, "the peer has lost it");
       return false;
-    case PacketKind::goodbye:
+    case PacketKind::close_notice:
       goodbye_at_ = packet.position;
       begin_end(fmt::format("rank {} closed the connection", peer_));
       end_if_all_came(false);
       return false;
-    case PacketKind::again:
+    case PacketKind::retransmit:
       send_again(packet.position);
       return false;
     case PacketKind::data:
@@ -144,8 +144,8 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
   if (incoming->pieces == 0) {
     incoming->pieces = packet.pieces;
     incoming->tile = packet.tile;
-    incoming->summed = packet.summed;
-    incoming->sum = packet.sum;
+    incoming->has_checksum = packet.has_checksum;
+    incoming->checksum = packet.checksum;
     // Drops the bits of pieces that the tile does not have.
     incoming->have &= ~std::bitset<kMaxPieces>{} >> (kMaxPieces - (announces ? packet.pieces : 0));
     incoming->got = static_cast<std::uint32_t>(incoming->have.count());
@@ -174,16 +174,17 @@ bool RailsPeer::on_packet(const Packet& packet, Receive& receive, std::span<cons
 }
 
 // Only the key of the slots protects a write: its mark is not authenticated. A write may arrive before the announcement.
-bool RailsPeer::on_written(const Mark& mark, std::size_t rail) {
+bool RailsPeer::on_written(const Immediate& immediate, std::size_t rail) {
   if (!status_.ok()) return true;
-  if (shape_.write_from == 0 || mark.piece >= shape_.max_pieces()) return false;
-  const std::uint64_t ahead = (mark.position + kMarkPositions - released_ % kMarkPositions) % kMarkPositions;
+  if (shape_.write_from == 0 || immediate.piece >= shape_.max_pieces()) return false;
+  const std::uint64_t ahead =
+      (immediate.position + kImmediatePositions - released_ % kImmediatePositions) % kImmediatePositions;
   Incoming* incoming = incoming_for(released_ + ahead);
   const bool known = incoming != nullptr && incoming->pieces != 0;
-  if (known && (!incoming->announced || mark.piece >= incoming->pieces)) return false;
+  if (known && (!incoming->announced || immediate.piece >= incoming->pieces)) return false;
   ++come_[rail];
-  if (incoming == nullptr || incoming->have[mark.piece]) return true;  // a duplicate
-  incoming->have[mark.piece] = true;
+  if (incoming == nullptr || incoming->have[immediate.piece]) return true;  // a duplicate
+  incoming->have[immediate.piece] = true;
   ++incoming->got;
   finish_incoming(*incoming, released_ + ahead);
   return true;
@@ -200,7 +201,7 @@ const Arrival* RailsPeer::peek() noexcept {
 }
 
 void RailsPeer::forget(Incoming& incoming) noexcept {
-  if (incoming.held != nullptr) hub_.take_back(*incoming.held);
+  if (incoming.held != nullptr) hub_.repost(*incoming.held);
   incoming = {};
 }
 

@@ -34,11 +34,11 @@ bool RailsPeer::may_lend_any() const noexcept {
 // Prepares zero-copy. False where that is not possible: then the tile is copied.
 bool RailsPeer::register_lent(Outgoing& out, std::span<const std::byte> data) {
   if (!hub_.worth_lending(data)) return false;
-  out.may_move = may_lend_any();
-  if (!hub_.lasts(data)) return out.may_move;
+  out.may_redirect = may_lend_any();
+  if (!hub_.in_lasting_memory(data)) return out.may_redirect;
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     const Rail* const rail = hub_.rail(r);
-    if (rail != nullptr && is_neighbour && rail->traits().neighbours_read) {
+    if (rail != nullptr && on_this_host && rail->traits().local_peers_read) {
       unregister_lent(out);
       return false;
     }
@@ -58,7 +58,7 @@ void RailsPeer::unregister_lent(Outgoing& out) {
     if (entry != nullptr && hub_.rail(r) != nullptr) hub_.registrations(r)->release(*entry);
   }
   out.lent = nullptr;
-  out.may_move = false;
+  out.may_redirect = false;
 }
 
 bool RailsPeer::take(const TileHeader& header, std::span<const std::byte> data, bool lend) {
@@ -79,9 +79,9 @@ bool RailsPeer::take(const TileHeader& header, std::span<const std::byte> data, 
     return false;
   }
   unregister_lent(out);
-  out.summed = hub_.sums();
-  if (out.summed) {  // the copy serves retransmissions
-    out.sum = copy_with_crc32c(payload_of(slot), data);
+  out.has_checksum = hub_.uses_checksums();
+  if (out.has_checksum) {  // the copy serves retransmissions
+    out.checksum = copy_with_crc32c(payload_of(slot), data);
   } else if (lend && register_lent(out, data)) {
     out.lent = data.data();
   } else if (!data.empty()) {
@@ -106,17 +106,19 @@ void RailsPeer::leave_lent(std::size_t slot) {
   bool read = false;
   for (std::uint32_t i = 0; i < out.pieces; ++i) {
     Part& part = part_of(slot, i);
-    if (!part.under_way) continue;
+    if (!part.in_flight) continue;
     const std::size_t offset = piece_extent(out.tile.size_bytes, out.pieces, i).offset;
-    if (out.may_move) hub_.rail(part.rail)->redirect(part, payload_of(slot) + offset);
-    part.lent = !out.may_move;
+    if (out.may_redirect) hub_.rail(part.rail)->redirect(part, payload_of(slot) + offset);
+    part.lent = !out.may_redirect;
     read |= part.lent;
   }
   if (!read) unregister_lent(out);
 }
 
 // A peer that has died or left shows no caller what still arrives there.
-bool RailsPeer::is_read(const Part& part) const noexcept { return part.under_way && part.lent && !peer_died_ && !goodbye_at_; }
+bool RailsPeer::is_read(const Part& part) const noexcept {
+  return part.in_flight && part.lent && !process_ended_ && !goodbye_at_;
+}
 
 // A rail that goes on reading lent memory may send its later contents, and the peer would take these for the tile. Such a
 // rail has kGivingUpTime to complete, and is then closed. Only closing ends the reads for certain, although it closes the
@@ -133,7 +135,7 @@ void RailsPeer::keep_copies() {
     return std::any_of(parts_.begin(), parts_.end(), [this](const Part& p) { return is_read(p); });
   };
   if (!any_read()) return;
-  hub_.move_until([&] { return !any_read(); }, kGivingUpTime);
+  hub_.progress_until([&] { return !any_read(); }, kGivingUpTime);
   for (std::size_t r = 0; r < shape_.rails; ++r) {
     if (read(r)) hub_.close_rail(r, fmt::format("this rank closed it, because rank {} did not take lent tiles in time", peer_));
   }
@@ -168,7 +170,7 @@ Packet RailsPeer::front(PacketKind kind) noexcept {
   packet.released = released_;
   packet.arrived = arrived_;
   if (several_rails()) {
-    packet.come = come_;
+    packet.arrivals = come_;
     packet.sent_us = static_cast<std::uint32_t>(
         std::chrono::duration_cast<std::chrono::microseconds>(hub_.now().time_since_epoch()).count());
     for (std::uint64_t i = 0; i + 1 + arrived_ < released_ + shape_.window; ++i) {
@@ -191,19 +193,19 @@ int RailsPeer::post(Part& part, std::size_t rail) {
   const std::size_t bytes = part.announces ? 0 : extent.bytes;
   int result = 0;
   if (out.by_write && !part.announces) {
-    const Mark mark{peer_index, static_cast<std::uint16_t>(out.position % kMarkPositions),
-                    static_cast<std::uint8_t>(part.piece)};
+    const Immediate mark{peer_index, static_cast<std::uint16_t>(out.position % kImmediatePositions),
+                         static_cast<std::uint8_t>(part.piece)};
     const std::uint64_t address = peer_slots[rail].base + part.slot * slot_stride_ + extent.offset;
     result = on.post_write(part, addresses[rail], {payload + extent.offset, bytes, payload_descriptor}, address,
-                           peer_slots[rail].key, to_data(mark));
+                           peer_slots[rail].key, to_bits(mark));
   } else {
     Packet packet = front(part.announces ? PacketKind::announce : PacketKind::data);
     packet.position = out.position;
     packet.tile = out.tile;
     packet.piece = part.announces ? 0 : part.piece;
     packet.pieces = out.pieces;
-    packet.summed = out.summed;
-    packet.sum = out.sum;
+    packet.has_checksum = out.has_checksum;
+    packet.checksum = out.checksum;
     std::byte* const header = header_of(part.slot, part.piece);
     encode(packet, key_out, std::span<std::byte, kPacketBytes>(header, kPacketBytes));
     if (bytes == 0 || (out.pieces == 1 && out.lent == nullptr)) {  // the header lies in front of the payload
@@ -211,19 +213,19 @@ int RailsPeer::post(Part& part, std::size_t rail) {
       result = on.post_send(part, addresses[rail], {&whole, 1});
     } else {
       const std::array<Piece, 2> both{Piece{header, kPacketBytes, descriptor},
-                                      Piece{payload + extent.offset, bytes, payload_descriptor, out.may_move}};
+                                      Piece{payload + extent.offset, bytes, payload_descriptor, out.may_redirect}};
       result = on.post_send(part, addresses[rail], both);
     }
   }
   if (result != 0) return result;
   part.rail = static_cast<std::uint8_t>(rail);
-  part.under_way = true;
+  part.in_flight = true;
   part.again = false;
   part.lent = out.lent != nullptr && !part.announces;
   if (several_rails()) {
     RailState& state = rails_[rail];
-    if (state.load.bytes() == 0 && state.under_way == 0) state.waits_since = hub_.now();
-    ++state.under_way;
+    if (state.load.bytes() == 0 && state.in_flight == 0) state.waits_since = hub_.now();
+    ++state.in_flight;
     state.load.post(static_cast<std::uint32_t>(bytes + kPacketBytes), hub_.now());
   }
   return 0;
@@ -257,9 +259,9 @@ void RailsPeer::queue(Part& part) {
 }
 
 void RailsPeer::finish_part(Part& part) {
-  part.under_way = false;
+  part.in_flight = false;
   Outgoing& out = out_[part.slot];
-  if (--out.unfinished == 0 && refused_) hub_.note_move();
+  if (--out.unfinished == 0 && refused_) hub_.note_progress();
   count_sent();
 }
 
@@ -271,7 +273,7 @@ void RailsPeer::count_sent() {
     if (out.lent != nullptr && several_rails() && !out.arrived) return;
     unregister_lent(out);
     ++sent_;
-    hub_.note_move();
+    hub_.note_progress();
   }
 }
 
@@ -285,10 +287,10 @@ void RailsPeer::drop_queue() {
 }
 
 void RailsPeer::on_sent(Part& part, const Completion& completion) {
-  part.under_way = false;
+  part.in_flight = false;
   if (completion.error != 0) want_word();  // the releases that its packet reported may not have arrived
   if (several_rails()) {
-    --rails_[part.rail].under_way;
+    --rails_[part.rail].in_flight;
     rails_[part.rail].waits_since = hub_.now();
   }
   const Outgoing& out = out_[part.slot];

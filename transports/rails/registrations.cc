@@ -9,7 +9,7 @@ RegistrationCache::RegistrationCache(Rail& rail, std::span<std::byte> lasting, c
 
 void RegistrationCache::drop(std::size_t index) noexcept {
   Entry& entry = *entries_[index];
-  rail_.dismiss(entry.registration);
+  rail_.deregister(entry.registration);
   bytes_ -= entry.memory.size();
   entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(index));
 }
@@ -48,7 +48,7 @@ RegistrationCache::Entry* RegistrationCache::acquire(const std::byte* data, std:
   const std::size_t end = std::min(lasting_.size(), (offset + bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
   const std::span<std::byte> memory = lasting_.subspan(begin, end - begin);
   if (!make_room(memory.size())) return nullptr;
-  auto registration = rail_.enroll(memory, false);
+  auto registration = rail_.register_memory(memory, false);
   if (!registration.ok()) return nullptr;
   entries_.push_back(std::make_unique<Entry>(Entry{memory, *registration, 1, clock_, false}));
   bytes_ += memory.size();

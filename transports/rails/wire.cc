@@ -58,8 +58,8 @@ void each_packet_field(P& packet, Fields&& field) {
   field(packet.arrived_after), field(packet.position), field(packet.piece), field(packet.pieces);
   field(packet.tile.communicator), field(packet.tile.sequence), field(packet.tile.edge), field(packet.tile.size_bytes);
   field(packet.tile.offset_bytes);
-  for (auto& count : packet.come) field(count);
-  field(packet.sent_us), field(packet.summed), field(packet.sum);
+  for (auto& count : packet.arrivals) field(count);
+  field(packet.sent_us), field(packet.has_checksum), field(packet.checksum);
 }
 constexpr std::size_t kLinkAt = kPreludeBytes + 1;
 constexpr std::size_t kTokenAt = kLinkAt + 2;
@@ -124,14 +124,14 @@ std::optional<Packet> decode_packet(std::span<const std::byte, kPacketBytes> byt
   if (claimed != proof_of_packet(bytes.data(), key)) return {};
   Packet packet;
   each_packet_field(packet, FieldReader(bytes.data() + kPreludeBytes));
-  if (packet.kind < PacketKind::data || packet.kind > PacketKind::again) return {};
+  if (packet.kind < PacketKind::data || packet.kind > PacketKind::retransmit) return {};
   if (packet.pieces < 1 || packet.pieces > kMaxPieces || packet.piece >= packet.pieces) return {};
   if (packet.tile.size_bytes > max_tile_bytes) return {};
   return packet;
 }
 
-std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
-                                  std::size_t max_tile_bytes) noexcept {
+std::optional<Packet> repair_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
+                                    std::size_t max_tile_bytes) noexcept {
   std::array<std::byte, kPacketBytes> tried;
   std::copy(bytes.begin(), bytes.end(), tried.begin());
   for (std::size_t bit = 0; bit < 8 * kPacketBytes; ++bit) {
@@ -161,11 +161,12 @@ Extent piece_extent(std::size_t tile_bytes, std::uint32_t pieces, std::uint32_t 
   return {offset, std::min(each, tile_bytes - offset)};
 }
 
-std::uint32_t to_data(const Mark& mark) noexcept {
-  return static_cast<std::uint32_t>(mark.link) << 20 | static_cast<std::uint32_t>(mark.position) << 8 | mark.piece;
+std::uint32_t to_bits(const Immediate& immediate) noexcept {
+  return static_cast<std::uint32_t>(immediate.link) << 20 | static_cast<std::uint32_t>(immediate.position) << 8 |
+         immediate.piece;
 }
 
-Mark to_mark(std::uint32_t data) noexcept {
+Immediate to_immediate(std::uint32_t data) noexcept {
   return {static_cast<std::uint16_t>(data >> 20), static_cast<std::uint16_t>(data >> 8 & 0xfff),
           static_cast<std::uint8_t>(data)};
 }

@@ -18,32 +18,32 @@ inline constexpr std::size_t kMaxPieces = 256;  ///< of one tile
 inline constexpr std::size_t kMaxWindow = 64;   ///< tiles in flight on a link
 
 enum class PacketKind : std::uint8_t {
-  data = 1,       ///< a piece of a tile, or all of it
-  announce = 2,   ///< the header of a tile whose pieces are written into the receiver's memory
-  note = 3,       ///< only the acknowledgements that every packet has
-  goodbye = 4,    ///< close notice: the sender leaves in order; it has sent `position` tiles
-  ask = 5,        ///< requests a note on the rail on which this packet arrived
-  rail_lost = 6,  ///< the sender no longer uses its rail `position` for this link, and lets no peer write by it
-  again = 7,      ///< the tile `position` arrived with a wrong checksum: requests all of it again
+  data = 1,          ///< a piece of a tile, or all of it
+  announce = 2,      ///< the header of a tile whose pieces are written into the receiver's memory
+  note = 3,          ///< only the acknowledgements that every packet has
+  close_notice = 4,  ///< close notice: the sender leaves in order; it has sent `position` tiles
+  probe = 5,         ///< requests a note on the rail on which this packet arrived
+  rail_lost = 6,     ///< the sender no longer uses its rail `position` for this link, and lets no peer write by it
+  retransmit = 7,    ///< the tile `position` arrived with a wrong checksum: requests all of it again
 };
 
-/// The header of every message after the handshake. `released`, `arrived`, `arrived_after` and `come` are about the opposite
-/// direction of the link.
+/// The header of every message after the handshake. `released`, `arrived`, `arrived_after` and `arrivals` are about the
+/// opposite direction of the link.
 struct Packet {
   PacketKind kind = PacketKind::data;
-  std::uint16_t link = 0;                       ///< number of the link at the receiver
-  std::uint64_t token = 0;                      ///< identifies the link where the other bytes are damaged; not secret
-  std::uint64_t released = 0;                   ///< tiles below this number are released: there is room for as many more
-  std::uint64_t arrived = 0;                    ///< tiles below this number have arrived
-  std::uint64_t arrived_after = 0;              ///< bit i: tile arrived + 1 + i has arrived as well
-  std::array<std::uint32_t, kMaxRails> come{};  ///< by rail, modulo 2^32: pieces and announcements that have arrived on it
-  std::uint32_t sent_us = 0;                    ///< time of these counts by the sender's clock, in us, modulo 2^32
-  std::uint64_t position = 0;                   ///< of the tile on its link
+  std::uint16_t link = 0;                           ///< number of the link at the receiver
+  std::uint64_t token = 0;                          ///< identifies the link where the other bytes are damaged; not secret
+  std::uint64_t released = 0;                       ///< tiles below this number are released: there is room for as many more
+  std::uint64_t arrived = 0;                        ///< tiles below this number have arrived
+  std::uint64_t arrived_after = 0;                  ///< bit i: tile arrived + 1 + i has arrived as well
+  std::array<std::uint32_t, kMaxRails> arrivals{};  ///< by rail, modulo 2^32: pieces and announcements that have arrived on it
+  std::uint32_t sent_us = 0;                        ///< time of these counts by the sender's clock, in us, modulo 2^32
+  std::uint64_t position = 0;                       ///< of the tile on its link
   TileHeader tile;
   std::uint32_t piece = 0;
   std::uint32_t pieces = 1;
-  bool summed = false;
-  std::uint32_t sum = 0;  ///< where `summed`: the CRC-32C of the whole tile's payload
+  bool has_checksum = false;
+  std::uint32_t checksum = 0;  ///< where `has_checksum`: the CRC-32C of the whole tile's payload
 
   bool operator==(const Packet&) const = default;
 };
@@ -63,8 +63,8 @@ void encode(const Packet& packet, const PacketKey& key, std::span<std::byte, kPa
                                                   std::size_t max_tile_bytes) noexcept;
 /// Repairs a packet in which one bit was flipped in transit, by trying all bits. Empty where more bits were flipped. Takes
 /// 0.1 ms: only for bytes that carry the token of a link, except for one bit.
-[[nodiscard]] std::optional<Packet> mend_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
-                                                std::size_t max_tile_bytes) noexcept;
+[[nodiscard]] std::optional<Packet> repair_packet(std::span<const std::byte, kPacketBytes> bytes, const PacketKey& key,
+                                                  std::size_t max_tile_bytes) noexcept;
 /// The bytes at the positions of the link and of the token, unchecked.
 [[nodiscard]] std::uint16_t link_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
 [[nodiscard]] std::uint64_t token_in(std::span<const std::byte, kPacketBytes> bytes) noexcept;
@@ -77,15 +77,15 @@ struct Extent {
 [[nodiscard]] Extent piece_extent(std::size_t tile_bytes, std::uint32_t pieces, std::uint32_t piece) noexcept;
 
 /// The 32 bits that arrive with a written piece.
-struct Mark {
-  std::uint16_t link = 0;      ///< below kMaxMarkedLinks
-  std::uint16_t position = 0;  ///< of the tile, modulo kMarkPositions
+struct Immediate {
+  std::uint16_t link = 0;      ///< below kMaxImmediateLinks
+  std::uint16_t position = 0;  ///< of the tile, modulo kImmediatePositions
   std::uint8_t piece = 0;
 };
-inline constexpr std::size_t kMaxMarkedLinks = 4096;
-inline constexpr std::uint64_t kMarkPositions = 4096;
-[[nodiscard]] std::uint32_t to_data(const Mark& mark) noexcept;
-[[nodiscard]] Mark to_mark(std::uint32_t data) noexcept;
+inline constexpr std::size_t kMaxImmediateLinks = 4096;
+inline constexpr std::uint64_t kImmediatePositions = 4096;
+[[nodiscard]] std::uint32_t to_bits(const Immediate& immediate) noexcept;
+[[nodiscard]] Immediate to_immediate(std::uint32_t data) noexcept;
 
 enum class RecordKind : std::uint16_t {
   hello = 1,   ///< sent until the peer answers

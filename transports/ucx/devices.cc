@@ -25,7 +25,7 @@ std::string numeric(const sockaddr* address) {
   return result == 0 ? text.data() : std::string();
 }
 
-std::string what_there_is(const std::vector<Interface>& there) {
+std::string list_of(const std::vector<Interface>& there) {
   std::string text;
   for (const Interface& each : there) {
     if (!each.address.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", each.name, each.address);
@@ -54,7 +54,7 @@ Result<std::string> net_devices(const std::string& interface_or_address, const s
     return Status(StatusCode::invalid_argument,
                   fmt::format("ucx: this host has no interface or address '{}' (SHOAL_HOST_ADDRESS, or else "
                               "SHOAL_SOCKET_IFNAME); it has {}",
-                              interface_or_address, what_there_is(there)));
+                              interface_or_address, list_of(there)));
   }
   std::string devices = found->name;
   const std::filesystem::path folder = std::filesystem::path(sysfs_root) / "class/net" / found->name;

@@ -181,8 +181,10 @@ class UcxRail final : public Rail {
     return endpoints_.size() - 1;
   }
 
-  Result<Registration> enroll(std::span<std::byte>, bool) override { return Registration{}; }  // UCX registers by itself
-  void dismiss(Registration&) noexcept override {}
+  Result<Registration> register_memory(std::span<std::byte>, bool) override {
+    return Registration{};
+  }  // UCX registers by itself
+  void deregister(Registration&) noexcept override {}
 
   int post_receive(Operation& operation, std::span<std::byte> memory, void*) override {
     ucp_request_param_t parameters{};
@@ -207,7 +209,7 @@ class UcxRail final : public Rail {
     operation.provider[0] = this;
     const void* data = pieces[0].data;
     std::size_t count = pieces[0].bytes;
-    if (pieces.size() > 1 && pieces[1].may_move) {
+    if (pieces.size() > 1 && pieces[1].may_redirect) {
       for (std::size_t i = 0; i < 2; ++i) Parts::of(operation).parts[i] = {pieces[i].data, pieces[i].bytes};
       parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
       parameters.datatype = parts_type_;

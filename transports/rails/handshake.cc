@@ -61,46 +61,46 @@ std::string Hub::address() const {
   return all;
 }
 
-Status Hub::add_peer(int peer, const std::string& address) {
+Status Hub::add_peer(int rank, const std::string& address) {
   const auto bad = [&](const std::string& what) {
-    return Status(StatusCode::invalid_argument, fmt::format("{}: connect: rank {}: {}", options_.transport, peer, what));
+    return Status(StatusCode::invalid_argument, fmt::format("{}: connect: rank {}: {}", options_.transport, rank, what));
   };
-  if (peer < 0 || peer >= options_.size || peer == options_.rank) return bad(fmt::format("no peer of rank {}", options_.rank));
-  if (lane_of_rank_[static_cast<std::size_t>(peer)] >= 0) return bad("named twice");
+  if (rank < 0 || rank >= options_.size || rank == options_.rank) return bad(fmt::format("no peer of rank {}", options_.rank));
+  if (index_of_rank_[static_cast<std::size_t>(rank)] >= 0) return bad("named twice");
   const auto rails = split_address(address);
   if (!rails.ok()) return bad(rails.status().message());
   if (rails->size() != rails_.size()) {
     return {StatusCode::mismatch, fmt::format("{}: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
-                                              options_.transport, peer, rails->size(), options_.rank, rails_.size())};
+                                              options_.transport, rank, rails->size(), options_.rank, rails_.size())};
   }
-  auto lane = std::make_unique<RailsPeer>(*this, peer, static_cast<std::uint16_t>(lanes_.size()), shape_);
+  auto peer = std::make_unique<RailsPeer>(*this, rank, static_cast<std::uint16_t>(peers_.size()), shape_);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     auto number = rails_[r]->add_peer((*rails)[r]);
     if (!number.ok()) return number.status();
-    lane->addresses.push_back(*number);
+    peer->addresses.push_back(*number);
   }
-  if (Status status = lane->prepare(); !status.ok()) return status;
-  lane->meeting.nonce = random_nonce();
-  std::byte* memory = records_.data() + lanes_.size() * 2 * ((kRecordBytes + 63) / 64 * 64);
-  for (Short* record : {&lane->meeting.hello, &lane->meeting.answer}) {
+  if (Status status = peer->prepare(); !status.ok()) return status;
+  peer->handshake.nonce = random_nonce();
+  std::byte* memory = records_.data() + peers_.size() * 2 * round_up(kRecordBytes);
+  for (ShortMessage* record : {&peer->handshake.hello, &peer->handshake.answer}) {
     record->role = Posted::Role::record;
-    record->lane = lane.get();
+    record->peer = peer.get();
     record->memory = memory;
     record->bytes = kRecordBytes;
-    memory += (kRecordBytes + 63) / 64 * 64;
+    memory += round_up(kRecordBytes);
   }
-  lane_of_rank_[static_cast<std::size_t>(peer)] = static_cast<int>(lanes_.size());
-  lanes_.push_back(std::move(lane));
+  index_of_rank_[static_cast<std::size_t>(rank)] = static_cast<int>(peers_.size());
+  peers_.push_back(std::move(peer));
   return {};
 }
 
-Record Hub::own_record(const RailsPeer& lane, RecordKind kind) const {
-  const LaneShape& shape = lane.shape();
+Record Hub::own_record(const RailsPeer& peer, RecordKind kind) const {
+  const LinkShape& shape = peer.shape();
   static const std::uint64_t host = host_number();
   Record record;
   record.kind = kind;
   record.from_rank = static_cast<std::uint32_t>(options_.rank);
-  record.to_rank = static_cast<std::uint32_t>(lane.peer());
+  record.to_rank = static_cast<std::uint32_t>(peer.rank());
   record.size = static_cast<std::uint32_t>(options_.size);
   record.job_id = options_.job_id;
   record.tile_bytes = static_cast<std::uint32_t>(shape.tile_bytes);
@@ -109,97 +109,97 @@ Record Hub::own_record(const RailsPeer& lane, RecordKind kind) const {
   record.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
   record.write_from = static_cast<std::uint32_t>(shape.write_from);
   record.rails = static_cast<std::uint16_t>(shape.rails);
-  record.link = lane.index;
+  record.link = peer.index;
   record.host = host;
   record.process = static_cast<std::uint64_t>(::getpid());
-  record.nonce = lane.meeting.nonce;
-  if (kind == RecordKind::answer && lane.meeting.peer_nonce) record.peer_nonce = *lane.meeting.peer_nonce;
-  for (std::size_t r = 0; r < shape.rails; ++r) record.slots[r] = lane.own_slots(r);
+  record.nonce = peer.handshake.nonce;
+  if (kind == RecordKind::answer && peer.handshake.peer_nonce) record.peer_nonce = *peer.handshake.peer_nonce;
+  for (std::size_t r = 0; r < shape.rails; ++r) record.slots[r] = peer.own_slots(r);
   return record;
 }
 
-void Hub::send_record(RailsPeer& lane, Short& record, RecordKind kind) {
-  if (record.under_way) return;
-  const RecordBytes bytes = encode(own_record(lane, kind), options_.key);
+void Hub::send_record(RailsPeer& peer, ShortMessage& record, RecordKind kind) {
+  if (record.in_flight) return;
+  const RecordBytes bytes = encode(own_record(peer, kind), options_.key);
   std::memcpy(record.memory, bytes.data(), bytes.size());
-  const std::size_t first = static_cast<std::size_t>(lane.meeting.tries) % rails_.size();
+  const std::size_t first = static_cast<std::size_t>(peer.handshake.tries) % rails_.size();
   for (std::size_t i = 0; i < rails_.size(); ++i) {
     const std::size_t r = (first + i) % rails_.size();
     if (rails_[r] == nullptr) continue;
     const Piece piece{record.memory, record.bytes, records_.descriptor(r)};
-    const int result = rails_[r]->post_send(record, lane.addresses[r], {&piece, 1});
+    const int result = rails_[r]->post_send(record, peer.addresses[r], {&piece, 1});
     if (result == 0) {
-      record.under_way = true;
+      record.in_flight = true;
       record.rail = static_cast<std::uint8_t>(r);
       return;
     }
     if (result != kAgain) {
       Completion failed;
       failed.error = -result;
-      lane.meeting.last_error = rails_[r]->describe(failed);
+      peer.handshake.last_error = rails_[r]->describe(failed);
     }
   }
 }
 
-void Hub::greet(RailsPeer& lane, Clock::time_point now) {
-  if (lane.meeting.answers) send_record(lane, lane.meeting.answer, RecordKind::answer);
-  if (lane.meeting.answers && lane.meeting.answer.under_way) lane.meeting.answers = false;
-  if (lane.meeting.answered || now < lane.meeting.next_hello) return;
-  send_record(lane, lane.meeting.hello, RecordKind::hello);
-  if (!lane.meeting.hello.under_way) return;  // the queue is full: again in the next pass
-  ++lane.meeting.tries;
-  lane.meeting.next_hello = now + kHelloAgain;
+void Hub::send_handshake(RailsPeer& peer, Clock::time_point now) {
+  if (peer.handshake.owes_answer) send_record(peer, peer.handshake.answer, RecordKind::answer);
+  if (peer.handshake.owes_answer && peer.handshake.answer.in_flight) peer.handshake.owes_answer = false;
+  if (peer.handshake.peer_answered || now < peer.handshake.next_hello) return;
+  send_record(peer, peer.handshake.hello, RecordKind::hello);
+  if (!peer.handshake.hello.in_flight) return;  // the queue is full: again in the next pass
+  ++peer.handshake.tries;
+  peer.handshake.next_hello = now + kHelloAgain;
 }
 
-void Hub::on_record_sent(Short& record, const Completion& completion) {
-  record.under_way = false;
-  RailsPeer& lane = *record.lane;
-  const bool is_answer = &record == &lane.meeting.answer;
+void Hub::on_record_sent(ShortMessage& record, const Completion& completion) {
+  record.in_flight = false;
+  RailsPeer& peer = *record.peer;
+  const bool is_answer = &record == &peer.handshake.answer;
   if (completion.error == 0) {
-    lane.meeting.has_answer |= is_answer;
+    peer.handshake.answer_sent |= is_answer;
     return;
   }
-  lane.meeting.last_error = rails_[record.rail] == nullptr ? "the rail is closed" : rails_[record.rail]->describe(completion);
-  ++lane.meeting.tries;
+  peer.handshake.last_error = rails_[record.rail] == nullptr ? "the rail is closed" : rails_[record.rail]->describe(completion);
+  ++peer.handshake.tries;
   if (is_answer) {
-    lane.meeting.answers = true;
+    peer.handshake.owes_answer = true;
   } else {
-    lane.meeting.next_hello = Clock::now() + kHelloFailed;
+    peer.handshake.next_hello = Clock::now() + kHelloFailed;
   }
 }
 
 void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
   const auto refuse = [&](std::string_view why) {
-    ++strangers_;
+    ++rejected_;
     count_refusal(options_.transport, why);
   };
-  const auto said = decode_record(bytes);
-  if (!said) return refuse("a record is malformed");
-  if (said->job_id != options_.job_id || said->to_rank != static_cast<std::uint32_t>(options_.rank))
+  const auto record = decode_record(bytes);
+  if (!record) return refuse("a record is malformed");
+  if (record->job_id != options_.job_id || record->to_rank != static_cast<std::uint32_t>(options_.rank))
     return refuse("a record is for another job or rank");
   if (!is_proven(bytes, options_.key)) return refuse("the sender of a record does not hold the job's key");
-  if (said->from_rank >= lane_of_rank_.size() || lane_of_rank_[said->from_rank] < 0)
+  if (record->from_rank >= index_of_rank_.size() || index_of_rank_[record->from_rank] < 0)
     return refuse("a record is from a rank that is not expected");
-  if (!check_settings(*said)) return;
-  RailsPeer& lane = *lanes_[static_cast<std::size_t>(lane_of_rank_[said->from_rank])];
-  if (lane.meeting.peer_nonce && *lane.meeting.peer_nonce != said->nonce)
+  if (!check_settings(*record)) return;
+  RailsPeer& peer = *peers_[static_cast<std::size_t>(index_of_rank_[record->from_rank])];
+  if (peer.handshake.peer_nonce && *peer.handshake.peer_nonce != record->nonce)
     return refuse("a record has another nonce than the first one of its rank");
-  if (said->kind == RecordKind::answer && said->peer_nonce != lane.meeting.nonce)
+  if (record->kind == RecordKind::answer && record->peer_nonce != peer.handshake.nonce)
     return refuse("an answer belongs to an earlier handshake");
-  if (!lane.meeting.peer_nonce) {
-    lane.meeting.peer_nonce = said->nonce;
-    lane.peer_index = said->link;
-    for (std::size_t r = 0; r < rails_.size(); ++r) lane.peer_slots[r] = said->slots[r];
-    lane.peer_write_from = said->write_from;
-    lane.key_out = make_packet_key(options_.key, lane.meeting.nonce, said->nonce);
-    lane.key_in = make_packet_key(options_.key, said->nonce, lane.meeting.nonce);
-    watch_process(lane, *said);
+  if (!peer.handshake.peer_nonce) {
+    peer.handshake.peer_nonce = record->nonce;
+    peer.peer_index = record->link;
+    for (std::size_t r = 0; r < rails_.size(); ++r) peer.peer_slots[r] = record->slots[r];
+    peer.peer_write_from = record->write_from;
+    peer.key_out = make_packet_key(options_.key, peer.handshake.nonce, record->nonce);
+    peer.key_in = make_packet_key(options_.key, record->nonce, peer.handshake.nonce);
+    watch_process(peer, *record);
   }
-  if (said->kind == RecordKind::hello) {
-    lane.meeting.answers = true;
-    greet(lane, Clock::time_point::min());  // after connect() no other code calls greet()
+  if (record->kind == RecordKind::hello) {
+    peer.handshake.owes_answer = true;
+    send_handshake(peer, Clock::time_point::min());  // after connect() no other code calls send_handshake()
   } else {
-    lane.meeting.answered = true;
+    peer.handshake.peer_answered = true;
   }
 }
 
@@ -211,18 +211,18 @@ bool Hub::check_settings(const Record& record) {
                                   options_.transport, record.from_rank, what, theirs, options_.rank, ours));
     return true;
   };
-  const LaneShape& lane = shape_;
+  const LinkShape& shape = shape_;
   return !differ("wire version", record.version, kWireVersion) && !differ("a job size of", record.size, options_.size + 0U) &&
-         !differ("rails:", record.rails, lane.rails + 0U) && !differ("a tile size of", record.tile_bytes, lane.tile_bytes) &&
-         !differ("tiles per peer:", record.window, lane.window) &&
-         !differ("stripes of", record.stripe_bytes, lane.stripe_bytes) &&
-         !differ("messages of", record.piece_bytes, lane.piece_bytes) &&
-         !differ("writes from", record.write_from, lane.write_from);
+         !differ("rails:", record.rails, shape.rails + 0U) && !differ("a tile size of", record.tile_bytes, shape.tile_bytes) &&
+         !differ("tiles per peer:", record.window, shape.window) &&
+         !differ("stripes of", record.stripe_bytes, shape.stripe_bytes) &&
+         !differ("messages of", record.piece_bytes, shape.piece_bytes) &&
+         !differ("writes from", record.write_from, shape.write_from);
 }
 
-void Hub::watch_process(RailsPeer& lane, const Record& record) {
-  const Record own = own_record(lane, RecordKind::hello);
-  lane.is_neighbour = record.host == own.host;
+void Hub::watch_process(RailsPeer& peer, const Record& record) {
+  const Record own = own_record(peer, RecordKind::hello);
+  peer.on_this_host = record.host == own.host;
   if (own.host == 0 || record.host != own.host || record.process == own.process) return;
 #ifdef SYS_pidfd_open
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(record.process), 0)));
@@ -231,7 +231,7 @@ void Hub::watch_process(RailsPeer& lane, const Record& record) {
   event.events = EPOLLIN;
   event.data.fd = process.get();
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return;
-  lane.pidfd = process.get();
+  peer.pidfd = process.get();
   pidfds_.push_back(std::move(process));
 #endif
 }
@@ -241,7 +241,7 @@ Result<std::vector<RailsPeer*>> Hub::connect(std::span<const int> peers, std::sp
   const auto bad = [&](const std::string& text) {
     return Status(StatusCode::invalid_argument, fmt::format("{}: connect: {}", options_.transport, text));
   };
-  if (!lanes_.empty()) return bad("was called before");
+  if (!peers_.empty()) return bad("was called before");
   if (peers.size() != addresses.size()) return bad(fmt::format("{} peers but {} addresses", peers.size(), addresses.size()));
   const Clock::time_point start = Clock::now();
   to_pump_.reserve(peers.size());
@@ -249,22 +249,24 @@ Result<std::vector<RailsPeer*>> Hub::connect(std::span<const int> peers, std::sp
   for (std::size_t i = 0; i < peers.size(); ++i) {
     if (Status status = add_peer(peers[i], addresses[i]); !status.ok()) return status;
   }
-  const auto met = [&] {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->meeting.done(); });
+  const auto all_connected = [&] {
+    return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->handshake.done(); });
   };
-  while (!met()) {
+  while (!all_connected()) {
     const Clock::time_point now = Clock::now();
-    if (now >= time_limit.deadline()) return late(start, time_limit.deadline());
+    if (now >= time_limit.deadline()) return timeout_status(start, time_limit.deadline());
     if (Status status = time_limit.check(); !status.ok()) return status;
     Clock::time_point next = time_limit.next();
-    for (const auto& lane : lanes_) {
-      greet(*lane, now);
-      const bool refused = !lane->meeting.hello.under_way && !lane->meeting.answered && lane->meeting.next_hello <= now;
-      next = std::min(next, refused || lane->meeting.answers ? now + milliseconds(2) : std::max(now, lane->meeting.next_hello));
+    for (const auto& peer : peers_) {
+      send_handshake(*peer, now);
+      const bool refused =
+          !peer->handshake.hello.in_flight && !peer->handshake.peer_answered && peer->handshake.next_hello <= now;
+      next = std::min(
+          next, refused || peer->handshake.owes_answer ? now + milliseconds(2) : std::max(now, peer->handshake.next_hello));
     }
     progress();
     if (!failure_.ok()) return failure_;
-    if (met()) break;
+    if (all_connected()) break;
     const bool sleeps = prepare_wait();
     const auto pause = std::chrono::duration_cast<milliseconds>(next - Clock::now()).count();
     pollfd item{epoll_.get(), POLLIN, 0};
@@ -273,23 +275,24 @@ Result<std::vector<RailsPeer*>> Hub::connect(std::span<const int> peers, std::sp
     if (!failure_.ok()) return failure_;
   }
   std::vector<RailsPeer*> made;
-  for (const auto& lane : lanes_) made.push_back(lane.get());
+  for (const auto& peer : peers_) made.push_back(peer.get());
   return made;
 }
 
-Status Hub::late(Clock::time_point start, Clock::time_point deadline) const {
+Status Hub::timeout_status(Clock::time_point start, Clock::time_point deadline) const {
   const double seconds = std::chrono::duration<double>(deadline - start).count();
   std::string text;
   std::size_t missing = 0;
-  for (const auto& lane : lanes_) {
-    if (lane->meeting.done() || ++missing > kNamedRanks) continue;
-    text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", lane->peer(), seconds);
-    if (lane->meeting.peer_nonce)
-      text += lane->meeting.answered ? " (it answered, but our answer did not leave)" : " (its hello arrived, but no answer)";
-    if (!lane->meeting.last_error.empty()) text += fmt::format(": {}", lane->meeting.last_error);
+  for (const auto& peer : peers_) {
+    if (peer->handshake.done() || ++missing > kNamedRanks) continue;
+    text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", peer->rank(), seconds);
+    if (peer->handshake.peer_nonce)
+      text += peer->handshake.peer_answered ? " (it answered, but our answer did not leave)"
+                                            : " (its hello arrived, but no answer)";
+    if (!peer->handshake.last_error.empty()) text += fmt::format(": {}", peer->handshake.last_error);
   }
   if (missing > kNamedRanks) text += fmt::format("; and {} more ranks", missing - kNamedRanks);
-  if (strangers_ > 0) text += fmt::format("; dropped {} unauthenticated or unexpected messages", strangers_);
+  if (rejected_ > 0) text += fmt::format("; dropped {} unauthenticated or unexpected messages", rejected_);
   return {StatusCode::timeout,
           fmt::format("{}: {} ({})", options_.transport, text, rails_[0] == nullptr ? "closed" : rails_[0]->traits().provider)};
 }
