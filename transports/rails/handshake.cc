@@ -73,11 +73,11 @@ Status Hub::add_peer(int rank, const std::string& address) {
     return {StatusCode::mismatch, fmt::format("{}: rank {} has {} rails, rank {} has {}; give all ranks as many (SHOAL_RAILS)",
                                               options_.transport, rank, rails->size(), options_.rank, rails_.size())};
   }
-  auto peer = std::make_unique<RailsPeer>(*this, rank, static_cast<std::uint16_t>(peers_.size()), shape_);
+  auto peer = std::make_unique<RailsPeer>(*this, rank, shape_);
   for (std::size_t r = 0; r < rails_.size(); ++r) {
     auto number = rails_[r]->add_peer((*rails)[r]);
     if (!number.ok()) return number.status();
-    peer->addresses.push_back(*number);
+    peer->remote.addresses.push_back(*number);
   }
   if (Status status = peer->prepare(); !status.ok()) return status;
   peer->handshake.nonce = random_nonce();
@@ -94,13 +94,13 @@ Status Hub::add_peer(int rank, const std::string& address) {
   return {};
 }
 
-Record Hub::own_record(const RailsPeer& peer, RecordKind kind) const {
-  const LinkShape& shape = peer.shape();
+Record Hub::own_record(RailsPeer& peer, RecordKind kind) const {
+  const LinkShape& shape = shape_;
   static const std::uint64_t host = host_number();
   Record record;
   record.kind = kind;
   record.from_rank = static_cast<std::uint32_t>(options_.rank);
-  record.to_rank = static_cast<std::uint32_t>(peer.rank());
+  record.to_rank = static_cast<std::uint32_t>(peer.remote.rank);
   record.size = static_cast<std::uint32_t>(options_.size);
   record.job_id = options_.job_id;
   record.tile_bytes = static_cast<std::uint32_t>(shape.tile_bytes);
@@ -109,12 +109,13 @@ Record Hub::own_record(const RailsPeer& peer, RecordKind kind) const {
   record.piece_bytes = static_cast<std::uint32_t>(shape.piece_bytes);
   record.write_from = static_cast<std::uint32_t>(shape.write_from);
   record.rails = static_cast<std::uint16_t>(shape.rails);
-  record.link = peer.index;
+  record.link = static_cast<std::uint16_t>(index_of_rank_[static_cast<std::size_t>(peer.remote.rank)]);
   record.host = host;
   record.process = static_cast<std::uint64_t>(::getpid());
   record.nonce = peer.handshake.nonce;
   if (kind == RecordKind::answer && peer.handshake.peer_nonce) record.peer_nonce = *peer.handshake.peer_nonce;
-  for (std::size_t r = 0; r < shape.rails; ++r) record.slots[r] = peer.own_slots(r);
+  const std::vector<Registration>& slots = peer.received().slots().registrations;
+  for (std::size_t r = 0; r < slots.size(); ++r) record.slots[r] = {slots[r].base, slots[r].key};
   return record;
 }
 
@@ -127,16 +128,14 @@ void Hub::send_record(RailsPeer& peer, ShortMessage& record, RecordKind kind) {
     const std::size_t r = (first + i) % rails_.size();
     if (rails_[r] == nullptr) continue;
     const Piece piece{record.memory, record.bytes, records_.descriptor(r)};
-    const int result = rails_[r]->post_send(record, peer.addresses[r], {&piece, 1});
+    const int result = rails_[r]->post_send(record, peer.remote.addresses[r], {&piece, 1});
     if (result == 0) {
       record.in_flight = true;
       record.rail = static_cast<std::uint8_t>(r);
       return;
     }
     if (result != kAgain) {
-      Completion failed;
-      failed.error = -result;
-      peer.handshake.last_error = rails_[r]->describe(failed);
+      peer.handshake.last_error = describe(r, result);
     }
   }
 }
@@ -159,7 +158,7 @@ void Hub::on_record_sent(ShortMessage& record, const Completion& completion) {
     peer.handshake.answer_sent |= is_answer;
     return;
   }
-  peer.handshake.last_error = rails_[record.rail] == nullptr ? "the rail is closed" : rails_[record.rail]->describe(completion);
+  peer.handshake.last_error = describe(record.rail, completion);
   ++peer.handshake.tries;
   if (is_answer) {
     peer.handshake.owes_answer = true;
@@ -188,11 +187,10 @@ void Hub::on_record(std::span<const std::byte, kRecordBytes> bytes) {
     return refuse("an answer belongs to an earlier handshake");
   if (!peer.handshake.peer_nonce) {
     peer.handshake.peer_nonce = record->nonce;
-    peer.peer_index = record->link;
-    for (std::size_t r = 0; r < rails_.size(); ++r) peer.peer_slots[r] = record->slots[r];
-    peer.peer_write_from = record->write_from;
-    peer.key_out = make_packet_key(options_.key, peer.handshake.nonce, record->nonce);
-    peer.key_in = make_packet_key(options_.key, record->nonce, peer.handshake.nonce);
+    peer.remote.link = record->link;
+    for (std::size_t r = 0; r < rails_.size(); ++r) peer.remote.slots[r] = record->slots[r];
+    peer.remote.key_out = make_packet_key(options_.key, peer.handshake.nonce, record->nonce);
+    peer.remote.key_in = make_packet_key(options_.key, record->nonce, peer.handshake.nonce);
     watch_process(peer, *record);
   }
   if (record->kind == RecordKind::hello) {
@@ -222,7 +220,7 @@ bool Hub::check_settings(const Record& record) {
 
 void Hub::watch_process(RailsPeer& peer, const Record& record) {
   const Record own = own_record(peer, RecordKind::hello);
-  peer.on_this_host = record.host == own.host;
+  peer.remote.on_this_host = record.host == own.host;
   if (own.host == 0 || record.host != own.host || record.process == own.process) return;
 #ifdef SYS_pidfd_open
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(record.process), 0)));
@@ -231,7 +229,7 @@ void Hub::watch_process(RailsPeer& peer, const Record& record) {
   event.events = EPOLLIN;
   event.data.fd = process.get();
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return;
-  peer.pidfd = process.get();
+  peer.remote.pidfd = process.get();
   pidfds_.push_back(std::move(process));
 #endif
 }
@@ -285,7 +283,7 @@ Status Hub::timeout_status(Clock::time_point start, Clock::time_point deadline) 
   std::size_t missing = 0;
   for (const auto& peer : peers_) {
     if (peer->handshake.done() || ++missing > kNamedRanks) continue;
-    text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", peer->rank(), seconds);
+    text += fmt::format("{}rank {} did not connect within {:.1f} s", text.empty() ? "" : "; ", peer->remote.rank, seconds);
     if (peer->handshake.peer_nonce)
       text += peer->handshake.peer_answered ? " (it answered, but our answer did not leave)"
                                             : " (its hello arrived, but no answer)";

@@ -120,10 +120,8 @@ Status Hub::make_receives(std::size_t peers) {
       pool.unposted.push_back(&receive);
     }
     if (const int result = post_receives(r); result != 0 && result != kAgain) {
-      Completion failed;
-      failed.error = -result;
       return {StatusCode::system_error, fmt::format("{}: {} accepts no receives: {}", options_.transport,
-                                                    rails_[r]->traits().provider, rails_[r]->describe(failed))};
+                                                    rails_[r]->traits().provider, describe(r, result))};
     }
   }
   return {};
@@ -146,6 +144,16 @@ void Hub::deregister(Memory& memory) noexcept {
   }
 }
 
+std::string Hub::describe(std::size_t rail, const Completion& failed) const {
+  return rails_[rail] == nullptr ? "the rail is closed" : rails_[rail]->describe(failed);
+}
+
+std::string Hub::describe(std::size_t rail, int result) const {
+  Completion failed;
+  failed.error = -result;
+  return describe(rail, failed);
+}
+
 void Hub::deregister_on(Memory& memory, std::size_t rail) noexcept {
   if (rail < memory.registrations.size() && rails_[rail] != nullptr) rails_[rail]->deregister(memory.registrations[rail]);
 }
@@ -153,7 +161,7 @@ void Hub::deregister_on(Memory& memory, std::size_t rail) noexcept {
 std::size_t Hub::memory_bytes() const noexcept {
   std::size_t sum = records_.size();
   for (const Pool& pool : pools_) sum += pool.memory.size();
-  for (const auto& peer : peers_) sum += peer->memory_bytes();
+  for (const auto& peer : peers_) sum += peer->sender().memory().size() + peer->received().memory_bytes();
   return sum;
 }
 
@@ -204,10 +212,7 @@ bool Hub::read_rail(std::size_t index) {
   for (int i = 0; i < kBatchesInARow && rails_[index] != nullptr; ++i) {
     const int got = rails_[index]->read(batch);
     if (got < 0) {
-      Completion failed;
-      failed.error = -got;
-      const std::string why = rails_[index]->describe(failed);
-      close_rail(index, why);
+      close_rail(index, describe(index, got));
       return true;
     }
     any |= got > 0;
@@ -242,9 +247,9 @@ void Hub::handle(std::size_t rail, const Completion& completion) {
       return repost(receive);
     }
     case Posted::Role::part:
-      return posted->peer->on_sent(*static_cast<Part*>(posted), completion);
+      return posted->peer->on_part_sent(*static_cast<Part*>(posted), completion);
     case Posted::Role::control:
-      return posted->peer->on_word_sent(*static_cast<ShortMessage*>(posted), completion);
+      return posted->peer->on_control_sent(*static_cast<ControlRecord*>(posted), completion);
     case Posted::Role::record:
       return on_record_sent(*static_cast<ShortMessage*>(posted), completion);
   }
@@ -266,7 +271,7 @@ void Hub::on_message(Receive& receive, std::size_t bytes) {
 }
 
 RailsPeer* Hub::authenticated_peer(std::size_t index) const noexcept {
-  return index < peers_.size() && peers_[index]->handshake.proven() ? peers_[index].get() : nullptr;
+  return index < peers_.size() && peers_[index]->handshake.authenticated() ? peers_[index].get() : nullptr;
 }
 
 // With checksums, a packet header in which one bit was flipped is repaired. With more flipped bits the link ends, because the
@@ -276,17 +281,18 @@ std::pair<RailsPeer*, std::optional<Packet>> Hub::read_packet(std::span<const st
   if (message.size() < kPacketBytes) return {};
   const auto front = message.first<kPacketBytes>();
   RailsPeer* const named = authenticated_peer(link_in(front));
-  auto packet = named == nullptr ? std::nullopt : decode_packet(front, named->key_in, options_.tile_bytes);
+  auto packet = named == nullptr ? std::nullopt : decode_packet(front, named->remote.key_in, options_.tile_bytes);
   if (packet || !checksums_) return {named, packet};
   const std::uint64_t token = token_in(front);
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [token](const auto& each) {
-    return each->handshake.proven() && std::popcount(each->key_in.token ^ token) <= 1;
+    return each->handshake.authenticated() && std::popcount(each->remote.key_in.token ^ token) <= 1;
   });
   if (peer == peers_.end()) return {named, {}};
-  packet = repair_packet(front, (*peer)->key_in, options_.tile_bytes);
+  packet = repair_packet(front, (*peer)->remote.key_in, options_.tile_bytes);
   if (!packet) {
-    (*peer)->fail({StatusCode::peer_failed,
-                   fmt::format("rank {} sent a message that was damaged in transit and cannot be repaired", (*peer)->rank())});
+    (*peer)->fail(
+        {StatusCode::peer_failed,
+         fmt::format("rank {} sent a message that was damaged in transit and cannot be repaired", (*peer)->remote.rank)});
   }
   return {peer->get(), packet};
 }
@@ -317,15 +323,15 @@ void Hub::close_rail(std::size_t index, const std::string& why) {
   Rail& closing = *rails_[index];
   if (closing.wait_fd() >= 0) static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, closing.wait_fd(), nullptr));
   closing.stop();
-  const auto dismiss_here = [&](Memory& memory) {
+  const auto deregister_here = [&](Memory& memory) {
     if (index < memory.registrations.size()) closing.deregister(memory.registrations[index]);
   };
   for (const auto& peer : peers_) {
-    dismiss_here(peer->outbox());
-    dismiss_here(peer->slots());
+    deregister_here(peer->sender().memory());
+    deregister_here(peer->received().slots());
   }
-  dismiss_here(records_);
-  dismiss_here(pools_[index].memory);
+  deregister_here(records_);
+  deregister_here(pools_[index].memory);
   if (registered_[index] != nullptr) registered_[index]->clear();
   rails_[index].reset();
   for (const auto& peer : peers_) peer->on_rail_closed(index, why);
@@ -347,20 +353,21 @@ void Hub::progress_until(const std::function<bool()>& done, milliseconds limit) 
 void Hub::close() {
   if (left_to_parent_ || !in_owner()) return;
   for (const auto& peer : peers_) peer->leave();
-  const auto all = [&](auto is) {
-    return std::all_of(peers_.begin(), peers_.end(), [&](const auto& peer) { return is(*peer); });
+  const auto none = [&](auto... states) {
+    return std::none_of(peers_.begin(), peers_.end(),
+                        [&](const auto& peer) { return ((peer->flush_state() == states) || ...); });
   };
+  using Flush = RailsPeer::Flush;
   const Clock::time_point until = Clock::now() + kCloseTime;
-  progress_until(
-      [&] {
-        if (all([](const RailsPeer& peer) { return peer.is_quiet(); })) return true;
-        return Clock::now() >= until && all([](const RailsPeer& peer) { return !peer.is_repairing(); });
-      },
-      kRepairTime);
+  progress_until([&] { return none(Flush::waiting, Flush::repairing) || (Clock::now() >= until && none(Flush::repairing)); },
+                 kRepairTime);
   for (const auto& rail : rails_) {
     if (rail != nullptr) rail->stop();
   }
-  for (const auto& peer : peers_) peer->deregister();
+  for (const auto& peer : peers_) {
+    deregister(peer->sender().memory());
+    deregister(peer->received().slots());
+  }
   deregister(records_);
   for (auto& cache : registered_) {
     if (cache != nullptr) cache->clear();
@@ -397,7 +404,7 @@ void Hub::set_timer(microseconds delay) {
 bool Hub::prepare_wait() {
   if (progress()) return false;
   for (const auto& peer : peers_) {
-    if (peer->has_news()) return false;
+    if (peer->received().has_unseen()) return false;
   }
   bool wakes = true;  // all rails have a descriptor to wait on
   for (const auto& rail : rails_) {
@@ -435,9 +442,9 @@ void Hub::serve_events() {
       continue;
     }
     for (const auto& peer : peers_) {
-      if (peer->pidfd != fd) continue;
+      if (peer->remote.pidfd != fd) continue;
       static_cast<void>(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr));
-      peer->pidfd = -1;
+      peer->remote.pidfd = -1;
       peer->on_process_ended("its process exited or was killed");
     }
   }

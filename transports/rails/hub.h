@@ -17,6 +17,7 @@
 
 #include "src/base/descriptor.h"
 #include "transports/common/connect_deadline.h"
+#include "transports/rails/link_shape.h"
 #include "transports/rails/rail.h"
 #include "transports/rails/rails.h"
 #include "transports/rails/rails_peer.h"
@@ -35,6 +36,7 @@ class Hub {
 
   [[nodiscard]] std::string_view name() const noexcept { return options_.transport; }
   [[nodiscard]] std::string address() const;
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept { return options_.tile_bytes; }
   /// Returns when every peer is authenticated. Errors: timeout, naming the missing ranks; mismatch for different settings.
   Result<std::vector<RailsPeer*>> connect(std::span<const int> peers, std::span<const std::string> addresses,
                                           ConnectDeadline time_limit);
@@ -51,9 +53,11 @@ class Hub {
   [[nodiscard]] bool in_owner() const noexcept;
 
   // For RailsPeer.
-  [[nodiscard]] std::size_t rail_count() const noexcept { return rails_.size(); }
   /// Null where the rail has been closed.
   [[nodiscard]] Rail* rail(std::size_t index) const noexcept { return rails_[index].get(); }
+  /// Text for an operation on that rail that has failed, or that it has refused: `result` is -errno.
+  [[nodiscard]] std::string describe(std::size_t rail, const Completion& failed) const;
+  [[nodiscard]] std::string describe(std::size_t rail, int result) const;
   /// Closes a rail that has failed, for all links.
   void close_rail(std::size_t index, const std::string& why);
   /// A link needs calls of its watch().
@@ -106,7 +110,7 @@ class Hub {
   void send_record(RailsPeer& peer, ShortMessage& record, RecordKind kind);
   void on_record(std::span<const std::byte, kRecordBytes> bytes);
   void on_record_sent(ShortMessage& record, const Completion& completion);
-  [[nodiscard]] Record own_record(const RailsPeer& peer, RecordKind kind) const;
+  [[nodiscard]] Record own_record(RailsPeer& peer, RecordKind kind) const;
   [[nodiscard]] bool check_settings(const Record& record);
   [[nodiscard]] Status timeout_status(Clock::time_point start, Clock::time_point deadline) const;
   void watch_process(RailsPeer& peer, const Record& record);

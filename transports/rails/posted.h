@@ -30,8 +30,8 @@ struct Part : Posted {
   std::uint32_t piece = 0;
   bool announces = false;
   bool queued = false;
-  bool again = false;  ///< to be sent again when it has completed
-  bool lent = false;   ///< in flight from the caller's memory, which the rail reads until it has completed
+  bool resend = false;  ///< to be sent once more when it has completed
+  bool lent = false;    ///< in flight from the caller's memory, which the rail reads until it has completed
 };
 
 /// A short message from memory of its own.

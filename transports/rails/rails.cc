@@ -18,13 +18,13 @@ class RailsLink final : public Link {
   ~RailsLink() override {
     if (hub_->in_owner()) peer_.leave();
   }
-  [[nodiscard]] int peer() const noexcept override { return peer_.rank(); }
-  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return peer_.shape().tile_bytes; }
-  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return peer_.try_send(header, data); }
-  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return peer_.try_lend(header, data); }
-  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return peer_.sent(); }
-  void keep_copies() override { peer_.keep_copies(); }
-  [[nodiscard]] const Arrival* peek() noexcept override { return peer_.peek(); }
+  [[nodiscard]] int peer() const noexcept override { return peer_.remote.rank; }
+  [[nodiscard]] std::size_t max_tile_bytes() const noexcept override { return hub_->max_tile_bytes(); }
+  bool try_send(const TileHeader& header, std::span<const std::byte> data) override { return peer_.send(header, data, false); }
+  bool try_lend(const TileHeader& header, std::span<const std::byte> data) override { return peer_.send(header, data, true); }
+  [[nodiscard]] std::uint64_t sent_tiles() const noexcept override { return peer_.sender().window().sent(); }
+  void keep_copies() override { peer_.sender().keep_copies(); }
+  [[nodiscard]] const Arrival* peek() noexcept override { return peer_.received().peek(); }
   void release() noexcept override { peer_.release(); }
   [[nodiscard]] const Status& status() const noexcept override { return peer_.status(); }
 

@@ -25,9 +25,9 @@ std::string numeric(const sockaddr* address) {
   return result == 0 ? text.data() : std::string();
 }
 
-std::string list_of(const std::vector<Interface>& there) {
+std::string list_of(const std::vector<Interface>& available) {
   std::string text;
-  for (const Interface& each : there) {
+  for (const Interface& each : available) {
     if (!each.address.empty()) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", each.name, each.address);
   }
   return text.empty() ? "none" : text;
@@ -39,22 +39,22 @@ std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owned(list, ::freeifaddrs);
-  std::vector<Interface> there;
+  std::vector<Interface> available;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next)
-    there.push_back({entry->ifa_name, numeric(entry->ifa_addr)});
-  return there;
+    available.push_back({entry->ifa_name, numeric(entry->ifa_addr)});
+  return available;
 }
 
-Result<std::string> net_devices(const std::string& interface_or_address, const std::vector<Interface>& there,
+Result<std::string> net_devices(const std::string& interface_or_address, const std::vector<Interface>& available,
                                 const std::string& sysfs_root) {
-  const auto found = std::find_if(there.begin(), there.end(), [&](const Interface& each) {
+  const auto found = std::find_if(available.begin(), available.end(), [&](const Interface& each) {
     return each.name == interface_or_address || each.address == interface_or_address;
   });
-  if (found == there.end()) {
+  if (found == available.end()) {
     return Status(StatusCode::invalid_argument,
                   fmt::format("ucx: this host has no interface or address '{}' (SHOAL_HOST_ADDRESS, or else "
                               "SHOAL_SOCKET_IFNAME); it has {}",
-                              interface_or_address, list_of(there)));
+                              interface_or_address, list_of(available)));
   }
   std::string devices = found->name;
   const std::filesystem::path folder = std::filesystem::path(sysfs_root) / "class/net" / found->name;

@@ -20,7 +20,7 @@ std::vector<Interface> interfaces();
 /// UCX's device names, joined by commas, of the interface with this name or address: "eth0"; for a card that the kernel lists
 /// as a verbs device under `sysfs_root` ("/sys"), "eth0,mlx5_0:1". Errors: invalid_argument, naming the interfaces that
 /// exist.
-Result<std::string> net_devices(const std::string& interface_or_address, const std::vector<Interface>& there,
+Result<std::string> net_devices(const std::string& interface_or_address, const std::vector<Interface>& available,
                                 const std::string& sysfs_root);
 
 }  // namespace shoal::ucx

@@ -227,7 +227,7 @@ class UcxRail final : public Rail {
     }
     const ucs_status_ptr_t request = library()->ucp_tag_send_nbx(endpoints_[peer], data, count, 0, &parameters);
     if (request == nullptr) {
-      over_.push_back({Completion::Kind::sent, &operation, 0, 0, 0, 0});
+      completions_.push_back({Completion::Kind::sent, &operation, 0, 0, 0, 0});
     } else if (UCS_PTR_IS_ERR(request)) {
       return to_errno(UCS_PTR_STATUS(request));
     }
@@ -244,16 +244,16 @@ class UcxRail final : public Rail {
   }
 
   int read(std::span<Completion> completions) override {
-    for (int i = 0; i < 16 && over_.size() < completions.size() && library()->ucp_worker_progress(worker_) != 0; ++i) {
+    for (int i = 0; i < 16 && completions_.size() < completions.size() && library()->ucp_worker_progress(worker_) != 0; ++i) {
     }
-    const std::size_t count = std::min(over_.size(), completions.size());
-    std::copy_n(over_.begin(), count, completions.begin());
-    over_.erase(over_.begin(), over_.begin() + static_cast<std::ptrdiff_t>(count));
+    const std::size_t count = std::min(completions_.size(), completions.size());
+    std::copy_n(completions_.begin(), count, completions.begin());
+    completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(count));
     return static_cast<int>(count);
   }
 
   [[nodiscard]] int wait_fd() const noexcept override { return wait_fd_; }
-  bool may_wait() override { return over_.empty() && library()->ucp_worker_arm(worker_) == UCS_OK; }
+  bool may_wait() override { return completions_.empty() && library()->ucp_worker_arm(worker_) == UCS_OK; }
 
   void stop() noexcept override {
     if (worker_ == nullptr || std::exchange(stopped_, true)) return;
@@ -270,7 +270,7 @@ class UcxRail final : public Rail {
       library()->ucp_request_cancel(worker_, operation->provider[1]);
       if (first_ == operation) unlink(*operation);  // its callback was not called, and never will be
     }
-    over_.clear();
+    completions_.clear();
   }
 
   [[nodiscard]] std::string describe(const Completion& failed) const override {
@@ -351,7 +351,7 @@ class UcxRail final : public Rail {
   static void on_sent(void* request, ucs_status_t status, void* user) {
     auto* const operation = static_cast<Operation*>(user);
     auto* const rail = static_cast<UcxRail*>(operation->provider[0]);
-    rail->over_.push_back({Completion::Kind::sent, operation, 0, 0, status == UCS_OK ? 0 : EIO, status});
+    rail->completions_.push_back({Completion::Kind::sent, operation, 0, 0, status == UCS_OK ? 0 : EIO, status});
     library()->ucp_request_free(request);
   }
 
@@ -361,7 +361,7 @@ class UcxRail final : public Rail {
     rail->unlink(*operation);
     if (!rail->stopped_) {
       const std::size_t bytes = status == UCS_OK ? info->length : 0;
-      rail->over_.push_back({Completion::Kind::received, operation, bytes, 0, status == UCS_OK ? 0 : EIO, status});
+      rail->completions_.push_back({Completion::Kind::received, operation, bytes, 0, status == UCS_OK ? 0 : EIO, status});
     }
     library()->ucp_request_free(request);
   }
@@ -394,7 +394,7 @@ class UcxRail final : public Rail {
   std::string address_;
   std::vector<ucp_ep_h> endpoints_;
   std::vector<bool> over_memory_;  // whether the endpoint has no error handling (UCX over memory)
-  std::deque<Completion> over_;
+  std::deque<Completion> completions_;
   Operation* first_ = nullptr;
   ucs_status_t last_error_ = UCS_OK;
   int wait_fd_ = -1;
