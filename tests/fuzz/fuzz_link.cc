@@ -68,8 +68,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       static_cast<void>((*link)->try_send({0, 0, 0, static_cast<std::uint32_t>(bytes), 0}, std::span(tile).first(bytes)));
       std::array<std::byte, tcp::kControlRecordBytes> word{};
       using Kind = tcp::ControlRecord::Kind;
-      const Kind last = (choice & 16) != 0 ? Kind::asks : Kind::goodbye;
-      tcp::encode({(choice & 128) != 0 ? last : Kind::received, input.byte(), input.byte()}, word);
+      const Kind last = (choice & 16) != 0 ? Kind::flush : Kind::close_notice;
+      tcp::encode({(choice & 128) != 0 ? last : Kind::acknowledge, input.byte(), input.byte()}, word);
       const std::size_t sent = (choice & 8) != 0 ? word.size() : input.byte() % word.size();
       static_cast<void>(!::send(theirs.back().get(), word.data(), sent, MSG_NOSIGNAL | MSG_DONTWAIT));
     }

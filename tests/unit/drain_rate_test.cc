@@ -20,7 +20,7 @@ struct Socket {
   DrainRate::Clock::time_point now{milliseconds(1)};
   std::uint64_t drained = 0;
 
-  void look(std::uint64_t waiting) { rate.look(now, drained, waiting); }
+  void look(std::uint64_t waiting) { rate.update(now, drained, waiting); }
   /// Full all the time, looked at every millisecond.
   void carry(int ms, std::uint64_t bytes_per_ms) {
     for (int i = 0; i < ms; ++i) {

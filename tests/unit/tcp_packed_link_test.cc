@@ -66,7 +66,7 @@ struct Bench {
     frame.payload.resize(front->wire_bytes());
     // So that there will be room again.
     std::array<std::byte, tcp::kControlRecordBytes> word;
-    tcp::encode({tcp::ControlRecord::Kind::received, 0, front->position + 1}, word);
+    tcp::encode({tcp::ControlRecord::Kind::acknowledge, 0, front->position + 1}, word);
     EXPECT_EQ(::send(words.get(), word.data(), word.size(), MSG_NOSIGNAL), static_cast<ssize_t>(word.size()));
     return frame;
   }
@@ -109,7 +109,7 @@ TEST(TcpPackedLink, FloatsTravelPackedAndNothingElse) {
   }
   Bench plain(false, false);
   EXPECT_EQ(plain.frame_of(floats(1)).header.packed_bytes, 0U);
-  plain.link->use_packing();
+  plain.link->sender().encoder().use_packing();
   EXPECT_GT(plain.frame_of(floats(1)).header.packed_bytes, 0U);
 }
 

@@ -177,7 +177,7 @@ TEST(TcpPlayedPeer, HalfATileIsNeverShown) {
 // Says goodbye on the socket for words, and closes all.
 void leave(Played& played) {
   std::array<std::byte, tcp::kControlRecordBytes> goodbye;
-  tcp::encode({tcp::ControlRecord::Kind::goodbye, 0, 0}, goodbye);
+  tcp::encode({tcp::ControlRecord::Kind::close_notice, 0, 0}, goodbye);
   play(played.peer.back(), goodbye);
   played.peer.clear();
 }

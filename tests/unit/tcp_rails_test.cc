@@ -178,20 +178,20 @@ TEST(TcpDrainRate, IsThatOfTimesInWhichTheSocketNeverRanDry) {
   DrainRate rate;
   DrainRate::Clock::time_point now{milliseconds(1000)};
   std::uint64_t drained = 0;
-  rate.look(now, drained, 0);
+  rate.update(now, drained, 0);
   EXPECT_EQ(rate.bytes_per_us(), 0);
   // 100 bytes in a microsecond, looked at every millisecond.
-  for (int i = 0; i < 100; ++i) rate.look(now += milliseconds(1), drained += 100'000, 300'000);
+  for (int i = 0; i < 100; ++i) rate.update(now += milliseconds(1), drained += 100'000, 300'000);
   EXPECT_NEAR(rate.bytes_per_us(), 100, 1);
   // Little is asked of it: that says nothing.
   for (int i = 0; i < 100; ++i) {
-    rate.look(now += milliseconds(10), drained += 10'000, 0);
-    rate.look(now += microseconds(100), drained, 10'000);
+    rate.update(now += milliseconds(10), drained += 10'000, 0);
+    rate.update(now += microseconds(100), drained, 10'000);
   }
   EXPECT_NEAR(rate.bytes_per_us(), 100, 1);
   // It has become slower.
-  rate.look(now, drained, 0);
-  for (int i = 0; i < 100; ++i) rate.look(now += milliseconds(1), drained += 50'000, 300'000);
+  rate.update(now, drained, 0);
+  for (int i = 0; i < 100; ++i) rate.update(now += milliseconds(1), drained += 50'000, 300'000);
   EXPECT_NEAR(rate.bytes_per_us(), 50, 1);
 }
 
@@ -200,9 +200,9 @@ TEST(TcpDrainRate, IsKnownAfterOneTile) {
   DrainRate rate;
   DrainRate::Clock::time_point now{milliseconds(1000)};
   constexpr std::uint64_t kTile = 256 << 10;
-  rate.look(now, 0, 0);
+  rate.update(now, 0, 0);
   for (std::uint64_t drained = 0; drained < kTile; drained += 25'000)
-    rate.look(now += milliseconds(5), drained, kTile - drained);
+    rate.update(now += milliseconds(5), drained, kTile - drained);
   EXPECT_NEAR(rate.bytes_per_us(), 5, 0.1);
 }
 

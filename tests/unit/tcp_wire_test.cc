@@ -176,8 +176,8 @@ TEST(TcpWire, AHelloHasANonceOrSaysWhatHasCome) {
 
 TEST(TcpWire, WordsSurviveTheRoundTripAndNoChangedBit) {
   for (const ControlRecord& word :
-       {ControlRecord{ControlRecord::Kind::received, 7, 0x0102030405060708}, ControlRecord{ControlRecord::Kind::goodbye, 0, 0},
-        ControlRecord{ControlRecord::Kind::asks, 0, 0}}) {
+       {ControlRecord{ControlRecord::Kind::acknowledge, 7, 0x0102030405060708},
+        ControlRecord{ControlRecord::Kind::close_notice, 0, 0}, ControlRecord{ControlRecord::Kind::flush, 0, 0}}) {
     std::array<std::byte, kControlRecordBytes> good;
     encode(word, good);
     EXPECT_EQ(decode_control_record(good), word);

@@ -1,61 +1,105 @@
-// TcpLink: writing to and reading from a socket. Every tile passes here, so these functions are inlined; see tests/cost.
+// All sockets of a link: what the kernel takes, which connections are lost and replaced, and when the link ends thereby.
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "transports/tcp/link.h"
-#include "transports/tcp/reactor.h"
+#include "transports/tcp/link_socket.h"
+#include "transports/tcp/link_status.h"
 
 namespace shoal::tcp {
 
-// The bytes of the tiles that the flow has pulled and that are not in the kernel. Tiles are contiguous in memory, in the
-// order in which they were taken.
-inline std::span<const std::byte> TcpLink::due(const Flow& flow) noexcept {
-  const std::uint64_t begin = outgoing(flow.first).begin + flow.sent_of_first;
-  const Outgoing& end = outgoing(flow.last - 1);
-  return {memory_.data() + begin % memory_.size(), end.begin + end.bytes - begin};
-}
+class Reactor;
 
-// False where the kernel has not taken all bytes; `taken` is their number.
-inline bool TcpLink::send_some(Flow& flow, std::span<const std::byte> bytes, std::size_t& taken) {
-  ssize_t count = 0;
-  do {
-    count = ::send(flow.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (count < 0 && errno == EINTR);
-  return note_taken(flow, count, bytes.size(), taken);
-}
+/// Reports its sockets to the Reactor. Calls on_drop() and close() of the link. Thread rule: that of the link.
+class LinkSockets {
+ public:
+  LinkSockets(TcpLink& link, Reactor& reactor, const LinkShape& shape, LinkStatus status)
+      : link_(link), reactor_(reactor), shape_(shape), status_(std::move(status)) {}
 
-// Evaluates the result of a send.
-inline bool TcpLink::note_taken(Flow& flow, ssize_t count, std::size_t offered, std::size_t& taken) {
-  taken = count < 0 ? 0 : static_cast<std::size_t>(count);
-  flow.taken_bytes += taken;
-  if (taken == offered) return true;
-  // Where the kernel is out of memory rather than out of room no event may follow: watch() tries again.
-  flow.blocked = true;
-  if (count >= 0 || errno == EAGAIN || errno == EWOULDBLOCK) return false;
-  if (errno == ENOBUFS || errno == ENOMEM) {
-    reactor_->watch_soon();
+  /// Takes the connections of a new link; the last one is for control records. Errors: system_error where the kernel has no
+  /// memory.
+  Status open(std::vector<Connection> connections);
+
+  [[nodiscard]] std::vector<LinkSocket>& all() noexcept { return sockets_; }
+  [[nodiscard]] const std::vector<LinkSocket>& all() const noexcept { return sockets_; }
+  [[nodiscard]] std::span<LinkSocket> for_tiles() const noexcept { return for_tiles_; }
+  [[nodiscard]] LinkSocket& for_control() noexcept { return sockets_.back(); }
+  [[nodiscard]] Reactor& reactor() const noexcept { return reactor_; }
+  [[nodiscard]] const LinkShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] LinkStatus& status() noexcept { return status_; }
+  [[nodiscard]] const LinkStatus& status() const noexcept { return status_; }
+  /// A socket for tiles waits for room in the kernel.
+  [[nodiscard]] bool blocked() const noexcept {
+    for (const LinkSocket& socket : for_tiles_) {
+      if (socket.blocked) return true;
+    }
     return false;
   }
-  // Tiles may have arrived before the connection broke: the link ends only when reading reaches the end.
-  if (closing_error_ == 0) closing_error_ = errno;
-  hang_up(flow);
-  return false;
-}
+  /// Whether a lost connection is to be replaced.
+  [[nodiscard]] bool may_reconnect() const noexcept;
 
-// As recv(): at most `want` bytes, or, of an encrypted connection, one record of at most `room`. EBADMSG: it was damaged.
-inline ssize_t TcpLink::read(Flow& flow, std::byte* target, std::size_t want, std::size_t room) {
-  if (flow.cipher != nullptr) return read_sealed(flow, target, room);
-  ssize_t got = 0;
-  do {
-    got = ::recv(flow.socket.get(), target, want, MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  return got;
-}
+  /// False where the kernel has not taken all bytes; `taken` is their number.
+  bool send(LinkSocket& socket, std::span<const std::byte> bytes, std::size_t& taken) {
+    ssize_t count = 0;
+    do {
+      count = ::send(socket.descriptor.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (count < 0 && errno == EINTR);
+    return note_taken(socket, count, bytes.size(), taken);
+  }
+  bool send(LinkSocket& socket, std::span<iovec> parts, std::size_t& taken);
+
+  /// The peer has shut this socket, or it broke: read what is left.
+  void hang_up(LinkSocket& socket);
+  /// Reading has reached the end. `error`: an errno value, or 0.
+  void on_end(LinkSocket& socket, int error);
+  /// The peer has sent what cannot be right: "sent a corrupt tile header". It is retransmitted over a new connection.
+  void on_damage(LinkSocket& socket, const std::string& what);
+  /// Gives the connection up and requests a new one. What has arrived stays: if the peer is gone, nothing more arrives.
+  /// `silent`: how long the peer's host has been silent.
+  void drop(LinkSocket& socket, std::chrono::milliseconds silent = {});
+  /// The peer has sent its close notice.
+  void on_peer_left();
+  /// The peer cannot be reached any more.
+  void on_peer_lost(const std::string& why);
+  /// Ends the link for what is known about the peer.
+  void end_by_peer();
+  /// Ends it from this side.
+  void end(Status reason);
+  [[nodiscard]] std::size_t memory_bytes() const noexcept;
+
+ private:
+  // A peer that sends damaged data this often in a row has failed.
+  static constexpr int kMostDamaged = 16;
+
+  // Evaluates the result of a send.
+  bool note_taken(LinkSocket& socket, ssize_t count, std::size_t offered, std::size_t& taken) {
+    taken = count < 0 ? 0 : static_cast<std::size_t>(count);
+    socket.taken_bytes += taken;
+    if (taken == offered) return true;
+    on_blocked(socket, count < 0 ? errno : 0);
+    return false;
+  }
+  void on_blocked(LinkSocket& socket, int error);
+  [[nodiscard]] bool is_losing_connections() const noexcept;
+  [[nodiscard]] bool no_tile_can_arrive() const noexcept;
+  void start_closing();
+  void stop(LinkSocket& socket) noexcept;
+
+  TcpLink& link_;
+  Reactor& reactor_;
+  const LinkShape shape_;
+  LinkStatus status_;
+  std::vector<LinkSocket> sockets_;
+  std::span<LinkSocket> for_tiles_;  // of sockets_
+};
 
 }  // namespace shoal::tcp

@@ -1,4 +1,4 @@
-// Kernels of packing: shuffles of 16 bytes take words apart, and comparisons make the bit planes of codes.
+// Kernels of packing: shuffles of 16 bytes take elements apart, and comparisons make the bit planes of codes.
 #include "transports/tcp/packing_kernels.h"
 
 // Those of src/device/targets.h: each costs build time.
@@ -14,26 +14,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace shoal::tcp::HWY_NAMESPACE {
 
-// Word by word: for the rest of less than sixteen, and for all words where there are no vectors.
-template <typename Word>
-void split_each(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
-  constexpr std::size_t kRest = sizeof(Word) - 1;
+// Element by element: for the rest of less than sixteen, and for all elements where there are no vectors.
+template <typename Element>
+void split_each(const std::uint8_t* elements, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
+  constexpr std::size_t kRest = sizeof(Element) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    Word word;
-    std::memcpy(&word, words + i * sizeof word, sizeof word);
-    word = std::rotl(word, 1);
-    std::memcpy(rests + i * kRest, &word, kRest);
-    exponents[i] = static_cast<std::uint8_t>(word >> (8 * kRest));
+    Element element;
+    std::memcpy(&element, elements + i * sizeof element, sizeof element);
+    element = std::rotl(element, 1);
+    std::memcpy(rests + i * kRest, &element, kRest);
+    exponents[i] = static_cast<std::uint8_t>(element >> (8 * kRest));
   }
 }
-template <typename Word>
-void join_each(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words) {
-  constexpr std::size_t kRest = sizeof(Word) - 1;
+template <typename Element>
+void join_each(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* elements) {
+  constexpr std::size_t kRest = sizeof(Element) - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    Word word = 0;
-    std::memcpy(&word, rests + i * kRest, kRest);
-    word = std::rotr(static_cast<Word>(word | exponents[i] << (8 * kRest)), 1);
-    std::memcpy(words + i * sizeof word, &word, sizeof word);
+    Element element = 0;
+    std::memcpy(&element, rests + i * kRest, kRest);
+    element = std::rotr(static_cast<Element>(element | exponents[i] << (8 * kRest)), 1);
+    std::memcpy(elements + i * sizeof element, &element, sizeof element);
   }
 }
 
@@ -70,16 +70,16 @@ struct Coder {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr hn::FixedTag<std::uint8_t, 16> kBytes;
-constexpr hn::FixedTag<std::uint16_t, 8> kWords16;
-constexpr hn::FixedTag<std::uint32_t, 4> kWords32;
+constexpr hn::FixedTag<std::uint16_t, 8> kElements16;
+constexpr hn::FixedTag<std::uint32_t, 4> kElements32;
 using Bytes = hn::Vec<decltype(kBytes)>;
-constexpr std::size_t kAtOnce = 16;  // words
+constexpr std::size_t kAtOnce = 16;  // elements
 
 // Where each byte comes from; kNone: a zero.
 constexpr std::uint8_t kNone = 0x80;
 alignas(16) constexpr std::uint8_t kRests[16] = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, kNone, kNone, kNone, kNone};
 alignas(16) constexpr std::uint8_t kFromRests[16] = {0, 1, 2, kNone, 3, 4, 5, kNone, 6, 7, 8, kNone, 9, 10, 11, kNone};
-// For the k-th four of sixteen words.
+// For the k-th four of sixteen elements.
 alignas(16) constexpr std::uint8_t kTops[4][16] = {
     {3, 7, 11, 15, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone},
     {kNone, kNone, kNone, kNone, 3, 7, 11, 15, kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone},
@@ -93,62 +93,62 @@ alignas(16) constexpr std::uint8_t kFromTops[4][16] = {
 
 HWY_INLINE Bytes pick(Bytes from, const std::uint8_t* which) { return hn::TableLookupBytesOr0(from, hn::Load(kBytes, which)); }
 
-void split32(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
+void split32(const std::uint8_t* elements, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
   std::size_t i = 0;
   for (; i + kAtOnce <= count; i += kAtOnce) {
     Bytes tops = hn::Zero(kBytes);
     for (std::size_t k = 0; k < 4; ++k) {
-      const auto four = hn::BitCast(kWords32, hn::LoadU(kBytes, words + 4 * i + 16 * k));
+      const auto four = hn::BitCast(kElements32, hn::LoadU(kBytes, elements + 4 * i + 16 * k));
       const auto rotated = hn::BitCast(kBytes, hn::RotateRight<31>(four));
       hn::StoreU(pick(rotated, kRests), kBytes, rests + 3 * i + 12 * k);
       tops = hn::Or(tops, pick(rotated, kTops[k]));
     }
     hn::StoreU(tops, kBytes, exponents + i);
   }
-  split_each<std::uint32_t>(words + 4 * i, count - i, rests + 3 * i, exponents + i);
+  split_each<std::uint32_t>(elements + 4 * i, count - i, rests + 3 * i, exponents + i);
 }
 
-void join32(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words) {
+void join32(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* elements) {
   std::size_t i = 0;
   for (; i + kAtOnce <= count; i += kAtOnce) {
     const Bytes tops = hn::LoadU(kBytes, exponents + i);
     for (std::size_t k = 0; k < 4; ++k) {
       const Bytes low = pick(hn::LoadU(kBytes, rests + 3 * i + 12 * k), kFromRests);
-      const auto rotated = hn::BitCast(kWords32, hn::Or(low, pick(tops, kFromTops[k])));
-      hn::StoreU(hn::BitCast(kBytes, hn::RotateRight<1>(rotated)), kBytes, words + 4 * i + 16 * k);
+      const auto rotated = hn::BitCast(kElements32, hn::Or(low, pick(tops, kFromTops[k])));
+      hn::StoreU(hn::BitCast(kBytes, hn::RotateRight<1>(rotated)), kBytes, elements + 4 * i + 16 * k);
     }
   }
-  join_each<std::uint32_t>(rests + 3 * i, exponents + i, count - i, words + 4 * i);
+  join_each<std::uint32_t>(rests + 3 * i, exponents + i, count - i, elements + 4 * i);
 }
 
-void split16(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
+void split16(const std::uint8_t* elements, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents) {
   const auto rotated = [](const std::uint8_t* from) HWY_ATTR {
-    const auto eight = hn::BitCast(kWords16, hn::LoadU(kBytes, from));
+    const auto eight = hn::BitCast(kElements16, hn::LoadU(kBytes, from));
     return hn::BitCast(kBytes, hn::Or(hn::ShiftLeft<1>(eight), hn::ShiftRight<15>(eight)));
   };
   std::size_t i = 0;
   for (; i + kAtOnce <= count; i += kAtOnce) {
-    const Bytes low = rotated(words + 2 * i);
-    const Bytes high = rotated(words + 2 * i + 16);
+    const Bytes low = rotated(elements + 2 * i);
+    const Bytes high = rotated(elements + 2 * i + 16);
     hn::StoreU(hn::ConcatEven(kBytes, high, low), kBytes, rests + i);
     hn::StoreU(hn::ConcatOdd(kBytes, high, low), kBytes, exponents + i);
   }
-  split_each<std::uint16_t>(words + 2 * i, count - i, rests + i, exponents + i);
+  split_each<std::uint16_t>(elements + 2 * i, count - i, rests + i, exponents + i);
 }
 
-void join16(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words) {
+void join16(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* elements) {
   const auto store = [](Bytes rotated, std::uint8_t* to) HWY_ATTR {
-    const auto eight = hn::BitCast(kWords16, rotated);
+    const auto eight = hn::BitCast(kElements16, rotated);
     hn::StoreU(hn::BitCast(kBytes, hn::Or(hn::ShiftRight<1>(eight), hn::ShiftLeft<15>(eight))), kBytes, to);
   };
   std::size_t i = 0;
   for (; i + kAtOnce <= count; i += kAtOnce) {
     const Bytes low = hn::LoadU(kBytes, rests + i);
     const Bytes tops = hn::LoadU(kBytes, exponents + i);
-    store(hn::InterleaveLower(kBytes, low, tops), words + 2 * i);
-    store(hn::InterleaveUpper(kBytes, low, tops), words + 2 * i + 16);
+    store(hn::InterleaveLower(kBytes, low, tops), elements + 2 * i);
+    store(hn::InterleaveUpper(kBytes, low, tops), elements + 2 * i + 16);
   }
-  join_each<std::uint16_t>(rests + i, exponents + i, count - i, words + 2 * i);
+  join_each<std::uint16_t>(rests + i, exponents + i, count - i, elements + 2 * i);
 }
 
 class Coder {

@@ -19,20 +19,20 @@ inline constexpr std::size_t kGroup = 64;
 inline constexpr std::size_t kPlaneBytes = kGroup / 8;
 inline constexpr std::size_t kGroupBytes = 3 * kPlaneBytes;
 
-/// For words of one width, each rotated left by one so that its exponent is its top byte and the sign its lowest bit.
-struct WordKernels {
-  std::size_t word_bytes;
-  /// Stores the top bytes of `count` words to `exponents`, all others to `rests`, behind which it may write kSlack more.
-  void (*split)(const std::uint8_t* words, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents);
+/// For elements of one width, each rotated left by one so that its exponent is its top byte and the sign its lowest bit.
+struct ElementKernels {
+  std::size_t element_bytes;
+  /// Stores the top bytes of `count` elements to `exponents`, all others to `rests`, behind which it may write kSlack more.
+  void (*split)(const std::uint8_t* elements, std::size_t count, std::uint8_t* rests, std::uint8_t* exponents);
   /// The reverse; it may read kSlack behind `rests`.
-  void (*join)(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* words);
+  void (*join)(const std::uint8_t* rests, const std::uint8_t* exponents, std::size_t count, std::uint8_t* elements);
 };
 inline constexpr std::size_t kSlack = 4;
 
 struct PackingKernels {
   bool fast;  ///< reaches gigabytes per second
-  WordKernels words32;
-  WordKernels words16;
+  ElementKernels elements32;
+  ElementKernels elements16;
   /// Writes the codes of this many groups of exponents, for which there is room before `end`, and the escapes behind them.
   /// Returns the end of the escapes; null where there is no room for them.
   std::uint8_t* (*encode)(const std::uint8_t* exponents, std::size_t groups, Window window, std::uint8_t* to,

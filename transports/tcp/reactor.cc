@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "transports/tcp/link.h"
+#include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {
 namespace {
@@ -25,12 +26,14 @@ constexpr unsigned kIdleCalls = 4;
 constexpr long kCalmWatchMs = 1000;
 constexpr long kClosingWatchMs = 100;
 constexpr long kSoonMs = 10;  // after the kernel was out of memory
-constexpr long kRejoiningWatchMs = 20;
+constexpr long kReconnectingWatchMs = 20;
 // How long a rank that leaves waits for data that is in flight or lost, and the longest pause between two checks.
-constexpr std::chrono::milliseconds kAnswerPatience{1000};
+constexpr std::chrono::milliseconds kFlushTimeout{1000};
 constexpr int kMostPauseMs = 10;
 
 }  // namespace
+
+Reactor::~Reactor() = default;
 
 Result<std::shared_ptr<Reactor>> Reactor::make() {
   std::shared_ptr<Reactor> reactor(new Reactor());
@@ -50,43 +53,43 @@ Result<std::shared_ptr<Reactor>> Reactor::make() {
 Result<bool> Reactor::reconnect_by(std::unique_ptr<Rendezvous> rendezvous) {
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.ptr = this;  // neither a flow nor the timer
+  event.data.ptr = this;  // neither a socket nor the timer
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, rendezvous->wait_fd(), &event) != 0)
     return system_error("tcp: epoll_ctl", errno);
   rendezvous_ = std::move(rendezvous);
   return true;
 }
 
-bool Reactor::watch(Flow& flow) noexcept {
+bool Reactor::watch(LinkSocket& socket) noexcept {
   epoll_event event{};
   event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-  event.data.ptr = &flow;
-  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, flow.socket.get(), &event) == 0;
+  event.data.ptr = &socket;
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.descriptor.get(), &event) == 0;
 }
 
 Result<bool> Reactor::add(TcpLink& link) {
-  for (Flow& flow : link.flows()) {
-    if (!watch(flow)) return system_error("tcp: epoll_ctl", errno);
+  for (LinkSocket& socket : link.sockets().all()) {
+    if (!watch(socket)) return system_error("tcp: epoll_ctl", errno);
   }
   links_.push_back(&link);
-  holding_.reserve(links_.size());
+  deferred_.reserve(links_.size());
   lending_.reserve(links_.size());
-  wanted_.reserve(links_.size());
-  std::size_t flows = 0;
-  for (TcpLink* known : links_) flows += known->flows().size();
-  ready_.reserve(flows);
-  lost_.reserve(flows);
-  for (Flow& flow : link.flows()) enqueue(flow);
+  awaited_.reserve(links_.size());
+  std::size_t sockets = 0;
+  for (TcpLink* known : links_) sockets += known->sockets().all().size();
+  ready_.reserve(sockets);
+  lost_.reserve(sockets);
+  for (LinkSocket& socket : link.sockets().all()) enqueue(socket);
   if (timer_period_ms_ == 0) set_timer(kCalmWatchMs);
   return true;
 }
 
 void Reactor::remove(TcpLink& link) noexcept {
   std::erase(links_, &link);
-  std::erase(holding_, &link);
-  std::erase(lending_, &link);
-  std::erase(wanted_, &link);
-  std::erase_if(ready_, [&](Flow* flow) { return flow->link == &link; });
+  std::erase(deferred_, &link.sender());
+  std::erase(lending_, &link.sender());
+  std::erase(awaited_, &link.receiver());
+  std::erase_if(ready_, [&](const LinkSocket* socket) { return socket->link == &link; });
   forget_lost(link);
 }
 
@@ -95,20 +98,19 @@ TcpLink* Reactor::link_to(int rank) const noexcept {
   return found == links_.end() ? nullptr : *found;
 }
 
-void Reactor::lost(TcpLink& link, std::size_t flow, std::chrono::steady_clock::time_point silent_since) {
-  const auto same = [&](const Lost& one) { return one.link == &link && one.flow == flow; };
-  if (std::none_of(lost_.begin(), lost_.end(), same)) lost_.push_back({&link, flow, silent_since});
+void Reactor::note_lost(LinkSocket& socket, std::chrono::steady_clock::time_point silent_since) {
+  const auto same = [&](const Lost& one) { return one.socket == &socket; };
+  if (std::none_of(lost_.begin(), lost_.end(), same)) lost_.push_back({&socket, silent_since});
 }
 
 void Reactor::forget_lost(TcpLink& link) {
-  std::erase_if(lost_, [&](const Lost& one) { return one.link == &link; });
+  std::erase_if(lost_, [&](const Lost& one) { return one.socket->link == &link; });
   if (rendezvous_ != nullptr) rendezvous_->forget(link.peer());
 }
 
-void Reactor::rejoin() {
-  for (const auto& [link, index, silent_since] : std::exchange(lost_, {})) {
-    const Flow& flow = link->flows()[index];
-    if (flow.down || flow.hung_up) rendezvous_->lose(link->peer(), index, silent_since);
+void Reactor::reconnect() {
+  for (const auto& [socket, silent_since] : std::exchange(lost_, {})) {
+    if (socket->down || socket->hung_up) rendezvous_->reconnect(socket->link->peer(), socket->index, silent_since);
   }
   rendezvous_->step(*this);
   set_timer(watch_period_ms());
@@ -117,59 +119,59 @@ void Reactor::rejoin() {
 std::optional<std::uint64_t> Reactor::give_up(int rank, std::size_t socket_index) {
   TcpLink* link = link_to(rank);
   if (link == nullptr) return {};
-  return link->give_up(socket_index);
+  return link->repair().give_up(socket_index);
 }
 
 void Reactor::resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) {
-  if (TcpLink* link = link_to(rank)) link->resume(socket_index, std::move(connection), received);
-  news_ = true;
+  if (TcpLink* link = link_to(rank)) link->repair().resume(socket_index, std::move(connection), received);
+  unreported_ = true;
 }
 
-void Reactor::lose_peer(int rank, const std::string& why) {
-  if (TcpLink* link = link_to(rank)) link->lose_peer(why);
-  news_ = true;
+void Reactor::on_peer_lost(int rank, const std::string& why) {
+  if (TcpLink* link = link_to(rank)) link->sockets().on_peer_lost(why);
+  unreported_ = true;
 }
 
 void Reactor::leave_to_parent() noexcept {
   if (rendezvous_ != nullptr) rendezvous_->leave_to_parent();
   for (TcpLink* link : links_) {
-    for (Flow& flow : link->flows()) {
-      flow.ended = true;
-      flow.socket.reset();
+    for (LinkSocket& socket : link->sockets().all()) {
+      socket.ended = true;
+      socket.descriptor.reset();
     }
   }
 }
 
-void Reactor::forget(Flow& flow) noexcept {
+void Reactor::forget(LinkSocket& socket) noexcept {
   // The registration belongs to the open socket, which a forked child shares with its parent.
-  if (in_owner()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, flow.socket.get(), nullptr);
+  if (in_owner()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.descriptor.get(), nullptr);
 }
 
-void Reactor::await_answers() {
+void Reactor::flush_links() {
   if (!in_owner() || !reconnects()) return;
   const auto failed = [this] {
-    return std::any_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->failed(); });
+    return std::any_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->sockets().status().peer_has_failed(); });
   };
-  send_held();
+  send_deferred();
   if (failed()) return;
-  for (TcpLink* link : links_) link->ask();
+  for (TcpLink* link : links_) link->flush().start();
   const auto start = std::chrono::steady_clock::now();
   for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kMostPauseMs)) {
-    while (progress() && std::chrono::steady_clock::now() - start < kAnswerPatience) {
+    while (progress() && std::chrono::steady_clock::now() - start < kFlushTimeout) {
     }
     const auto now = std::chrono::steady_clock::now();
-    const bool waits = std::any_of(links_.begin(), links_.end(), [&](TcpLink* link) { return link->awaits_answer(now); });
-    if (!waits || failed() || now - start >= kAnswerPatience) break;
+    const bool waits = std::any_of(links_.begin(), links_.end(), [&](TcpLink* link) { return link->flush().is_pending(now); });
+    if (!waits || failed() || now - start >= kFlushTimeout) break;
     // Unlike prepare_wait(), this ignores tiles that the caller will not take any more.
     pollfd waiting{epoll_.get(), POLLIN, 0};
     ::poll(&waiting, 1, pause_ms);
     collect();
   }
-  for (TcpLink* link : links_) link->ask_no_more();
+  for (TcpLink* link : links_) link->flush().end();
 }
 
 void Reactor::close_all() {
-  await_answers();
+  flush_links();
   const std::vector<TcpLink*> links = links_;
   for (TcpLink* link : links) {
     link->close(Status(StatusCode::aborted, "this rank closed the transport"));
@@ -178,114 +180,117 @@ void Reactor::close_all() {
   rendezvous_.reset();
 }
 
-void Reactor::enqueue(Flow& flow) {
-  if (flow.queued) return;
-  flow.queued = true;
-  ready_.push_back(&flow);
+void Reactor::enqueue(LinkSocket& socket) {
+  if (socket.queued) return;
+  socket.queued = true;
+  ready_.push_back(&socket);
 }
 
-void Reactor::hold(TcpLink& link) {
-  if (link.held) return;
-  link.held = true;
-  holding_.push_back(&link);
+void Reactor::defer(TileSender& sender) {
+  if (sender.deferred) return;
+  sender.deferred = true;
+  deferred_.push_back(&sender);
 }
 
-void Reactor::note_lent(TcpLink& link) {
-  if (link.lending) return;
-  link.lending = true;
-  lending_.push_back(&link);
+void Reactor::note_lent(TileSender& sender) {
+  if (sender.lending) return;
+  sender.lending = true;
+  lending_.push_back(&sender);
 }
 
-bool Reactor::keep_lent() {
+bool Reactor::copy_lent() {
   bool moved = false;
-  std::erase_if(lending_, [&](TcpLink* link) {
-    moved |= link->keep_sent();
-    link->lending = link->has_lent();
-    return !link->lending;
+  std::erase_if(lending_, [&](TileSender* sender) {
+    moved |= sender->copy_sent_lent();
+    sender->lending = sender->window().has_lent();
+    return !sender->lending;
   });
   return moved;
 }
 
-void Reactor::want(TcpLink& link) {
-  if (link.wanted) return;
-  link.wanted = true;
-  wanted_.push_back(&link);
+void Reactor::await_tile(TileReceiver& receiver) {
+  if (receiver.awaited) return;
+  receiver.awaited = true;
+  awaited_.push_back(&receiver);
 }
 
-void Reactor::forget_wanted() noexcept {
-  for (TcpLink* link : wanted_) link->wanted = false;
-  wanted_.clear();
+void Reactor::forget_awaited() noexcept {
+  for (TileReceiver* receiver : awaited_) receiver->awaited = false;
+  awaited_.clear();
 }
 
-bool Reactor::send_held() {
+bool Reactor::send_deferred() {
   bool moved = false;
-  for (TcpLink* link : holding_) moved |= link->send_held();
-  holding_.clear();
+  for (TileSender* sender : deferred_) moved |= sender->send_deferred();
+  deferred_.clear();
   return moved;
 }
 
-void Reactor::watch_soon() noexcept {
-  soon_ = true;
+void Reactor::retry_soon() noexcept {
+  retries_soon_ = true;
   set_timer(watch_period_ms());
 }
 
 void Reactor::note_closing() noexcept {
-  news_ = true;
+  unreported_ = true;
   set_timer(watch_period_ms());
 }
 
 long Reactor::watch_period_ms() const noexcept {
-  if (rendezvous_ != nullptr && rendezvous_->busy()) return kRejoiningWatchMs;
-  const bool closing = std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->closing(); });
-  return soon_ ? kSoonMs : closing ? kClosingWatchMs : kCalmWatchMs;
+  if (rendezvous_ != nullptr && rendezvous_->busy()) return kReconnectingWatchMs;
+  const bool closing = std::any_of(links_.begin(), links_.end(), [](TcpLink* link) {
+    const LinkStatus& status = link->sockets().status();
+    return status.closing() && !status.has_ended();
+  });
+  return retries_soon_ ? kSoonMs : closing ? kClosingWatchMs : kCalmWatchMs;
 }
 
 bool Reactor::progress() {
-  bool moved = send_held();
+  bool moved = send_deferred();
   moved |= read_ready();
   bool ask_epoll = ++calls_since_collect_ >= kCollectEvery;
   if (!moved) {
-    const bool few = wanted_.size() <= kDirectLinks &&
-                     std::none_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->blocked(); });
-    if (few) moved = read_wanted();
+    const bool few = awaited_.size() <= kDirectLinks &&
+                     std::none_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->sockets().blocked(); });
+    if (few) moved = read_awaited();
     ask_epoll |= !few;
   }
-  forget_wanted();
+  forget_awaited();
   if (ask_epoll) {
     moved |= collect();
     moved |= read_ready();
   }
-  if (!lost_.empty()) rejoin();
-  moved |= news_;
-  news_ = false;
+  if (!lost_.empty()) reconnect();
+  moved |= unreported_;
+  unreported_ = false;
   if (lending_.empty()) return moved;
   idle_calls_ = moved ? 0 : idle_calls_ + 1;
-  return idle_calls_ < kIdleCalls ? moved : keep_lent();
+  return idle_calls_ < kIdleCalls ? moved : copy_lent();
 }
 
 bool Reactor::read_ready() {
   bool moved = false;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < ready_.size(); ++i) {
-    Flow& flow = *ready_[i];
-    moved |= flow.link->receive(flow);
-    if (flow.readable && flow.link->has_room(flow)) {
-      ready_[kept++] = &flow;
+    LinkSocket& socket = *ready_[i];
+    moved |= socket.link->receive(socket);
+    if (socket.readable && socket.has_room()) {
+      ready_[kept++] = &socket;
     } else {
-      flow.queued = false;
+      socket.queued = false;
     }
   }
   ready_.resize(kept);
   return moved;
 }
 
-bool Reactor::read_wanted() {
+bool Reactor::read_awaited() {
   bool moved = false;
-  for (TcpLink* link : wanted_) {
-    Flow& flow = link->flows().front();
-    if (flow.queued || !link->has_room(flow)) continue;
-    moved |= link->receive(flow);
-    if (flow.readable && link->has_room(flow)) enqueue(flow);
+  for (TileReceiver* receiver : awaited_) {
+    LinkSocket& socket = receiver->first_socket();
+    if (socket.queued || !socket.has_room()) continue;
+    moved |= receiver->receive(socket);
+    if (socket.readable && socket.has_room()) enqueue(socket);
   }
   return moved;
 }
@@ -295,55 +300,55 @@ bool Reactor::collect() {
   std::array<epoll_event, 64> events;
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   bool moved = false;
-  bool rejoining = false;
+  bool reconnects = false;
   for (int i = 0; i < count; ++i) {
     const std::uint32_t what = events[i].events;
     if (events[i].data.ptr == nullptr) {
       moved |= watch_links();
-      rejoining |= rendezvous_ != nullptr && rendezvous_->busy();
+      reconnects |= rendezvous_ != nullptr && rendezvous_->busy();
       continue;
     }
     if (events[i].data.ptr == this) {
-      rejoining = true;
+      reconnects = true;
       continue;
     }
-    Flow& flow = *static_cast<Flow*>(events[i].data.ptr);
-    if (flow.ended || flow.down) continue;
-    if ((what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flow.link->hang_up(flow);
+    LinkSocket& socket = *static_cast<LinkSocket*>(events[i].data.ptr);
+    if (socket.is_closed()) continue;
+    if ((what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) socket.link->sockets().hang_up(socket);
     if ((what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-      flow.readable = true;
-      if (flow.link->has_room(flow)) {
-        enqueue(flow);
+      socket.readable = true;
+      if (socket.has_room()) {
+        enqueue(socket);
         moved = true;
       }
     }
-    if ((what & EPOLLOUT) != 0 && flow.blocked) moved |= flow.link->send_more(flow);
+    if ((what & EPOLLOUT) != 0 && socket.blocked) moved |= socket.link->send_more(socket);
   }
-  if (rejoining) rejoin();  // last: the events above belong to the sockets that it may replace
+  if (reconnects) reconnect();  // last: the events above belong to the sockets that it may replace
   return moved;
 }
 
 bool Reactor::prepare_wait() {
-  forget_wanted();  // a caller that sleeps waits for all links
-  news_ |= send_held();
-  news_ |= keep_lent();
-  if (!lost_.empty()) rejoin();
-  if (!ready_.empty() || news_) return false;
-  if (std::any_of(links_.begin(), links_.end(), [](const TcpLink* link) { return link->has_news(); })) return false;
+  forget_awaited();  // a caller that sleeps waits for all links
+  unreported_ |= send_deferred();
+  unreported_ |= copy_lent();
+  if (!lost_.empty()) reconnect();
+  if (!ready_.empty() || unreported_) return false;
+  if (std::any_of(links_.begin(), links_.end(), [](TcpLink* link) { return link->receiver().has_unseen_tile(); })) return false;
   for (TcpLink* link : links_) {
-    for (Flow& flow : link->flows()) link->await_front(flow);
+    for (LinkSocket& socket : link->sockets().all()) socket.await_front();
   }
   return true;  // what epoll already knows makes wait_fd() readable at once
 }
 
-void Reactor::finish_wait(bool readable) { news_ |= readable && collect(); }
+void Reactor::finish_wait(bool readable) { unreported_ |= readable && collect(); }
 
 bool Reactor::watch_links() {
   std::uint64_t ticks = 0;
   while (::read(timer_.get(), &ticks, sizeof ticks) < 0 && errno == EINTR) {
   }
   bool moved = false;
-  soon_ = false;
+  retries_soon_ = false;
   for (TcpLink* link : links_) moved |= link->watch();
   set_timer(watch_period_ms());
   return moved;
@@ -359,11 +364,11 @@ void Reactor::set_timer(long period_ms) noexcept {
 }
 
 void Reactor::use_check_sums() noexcept {
-  for (TcpLink* link : links_) link->use_check_sums();
+  for (TcpLink* link : links_) link->sender().encoder().use_checksums();
 }
 
 void Reactor::use_packing() noexcept {
-  for (TcpLink* link : links_) link->use_packing();
+  for (TcpLink* link : links_) link->sender().encoder().use_packing();
 }
 
 std::size_t Reactor::memory_bytes() const noexcept {

@@ -12,55 +12,59 @@
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "transports/tcp/rendezvous.h"
+#include "transports/tcp/connection.h"
 
 namespace shoal::tcp {
 
+class Rendezvous;
 class TcpLink;
-struct Flow;
+class TileReceiver;
+class TileSender;
+struct LinkSocket;
 
-/// Every socket is registered once, edge-triggered for both directions, and never re-armed: an edge sets a flag in the Flow,
-/// the flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises no further
-/// edge unless more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a system call.
-/// Thread rule: that of the transport, one thread at a time.
-class Reactor final : private Rejoining {
+/// Every socket is registered once, edge-triggered for both directions, and never re-armed: an edge sets a flag in the
+/// LinkSocket, the flag is cleared when the kernel has no more to give. A socket whose ring is full keeps its flag but raises
+/// no further edge unless more bytes arrive, so waiting does not spin, and releasing a tile makes it ready again without a
+/// system call. Thread rule: that of the transport, one thread at a time.
+class Reactor final : private ReconnectHandler {
  public:
   static Result<std::shared_ptr<Reactor>> make();
+  ~Reactor() override;
 
-  /// From now on lost sockets are replaced; without this a link ends with its first lost socket.
+  /// From now on lost connections are replaced; without this a link ends with its first lost connection.
   Result<bool> reconnect_by(std::unique_ptr<Rendezvous> rendezvous);
   [[nodiscard]] bool reconnects() const noexcept { return rendezvous_ != nullptr; }
 
   Result<bool> add(TcpLink& link);
   void remove(TcpLink& link) noexcept;
   /// Stops reports about one socket; to be called before it closes.
-  void forget(Flow& flow) noexcept;
+  void forget(LinkSocket& socket) noexcept;
   /// Starts reports about a new socket; false where the system refuses.
-  [[nodiscard]] bool watch(Flow& flow) noexcept;
-  /// The socket of this flow is lost, or about to be. `silent_since`: start of the silence of its host.
-  void lost(TcpLink& link, std::size_t flow, std::chrono::steady_clock::time_point silent_since = {});
-  /// The link has ended: its sockets are not replaced any more.
+  [[nodiscard]] bool watch(LinkSocket& socket) noexcept;
+  /// The connection of this socket is lost, or about to be. `silent_since`: start of the silence of its host.
+  void note_lost(LinkSocket& socket, std::chrono::steady_clock::time_point silent_since = {});
+  /// The link has ended: its connections are not replaced any more.
   void forget_lost(TcpLink& link);
   /// In a child of fork(): closes its copies of the sockets.
   void leave_to_parent() noexcept;
   /// Before this rank leaves: waits for the peers' acknowledgements, and retransmits what was lost, which would be impossible
   /// afterwards. Waits a moment at most, and not where a peer is gone without a close notice.
-  void await_answers();
+  void flush_links();
   /// Ends all links from this side: their owner, the transport, is being destroyed.
   void close_all();
 
-  /// The flow can be read from; no effect where it is known already.
-  void enqueue(Flow& flow);
-  /// The link has small tiles that the next progress() or prepare_wait() sends.
-  void hold(TcpLink& link);
-  /// The link has lent tiles, whose memory is to be freed as soon as there is nothing else to do.
-  void note_lent(TcpLink& link);
-  /// A peek() of this link found no tile: the next progress() reads its socket first.
-  void want(TcpLink& link);
+  /// The socket can be read from; no effect where it is known already.
+  void enqueue(LinkSocket& socket);
+  /// The sender has small tiles that the next progress() or prepare_wait() sends.
+  void defer(TileSender& sender);
+  /// The sender has lent tiles, whose memory is to be freed as soon as there is nothing else to do.
+  void note_lent(TileSender& sender);
+  /// A peek() found no tile: the next progress() reads the receiver's socket first.
+  void await_tile(TileReceiver& receiver);
   /// A link breaks: checks it more often, and reports it.
   void note_closing() noexcept;
-  /// The kernel had no memory for the data of a link, and will not report when it has: watch() tries again soon.
-  void watch_soon() noexcept;
+  /// The kernel had no memory for the data of a link, and will not report when it has: the links try again soon.
+  void retry_soon() noexcept;
 
   bool progress();
   [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
@@ -76,41 +80,40 @@ class Reactor final : private Rejoining {
  private:
   Reactor() = default;
 
-  // Rejoining
+  // ReconnectHandler
   std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) override;
   void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) override;
-  void lose_peer(int rank, const std::string& why) override;
+  void on_peer_lost(int rank, const std::string& why) override;
   [[nodiscard]] TcpLink* link_to(int rank) const noexcept;
-  void rejoin();
+  void reconnect();
   [[nodiscard]] long watch_period_ms() const noexcept;
 
-  bool send_held();
-  bool keep_lent();
+  bool send_deferred();
+  bool copy_lent();
   bool collect();
   bool read_ready();
-  bool read_wanted();
-  void forget_wanted() noexcept;
+  bool read_awaited();
+  void forget_awaited() noexcept;
   bool watch_links();
   void set_timer(long period_ms) noexcept;
 
   Descriptor epoll_;
   Descriptor timer_;
   long timer_period_ms_ = 0;
-  bool soon_ = false;
+  bool retries_soon_ = false;
   int owner_pid_ = 0;
   std::vector<TcpLink*> links_;
-  std::vector<Flow*> ready_;
-  std::vector<TcpLink*> holding_;
-  std::vector<TcpLink*> lending_;
-  std::vector<TcpLink*> wanted_;
+  std::vector<LinkSocket*> ready_;
+  std::vector<TileSender*> deferred_;
+  std::vector<TileSender*> lending_;
+  std::vector<TileReceiver*> awaited_;
   std::unique_ptr<Rendezvous> rendezvous_;
   struct Lost {
-    TcpLink* link = nullptr;
-    std::size_t flow = 0;
+    LinkSocket* socket = nullptr;
     std::chrono::steady_clock::time_point silent_since{};
   };
-  std::vector<Lost> lost_;  // not passed to the rendezvous yet
-  bool news_ = false;
+  std::vector<Lost> lost_;   // not passed to the rendezvous yet
+  bool unreported_ = false;  ///< something has moved since the last progress()
   unsigned calls_since_collect_ = 0;
   unsigned idle_calls_ = 0;  ///< of progress(), in a row
 };

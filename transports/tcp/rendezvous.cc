@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "transports/tcp/real_rendezvous.h"
 #include "transports/tcp/repairs.h"
 
 namespace shoal::tcp {
@@ -30,9 +29,8 @@ bool send_record(int socket, const HelloRecord& record) noexcept {
 
 }  // namespace
 
-RealRendezvous::RealRendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                               std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
-                               std::chrono::milliseconds lost_after)
+Rendezvous::Rendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
+                       std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after)
     : self_(self),
       key_(key),
       rails_(std::move(rails)),
@@ -62,11 +60,11 @@ RealRendezvous::RealRendezvous(const Identity& self, const Key& key, std::vector
   }
 }
 
-Result<std::vector<PeerSockets>> RealRendezvous::connect_all(ConnectDeadline time_limit) {
+Result<std::vector<PeerSockets>> Rendezvous::connect_all(ConnectDeadline time_limit) {
   start_ = Clock::now();
   deadline_ = time_limit.deadline();
   while (missing_ > 0 && failure_.ok()) {
-    if (Clock::now() >= deadline_) return late();
+    if (Clock::now() >= deadline_) return timed_out();
     if (Status status = time_limit.check(); !status.ok()) return status;
     start_outbounds();
     wait(true, time_limit.next());
@@ -77,8 +75,8 @@ Result<std::vector<PeerSockets>> RealRendezvous::connect_all(ConnectDeadline tim
   if (!failure_.ok()) return failure_;
   epoll_ = Descriptor(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) return system_error("tcp: epoll_create1", errno);
-  for (const Descriptor& listener : listeners_) report(listener, EPOLLIN);
-  for (const Inbound& inbound : inbounds_) report(inbound.socket, EPOLLIN);
+  for (const Descriptor& listener : listeners_) watch(listener, EPOLLIN);
+  for (const Inbound& inbound : inbounds_) watch(inbound.socket, EPOLLIN);
   std::vector<PeerSockets> connected;
   for (Peer& peer : peers_) {
     connected.push_back(std::move(peer.sockets));
@@ -90,33 +88,33 @@ Result<std::vector<PeerSockets>> RealRendezvous::connect_all(ConnectDeadline tim
   return connected;
 }
 
-void RealRendezvous::lose(int rank, std::size_t index, Clock::time_point silent_since) {
+void Rendezvous::reconnect(int rank, std::size_t index, Clock::time_point silent_since) {
   const std::size_t at = find(rank);
-  if (at == peers_.size() || peers_[at].over) return;
+  if (at == peers_.size() || peers_[at].ended) return;
   peers_[at].lost[index] = true;
-  const bool knock = accepts_from(peers_[at]);
+  const bool probe = accepts_from(peers_[at]);
   for (const Outbound& outbound : outbounds_) {
-    if (outbound.peer == at && (knock || outbound.index == index)) return;
+    if (outbound.peer == at && (probe || outbound.index == index)) return;
   }
   Outbound& outbound = outbounds_.emplace_back();
   outbound.peer = at;
   outbound.index = index;
-  outbound.knock = knock;
+  outbound.probe = probe;
   outbound.until = Clock::now();
   outbound.failing_since = silent_since;
 }
 
-void RealRendezvous::forget(int rank) {
+void Rendezvous::forget(int rank) {
   const std::size_t at = find(rank);
   if (at == peers_.size()) return;
-  peers_[at].over = true;
+  peers_[at].ended = true;
   std::erase_if(outbounds_, [&](const Outbound& outbound) { return outbound.peer == at; });
   std::erase_if(inbounds_, [&](const Inbound& inbound) { return inbound.confirming && inbound.peer == at; });
 }
 
-void RealRendezvous::step(Rejoining& links) {
+void Rendezvous::step(ReconnectHandler& links) {
   links_ = &links;
-  listen_again();
+  resume_listening();
   start_outbounds();
   wait(false, Clock::time_point::max());
   accept_all();
@@ -124,7 +122,7 @@ void RealRendezvous::step(Rejoining& links) {
   serve_outbounds();
   std::erase_if(outbounds_, [this](const Outbound& outbound) {
     const std::vector<bool>& lost = peers_[outbound.peer].lost;
-    if (outbound.knock) return std::find(lost.begin(), lost.end(), true) == lost.end();
+    if (outbound.probe) return std::find(lost.begin(), lost.end(), true) == lost.end();
     return outbound.state == Outbound::State::done;
   });
   // Last, because the links call forget() in turn.
@@ -132,19 +130,19 @@ void RealRendezvous::step(Rejoining& links) {
     const auto [rank, why] = std::move(unreachable_.back());
     unreachable_.pop_back();
     forget(rank);
-    links.lose_peer(rank, why);
+    links.on_peer_lost(rank, why);
   }
   links_ = nullptr;
 }
 
-void RealRendezvous::leave_to_parent() noexcept {
+void Rendezvous::leave_to_parent() noexcept {
   epoll_.reset();
   listeners_.clear();
   inbounds_.clear();
   outbounds_.clear();
 }
 
-Hello RealRendezvous::hello(HelloKind kind, int to_rank, std::size_t index) const noexcept {
+Hello Rendezvous::hello(HelloKind kind, int to_rank, std::size_t index) const noexcept {
   Hello hello = self_;
   hello.kind = kind;
   hello.to_rank = static_cast<std::uint32_t>(to_rank);
@@ -152,17 +150,15 @@ Hello RealRendezvous::hello(HelloKind kind, int to_rank, std::size_t index) cons
   return hello;
 }
 
-bool RealRendezvous::accepts_from(const Peer& peer) const noexcept {
-  return peer.where.rank > static_cast<int>(self_.from_rank);
-}
+bool Rendezvous::accepts_from(const Peer& peer) const noexcept { return peer.where.rank > static_cast<int>(self_.from_rank); }
 
-std::size_t RealRendezvous::find(int rank) const noexcept {
+std::size_t Rendezvous::find(int rank) const noexcept {
   const auto found = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.where.rank == rank; });
   return static_cast<std::size_t>(found - peers_.begin());
 }
 
 // Makes wait_fd() readable when the socket is. epoll removes a closed socket by itself.
-void RealRendezvous::report(const Descriptor& socket, std::uint32_t events) noexcept {
+void Rendezvous::watch(const Descriptor& socket, std::uint32_t events) noexcept {
   if (!epoll_.valid()) return;  // during startup poll() waits
   epoll_event event{};
   event.events = events;
@@ -171,11 +167,11 @@ void RealRendezvous::report(const Descriptor& socket, std::uint32_t events) noex
 }
 
 // The first socket finds an address that works; the other sockets use the same one.
-bool RealRendezvous::may_start(const Outbound& outbound) const noexcept {
-  return rejoining() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
+bool Rendezvous::may_start(const Outbound& outbound) const noexcept {
+  return reconnecting() || outbound.index == 0 || peers_[outbound.peer].sockets.sockets[0].socket.valid();
 }
 
-void RealRendezvous::wait(bool block, Clock::time_point until) {
+void Rendezvous::wait(bool block, Clock::time_point until) {
   polled_.clear();
   bool listening = false;
   const auto now = Clock::now();
@@ -207,22 +203,22 @@ void RealRendezvous::wait(bool block, Clock::time_point until) {
 }
 
 // Sends a record and adds it to those of its handshake.
-bool RealRendezvous::send_next(int socket, const Hello& next, std::string& records) const {
+bool Rendezvous::send_next(int socket, const Hello& next, std::string& records) const {
   const HelloRecord record = encode(next, key_, records);
   records += as_text(record);
   return send_record(socket, record);
 }
 
 // Fills in what has arrived on the connection that is about to be replaced. False where its link has ended.
-bool RealRendezvous::fill_in_received(Hello& hello, std::size_t index) {
-  if (!rejoining()) return true;
+bool Rendezvous::fill_in_received(Hello& hello, std::size_t index) {
+  if (!reconnecting()) return true;
   const auto received = links_->give_up(static_cast<int>(hello.to_rank), index);
   hello.received = received.value_or(0);
   return received.has_value();
 }
 
 // `records`: those of the handshake that authenticated the socket, greeting and reply first.
-Connection RealRendezvous::connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const {
+Connection Rendezvous::connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const {
   Connection made{std::move(socket), {}};
   const bool aes = (theirs.encryption & self_.encryption & kHasAes) != 0;
   if ((self_.encryption & kEncrypted) != 0)
@@ -231,9 +227,9 @@ Connection RealRendezvous::connection(Descriptor socket, std::string_view record
 }
 
 // A peer that did not receive the acceptance repeats the handshake; it uses the new connection.
-void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
-  report_no_more(made.socket);
-  if (rejoining()) {
+void Rendezvous::complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received) {
+  unwatch(made.socket);
+  if (reconnecting()) {
     peer.lost[index] = false;
     peer.denied.clear();
     // The peer's host has answered: its silence counts from now on.
@@ -253,7 +249,7 @@ void RealRendezvous::complete(Peer& peer, std::size_t index, Connection made, st
 }
 
 // Of the addresses of a peer that has connected, the one from which it came is most likely to work.
-void RealRendezvous::remember_address(Peer& peer, const Descriptor& socket) {
+void Rendezvous::remember_address(Peer& peer, const Descriptor& socket) {
   SocketAddress from;
   socklen_t length = sizeof from.storage;
   if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&from.storage), &length) != 0) return;
@@ -264,24 +260,24 @@ void RealRendezvous::remember_address(Peer& peer, const Descriptor& socket) {
 }
 
 // Sets failure_ where a rank of the same job was started with other settings: waiting would not help.
-bool RealRendezvous::check_settings(const Hello& said) {
-  const auto differ = [&](std::string_view what, auto theirs, auto ours) {
-    if (theirs == ours) return false;
-    if (rejoining()) return true;  // cannot differ: they were the same at startup
+bool Rendezvous::check_settings(const Hello& theirs) {
+  const auto differ = [&](std::string_view what, auto their_value, auto own_value) {
+    if (their_value == own_value) return false;
+    if (reconnecting()) return true;  // cannot differ: they were the same at startup
     failure_ =
         Status(StatusCode::mismatch, fmt::format("tcp: rank {} of this job has {} {}, rank {} has {}; start all ranks with the "
                                                  "same settings",
-                                                 said.from_rank, what, theirs, self_.from_rank, ours));
+                                                 theirs.from_rank, what, their_value, self_.from_rank, own_value));
     return true;
   };
-  return !differ("wire version", said.version, self_.version) && !differ("a job size of", said.size, self_.size) &&
-         !differ("sockets per peer:", said.sockets, self_.sockets) &&
-         !differ("a tile size of", said.tile_bytes, self_.tile_bytes) &&
-         !differ("checksums (SHOAL_INTEGRITY):", said.integrity, self_.integrity) &&
-         !differ("encryption (SHOAL_ENCRYPTION):", said.encryption & kEncrypted, self_.encryption & kEncrypted);
+  return !differ("wire version", theirs.version, self_.version) && !differ("a job size of", theirs.size, self_.size) &&
+         !differ("sockets per peer:", theirs.sockets, self_.sockets) &&
+         !differ("a tile size of", theirs.tile_bytes, self_.tile_bytes) &&
+         !differ("checksums (SHOAL_INTEGRITY):", theirs.integrity, self_.integrity) &&
+         !differ("encryption (SHOAL_ENCRYPTION):", theirs.encryption & kEncrypted, self_.encryption & kEncrypted);
 }
 
-Status RealRendezvous::late() const {
+Status Rendezvous::timed_out() const {
   const double seconds = std::chrono::duration<double>(deadline_ - start_).count();
   std::string text;
   std::size_t named = 0;
@@ -303,17 +299,11 @@ Status RealRendezvous::late() const {
   }
   if (late_ranks > named) text += fmt::format("; and {} more ranks", late_ranks - named);
   if (!note_.empty()) text += fmt::format("; {}", note_);
-  if (strangers_ > 0) {
-    text += fmt::format("; dropped {} connection{} of unauthenticated peers, the last because {}", strangers_,
-                        strangers_ == 1 ? "" : "s", stranger_);
+  if (unauthenticated_ > 0) {
+    text += fmt::format("; dropped {} connection{} of unauthenticated peers, the last because {}", unauthenticated_,
+                        unauthenticated_ == 1 ? "" : "s", last_refusal_);
   }
   return {StatusCode::timeout, text};
-}
-
-std::unique_ptr<Rendezvous> Rendezvous::make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                             std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
-                                             std::chrono::milliseconds lost_after) {
-  return std::make_unique<RealRendezvous>(self, key, std::move(listeners), std::move(peers), std::move(rails), lost_after);
 }
 
 }  // namespace shoal::tcp

@@ -1,21 +1,28 @@
 // Connecting to all peers at once, and authenticating them.
 #pragma once
 
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <list>
 #include <optional>
-#include <span>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <shoal/status.h>
 
 #include "src/base/descriptor.h"
-#include "src/trust/record_cipher.h"
 #include "transports/common/connect_deadline.h"
 #include "transports/tcp/address.h"
+#include "transports/tcp/connection.h"
 #include "transports/tcp/wire.h"
 
 namespace shoal::tcp {
@@ -29,65 +36,187 @@ struct PeerAddress {
                                          ///< ones
 };
 
-/// A socket that has finished its handshake.
-struct Connection {
+inline constexpr std::chrono::milliseconds kFirstRetry{10};
+using TimePoint = std::chrono::steady_clock::time_point;
+
+// Receives one handshake record.
+struct RecordReader {
+  HelloRecord bytes{};
+  std::size_t got = 0;
+
+  enum class Outcome { more, whole, ended };
+  // `error` is set where the outcome is `ended`; 0 = the other side closed.
+  Outcome read(int socket, int& error) noexcept {
+    const ssize_t n = ::recv(socket, bytes.data() + got, bytes.size() - got, MSG_DONTWAIT);
+    if (n > 0) {
+      got += static_cast<std::size_t>(n);
+      return got == bytes.size() ? Outcome::whole : Outcome::more;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Outcome::more;
+    error = n == 0 ? 0 : errno;
+    return Outcome::ended;
+  }
+};
+
+// A connection to this rank that has not finished its handshake.
+struct Inbound {
   Descriptor socket;
-  std::optional<SealingKeys> keys;  ///< where the job encrypts
+  TimePoint until;
+  RecordReader reader;
+  bool confirming = false;
+  std::string records;   // of its handshake; empty before a valid greeting
+  std::size_t peer = 0;  // valid after the greeting
+  std::size_t index = 0;
 };
 
-struct PeerSockets {
-  int rank = 0;
-  std::string address;              ///< where the peer was reached, for messages
-  std::vector<Connection> sockets;  ///< non-blocking, by socket index: those for tiles, then the one for control records
+inline constexpr std::size_t kNotPolled = static_cast<std::size_t>(-1);
+
+// A connection that this rank makes. A probe only shows whether the peer's process still listens.
+struct Outbound {
+  enum class State { waiting, connecting, replying, accepting, probing, done };
+  std::size_t peer = 0;
+  std::size_t index = 0;
+  State state = State::waiting;
+  Descriptor socket;
+  TimePoint until;  // when to start (waiting) or to end this try
+  std::size_t poll_slot = kNotPolled;
+  RecordReader reader;
+  std::string records;  // of the handshake so far
+  std::chrono::milliseconds retry = kFirstRetry;
+  bool probe = false;
+  bool sent_byte = false;   // this probe has sent its byte
+  bool reached = false;     // this try: the host has taken the connection
+  std::size_t hops = 0;     // number of rails that were left for the next one
+  std::size_t place = 0;    // of this try: index of the peer's address
+  TimePoint since;          // of this try
+  TimePoint failing_since;  // start of the first failed try in a row; zero: the last one did not fail
+  TimePoint closed_since;   // start of the first try in a row that was closed at once; zero: none
 };
 
-/// The owner of sockets that are replaced: the links.
-class Rejoining {
- public:
-  virtual ~Rejoining() = default;
-  /// A new connection is about to replace this one: stops using the old one, and returns the number below which its tiles
-  /// have arrived. Empty where the link has ended.
-  virtual std::optional<std::uint64_t> give_up(int rank, std::size_t socket_index) = 0;
-  /// The new connection is ready. The peer has the tiles below `received`.
-  virtual void resume(int rank, std::size_t socket_index, Connection connection, std::uint64_t received) = 0;
-  /// The peer refuses, or has been out of reach for too long.
-  virtual void lose_peer(int rank, const std::string& why) = 0;
+struct Peer {
+  PeerAddress where;
+  bool ended = false;
+  std::vector<bool> lost;  // by socket index, after startup
+  PeerSockets sockets;
+  std::size_t missing = 0;
+  std::size_t address = 0;   // index of the address in use
+  std::vector<bool> denied;  // by address: no process listens there, by all tries since the last other outcome
+  std::string last_error;
 };
 
-/// Connects to all peers at once, and later again where a socket is lost: the higher rank connects, the lower accepts. A
+inline std::string error_text(int error) { return std::generic_category().message(error); }
+
+/// Connects to all peers at once, and later again where a connection is lost: the higher rank connects, the lower accepts. A
 /// connection is a peer's only when the job id fits and both sides have proven that they hold the key; all other connections
-/// are dropped, limited in number and time, and counted in the error and in refusals().
-/// Thread rule: one thread at a time.
+/// are dropped, limited in number and time, and counted in the error and in refusals(). Accepting and connecting lie in files
+/// of their own. Thread rule: one thread at a time.
 class Rendezvous {
  public:
-  virtual ~Rendezvous() = default;
-
   /// `listeners` are non-blocking and listen. `rails`: own addresses, each on a network of its own; the sockets to a peer use
   /// them in turn, from this rank's end of a rail to the peer's end. Empty: the system chooses the route, and all sockets
   /// take the first address of a peer that answers. `lost_after`: how long a peer's host may be silent, after startup.
-  static std::unique_ptr<Rendezvous> make(const Identity& self, const Key& key, std::vector<Descriptor> listeners,
-                                          std::vector<PeerAddress> peers, std::vector<SocketAddress> rails,
-                                          std::chrono::milliseconds lost_after);
+  Rendezvous(const Identity& self, const Key& key, std::vector<Descriptor> listeners, std::vector<PeerAddress> peers,
+             std::vector<SocketAddress> rails, std::chrono::milliseconds lost_after);
 
   /// Returns when every socket has finished its handshake. Connections that are refused or dropped are tried again until the
   /// deadline. The result has the order of `peers`.
   /// Errors: timeout naming each missing rank and why; mismatch where a rank of this job has other settings.
-  virtual Result<std::vector<PeerSockets>> connect_all(ConnectDeadline time_limit) = 0;
+  Result<std::vector<PeerSockets>> connect_all(ConnectDeadline time_limit);
 
   // After connect_all(); nothing blocks.
 
-  /// A socket is lost: connects again, or waits for the peer to do so and meanwhile checks that it is alive. No effect where
-  /// that is in progress. `silent_since`: start of the silence of the peer's host.
-  virtual void lose(int rank, std::size_t socket_index, std::chrono::steady_clock::time_point silent_since) = 0;
+  /// A connection is lost: connects again, or waits for the peer to do so and meanwhile checks that it is alive. No effect
+  /// where that is in progress. `silent_since`: start of the silence of the peer's host.
+  void reconnect(int rank, std::size_t socket_index, TimePoint silent_since);
   /// The link to `rank` has ended.
-  virtual void forget(int rank) = 0;
+  void forget(int rank);
   /// Readable where step() has something to do.
-  [[nodiscard]] virtual int wait_fd() const noexcept = 0;
+  [[nodiscard]] int wait_fd() const noexcept { return epoll_.get(); }
   /// step() will have something to do: call it a few dozen times a second.
-  [[nodiscard]] virtual bool busy() const noexcept = 0;
-  virtual void step(Rejoining& links) = 0;
+  [[nodiscard]] bool busy() const noexcept { return !outbounds_.empty() || !inbounds_.empty() || paused_; }
+  void step(ReconnectHandler& links);
   /// In a child of fork(): closes its copies of the sockets.
-  virtual void leave_to_parent() noexcept = 0;
+  void leave_to_parent() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Hello hello(HelloKind kind, int to_rank, std::size_t index) const noexcept;
+  // Startup has ended: sockets are only replaced.
+  [[nodiscard]] bool reconnecting() const noexcept { return links_ != nullptr; }
+  [[nodiscard]] bool accepts_from(const Peer& peer) const noexcept;
+  [[nodiscard]] std::size_t find(int rank) const noexcept;
+  void watch(const Descriptor& socket, std::uint32_t events) noexcept;
+  void unwatch(const Descriptor& socket) noexcept { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.get(), nullptr); }
+  bool may_start(const Outbound& outbound) const noexcept;
+  void wait(bool block, Clock::time_point until);
+
+  // Listening side: rendezvous_accepting.cc
+  void accept_all();
+  void accept_from(int listener);
+  void pause_listening();
+  void resume_listening();
+  void drop_inbound();
+  void count_unauthenticated(std::string_view why);
+  void serve_inbounds();
+  bool serve(Inbound& inbound, Clock::time_point now);
+  bool greet(Inbound& inbound, const std::optional<Hello>& theirs);
+  bool confirm(Inbound& inbound, const std::optional<Hello>& theirs);
+
+  // Connecting side: rendezvous_connecting.cc
+  void start_outbounds();
+  /// The error that this process has no descriptor for `what`: the limit, and how many connections are still to be made.
+  [[nodiscard]] Status no_descriptors(int error, const std::string& what) const;
+  [[nodiscard]] std::size_t place_of(const Outbound& outbound) const noexcept;
+  void leave_address(Outbound& outbound) noexcept;
+  void start(Outbound& outbound);
+  void retry(Outbound& outbound, int error, std::string why);
+  void postpone(Outbound& outbound, std::string why);
+  [[nodiscard]] std::chrono::milliseconds time_limit_for(const Peer& peer) const noexcept;
+  void retry_lost(Outbound& outbound, int error);
+  void deny(Peer& peer, std::size_t place);
+  void serve_outbounds();
+  void serve_connecting(Outbound& outbound, Clock::time_point now);
+  void serve_probe(Outbound& outbound, Clock::time_point now);
+  void serve_answering(Outbound& outbound, Clock::time_point now);
+  void report_rail(const Outbound& outbound) const;
+
+  // Both sides
+  bool send_next(int socket, const Hello& next, std::string& records) const;
+  bool fill_in_received(Hello& hello, std::size_t index);
+  Connection connection(Descriptor socket, std::string_view records, bool connects, const Hello& theirs) const;
+  void complete(Peer& peer, std::size_t index, Connection made, std::uint64_t received);
+  static void remember_address(Peer& peer, const Descriptor& socket);
+  bool check_settings(const Hello& theirs);
+  Status timed_out() const;
+
+  static constexpr const char* kSilent = "it accepted the connection but did not answer";
+  static constexpr const char* kClosed = "it closed the connection during the handshake (does it hold this job's key?)";
+  static constexpr const char* kUnconfirmed = "it sent a greeting but could not prove that it holds the job's key";
+
+  const Identity self_;
+  const Key key_;
+  const std::vector<SocketAddress> rails_;  // this rank's ends
+  const std::chrono::milliseconds lost_after_;
+  std::vector<Descriptor> listeners_;
+  Descriptor epoll_;
+  Clock::time_point start_;
+  Clock::time_point deadline_;
+  ReconnectHandler* links_ = nullptr;                     // set during step()
+  std::vector<std::pair<int, std::string>> unreachable_;  // ranks, and why
+  std::vector<Peer> peers_;
+  std::list<Inbound> inbounds_;
+  std::vector<Outbound> outbounds_;
+  std::vector<pollfd> polled_;
+  std::size_t missing_ = 0;
+  std::size_t inbound_limit_ = 0;
+  Clock::time_point listen_after_;
+  bool paused_ = false;  // until listen_after_, wait_fd() does not report the listeners
+  bool may_accept_ = false;
+  std::size_t unauthenticated_ = 0;
+  std::string last_refusal_;
+  std::string note_;
+  Status failure_;
 };
 
 }  // namespace shoal::tcp

@@ -1,4 +1,4 @@
-// RealRendezvous: accepting connections, and authenticating their peers.
+// Rendezvous: accepting connections, and authenticating their peers.
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "src/trust/refusals.h"
-#include "transports/tcp/real_rendezvous.h"
+#include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {
 namespace {
@@ -24,12 +24,12 @@ constexpr milliseconds kDescriptorPause{50};
 
 }  // namespace
 
-void RealRendezvous::accept_all() {
+void Rendezvous::accept_all() {
   if (!may_accept_) return;
   for (const Descriptor& listener : listeners_) accept_from(listener.get());
 }
 
-void RealRendezvous::accept_from(int listener) {
+void Rendezvous::accept_from(int listener) {
   const std::size_t limit = inbound_limit_ + kMaxUnauthenticated;
   // All listeners together take less than half of that: a new connection is served before it may have to make room.
   const std::size_t most = std::min(kMaxAcceptsInARow, limit / 4) / listeners_.size();
@@ -38,9 +38,9 @@ void RealRendezvous::accept_from(int listener) {
     if (!socket.valid()) {
       const int error = errno;
       if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
-        note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", words(error));
+        note_ = fmt::format("accept: {}; raise the limit of open files (ulimit -n)", error_text(error));
         // A process at its own limit that has no connection to drop cannot make room.
-        if (error == EMFILE && inbounds_.empty() && !rejoining() && has_no_descriptors_left(listener))
+        if (error == EMFILE && inbounds_.empty() && !reconnecting() && has_no_descriptors_left(listener))
           failure_ = no_descriptors(error, "accept a connection");
         pause_listening();
         drop_inbound();
@@ -51,43 +51,43 @@ void RealRendezvous::accept_from(int listener) {
     Inbound& inbound = inbounds_.emplace_back();
     inbound.socket = std::move(socket);
     inbound.until = Clock::now() + kGreetTimeout;
-    report(inbound.socket, EPOLLIN);
+    watch(inbound.socket, EPOLLIN);
   }
 }
 
 // A connection that cannot be accepted would keep wait_fd() readable, and its caller awake, until there are descriptors
 // again.
-void RealRendezvous::pause_listening() {
+void Rendezvous::pause_listening() {
   listen_after_ = Clock::now() + kDescriptorPause;
   if (std::exchange(paused_, true)) return;
-  for (const Descriptor& listener : listeners_) report_no_more(listener);
+  for (const Descriptor& listener : listeners_) unwatch(listener);
 }
 
-void RealRendezvous::listen_again() {
+void Rendezvous::resume_listening() {
   if (!paused_ || Clock::now() < listen_after_) return;
   paused_ = false;
-  for (const Descriptor& listener : listeners_) report(listener, EPOLLIN);
+  for (const Descriptor& listener : listeners_) watch(listener, EPOLLIN);
 }
 
 // Drops the oldest connection of the more numerous kind: those without a greeting, or those whose greeting may be a
 // recording. So neither kind can take the room of the other, and a new connection is younger than half of them. A peer that
 // is dropped all the same connects again.
-void RealRendezvous::drop_inbound() {
+void Rendezvous::drop_inbound() {
   if (inbounds_.empty()) return;
   const auto greeted = std::count_if(inbounds_.begin(), inbounds_.end(), [](const Inbound& i) { return i.confirming; });
   const bool confirming = 2 * static_cast<std::size_t>(greeted) > inbounds_.size();
-  count_stranger("there were too many connections at a time");
+  count_unauthenticated("there were too many connections at a time");
   inbounds_.erase(
       std::find_if(inbounds_.begin(), inbounds_.end(), [=](const Inbound& i) { return i.confirming == confirming; }));
 }
 
-void RealRendezvous::count_stranger(std::string_view why) {
-  ++strangers_;
-  stranger_ = why;
+void Rendezvous::count_unauthenticated(std::string_view why) {
+  ++unauthenticated_;
+  last_refusal_ = why;
   count_refusal("tcp", why);
 }
 
-void RealRendezvous::serve_inbounds() {
+void Rendezvous::serve_inbounds() {
   const auto now = Clock::now();
   for (auto i = inbounds_.begin(); i != inbounds_.end();) {
     i = serve(*i, now) ? std::next(i) : inbounds_.erase(i);
@@ -95,66 +95,67 @@ void RealRendezvous::serve_inbounds() {
 }
 
 // False where the connection is finished: it became a peer's, or was dropped.
-bool RealRendezvous::serve(Inbound& inbound, Clock::time_point now) {
+bool Rendezvous::serve(Inbound& inbound, Clock::time_point now) {
   int error = 0;
   switch (inbound.reader.read(inbound.socket.get(), error)) {
     case RecordReader::Outcome::more:
       if (now < inbound.until) return true;
-      count_stranger(inbound.confirming ? kUnconfirmed : "it sent no greeting in time");
+      count_unauthenticated(inbound.confirming ? kUnconfirmed : "it sent no greeting in time");
       return false;
     case RecordReader::Outcome::ended:
-      count_stranger(inbound.confirming ? kUnconfirmed : "it closed without a greeting");
+      count_unauthenticated(inbound.confirming ? kUnconfirmed : "it closed without a greeting");
       return false;
     case RecordReader::Outcome::whole:
       break;
   }
-  const auto said = decode_hello(inbound.reader.bytes);
+  const auto theirs = decode_hello(inbound.reader.bytes);
   inbound.reader.got = 0;
-  return inbound.confirming ? confirm(inbound, said) : greet(inbound, said);
+  return inbound.confirming ? confirm(inbound, theirs) : greet(inbound, theirs);
 }
 
-bool RealRendezvous::greet(Inbound& inbound, const std::optional<Hello>& said) {
-  const auto refuse = [&](std::string_view why) { return count_stranger(why), false; };
-  if (!said || said->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
-  if (said->job_id != self_.job_id) return refuse("it belongs to another job");
+bool Rendezvous::greet(Inbound& inbound, const std::optional<Hello>& theirs) {
+  const auto refuse = [&](std::string_view why) { return count_unauthenticated(why), false; };
+  if (!theirs || theirs->kind != HelloKind::greet) return refuse("it does not speak shoal's protocol");
+  if (theirs->job_id != self_.job_id) return refuse("it belongs to another job");
   if (!is_proven(inbound.reader.bytes, key_)) return refuse("it does not hold the job's key");
-  if (said->to_rank != self_.from_rank) return refuse(fmt::format("it is for rank {}", said->to_rank));
+  if (theirs->to_rank != self_.from_rank) return refuse(fmt::format("it is for rank {}", theirs->to_rank));
   const auto peer = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) {
-    return p.sockets.rank == static_cast<int>(said->from_rank) && said->from_rank > self_.from_rank;
+    return p.sockets.rank == static_cast<int>(theirs->from_rank) && theirs->from_rank > self_.from_rank;
   });
-  if (peer == peers_.end() || peer->over) return refuse(fmt::format("rank {} is not expected", said->from_rank));
+  if (peer == peers_.end() || peer->ended) return refuse(fmt::format("rank {} is not expected", theirs->from_rank));
   // The reply leaves even where the settings differ, so that both sides can report the difference.
   inbound.records = as_text(inbound.reader.bytes);
-  Hello reply = hello(HelloKind::reply, peer->sockets.rank, said->socket_index);
+  Hello reply = hello(HelloKind::reply, peer->sockets.rank, theirs->socket_index);
   reply.nonce = random_nonce();
   if (!send_next(inbound.socket.get(), reply, inbound.records)) return refuse(kUnconfirmed);
-  if (!check_settings(*said)) return false;
-  if (said->socket_index > self_.sockets) return refuse("its socket number is too high");
+  if (!check_settings(*theirs)) return false;
+  if (theirs->socket_index > self_.sockets) return refuse("its socket number is too high");
   inbound.confirming = true;
   inbound.until = Clock::now() + kConfirmTimeout;
   inbound.peer = static_cast<std::size_t>(peer - peers_.begin());
-  inbound.index = said->socket_index;
+  inbound.index = theirs->socket_index;
   return true;
 }
 
-bool RealRendezvous::confirm(Inbound& inbound, const std::optional<Hello>& said) {
+bool Rendezvous::confirm(Inbound& inbound, const std::optional<Hello>& theirs) {
   Peer& peer = peers_[inbound.peer];
   Hello expected = self_;
   expected.kind = HelloKind::confirm;
   expected.from_rank = static_cast<std::uint32_t>(peer.sockets.rank);
   expected.to_rank = self_.from_rank;
   expected.socket_index = static_cast<std::uint16_t>(inbound.index);
-  if (said) {
-    expected.received = said->received;
-    expected.encryption = said->encryption;  // checked in the greeting; processors may differ
+  if (theirs) {
+    expected.received = theirs->received;
+    expected.encryption = theirs->encryption;  // checked in the greeting; processors may differ
   }
-  if (said != expected || !is_proven(inbound.reader.bytes, key_, inbound.records)) return count_stranger(kUnconfirmed), false;
+  if (theirs != expected || !is_proven(inbound.reader.bytes, key_, inbound.records))
+    return count_unauthenticated(kUnconfirmed), false;
   inbound.records += as_text(inbound.reader.bytes);
   Hello accept = hello(HelloKind::accept, peer.sockets.rank, inbound.index);
   // Only now: a connection that confirms is the peer's and no recording, so the peer has given the old one up.
   if (!fill_in_received(accept, inbound.index)) return false;
   if (send_next(inbound.socket.get(), accept, inbound.records))
-    complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *said), said->received);
+    complete(peer, inbound.index, connection(std::move(inbound.socket), inbound.records, false, *theirs), theirs->received);
   return false;
 }
 

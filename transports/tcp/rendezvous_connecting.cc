@@ -1,4 +1,4 @@
-// RealRendezvous: making connections, at startup and again later, and knocking.
+// Rendezvous: making connections, at startup and again later, and probing.
 #include <netinet/in.h>
 #include <sys/resource.h>
 
@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "src/base/tcp_options.h"
-#include "transports/tcp/real_rendezvous.h"
+#include "transports/tcp/rendezvous.h"
 
 namespace shoal::tcp {
 namespace {
@@ -30,8 +30,8 @@ constexpr milliseconds kUnansweredTry{3000};
 constexpr milliseconds kSilentTry{1000};
 constexpr milliseconds kClosedLimit{3000};
 constexpr milliseconds kLongEnough{1000};
-// A knock that has met only silence for this long sends a byte.
-constexpr milliseconds kQuietKnock{100};
+// A probe that has met only silence for this long sends a byte.
+constexpr milliseconds kSilentProbe{100};
 
 // Whether a host has refused or closed the connection (0). Other errors do not concern the peer: there is no route to it, or
 // this host lacks a resource.
@@ -52,7 +52,7 @@ int bind_to(const Descriptor& socket, SocketAddress own) noexcept {
 
 }  // namespace
 
-Status RealRendezvous::no_descriptors(int error, const std::string& what) const {
+Status Rendezvous::no_descriptors(int error, const std::string& what) const {
   rlimit limit{};
   (void)::getrlimit(RLIMIT_NOFILE, &limit);
   std::size_t needed = 0;
@@ -60,10 +60,10 @@ Status RealRendezvous::no_descriptors(int error, const std::string& what) const 
   return {StatusCode::system_error,
           fmt::format("{}: {}; this process may have {} open files, and needs {} more for connections with {} ranks; raise the "
                       "limit (ulimit -n)",
-                      what, words(error), limit.rlim_cur, needed, peers_.size())};
+                      what, error_text(error), limit.rlim_cur, needed, peers_.size())};
 }
 
-void RealRendezvous::start_outbounds() {
+void Rendezvous::start_outbounds() {
   const auto now = Clock::now();
   for (Outbound& outbound : outbounds_) {
     if (outbound.state == Outbound::State::waiting && now >= outbound.until && may_start(outbound)) start(outbound);
@@ -71,12 +71,12 @@ void RealRendezvous::start_outbounds() {
 }
 
 // Index of the peer's address to try: each socket tries its own rail first, and then the next ones.
-std::size_t RealRendezvous::place_of(const Outbound& outbound) const noexcept {
+std::size_t Rendezvous::place_of(const Outbound& outbound) const noexcept {
   const Peer& peer = peers_[outbound.peer];
   return rails_.empty() ? peer.address : (outbound.index + outbound.hops) % peer.where.addresses.size();
 }
 
-void RealRendezvous::leave_address(Outbound& outbound) noexcept {
+void Rendezvous::leave_address(Outbound& outbound) noexcept {
   Peer& peer = peers_[outbound.peer];
   if (!rails_.empty()) {
     ++outbound.hops;
@@ -85,50 +85,50 @@ void RealRendezvous::leave_address(Outbound& outbound) noexcept {
   }
 }
 
-void RealRendezvous::start(Outbound& outbound) {
+void Rendezvous::start(Outbound& outbound) {
   const Peer& peer = peers_[outbound.peer];
   const std::size_t place = outbound.place = place_of(outbound);
   const SocketAddress& address = peer.where.addresses[place];
   outbound.since = Clock::now();
-  outbound.spoke = outbound.reached = false;
+  outbound.sent_byte = outbound.reached = false;
   outbound.socket = Descriptor(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!outbound.socket.valid()) {
-    if (rejoining() && is_shortage(errno)) return postpone(outbound, words(errno));
-    if (rejoining() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, words(errno));
+    if (reconnecting() && is_shortage(errno)) return postpone(outbound, error_text(errno));
+    if (reconnecting() || (errno != EMFILE && errno != ENFILE)) return retry(outbound, errno, error_text(errno));
     failure_ = no_descriptors(errno, fmt::format("a socket to rank {} ({})", peer.sockets.rank, address.to_string()));
     return;
   }
   // Two rails may be in one network, where a route by the target alone would send both by the same interface.
   if (!rails_.empty() && rails_[place].family() == address.family()) {
     const int error = bind_to(outbound.socket, rails_[place]);
-    if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), words(error)));
+    if (error != 0) return retry(outbound, error, fmt::format("from {}: {}", rails_[place].to_string(), error_text(error)));
   }
   // A busy rank may leave the handshake waiting for any time. If its host vanishes, the kernel has to report that.
-  if (rejoining()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
+  if (reconnecting()) tune_handshake(outbound.socket.get(), time_limit_for(peer));
   outbound.state = Outbound::State::connecting;
   outbound.until = peer.where.addresses.size() > 1 ? Clock::now() + kAddressTimeout : deadline_;
   // During startup, leaving a rail is final; later, the other rails continue while one is silent.
   const bool several_rails = rails_.size() > 1;
-  if (rejoining() != several_rails) outbound.until = Clock::now() + (rejoining() ? kSilentTry : kUnansweredTry);
+  if (reconnecting() != several_rails) outbound.until = Clock::now() + (reconnecting() ? kSilentTry : kUnansweredTry);
   // The last try ends when the host counts as lost.
   const auto lost_at = outbound.failing_since + lost_after_;
   if (outbound.failing_since != Clock::time_point{} && lost_at > Clock::now())
     outbound.until = std::min(outbound.until, lost_at);
   if (::connect(outbound.socket.get(), address.raw(), address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
-    retry(outbound, errno, words(errno));
+    retry(outbound, errno, error_text(errno));
   } else {
-    report(outbound.socket, EPOLLOUT);
+    watch(outbound.socket, EPOLLOUT);
   }
 }
 
 // `error`: an errno value, or 0 where the peer has closed.
-void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
+void Rendezvous::retry(Outbound& outbound, int error, std::string why) {
   Peer& peer = peers_[outbound.peer];
   peer.last_error = std::move(why);
   outbound.socket.reset();
   outbound.reader.got = 0;
   outbound.state = Outbound::State::waiting;
-  if (rejoining()) return retry_lost(outbound, error);
+  if (reconnecting()) return retry_lost(outbound, error);
   // A rail whose host has taken the connection is not known to be faulty.
   const bool leaves = rails_.empty() ? outbound.index == 0 : !is_answer(error) || error == ECONNREFUSED;
   if (leaves) leave_address(outbound);
@@ -140,7 +140,7 @@ void RealRendezvous::retry(Outbound& outbound, int error, std::string why) {
 }
 
 // Nothing was tried, so nothing is known about the peer.
-void RealRendezvous::postpone(Outbound& outbound, std::string why) {
+void Rendezvous::postpone(Outbound& outbound, std::string why) {
   peers_[outbound.peer].last_error = std::move(why);
   outbound.failing_since = {};
   outbound.until = Clock::now() + kLastRetry;
@@ -148,13 +148,13 @@ void RealRendezvous::postpone(Outbound& outbound, std::string why) {
 
 // How long a host that has taken a connection may be silent: where another address may answer, as short as for a host that
 // does not take it.
-milliseconds RealRendezvous::time_limit_for(const Peer& peer) const noexcept {
+milliseconds Rendezvous::time_limit_for(const Peer& peer) const noexcept {
   return peer.where.addresses.size() > 1 ? kUnansweredTry : lost_after_;
 }
 
 // An address may also belong to another host, or to this one, as those of bridges do. So a refusal at one address does not
 // prove anything about the peer while another address is silent.
-void RealRendezvous::retry_lost(Outbound& outbound, int error) {
+void Rendezvous::retry_lost(Outbound& outbound, int error) {
   Peer& peer = peers_[outbound.peer];
   const auto now = Clock::now();
   const bool refused = error == ECONNREFUSED;
@@ -182,93 +182,93 @@ void RealRendezvous::retry_lost(Outbound& outbound, int error) {
 
 // The peer's process is gone where no process listens at any of its addresses. The refusals of all sockets count together:
 // they take turns at the addresses, so that a single socket need not reach all of them.
-void RealRendezvous::deny(Peer& peer, std::size_t place) {
+void Rendezvous::deny(Peer& peer, std::size_t place) {
   peer.denied.resize(peer.where.addresses.size());
   peer.denied[place] = true;
   const bool everywhere = std::find(peer.denied.begin(), peer.denied.end(), false) == peer.denied.end();
   if (everywhere) unreachable_.emplace_back(peer.where.rank, peer.last_error);
 }
 
-void RealRendezvous::serve_outbounds() {
+void Rendezvous::serve_outbounds() {
   const auto now = Clock::now();
   for (Outbound& outbound : outbounds_) {
     if (outbound.state == Outbound::State::connecting) {
       serve_connecting(outbound, now);
-    } else if (outbound.state == Outbound::State::knocking) {
-      serve_knock(outbound, now);
+    } else if (outbound.state == Outbound::State::probing) {
+      serve_probe(outbound, now);
     } else if (outbound.state == Outbound::State::replying || outbound.state == Outbound::State::accepting) {
       serve_answering(outbound, now);
     }
   }
 }
 
-void RealRendezvous::serve_connecting(Outbound& outbound, Clock::time_point now) {
+void Rendezvous::serve_connecting(Outbound& outbound, Clock::time_point now) {
   const int socket = outbound.socket.get();
   if (outbound.poll_slot == kNotPolled || polled_[outbound.poll_slot].revents == 0) {
-    if (now >= outbound.until) retry(outbound, ETIMEDOUT, words(ETIMEDOUT));
+    if (now >= outbound.until) retry(outbound, ETIMEDOUT, error_text(ETIMEDOUT));
     return;
   }
   int error = 0;
   socklen_t bytes = sizeof error;
   if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) error = errno;
   const Peer& peer = peers_[outbound.peer];
-  report(outbound.socket, EPOLLIN);
+  watch(outbound.socket, EPOLLIN);
   outbound.reached = error == 0;
-  if (error == 0 && outbound.knock) {
-    outbound.state = Outbound::State::knocking;
+  if (error == 0 && outbound.probe) {
+    outbound.state = Outbound::State::probing;
     return;
   }
   outbound.records.clear();
   Hello greeting = hello(HelloKind::greet, peer.sockets.rank, outbound.index);
   greeting.nonce = random_nonce();
   if (error == 0 && !send_next(socket, greeting, outbound.records)) error = errno;
-  if (error != 0) return retry(outbound, error, words(error));
+  if (error != 0) return retry(outbound, error, error_text(error));
   outbound.state = Outbound::State::replying;
-  const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !rejoining();
+  const bool elsewhere = peer.where.addresses.size() > 1 && rails_.empty() && !reconnecting();
   outbound.until = elsewhere ? now + kReplyTimeout : deadline_;
 }
 
 // The peer closes a connection that does not greet after a while, which is a sign of life; the kernel closes it when the peer
-// has ended. But if a listener goes away at the moment of the knock, this end of the connection may stay open without a
+// has ended. But if a listener goes away at the moment of the probe, this end of the connection may stay open without a
 // report. A byte makes the peer's host answer that there is no such connection; a living peer takes it for a bad greeting.
-void RealRendezvous::serve_knock(Outbound& outbound, Clock::time_point now) {
+void Rendezvous::serve_probe(Outbound& outbound, Clock::time_point now) {
   std::byte byte{};
   const ssize_t got = ::recv(outbound.socket.get(), &byte, 1, MSG_DONTWAIT);
   if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) {
-    if (!outbound.spoke && now - outbound.since >= kQuietKnock)
-      outbound.spoke = ::send(outbound.socket.get(), &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+    if (!outbound.sent_byte && now - outbound.since >= kSilentProbe)
+      outbound.sent_byte = ::send(outbound.socket.get(), &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
     return;
   }
   const int error = got == 0 ? 0 : errno;
-  retry(outbound, error, error == 0 ? kClosed : words(error));
+  retry(outbound, error, error == 0 ? kClosed : error_text(error));
 }
 
-void RealRendezvous::serve_answering(Outbound& outbound, Clock::time_point now) {
+void Rendezvous::serve_answering(Outbound& outbound, Clock::time_point now) {
   int error = 0;
   switch (outbound.reader.read(outbound.socket.get(), error)) {
     case RecordReader::Outcome::more:
       if (now >= outbound.until) retry(outbound, ETIMEDOUT, kSilent);
       return;
     case RecordReader::Outcome::ended:
-      return retry(outbound, error, error != 0 ? words(error) : kClosed);
+      return retry(outbound, error, error != 0 ? error_text(error) : kClosed);
     case RecordReader::Outcome::whole:
       break;
   }
   outbound.reader.got = 0;
   Peer& peer = peers_[outbound.peer];
   const bool replying = outbound.state == Outbound::State::replying;
-  const auto said = decode_hello(outbound.reader.bytes);
-  if (!said || said->kind != (replying ? HelloKind::reply : HelloKind::accept) || said->job_id != self_.job_id ||
-      said->to_rank != self_.from_rank || said->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
-      said->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
+  const auto theirs = decode_hello(outbound.reader.bytes);
+  if (!theirs || theirs->kind != (replying ? HelloKind::reply : HelloKind::accept) || theirs->job_id != self_.job_id ||
+      theirs->to_rank != self_.from_rank || theirs->from_rank != static_cast<std::uint32_t>(peer.sockets.rank) ||
+      theirs->socket_index != outbound.index || !is_proven(outbound.reader.bytes, key_, outbound.records)) {
     return retry(outbound, 0, "the process that listens there is not this rank of this job");
   }
-  if (!check_settings(*said)) return;
+  if (!check_settings(*theirs)) return;
   if (replying) {
     outbound.records += as_text(outbound.reader.bytes);
     Hello confirm = hello(HelloKind::confirm, peer.sockets.rank, outbound.index);
     if (!fill_in_received(confirm, outbound.index)) return;
-    if (!send_next(outbound.socket.get(), confirm, outbound.records)) return retry(outbound, errno, words(errno));
+    if (!send_next(outbound.socket.get(), confirm, outbound.records)) return retry(outbound, errno, error_text(errno));
     outbound.state = Outbound::State::accepting;
     return;
   }
@@ -277,12 +277,12 @@ void RealRendezvous::serve_answering(Outbound& outbound, Clock::time_point now) 
   if (rails_.empty()) {
     peer.address = outbound.place;
   } else {
-    say_which_rail(outbound);
+    report_rail(outbound);
   }
-  complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *said), said->received);
+  complete(peer, outbound.index, connection(std::move(outbound.socket), outbound.records, true, *theirs), theirs->received);
 }
 
-void RealRendezvous::say_which_rail(const Outbound& outbound) const {
+void Rendezvous::report_rail(const Outbound& outbound) const {
   const Peer& peer = peers_[outbound.peer];
   const std::size_t own = outbound.index % peer.where.addresses.size();
   const std::size_t taken = outbound.place;

@@ -102,8 +102,8 @@ class TcpTransport final : public Transport {
     if (options_.encryption) self.encryption = kEncrypted | (has_aes() ? kHasAes : 0);
     self.tile_bytes = static_cast<std::uint32_t>(options_.tile_bytes);
     auto rails = options_.rails.empty() ? std::vector<SocketAddress>() : listeners_.advertised;
-    auto rendezvous = Rendezvous::make(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where),
-                                       std::move(rails), options_.lost_after);
+    auto rendezvous = std::make_unique<Rendezvous>(self, options_.key, std::exchange(listeners_.sockets, {}), std::move(*where),
+                                                   std::move(rails), options_.lost_after);
     auto connected = rendezvous->connect_all(std::move(time_limit));
     if (!connected.ok()) return connected.status();
     std::vector<std::unique_ptr<Link>> links;

@@ -8,10 +8,10 @@
 namespace shoal::tcp {
 namespace {
 
-constexpr std::uint32_t kHelloMagic = 0x4c4f4853;   // "SHOL" in the order of the bytes
-constexpr std::uint32_t kFrameMagic = 0x454c4954;   // "TILE"
-constexpr std::uint32_t kSummedMagic = 0x534c4954;  // "TILS": the payload has a checksum
-constexpr std::uint32_t kWordMagic = 0x44524f57;    // "WORD"
+constexpr std::uint32_t kHelloMagic = 0x4c4f4853;    // "SHOL" in the order of the bytes
+constexpr std::uint32_t kFrameMagic = 0x454c4954;    // "TILE"
+constexpr std::uint32_t kSummedMagic = 0x534c4954;   // "TILS": the payload has a checksum
+constexpr std::uint32_t kControlMagic = 0x44524f57;  // "WORD"
 
 template <typename T>
 void store(std::byte* at, T value) noexcept {
@@ -182,19 +182,19 @@ std::string describe_bad_frame(std::span<const std::byte, kFrameHeaderBytes> byt
   return fmt::format("a payload of {} bytes, packed into {}", size_bytes, load<std::uint32_t>(at + 44));
 }
 
-void encode(const ControlRecord& word, std::span<std::byte, kControlRecordBytes> bytes) noexcept {
+void encode(const ControlRecord& record, std::span<std::byte, kControlRecordBytes> bytes) noexcept {
   std::byte* at = bytes.data();
   std::memset(at, 0, kControlRecordBytes);
-  store(at + 8, static_cast<std::uint32_t>(word.kind));
-  store(at + 12, word.socket);
-  store(at + 16, word.position);
-  store(at, kWordMagic);
+  store(at + 8, static_cast<std::uint32_t>(record.kind));
+  store(at + 12, record.socket);
+  store(at + 16, record.position);
+  store(at, kControlMagic);
   store(at + 4, check_of_record(at, kControlRecordBytes));
 }
 
 std::optional<ControlRecord> decode_control_record(std::span<const std::byte, kControlRecordBytes> bytes) noexcept {
   const std::byte* at = bytes.data();
-  if (load<std::uint32_t>(at) != kWordMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kControlRecordBytes))
+  if (load<std::uint32_t>(at) != kControlMagic || load<std::uint32_t>(at + 4) != check_of_record(at, kControlRecordBytes))
     return {};
   const auto kind = load<std::uint32_t>(at + 8);
   if (kind < 1 || kind > 3) return {};

@@ -98,11 +98,11 @@ void encode(const FrameHeader& header, std::span<const std::byte> payload,
 /// tiles are in flight.
 struct ControlRecord {
   enum class Kind : std::uint32_t {
-    received = 1,  ///< acknowledges all tiles below `position` that were sent on `socket`: the sender may free them
-    goodbye = 2,   ///< close notice: the sender leaves in order, do not reconnect
-    asks = 3,      ///< the sender is about to leave: acknowledge now, and from now on each tile at once
+    acknowledge = 1,   ///< all tiles below `position` that were sent on `socket`: the sender may free them
+    close_notice = 2,  ///< the sender leaves in order, do not reconnect
+    flush = 3,         ///< the sender is about to leave: acknowledge now, and from now on each tile at once
   };
-  Kind kind = Kind::received;
+  Kind kind = Kind::acknowledge;
   std::uint32_t socket = 0;
   std::uint64_t position = 0;
 
@@ -110,7 +110,7 @@ struct ControlRecord {
 };
 inline constexpr std::size_t kControlRecordBytes = 32;
 
-void encode(const ControlRecord& word, std::span<std::byte, kControlRecordBytes> bytes) noexcept;
+void encode(const ControlRecord& record, std::span<std::byte, kControlRecordBytes> bytes) noexcept;
 /// Empty where the bytes are no control record.
 [[nodiscard]] std::optional<ControlRecord> decode_control_record(
     std::span<const std::byte, kControlRecordBytes> bytes) noexcept;
